@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh machine with Python 3.11+: `make demo` and `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help demo test test-all check bench mutants format clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch first and pinned: resolved later, another package would pull a build with gigabytes of CUDA.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## a small transformer, broken on purpose and kept on course
+	$(BIN)/steadystep demo
+
+test: $(STAMP) ## the tests CI runs
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(STAMP) ## every test, the slow ones too
+	$(BIN)/python -m pytest -n 2
+
+check: $(STAMP) ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_host_reads.py
+
+bench: $(STAMP) ## the numbers in benchmarks/
+	$(BIN)/python benchmarks/overhead.py
+
+mutants: $(STAMP) ## break the code on purpose, one line at a time, and see a test go red
+	$(BIN)/python tools/mutants.py
+
+format: $(STAMP) ## rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## forget the environment and every cache
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,74 @@
+"""steadystep keeps a PyTorch training run on course.
+
+Public names load on first use: `import steadystep` itself imports nothing heavy (torch alone costs over a second).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from steadystep.version import __version__
+
+if TYPE_CHECKING:
+    from steadystep import clip, precision
+    from steadystep.config import Config, autopilot, careful, observe
+    from steadystep.errors import (
+        ConfigError,
+        MisuseError,
+        SteadystepError,
+        TrainingHalted,
+        UnsupportedError,
+    )
+    from steadystep.guard import Guard
+    from steadystep.records import Diagnosis, Finding, Outcome, Plan, Signals
+
+_HOMES = {
+    "Guard": "guard",
+    "Config": "config",
+    "observe": "config",
+    "careful": "config",
+    "autopilot": "config",
+    "Signals": "records",
+    "Finding": "records",
+    "Diagnosis": "records",
+    "Plan": "records",
+    "Outcome": "records",
+    "SteadystepError": "errors",
+    "ConfigError": "errors",
+    "MisuseError": "errors",
+    "UnsupportedError": "errors",
+    "TrainingHalted": "errors",
+}
+_PARTS = ("clip", "precision")
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Diagnosis",
+    "Finding",
+    "Guard",
+    "MisuseError",
+    "Outcome",
+    "Plan",
+    "Signals",
+    "SteadystepError",
+    "TrainingHalted",
+    "UnsupportedError",
+    "__version__",
+    "autopilot",
+    "careful",
+    "clip",
+    "observe",
+    "precision",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _PARTS:
+        return import_module(f"steadystep.{name}")
+    if name in _HOMES:
+        return getattr(import_module(f"steadystep.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'steadystep' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

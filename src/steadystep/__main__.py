@@ -1,0 +1,5 @@
+"""`python -m steadystep`."""
+
+from steadystep.cli.app import main
+
+main()

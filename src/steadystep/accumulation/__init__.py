@@ -1,0 +1,7 @@
+"""Micro-batches that share one update: their arithmetic, and running them again when one of them was bad."""
+
+from steadystep.accumulation.group import Group, MicroBatch
+from steadystep.accumulation.passes import Passes
+from steadystep.accumulation.recipe import Closure
+
+__all__ = ["Closure", "Group", "MicroBatch", "Passes"]

@@ -1,0 +1,111 @@
+"""Taking the update, or refusing it without a trace."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import final
+
+from torch.optim import Optimizer
+
+from steadystep.accumulation import Passes
+from steadystep.buffers import Buffers
+from steadystep.clip.global_norm import EPSILON, scale_by_norm_
+from steadystep.clip.value import clamp_
+from steadystep.look import Look
+from steadystep.precision import Precision
+from steadystep.records import Diagnosis, Outcome, Plan
+
+
+@final
+class Update:
+    """Carries out a plan: clip, step, zero_grad; or put everything back."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        precision: Precision,
+        buffers: Buffers,
+        passes: Passes,
+        *,
+        clip_norm: float | None,
+        clip_value: float | None,
+    ) -> None:
+        self._optimizer = optimizer
+        self._precision = precision
+        self._buffers = buffers
+        self._passes = passes
+        self._clip_norm = clip_norm
+        self._clip_value = clip_value
+
+    def carry_out(
+        self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: Callable[[Sequence[int]], Look]
+    ) -> Outcome:
+        """Do what the plan says and report it. `look_again` measures the gradients of some of the micro-batches."""
+        if plan.proceeds:
+            return self._take(plan, look, diagnosis)
+        if "leave-out" in plan.steps:
+            kept, fresh = self._compute_again(look, look_again)
+            if kept:
+                return self._take(plan, fresh, diagnosis, kept=kept, num_members=len(look.signals.losses))
+        self._refuse(overflow="back-off-scale" in plan.steps)
+        signals = look.signals
+        return Outcome(
+            step=signals.step, reading=signals.loss, stepped=False, plan=plan, diagnosis=diagnosis, signals=signals
+        )
+
+    def drop(self, step: int, *, reason: str) -> Outcome:
+        """Give up a group whose gradients cannot be had."""
+        self._refuse(overflow=False)
+        return Outcome(step=step, reading=math.nan, stepped=False, plan=Plan(steps=("skip-step",), reason=reason))
+
+    def _refuse(self, *, overflow: bool) -> None:
+        # Gradients dropped, buffers as before the forward pass, the scaler told if it is to blame.
+        self._precision.refuse(overflow=overflow)
+        self._optimizer.zero_grad()
+        self._buffers.put_back()
+        self._passes.close()
+
+    def _take(
+        self, plan: Plan, look: Look, diagnosis: Diagnosis, *, kept: Sequence[int] = (), num_members: int = 0
+    ) -> Outcome:
+        signals = look.signals
+        self._passes.close()
+        clipped = self._clip(look)
+        if look.grads:
+            self._precision.step(self._optimizer)
+        else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
+            self._precision.refuse(overflow=False)
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return Outcome(
+            step=signals.step,
+            reading=signals.loss,
+            # In observe() an overflow is left to the scaler, which skips by itself.
+            stepped=not signals.scaled or math.isfinite(signals.grad_norm),
+            plan=plan,
+            diagnosis=diagnosis,
+            signals=signals,
+            left_out=tuple(i for i in range(num_members) if i not in kept),
+            clipped=clipped,
+        )
+
+    def _compute_again(self, look: Look, look_again: Callable[[Sequence[int]], Look]) -> tuple[tuple[int, ...], Look]:
+        looks = [look]
+
+        def finite(kept: Sequence[int]) -> bool:
+            looks.append(look_again(kept))
+            return looks[-1].signals.healthy
+
+        bad = look.signals.bad_micro_batches
+        kept = self._passes.compute_again(look.signals.losses, without=bad, finite=finite)
+        return kept, looks[-1]
+
+    def _clip(self, look: Look) -> bool:
+        clipped = False
+        if self._clip_norm is not None:
+            # why `not <=`: in observe() a NaN norm must do what torch's clipping does with it
+            clipped = not look.signals.grad_norm + EPSILON <= self._clip_norm
+            if clipped or look.layout.half:  # a factor of exactly 1 changes nothing and is not applied
+                scale_by_norm_(look.grads, look.layout, look.norms, max_norm=self._clip_norm)
+        if self._clip_value is not None:
+            clamp_(look.grads, look.layout, max_value=self._clip_value)
+        return clipped

@@ -1,0 +1,59 @@
+"""Clipping by value: every gradient element into [-limit, limit], as torch.nn.utils.clip_grad_value_."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from steadystep.clip.report import ClipReport
+from steadystep.errors import ConfigError, UnsupportedError
+from steadystep.norms import Layout, dense_values, layout_of, measure
+
+
+def clip_value_(params: Iterable[Parameter], *, max_value: float) -> ClipReport:
+    """Clamp gradient elements in place.
+
+    A non-finite gradient is left as it is (`report.scale == 0.0`: do not step); clamping would turn an infinity into a
+    number that looks healthy. `clipped` says whether any element was beyond the limit.
+
+    >>> weight = Parameter(torch.zeros(2))
+    >>> weight.grad = torch.tensor([3.0, -0.5])
+    >>> clip_value_([weight], max_value=1.0).clipped
+    True
+    >>> weight.grad
+    tensor([ 1.0000, -0.5000])
+    """
+    if not max_value > 0:
+        raise ConfigError(f"max_value = {max_value!r}: must be greater than 0")
+    grads = [p.grad for p in params if p.grad is not None]
+    layout = layout_of(grads)
+    norms = measure(grads, layout, for_clipping=False)
+    largest = _largest(grads, layout)
+    norm, peak = torch.stack([norms.total, largest.to(norms.total)]).tolist()  # sync: the report
+    if not math.isfinite(norm):
+        return ClipReport(norm_before=norm, scale=0.0, clipped=False, finite=False)
+    clamp_(grads, layout, max_value=max_value)
+    return ClipReport(norm_before=norm, scale=1.0, clipped=peak > max_value, finite=True)
+
+
+@torch.no_grad()
+def clamp_(grads: list[Tensor], layout: Layout, *, max_value: float) -> None:
+    """Clamp every element; complex gradients have no order to clamp by."""
+    if any(g.is_complex() for g in grads):
+        raise UnsupportedError("clipping by value is not defined for complex gradients: clip by norm instead")
+    values = dense_values(grads, layout)
+    for positions in layout.groups:
+        group = [values[i] for i in positions]
+        torch._foreach_clamp_min_(group, -max_value)
+        torch._foreach_clamp_max_(group, max_value)
+
+
+@torch.no_grad()
+def _largest(grads: list[Tensor], layout: Layout) -> Tensor:
+    filled = [v for v in dense_values(grads, layout) if v.numel()]
+    if not filled:
+        return torch.zeros(())
+    peaks = [torch.linalg.vector_norm(v, torch.inf) for v in filled]
+    return torch.stack([p.to(peaks[0].device) for p in peaks]).max()

@@ -1,0 +1,242 @@
+"""The settings: one schema for a YAML file, a mapping and keyword arguments, with messages a person can act on.
+
+No key is parsed and then ignored. A key that belongs to a feature which is not built yet is an error that says so.
+"""
+
+import difflib
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from steadystep.errors import ConfigError
+
+DEFAULT_MAX_NORM = 1.0  # what `gradient_clipping: true` means without a number
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("expected a number, got true/false")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
+Count = Annotated[int, BeforeValidator(_no_bool)]
+
+
+class Settings(BaseModel):
+    """Base of every section: frozen, and unknown keys are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrainingSettings(Settings):
+    """How the update is made."""
+
+    learning_rate: Number | None = Field(
+        None,
+        gt=0,
+        description="a learning rate of zero or less would not train; leave it out to keep the optimizer's",
+    )
+    max_grad_norm: Number | None = Field(
+        None, gt=0, description="gradients are scaled down to this global L2 norm; 0.5 to 5 is usual"
+    )
+    max_grad_value: Number | None = Field(None, gt=0, description="each gradient element is clamped to [-value, value]")
+    gradient_clipping: bool | None = Field(
+        None, description="false switches clipping off; true without a number means max_grad_norm 1.0"
+    )
+    gradient_accumulation_steps: Count = Field(
+        1, ge=1, description="calls of step() that share one update; 1 is no accumulation"
+    )
+    mixed_precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="fp16 brings a loss scaler with it; bf16 needs none"
+    )
+    autocast: bool = Field(True, description="false: your own code does the autocasting")
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The global norm to clip to, or None."""
+        if self.gradient_clipping is False:
+            return None
+        if self.gradient_clipping and self.max_grad_norm is None and self.max_grad_value is None:
+            return DEFAULT_MAX_NORM
+        return self.max_grad_norm
+
+    @property
+    def clip_value(self) -> float | None:
+        """The value to clamp gradient elements to, or None."""
+        return None if self.gradient_clipping is False else self.max_grad_value
+
+
+class MonitoringSettings(Settings):
+    """What is written down."""
+
+    log_frequency: Count = Field(
+        100,
+        ge=1,
+        description="per-layer gradient norms are logged every so many steps (and at every incident)",
+    )
+
+
+class RecoverySettings(Settings):
+    """How much trouble is too much."""
+
+    max_skips_in_a_row: Count = Field(
+        20, ge=1, description="so many refused updates one after another mean that skipping does not help"
+    )
+
+
+class Config(Settings):
+    """All settings. `Config.load` also takes a mapping or a YAML file."""
+
+    mode: Literal["observe", "careful", "autopilot"] = Field(
+        "autopilot",
+        description="observe looks and never touches; careful skips and clips; autopilot does all it can",
+    )
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+    monitoring: MonitoringSettings = Field(default_factory=MonitoringSettings)
+    recovery: RecoverySettings = Field(default_factory=RecoverySettings)
+
+    @classmethod
+    def load(cls, source: "Config | Mapping[str, Any] | str | Path | None") -> Self:
+        """Settings from whatever the user has: a Config, a mapping shaped like the YAML, a YAML file, or nothing."""
+        if source is None:
+            return cls()
+        if isinstance(source, cls):
+            return source
+        if isinstance(source, Mapping):
+            return cls._checked(source, where="config")
+        if isinstance(source, str | Path):
+            return cls._checked(_read_yaml(Path(source)), where=str(source))
+        raise ConfigError(f"config: expected a Config, a mapping or a path to a YAML file, got {type(source).__name__}")
+
+    @classmethod
+    def _checked(cls, raw: Mapping[Any, Any], *, where: str) -> Self:
+        # why: an empty section ("training:" and nothing under it) is what is left after commenting keys out
+        filled = {key: {} if value is None and key in _SECTIONS else value for key, value in raw.items()}
+        problems = [*_unknown_keys(filled)]
+        if not problems:
+            try:
+                return cls.model_validate(filled)
+            except ValidationError as error:
+                problems = [_say(issue) for issue in error.errors()]
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems)) from None
+
+
+def observe() -> Config:
+    """Looks and records; never touches the run."""
+    return Config(mode="observe")
+
+
+def careful() -> Config:
+    """Refuses bad updates; changes nothing else."""
+    return Config(mode="careful")
+
+
+def autopilot() -> Config:
+    """Everything that keeps the run on course. The default."""
+    return Config(mode="autopilot")
+
+
+_SECTIONS: dict[str, type[Settings]] = {
+    "training": TrainingSettings,
+    "monitoring": MonitoringSettings,
+    "recovery": RecoverySettings,
+}
+
+# Keys that are part of the file format and whose feature this version does not have.
+NOT_BUILT = {
+    "training.warmup_steps": "learning-rate schedules from YAML (pass `schedule=` to Guard instead)",
+    "training.lr_scheduler": "learning-rate schedules from YAML (pass `schedule=` to Guard instead)",
+    "training.stability_monitoring": "detectors beyond the non-finite gate",
+    "training.early_stopping": "early stopping",
+    "training.patience": "early stopping",
+    "training.auto_recovery": "rollback",
+    "training.max_recovery_attempts": "rollback",
+    "monitoring.loss_window_size": "loss detectors",
+    "monitoring.divergence_threshold": "loss detectors",
+    "monitoring.gradient_history_size": "gradient detectors",
+    "monitoring.explosion_threshold": "gradient detectors",
+    "monitoring.lr_min": "learning-rate bounds",
+    "monitoring.lr_max": "learning-rate bounds",
+    "monitoring.save_checkpoints": "checkpoints on disk",
+    "monitoring.checkpoint_frequency": "checkpoints on disk",
+}
+
+
+def _known_keys() -> list[str]:
+    nested = [f"{name}.{key}" for name, section in _SECTIONS.items() for key in section.model_fields]
+    return [*Config.model_fields, *nested, *NOT_BUILT]
+
+
+def _unknown_keys(raw: Mapping[Any, Any]) -> Iterator[str]:
+    for key, value in raw.items():
+        if key not in Config.model_fields:
+            yield f"unknown key {key!r}{_nearest(str(key))}"
+        elif key in _SECTIONS and isinstance(value, Mapping):
+            for inner in value:
+                full = f"{key}.{inner}"
+                if full in NOT_BUILT:
+                    yield f"{full} needs {NOT_BUILT[full]}: not in this version, remove the key"
+                elif inner not in _SECTIONS[key].model_fields:
+                    yield f"unknown key '{full}'{_nearest(full)}"
+
+
+def _nearest(key: str) -> str:
+    known = _known_keys()
+    leaf = key.rpartition(".")[2]
+    # A right key in the wrong section is the likeliest slip, then a misspelling.
+    elsewhere = [k for k in known if k.rpartition(".")[2] == leaf]
+    close = elsewhere or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not close:
+        by_leaf = {k.rpartition(".")[2]: k for k in known}
+        close = [by_leaf[m] for m in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)]
+    return f": did you mean '{close[0]}'?" if close else f"; known keys: {', '.join(sorted(Config.model_fields))}"
+
+
+def _say(issue: Any) -> str:
+    path = [str(part) for part in issue["loc"]]
+    key = ".".join(path)
+    owner = _SECTIONS[path[0]].model_fields if len(path) > 1 else Config.model_fields
+    why = owner[path[-1]].description if path[-1] in owner else None
+    message = issue["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return f"{key} = {issue['input']!r}: {message}" + (f" ({why})" if why else "")
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A safe loader that refuses a key written twice: YAML would keep the last and lose the first in silence."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is written twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> Mapping[Any, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        raw = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line}: not valid YAML ({error.problem})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML ({error})") from None
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{path}: expected keys such as 'training:', got a {type(raw).__name__}")
+    return raw

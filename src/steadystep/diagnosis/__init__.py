@@ -1,0 +1,6 @@
+"""EXPLAIN: from findings to a cause, the reach of the damage, and advice."""
+
+from steadystep.diagnosis.causes import ADVICE, Cause
+from steadystep.diagnosis.explain import explain
+
+__all__ = ["ADVICE", "Cause", "explain"]

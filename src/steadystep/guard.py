@@ -1,0 +1,194 @@
+"""The guard: one optimizer step, kept honest.
+
+    closure/loss ─► precision ─► backward ─► MEASURE ─► NOTICE ─► EXPLAIN ─► DECIDE ─► ACT ─► RECORD
+
+`Guard._update` reads like that line. Nothing is changed before DECIDE except gradients and the buffers that the forward
+pass writes by itself, and those are put back when the step is refused. Why in this order: docs/adr/0001.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadystep.accumulation import Closure, Passes
+from steadystep.actions import LearningRate, Schedule, Update
+from steadystep.buffers import Buffers
+from steadystep.claims import claim, release
+from steadystep.config import Config
+from steadystep.detectors import Detector, NonFinite
+from steadystep.diagnosis import explain
+from steadystep.errors import ConfigError
+from steadystep.look import Look
+from steadystep.policy import Budget, decide
+from steadystep.precision import Precision
+from steadystep.records import Outcome
+from steadystep.signals import Gradients, Looker, Metrics
+from steadystep.track import NoLog, RunLog, Tracker
+
+Batch = TypeVar("Batch")
+
+
+@final
+class Guard:
+    """Replaces backward, clip, step, schedule and zero_grad in a loop of yours.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 1)
+    >>> guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> for value in (1.0, float("nan"), 1.0):
+    ...     x = torch.full((4, 2), value)
+    ...     print(guard.step(lambda: model(x).square().mean()).stepped)
+    True
+    False
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        config: Config | Mapping[str, Any] | str | Path | None = None,
+        schedule: Schedule | None = None,
+        run_dir: str | Path | None = None,
+    ) -> None:
+        self.config = Config.load(config)
+        self.updates = 0
+        """Updates contained in the weights: the position of the schedule."""
+        self.attempts = 0
+        """Optimizer steps tried, refused ones included."""
+        self._optimizer = optimizer
+        self._metrics: dict[str, float | Tensor] = {}
+        claim(self, model, optimizer)
+        try:
+            self._build(model, schedule, run_dir)
+        except BaseException:
+            release(optimizer)
+            raise
+
+    def _build(self, model: nn.Module, schedule: Schedule | None, run_dir: str | Path | None) -> None:
+        training, optimizer = self.config.training, self._optimizer
+        self._observing = self.config.mode == "observe"
+        gradients = Gradients(model, optimizer)
+        device = gradients.first.device
+        precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
+        buffers = Buffers(model, enabled=not self._observing)
+        norm, value = training.clip_norm, training.clip_value
+        size = training.gradient_accumulation_steps
+        self.precision = precision
+        self._passes = Passes(optimizer, precision, buffers, size=size, device=device, retry=not self._observing)
+        self._looker = Looker(gradients, optimizer, buffers, for_clipping=norm is not None)
+        self._detectors: tuple[Detector, ...] = (NonFinite(),)
+        self._budget = Budget(self.config.recovery.max_skips_in_a_row)
+        self._lr = LearningRate(optimizer, start=training.learning_rate, schedule=schedule)
+        self._action = Update(optimizer, precision, buffers, self._passes, clip_norm=norm, clip_value=value)
+        every = self.config.monitoring.log_frequency
+        self._log: Tracker = NoLog() if run_dir is None else RunLog(Path(run_dir), layers_every=every)
+
+    def step(
+        self,
+        closure_or_loss: Closure | Tensor,
+        *,
+        batch: Any = None,
+        weight: float | None = None,
+        metrics: Metrics | None = None,
+    ) -> Outcome:
+        """One micro-batch, and with the last of its group one update, taken or refused.
+
+        Args:
+            closure_or_loss: a function that computes the loss (preferred: it can be run again), or the loss itself.
+            batch: given to the closure as its argument, and looked at when something goes wrong.
+            weight: what this micro-batch counts in its group, such as its number of tokens.
+            metrics: scalars to log with this step; in a group the last value of each name counts.
+        """
+        with self._passes.entered():
+            if metrics:
+                self._metrics.update(metrics)
+            member = self._passes.add(closure_or_loss, batch=batch, weight=weight)
+            if not self._passes.group.full:
+                return Outcome(step=self.attempts, reading=member.loss, stepped=False, pending=True)
+            return self._update()
+
+    def flush(self) -> Outcome | None:
+        """Update with a group that is not full, as at the end of an epoch; None when none is open."""
+        with self._passes.entered():
+            return self._update() if self._passes.group.members else None
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The loader's batches; a short last group is flushed when they end."""
+        yield from loader
+        self.flush()
+
+    def _update(self) -> Outcome:
+        self._lr.place(self.updates)
+        if not self._passes.refresh():
+            return self._settled(self._action.drop(self.attempts, reason="closure-not-repeatable"))
+        look = self._look(range(len(self._passes.group.members)))
+        found = tuple(finding for detector in self._detectors for finding in detector.update(look.signals))
+        diagnosis = explain(look.signals, found)
+        plan = decide(look.signals, diagnosis, budget=self._budget, observing=self._observing)
+        return self._settled(self._action.carry_out(plan, look, diagnosis, look_again=self._look))
+
+    def _look(self, kept: Sequence[int]) -> Look:
+        self._passes.finish(kept)
+        group = self._passes.group
+        members = [group.members[i] for i in kept]
+        return self._looker.look(
+            step=self.attempts,
+            losses=[member.loss for member in members],
+            weights=[member.weight for member in members],
+            scale=self.precision.scale(members[0].loss.device),
+            metrics=self._metrics,
+            batches=[member.batch for member in members if member.batch is not None],
+            repeatable=group.repeatable,
+        )
+
+    def _settled(self, outcome: Outcome) -> Outcome:
+        self.attempts += 1
+        self.updates += outcome.stepped
+        self._budget.count(stepped=outcome.stepped)
+        self._metrics = {}
+        self._log.record(outcome)
+        if "stop" in outcome.plan.steps and not outcome.stepped:
+            raise self._budget.halt(outcome)
+        return outcome
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the guard remembers, ready for JSON. Micro-batches of an open group count as not seen."""
+        return {
+            "format": 1,
+            "attempts": self.attempts,
+            "updates": self.updates,
+            "precision": self.precision.state_dict(),
+            "learning_rate": self._lr.state_dict(),
+            "budget": self._budget.state_dict(),
+            "detectors": {detector.name: detector.state_dict() for detector in self._detectors},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue as if never interrupted."""
+        if state.get("format") != 1:
+            raise ConfigError(
+                f"this state has format {state.get('format')!r}; this version of steadystep reads format 1"
+            )
+        self.attempts = int(state["attempts"])
+        self.updates = int(state["updates"])
+        self.precision.load_state_dict(state["precision"])
+        self._lr.load_state_dict(state["learning_rate"])
+        self._budget.load_state_dict(state["budget"])
+        for detector in self._detectors:
+            detector.load_state_dict(state["detectors"][detector.name])
+
+    def close(self) -> None:
+        """Write the log's last lines and let go of the optimizer."""
+        self._log.close()
+        release(self._optimizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

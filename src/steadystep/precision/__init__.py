@@ -1,0 +1,5 @@
+"""Mixed precision as one setting: fp32, bf16 or fp16, on any device torch.amp supports, CPU included."""
+
+from steadystep.precision.precision import Precision
+
+__all__ = ["Precision"]

@@ -1,0 +1,183 @@
+"""The five records that cross the five stages, one way: Signals, Finding, Diagnosis, Plan, Outcome.
+
+They hold plain numbers and names, never tensors: what is decided from them can be decided again on another rank,
+from yesterday's log, or without torch. Each goes to JSON and back unchanged (NaN and infinity as strings, because
+JSON has no word for them).
+"""
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, Literal, Self, SupportsFloat, cast, final
+
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter
+
+Severity = Literal["info", "warn", "act", "critical"]
+
+
+class Damage(StrEnum):
+    """What the trouble has reached; the response is chosen by this, not by how loud the alarm is."""
+
+    NONE = "none"
+    MOMENTS = "moments"
+    WEIGHTS = "weights"
+
+
+class Record:
+    """JSON in both directions, for every record."""
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        """This record as one line of JSON."""
+        return _adapter(cast(Hashable, type(self))).dump_json(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The record that `to_json` wrote."""
+        record: Self = _adapter(cast(Hashable, cls)).validate_json(text)
+        return record
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+# pydantic reads this attribute of a dataclass; it costs the records nothing.
+_JSON = ConfigDict(ser_json_inf_nan="strings", extra="forbid")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals(Record):
+    """MEASURE: what one optimizer step looks like before it is taken."""
+
+    __pydantic_config__ = _JSON
+
+    step: int
+    """Attempts so far, from 0. A refused step counts: the data was consumed."""
+    loss: float
+    """Weighted mean over the micro-batches."""
+    losses: tuple[float, ...] = ()
+    """Each micro-batch's own loss, in the order they came."""
+    grad_norm: float
+    """Global L2 norm, after unscaling, before clipping."""
+    norms: tuple[float, ...] = ()
+    """L2 norm per gradient tensor, aligned with `names`."""
+    names: tuple[str, ...] = ()
+    bad_buffers: tuple[str, ...] = ()
+    """Buffers that the forward pass made non-finite."""
+    lr: float = 0.0
+    """The largest learning rate of all parameter groups."""
+    scale: float = 1.0
+    """The loss scale the gradients were computed with (1.0 without a scaler)."""
+    scaled: bool = False
+    """True when a loss scaler is at work: then a gradient overflow is its routine."""
+    input_finite: bool | None = None
+    """Whether the batch was finite; looked at only after trouble and only when `batch=` was given."""
+    repeatable: bool = False
+    """True when every micro-batch can be run again."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing in this look is NaN or infinite (metrics are the user's and do not count)."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm) and not self.bad_buffers
+
+    @property
+    def bad_tensors(self) -> tuple[str, ...]:
+        """Names of the parameters whose gradient is not finite."""
+        return tuple(n for n, v in zip(self.names, self.norms, strict=True) if not math.isfinite(v))
+
+    @property
+    def bad_micro_batches(self) -> tuple[int, ...]:
+        """Positions in the group of the micro-batches whose loss is not finite."""
+        return tuple(i for i, v in enumerate(self.losses) if not math.isfinite(v))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding(Record):
+    """NOTICE: one detector's claim about one step."""
+
+    __pydantic_config__ = _JSON
+
+    detector: str
+    step: int
+    severity: Severity
+    value: float
+    limit: float
+    what: str = ""
+    """One plain clause: "the loss is NaN"."""
+    where: tuple[str, ...] = ()
+    """Tensors, buffers or micro-batches concerned."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis(Record):
+    """EXPLAIN: what probably caused the findings, and how far the damage reached."""
+
+    __pydantic_config__ = _JSON
+
+    cause: str = "healthy"
+    damage: Damage = Damage.NONE
+    findings: tuple[Finding, ...] = ()
+    evidence: str = ""
+    advice: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Record):
+    """DECIDE: what to do, as data. No steps means: go ahead."""
+
+    __pydantic_config__ = _JSON
+
+    steps: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def proceeds(self) -> bool:
+        """True when the update is taken as it stands."""
+        return not self.steps
+
+
+# A micro-batch's loss may still be on its device; reading it is left to whoever asks.
+_Reading = Annotated[SupportsFloat, PlainSerializer(float, return_type=float), PlainValidator(float)]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Record):
+    """ACT: what was done."""
+
+    __pydantic_config__ = _JSON
+
+    step: int
+    reading: _Reading
+    """The loss, perhaps still on its device: use `.loss`."""
+    stepped: bool
+    """The weights were updated."""
+    pending: bool = False
+    """A micro-batch inside an open accumulation group: nothing was decided yet."""
+    plan: Plan = field(default_factory=Plan)
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    signals: Signals | None = None
+    """What the update was judged by; None while pending."""
+    left_out: tuple[int, ...] = ()
+    """Micro-batches the update was computed without."""
+    clipped: bool = False
+
+    @property
+    def loss(self) -> float:
+        """The loss as seen, NaN included: of this micro-batch while pending, else the mean of those that counted."""
+        return float(self.reading)  # sync: only inside an open group, and only when asked
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the detectors claimed about this step."""
+        return self.diagnosis.findings

@@ -1,0 +1,83 @@
+"""The gradients an optimizer is about to use, with names, in the order `model.parameters()` gives them."""
+
+from collections.abc import Iterator
+from typing import final
+
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.norms import Layout, layout_of
+
+
+@final
+class Gradients:
+    """Collects `.grad` of every parameter the optimizer holds; tied weights once, missing gradients not at all."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._layout = layout_of([])
+        self._name_all()
+        if not any(p.requires_grad for p in self._params):
+            raise MisuseError("nothing to train: no parameter in the optimizer requires a gradient")
+        ours = {id(p) for p in model.parameters()}
+        if not any(id(p) in ours for p in self._params):
+            raise MisuseError(
+                "the optimizer holds none of this model's parameters: build it from model.parameters() after the model"
+            )
+
+    @property
+    def first(self) -> Parameter:
+        """A parameter to take the device from."""
+        return self._params[0]
+
+    def collect(self) -> tuple[tuple[str, ...], list[Tensor], Layout]:
+        """Names, gradients and their grouping for this step."""
+        if self._count() != self._counted:  # the user added a parameter group
+            self._name_all()
+        grads = [p.grad for p in self._params if p.grad is not None]
+        names = self._names
+        if len(grads) < len(self._params):
+            names = tuple(n for n, p in zip(names, self._params, strict=True) if p.grad is not None)
+        # why: asking each gradient whether it is sparse costs more than the norm of a small one; a parameter that
+        # once had a sparse gradient is the only kind that has to be asked again.
+        if not self._layout.fits(grads) or self._layout.sparse:
+            self._layout = layout_of(grads)
+        return names, grads, self._layout
+
+    def regroup(self, grads: list[Tensor]) -> Layout:
+        """Group anew: a gradient turned sparse."""
+        self._layout = layout_of(grads)
+        return self._layout
+
+    def _count(self) -> int:
+        groups = self._optimizer.param_groups
+        return len(groups[0]["params"]) if len(groups) == 1 else sum(len(g["params"]) for g in groups)
+
+    def _name_all(self) -> None:
+        self._counted = self._count()
+        held = {id(p): p for group in self._optimizer.param_groups for p in group["params"]}
+        named = dict(_named(self._model, held))
+        extra = (p for p in held.values() if p not in set(named.values()))
+        named |= {f"optimizer parameter {i}": p for i, p in enumerate(extra)}
+        self._names = tuple(named)
+        self._params = tuple(named.values())
+        if not self._params:
+            raise MisuseError("the optimizer holds no parameters")
+        for name, parameter in named.items():
+            _check_supported(name, parameter)
+
+
+def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, Parameter]]:
+    for name, parameter in model.named_parameters():  # tied weights come once
+        if id(parameter) in held:
+            yield name.replace("_orig_mod.", ""), parameter
+
+
+def _check_supported(name: str, parameter: Parameter) -> None:
+    if nn.parameter.is_lazy(parameter):
+        raise UnsupportedError(f"{name} is not initialised yet: run one batch through the model before guarding it")
+    if type(parameter.data).__name__ == "DTensor":
+        raise UnsupportedError(f"{name} is sharded (DTensor): sharded training is not supported in this version")

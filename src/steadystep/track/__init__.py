@@ -1,0 +1,6 @@
+"""RECORD: the run log, and the messages a person sees. A failing disk is reported once and training goes on."""
+
+from steadystep.track.messages import describe
+from steadystep.track.run_log import NoLog, RunLog, Tracker
+
+__all__ = ["NoLog", "RunLog", "Tracker", "describe"]
