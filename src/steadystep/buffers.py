@@ -67,9 +67,13 @@ class Buffers:
     def _live_slots(self) -> Iterator[_Slot]:
         return (slot for module in self._modules if module.awake() for slot in module.slots)
 
-    @torch.no_grad()
     def remember(self) -> None:
         """Copy what may be written next: one fused copy for all live buffers."""
+        if self._modules:
+            self._copy()
+
+    @torch.no_grad()
+    def _copy(self) -> None:
         targets, sources = [], []
         for slot in self._live_slots():
             tensor = slot.tensor
@@ -88,7 +92,10 @@ class Buffers:
 
     def suspects(self) -> tuple[list[str], list[Tensor]]:
         """Live floating-point buffers, to be looked at for NaN and infinity."""
-        names, tensors = [], []
+        names: list[str] = []
+        tensors: list[Tensor] = []
+        if not self._modules:
+            return names, tensors
         for slot in self._live_slots():
             tensor = slot.tensor
             if not slot.exempt and tensor is not None and slot.comparable():
@@ -96,10 +103,9 @@ class Buffers:
                 tensors.append(tensor.detach())
         return names, tensors
 
-    @torch.no_grad()
     def probe(self, step: int) -> list[Tensor]:
         """At probe steps: for each module a flag on the device, whether any buffer differs from its copy."""
-        if step & (step - 1) and step % _PROBE_EVERY:
+        if not self._modules or (step & (step - 1) and step % _PROBE_EVERY):
             return []
         return [torch.stack([_differs(slot) for slot in m.slots]).any() for m in self._modules]
 

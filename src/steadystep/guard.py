@@ -80,7 +80,7 @@ class Guard:
         size = training.gradient_accumulation_steps
         self.precision = precision
         self._passes = Passes(optimizer, precision, buffers, size=size, device=device, retry=not self._observing)
-        self._looker = Looker(gradients, optimizer, buffers, for_clipping=norm is not None)
+        self._looker = Looker(gradients, optimizer, buffers)
         self._detectors: tuple[Detector, ...] = (NonFinite(),)
         self._budget = Budget(self.config.recovery.max_skips_in_a_row)
         self._lr = LearningRate(optimizer, start=training.learning_rate, schedule=schedule)
@@ -104,7 +104,7 @@ class Guard:
             weight: what this micro-batch counts in its group, such as its number of tokens.
             metrics: scalars to log with this step; in a group the last value of each name counts.
         """
-        with self._passes.entered():
+        with self._passes:
             if metrics:
                 self._metrics.update(metrics)
             member = self._passes.add(closure_or_loss, batch=batch, weight=weight)
@@ -114,7 +114,7 @@ class Guard:
 
     def flush(self) -> Outcome | None:
         """Update with a group that is not full, as at the end of an epoch; None when none is open."""
-        with self._passes.entered():
+        with self._passes:
             return self._update() if self._passes.group.members else None
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:

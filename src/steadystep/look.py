@@ -5,16 +5,17 @@ from typing import final
 
 from torch import Tensor
 
-from steadystep.norms import Layout, Norms
+from steadystep.norms import Layout
 from steadystep.records import Signals
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Look:
     """One look at the gradients of one update."""
 
     signals: Signals
     grads: list[Tensor]
     layout: Layout
-    norms: Norms
+    norms: list[Tensor]
+    """Of each gradient, still on the device."""

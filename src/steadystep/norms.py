@@ -1,4 +1,7 @@
-"""Gradient norms in one pass: per tensor and global, bit-equal to what `torch.nn.utils.clip_grad_norm_` computes."""
+"""Gradient norms in one pass: per tensor and global, bit-equal to what `torch.nn.utils.clip_grad_norm_` computes.
+
+Nothing here asks for `no_grad`: gradients do not require gradients, and entering the context costs as much as a norm.
+"""
 
 from dataclasses import dataclass
 from typing import final
@@ -27,19 +30,6 @@ class Layout:
         return len(grads) == self.num_tensors and (not grads or (grads[0].device, grads[0].dtype) == self.first)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Norms:
-    """Still on the device: reading them is up to the caller."""
-
-    each: Tensor
-    """One norm per gradient, in their order."""
-    total: Tensor
-    """The global norm, exact."""
-    clip_total: Tensor
-    """The same as torch's clipping holds it: `total` itself, or rounded for half-precision gradients."""
-
-
 def layout_of(grads: list[Tensor]) -> Layout:
     """Group `grads` by device and dtype."""
     grouped = _group_tensors_by_device_and_dtype([[*grads]], with_indices=True) if grads else {}
@@ -59,48 +49,39 @@ def dense_values(grads: list[Tensor], layout: Layout, *, coalesce: bool = False)
     return [(g.coalesce() if coalesce else g)._values() if g.is_sparse else g for g in grads]
 
 
-@torch.no_grad()
-def measure(grads: list[Tensor], layout: Layout, *, for_clipping: bool) -> Norms:
-    """Per-tensor norms and the global one, without a host read.
+def measure(grads: list[Tensor], layout: Layout) -> list[Tensor]:
+    """The L2 norm of each gradient, in their order, on the first one's device, without a host read.
 
-    Half-precision gradients are measured in fp32: a norm held in fp16 overflows at 65504. Torch's clipping does hold
-    it in half, so `clip_total` then costs a second pass, and only `for_clipping`.
+    Half-precision gradients are measured in fp32: a norm held in fp16 overflows at 65504.
     """
     if not grads:
-        zero = torch.zeros(())
-        return Norms(zero.reshape(1)[:0], zero, zero)
+        return []
     values = dense_values(grads, layout, coalesce=True)
     if len(layout.groups) == 1:
-        each = torch.stack(torch._foreach_norm(values, 2.0, torch.float32 if layout.half else None))
-        total = torch.linalg.vector_norm(each, 2.0)
-        if not (layout.half and for_clipping):
-            return Norms(each, total, total)
-        rounded = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values, 2.0)), 2.0)
-        return Norms(each, total, rounded)
-    exact = _in_order(_by_group(values, layout, wide=True), layout)
-    total = torch.linalg.vector_norm(torch.stack([exact[i] for group in layout.groups for i in group]), 2.0)
-    each = torch.stack(exact)
-    if not (layout.half and for_clipping):
-        return Norms(each, total, total)
-    flat = [norm for group in _by_group(values, layout, wide=False) for norm in group]
-    rounded = torch.linalg.vector_norm(torch.stack([n.to(total.device) for n in flat]), 2.0)
-    return Norms(each, total, rounded)
-
-
-def _by_group(values: list[Tensor], layout: Layout, *, wide: bool) -> list[list[Tensor]]:
-    result = []
+        return list(
+            torch._foreach_norm(values, 2.0, torch.float32) if layout.half else torch._foreach_norm(values, 2.0)
+        )
+    norms: list[Tensor | None] = [None] * len(grads)
     for positions in layout.groups:
-        tensors = [values[i] for i in positions]
-        widen = wide and tensors[0].dtype in _HALVES
-        result.append(list(torch._foreach_norm(tensors, 2.0, torch.float32 if widen else None)))
-    return result
+        group = [values[i] for i in positions]
+        dtype = torch.float32 if group[0].dtype in _HALVES else None
+        for position, norm in zip(positions, torch._foreach_norm(group, 2.0, dtype), strict=True):
+            norms[position] = norm.to(grads[0].device)
+    return [norm for norm in norms if norm is not None]
 
 
-def _in_order(by_group: list[list[Tensor]], layout: Layout) -> list[Tensor]:
-    assert layout.first is not None
-    placed = {
-        position: norm.to(layout.first[0])
-        for positions, norms in zip(layout.groups, by_group, strict=True)
-        for position, norm in zip(positions, norms, strict=True)
-    }
-    return [placed[i] for i in range(layout.num_tensors)]
+def total_norm(norms: list[Tensor], layout: Layout) -> Tensor:
+    """The global norm from the norms of the parts, added up in the order torch's clipping uses."""
+    if not norms:
+        return torch.zeros(())
+    ordered = norms if len(layout.groups) == 1 else [norms[i] for positions in layout.groups for i in positions]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(ordered), 2.0)
+    return total
+
+
+def total_norm_in_half(grads: list[Tensor], layout: Layout) -> Tensor:
+    """The global norm as torch's clipping has it for half-precision gradients: rounded. Costs a second pass."""
+    values = dense_values(grads, layout, coalesce=True)
+    norms = [norm for positions in layout.groups for norm in torch._foreach_norm([values[i] for i in positions], 2.0)]
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(grads[0].device) for norm in norms]), 2.0)
+    return total

@@ -7,7 +7,7 @@ division by N: the arithmetic of the loop everybody writes, bit for bit.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -36,6 +36,8 @@ class Group:
     def __init__(self, size: int) -> None:
         self.size = size
         self.members: list[MicroBatch] = []
+        self.repeatable = False
+        """Every member can be run again."""
         self.stale = False
         """An interrupted pass left the gradients unusable: they must be computed again."""
         self._first_weight: float | None = None
@@ -46,15 +48,15 @@ class Group:
         """Time for the update."""
         return len(self.members) >= self.size
 
-    @property
-    def repeatable(self) -> bool:
-        """Every member can be run again."""
-        return bool(self.members) and all(m.recipe is not None for m in self.members)
+    def add(self, member: MicroBatch) -> None:
+        """One more."""
+        self.repeatable = member.recipe is not None and (self.repeatable or not self.members)
+        self.members.append(member)
 
     def clear(self) -> None:
         """Start the next update."""
         self.members = []
-        self.stale = False
+        self.repeatable = self.stale = False
         self._first_weight = self._weighted = None
 
     def check_weight(self, weight: float | None) -> float:
@@ -77,7 +79,9 @@ class Group:
         assert self._first_weight is not None
         return loss * (weight / self._first_weight / self.size)
 
-    def correction(self, kept: Iterable[int]) -> float:
+    def correction(self, kept: Sequence[int]) -> float:
         """The factor that turns the collected gradients into those of the weighted mean over `kept`."""
+        if not self._weighted and len(kept) == self.size:
+            return 1.0
         total = sum(self.members[i].weight for i in kept)
         return self.size * self._first_weight / total if self._first_weight and total else 1.0

@@ -67,23 +67,21 @@ class Passes:
             with self._precision.autocast():
                 loss = work() if batch is None else work(batch)
         self._backward(_checked(loss), number)
-        member = MicroBatch(loss=loss.detach().reshape(()), weight=number, recipe=recipe, batch=batch)
-        self.group.members.append(member)
+        seen = loss.detach()
+        member = MicroBatch(loss=seen.reshape(()) if seen.dim() else seen, weight=number, recipe=recipe, batch=batch)
+        self.group.add(member)
         return member
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Around everything a guard does in one call: one at a time, and an exception leaves no traces."""
         if self._busy:
             raise MisuseError("step() was called from inside step(): the closure must only compute the loss")
         self._busy = True
-        try:
-            yield
-        except BaseException:
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._busy = False
+        if kind is not None:
             self._abandon()
-            raise
-        finally:
-            self._busy = False
 
     def _abandon(self) -> None:
         """A pass was interrupted: drop its traces. Members that can be run again will be, by `refresh`."""
@@ -112,10 +110,10 @@ class Passes:
         with self._random_state_kept():
             return self._run_again(range(len(losses)), losses)
 
-    @torch.no_grad()
     def finish(self, kept: Sequence[int]) -> None:
         """Turn what was collected into the gradients of the weighted mean over `kept`."""
-        self._precision.unscale_(self._optimizer)
+        if self._precision.scales:
+            self._precision.unscale_(self._optimizer)
         correction = self.group.correction(kept)
         if correction != 1.0:
             grads = [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]

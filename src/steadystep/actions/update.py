@@ -14,6 +14,8 @@ from steadystep.look import Look
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Outcome, Plan
 
+_MARGIN = 1.0 + 1e-4
+
 
 @final
 class Update:
@@ -75,6 +77,7 @@ class Update:
         else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
             self._precision.refuse(overflow=False)
             self._optimizer.step()
+        look.grads.clear()  # why: holding them would keep zero_grad from freeing their memory
         self._optimizer.zero_grad()
         return Outcome(
             step=signals.step,
@@ -84,7 +87,7 @@ class Update:
             plan=plan,
             diagnosis=diagnosis,
             signals=signals,
-            left_out=tuple(i for i in range(num_members) if i not in kept),
+            left_out=tuple(i for i in range(num_members) if i not in kept) if kept else (),
             clipped=clipped,
         )
 
@@ -102,9 +105,11 @@ class Update:
     def _clip(self, look: Look) -> bool:
         clipped = False
         if self._clip_norm is not None:
-            # why `not <=`: in observe() a NaN norm must do what torch's clipping does with it
-            clipped = not look.signals.grad_norm + EPSILON <= self._clip_norm
-            if clipped or look.layout.half:  # a factor of exactly 1 changes nothing and is not applied
+            norm = look.signals.grad_norm
+            clipped = norm > self._clip_norm
+            # A factor of exactly 1 changes nothing and is not applied. The margin covers that torch adds the norm up
+            # in its own dtype; `not <` because in observe() a NaN norm must do what torch's clipping does with it.
+            if not norm * _MARGIN + EPSILON < self._clip_norm or look.layout.half:
                 scale_by_norm_(look.grads, look.layout, look.norms, max_norm=self._clip_norm)
         if self._clip_value is not None:
             clamp_(look.grads, look.layout, max_value=self._clip_value)

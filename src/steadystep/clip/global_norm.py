@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from steadystep.clip.report import ClipReport
 from steadystep.errors import ConfigError
-from steadystep.norms import Layout, Norms, dense_values, layout_of, measure
+from steadystep.norms import Layout, dense_values, layout_of, measure, total_norm, total_norm_in_half
 
 EPSILON = 1e-6  # torch's
 
@@ -32,8 +32,8 @@ def clip_global_norm_(params: Iterable[Parameter], *, max_norm: float) -> ClipRe
         raise ConfigError(f"max_norm = {max_norm!r}: must be greater than 0")
     grads = [p.grad for p in params if p.grad is not None]
     layout = layout_of(grads)
-    norms = measure(grads, layout, for_clipping=True)
-    norm = norms.total.item()  # sync: the report
+    norms = measure(grads, layout)
+    norm = total_norm(norms, layout).item()  # sync: the report
     if not math.isfinite(norm):
         return ClipReport(norm_before=norm, scale=0.0, clipped=False, finite=False)
     scale = min(1.0, max_norm / (norm + EPSILON))
@@ -43,14 +43,20 @@ def clip_global_norm_(params: Iterable[Parameter], *, max_norm: float) -> ClipRe
 
 
 @torch.no_grad()
-def scale_by_norm_(grads: list[Tensor], layout: Layout, norms: Norms, *, max_norm: float) -> None:
+def scale_by_norm_(grads: list[Tensor], layout: Layout, norms: list[Tensor], *, max_norm: float) -> None:
     """Scale by norms already measured, in torch's arithmetic: on the device, in the dtype torch would hold them."""
-    factor = torch.clamp(max_norm / (norms.clip_total + EPSILON), max=1.0)
+    if not grads:
+        return
+    factor = _factor(total_norm(norms, layout), max_norm)
     if layout.half:
+        rounded = total_norm_in_half(grads, layout)
         # why: a half-precision norm that overflows would make torch zero every gradient
-        exact = torch.clamp(max_norm / (norms.total + EPSILON), max=1.0)
-        factor = torch.where(torch.isfinite(norms.clip_total), factor.to(exact.dtype), exact)
+        factor = torch.where(torch.isfinite(rounded), _factor(rounded, max_norm).to(factor.dtype), factor)
     multiply_(grads, layout, factor)
+
+
+def _factor(total: Tensor, max_norm: float) -> Tensor:
+    return torch.clamp(max_norm / (total + EPSILON), max=1.0)
 
 
 @torch.no_grad()

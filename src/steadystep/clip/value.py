@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from steadystep.clip.report import ClipReport
 from steadystep.errors import ConfigError, UnsupportedError
-from steadystep.norms import Layout, dense_values, layout_of, measure
+from steadystep.norms import Layout, dense_values, layout_of, measure, total_norm
 
 
 def clip_value_(params: Iterable[Parameter], *, max_value: float) -> ClipReport:
@@ -29,9 +29,8 @@ def clip_value_(params: Iterable[Parameter], *, max_value: float) -> ClipReport:
         raise ConfigError(f"max_value = {max_value!r}: must be greater than 0")
     grads = [p.grad for p in params if p.grad is not None]
     layout = layout_of(grads)
-    norms = measure(grads, layout, for_clipping=False)
-    largest = _largest(grads, layout)
-    norm, peak = torch.stack([norms.total, largest.to(norms.total)]).tolist()  # sync: the report
+    total = total_norm(measure(grads, layout), layout)
+    norm, peak = torch.stack([total, _largest(grads, layout).to(total)]).tolist()  # sync: the report
     if not math.isfinite(norm):
         return ClipReport(norm_before=norm, scale=0.0, clipped=False, finite=False)
     clamp_(grads, layout, max_value=max_value)

@@ -1,7 +1,7 @@
 """The one look: everything a step is judged by, in one pass over the gradients and one transfer to the host."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, final
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from steadystep.buffers import Buffers
 from steadystep.errors import MisuseError
 from steadystep.look import Look
-from steadystep.norms import Layout, Norms, measure
+from steadystep.norms import Layout, measure
 from steadystep.records import Signals
 from steadystep.signals.batch import is_finite
 from steadystep.signals.gradients import Gradients
@@ -25,83 +25,88 @@ Metrics = Mapping[str, float | Tensor]
 class Looker:
     """Takes one `Look` per optimizer step."""
 
-    def __init__(self, gradients: Gradients, optimizer: Optimizer, buffers: Buffers, *, for_clipping: bool) -> None:
+    def __init__(self, gradients: Gradients, optimizer: Optimizer, buffers: Buffers) -> None:
         self._gradients = gradients
         self._optimizer = optimizer
         self._buffers = buffers
-        self._for_clipping = for_clipping
 
-    @torch.no_grad()
     def look(
         self,
         *,
         step: int,
-        losses: Sequence[Tensor],
-        weights: Sequence[float],
+        losses: list[Tensor],
+        weights: list[float],
         scale: Tensor | None,
         metrics: Metrics,
-        batches: Sequence[Any],
+        batches: list[Any],
         repeatable: bool,
     ) -> Look:
         """Measure the gradients as they stand, unscaled and unclipped."""
         names, grads, layout = self._gradients.collect()
         norms, layout = self._measure(grads, layout)
         scales = [] if scale is None else [scale]
-        lrs = [g["lr"] for g in self._optimizer.param_groups if "lr" in g]
-        tensor_lrs = [lr for lr in lrs if isinstance(lr, Tensor)]
+        lrs, tensor_lrs = self._learning_rates()
         watched, buffers = self._buffers.suspects()
         peaks = torch._foreach_norm(buffers, torch.inf) if buffers else ()  # no overflow, unlike an L2 norm
         probes = self._buffers.probe(step)
         tensor_metrics = [_scalar(name, v) for name, v in metrics.items() if isinstance(v, Tensor)] if metrics else []
 
-        # sync: the only one of a healthy step; everything rides along.
-        pieces = (norms.total, *losses, *scales, *tensor_lrs, *peaks, *probes, *tensor_metrics)
-        host = iter(_to_host(norms.each, pieces))
-        each = tuple(islice(host, len(grads)))
-        total = next(host)
+        # The only host read of a healthy step; everything rides along.
+        host = iter(_to_host([*norms, *losses, *scales, *tensor_lrs, *peaks, *probes, *tensor_metrics]))
+        each = tuple(islice(host, len(norms)))
         seen = tuple(islice(host, len(losses)))
         loss_scale = next(host) if scales else 1.0
-        read_lrs = list(islice(host, len(tensor_lrs)))
-        bad_buffers = tuple(n for n, p in zip(watched, islice(host, len(peaks)), strict=True) if not math.isfinite(p))
+        lrs.extend(islice(host, len(tensor_lrs)))
+        bad_buffers = tuple(n for n in watched if not math.isfinite(next(host))) if watched else ()
         if probes:
             self._buffers.learn(list(islice(host, len(probes))))
 
         signals = Signals(
             step=step,
-            loss=_mean(seen, weights),
+            loss=seen[0] if len(seen) == 1 else _mean(seen, weights),
             losses=seen,
-            grad_norm=total,
+            grad_norm=math.hypot(*each),
             norms=each,
             names=names,
             bad_buffers=bad_buffers,
-            lr=max([*read_lrs, *(lr for lr in lrs if not isinstance(lr, Tensor))], default=0.0),
+            lr=max(lrs),
             scale=loss_scale,
             scaled=scale is not None,
             repeatable=repeatable,
-            metrics={k: next(host) if isinstance(v, Tensor) else float(v) for k, v in metrics.items()},
+            metrics={k: next(host) if isinstance(v, Tensor) else float(v) for k, v in metrics.items()}
+            if metrics
+            else {},
         )
-        if not signals.healthy and batches:
-            signals = replace(signals, input_finite=is_finite(list(batches)))
+        if batches and not signals.healthy:
+            signals = replace(signals, input_finite=is_finite(batches))
         return Look(signals, grads, layout, norms)
 
-    def _measure(self, grads: list[Tensor], layout: Layout) -> tuple[Norms, Layout]:
+    def _measure(self, grads: list[Tensor], layout: Layout) -> tuple[list[Tensor], Layout]:
         try:
-            return measure(grads, layout, for_clipping=self._for_clipping), layout
+            return measure(grads, layout), layout
         except NotImplementedError:  # a gradient turned sparse since the layout was made
             layout = self._gradients.regroup(grads)
-            return measure(grads, layout, for_clipping=self._for_clipping), layout
+            return measure(grads, layout), layout
+
+    def _learning_rates(self) -> tuple[list[float], list[Tensor]]:
+        numbers: list[float] = []
+        tensors: list[Tensor] = []
+        for group in self._optimizer.param_groups:
+            lr = group.get("lr", 0.0)
+            (tensors if isinstance(lr, Tensor) else numbers).append(lr)
+        return numbers, tensors
 
 
-def _to_host(each: Tensor, pieces: Sequence[Tensor]) -> list[float]:
-    device = each.device
-    together = torch.stack([p if p.device == device else p.to(device) for p in pieces])
-    values: list[float] = torch.cat((each, together)).tolist()  # sync: called once per look
+def _to_host(scalars: list[Tensor]) -> list[float]:
+    try:
+        together = torch.stack(scalars)
+    except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
+        together = torch.stack([scalar.to(scalars[0].device) for scalar in scalars])
+    values: list[float] = together.tolist()  # sync: once per look
     return values
 
 
-def _mean(losses: tuple[float, ...], weights: Sequence[float]) -> float:
-    if len(losses) == 1:
-        return losses[0]
+def _mean(losses: tuple[float, ...], weights: list[float]) -> float:
     counted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if weight > 0]
     if not counted:
         return math.nan
