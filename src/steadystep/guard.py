@@ -73,8 +73,9 @@ class Guard:
         training, optimizer = self.config.training, self._optimizer
         self._observing = self.config.mode == "observe"
         gradients = Gradients(model, optimizer)
-        device = gradients.first.device
+        device = gradients.parameters[0].device
         precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
+        precision.check(gradients.parameters)
         buffers = Buffers(model, enabled=not self._observing)
         norm, value = training.clip_norm, training.clip_value
         size = training.gradient_accumulation_steps

@@ -147,7 +147,7 @@ class Plan(Record):
 
 
 # A micro-batch's loss may still be on its device; reading it is left to whoever asks.
-_Reading = Annotated[SupportsFloat, PlainSerializer(float, return_type=float), PlainValidator(float)]
+_Reading = Annotated[SupportsFloat, PlainValidator(float), PlainSerializer(float, return_type=float)]
 
 
 @final

@@ -1,5 +1,6 @@
 """One setting for number formats, over torch.amp; the order of calls is the one torch's AMP examples prescribe."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, final
 
@@ -40,6 +41,13 @@ class Precision:
         self._scaler = torch.amp.GradScaler(device_type, enabled=setting == "fp16")
         self._unscaled = False
         self._one: Tensor | None = None
+
+    def check(self, parameters: Iterable[Tensor]) -> None:
+        """Loss scaling needs a full-precision copy of the weights, which is what autocast leaves them as."""
+        if self.scales and any(p.dtype == torch.float16 for p in parameters):
+            raise ConfigError(
+                "mixed_precision fp16: keep the weights in fp32 (no model.half()), autocast does the rest"
+            )
 
     @property
     def scales(self) -> bool:

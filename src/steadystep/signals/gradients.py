@@ -29,9 +29,9 @@ class Gradients:
             )
 
     @property
-    def first(self) -> Parameter:
-        """A parameter to take the device from."""
-        return self._params[0]
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All that the optimizer holds."""
+        return self._params
 
     def collect(self) -> tuple[tuple[str, ...], list[Tensor], Layout]:
         """Names, gradients and their grouping for this step."""

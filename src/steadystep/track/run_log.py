@@ -8,6 +8,8 @@ skip it.
 import json
 import logging
 import math
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol, final
 
@@ -57,11 +59,15 @@ class RunLog:
         self._names: tuple[str, ...] = ()
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] | None = self.path.open("a", encoding="utf-8")
+            torn = _is_torn(self.path)
+            self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"run_dir = {str(run_dir)!r}: cannot be written ({error.strerror})") from None
-        self._pending.append(json.dumps({"kind": "start", "steadystep": __version__}) + "\n")
-        self._write()
+        # Nobody has to call close(): the last lines are written when the log is dropped or the program ends.
+        self._finish = weakref.finalize(self, _write, self._file, self._pending, self.path, last=True)
+        header = json.dumps({"kind": "start", "steadystep": __version__}) + "\n"
+        self._pending.append("\n" + header if torn else header)
+        _write(self._file, self._pending, self.path)
 
     def record(self, outcome: Outcome) -> None:
         """One compact line; more around an incident and every `layers_every` steps."""
@@ -75,14 +81,11 @@ class RunLog:
             self._pending.append(_incident(outcome))
             _tell(outcome)
         if trouble or len(self._pending) >= _FLUSH_EVERY:
-            self._write()
+            _write(self._file, self._pending, self.path)
 
     def close(self) -> None:
         """Write what is left and close the file."""
-        self._write()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._finish()
 
     def _layers(self, signals: Signals) -> str:
         line = {"kind": "layers", "step": signals.step, "norms": [_number(n) for n in signals.norms]}
@@ -91,16 +94,30 @@ class RunLog:
             line["names"] = list(signals.names)
         return json.dumps(line) + "\n"
 
-    def _write(self) -> None:
-        lines, self._pending = self._pending, []
-        if self._file is None:
-            return
-        try:
-            self._file.write("".join(lines))
-            self._file.flush()
-        except OSError as error:
-            logger.warning("run log %s stopped (%s); training goes on", self.path, error.strerror or error)
-            self._file = None
+
+def _is_torn(path: Path) -> bool:
+    """A crash left the last line without its end: what is appended must not stick to it."""
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
+
+
+def _write(file: IO[str], pending: list[str], path: Path, *, last: bool = False) -> None:
+    lines = "".join(pending)
+    pending.clear()
+    if file.closed:
+        return
+    try:
+        file.write(lines)
+        file.flush()
+    except OSError as error:
+        logger.warning("run log %s stopped (%s); training goes on", path, error.strerror or error)
+        last = True
+    if last:
+        with suppress(OSError):  # a full disk fails once more on what the file still buffers
+            file.close()
 
 
 def _row(outcome: Outcome, signals: Signals) -> str:

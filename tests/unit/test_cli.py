@@ -1,0 +1,53 @@
+"""The command as a person runs it: in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from steadystep.version import __version__
+
+
+def steadystep(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "steadystep", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100", **env})
+
+
+def test_version_and_help() -> None:
+    assert steadystep("--version").stdout == f"steadystep {__version__}\n"
+    shown = steadystep("--help")
+    assert shown.returncode == 0
+    assert "demo" in shown.stdout
+    assert "Example: steadystep demo" in steadystep("demo", "--help").stdout
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['steadystep', '--help']\n"
+        "from steadystep.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize("arguments", [("dmeo",), ("demo", "--steps", "0"), ("demo", "--steps", "many"), ("demo", "x")])
+def test_a_users_mistake_is_a_message_and_exit_code_2(arguments: tuple[str, ...]) -> None:
+    done = steadystep(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "Usage" in done.stderr
+
+
+def test_demo_tells_the_story_without_control_codes_in_a_pipe() -> None:
+    done = steadystep("demo", "--steps", "30")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "step 15: the gradient norm is NaN (blocks.2.qkv.weight)" in done.stdout
+    assert done.stderr == ""
+    rows = {line.split("│")[1].strip(): line for line in done.stdout.splitlines() if line.startswith("│")}
+    assert "nan" in rows["unguarded"]
+    assert "29 of 30" in rows["guarded"]
+    assert "finite" in rows["guarded"]

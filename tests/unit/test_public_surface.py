@@ -1,0 +1,85 @@
+"""Names users rely on. A change here is a change for them: say so in the CHANGELOG."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import steadystep
+from steadystep.config import Config
+
+PUBLIC = [
+    "Config",
+    "ConfigError",
+    "Diagnosis",
+    "Finding",
+    "Guard",
+    "MisuseError",
+    "Outcome",
+    "Plan",
+    "Signals",
+    "SteadystepError",
+    "TrainingHalted",
+    "UnsupportedError",
+    "__version__",
+    "autopilot",
+    "careful",
+    "clip",
+    "observe",
+    "precision",
+]
+
+
+def test_all_is_what_it_was() -> None:
+    assert sorted(steadystep.__all__) == PUBLIC
+    assert dir(steadystep) == steadystep.__all__
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_loads(name: str) -> None:
+    assert getattr(steadystep, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Gard'"):
+        steadystep.Gard  # noqa: B018
+
+
+def test_the_guards_face() -> None:
+    members = sorted(n for n in vars(steadystep.Guard) if not n.startswith("_"))
+    assert members == ["batches", "close", "flush", "load_state_dict", "state_dict", "step"]
+    assert list(inspect.signature(steadystep.Guard).parameters) == [
+        "model",
+        "optimizer",
+        "config",
+        "schedule",
+        "run_dir",
+    ]
+    assert list(inspect.signature(steadystep.Guard.step).parameters)[2:] == ["batch", "weight", "metrics"]
+
+
+def test_the_settings() -> None:
+    assert {
+        name: sorted(type(getattr(Config(), name)).model_fields) for name in Config.model_fields if name != "mode"
+    } == {
+        "training": [
+            "autocast",
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+            "learning_rate",
+            "max_grad_norm",
+            "max_grad_value",
+            "mixed_precision",
+        ],
+        "monitoring": ["log_frequency"],
+        "recovery": ["max_skips_in_a_row"],
+    }
+
+
+def test_importing_steadystep_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, steadystep; print([m for m in ('torch', 'numpy', 'pydantic', 'yaml', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
