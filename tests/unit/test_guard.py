@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import steadystep
 
 
-class Boom(Exception):
+class BoomError(Exception):
     pass
 
 
@@ -63,11 +63,11 @@ def test_an_exception_leaves_state_and_guard_as_they_were(where: str) -> None:
 
     def explode(loss: Tensor) -> Tensor:
         if where == "forward":
-            raise Boom
-        loss.register_hook(lambda _: (_ for _ in ()).throw(Boom()))
+            raise BoomError
+        loss.register_hook(lambda _: (_ for _ in ()).throw(BoomError()))
         return loss * 1.0
 
-    with pytest.raises(Boom):
+    with pytest.raises(BoomError):
         guard.step(lambda: explode(squared(model, x)))
     assert_same(before, full_state(model, optimizer))
     assert all(p.grad is None for p in model.parameters())
@@ -104,14 +104,14 @@ def test_an_exception_inside_a_group_costs_only_its_own_micro_batch(where: str) 
         loss = squared(model, data[0] * 2)
         torch.set_rng_state(state)
         if where == "forward":
-            raise Boom
-        loss.register_hook(lambda _: (_ for _ in ()).throw(Boom()))
+            raise BoomError
+        loss.register_hook(lambda _: (_ for _ in ()).throw(BoomError()))
         return loss * 1.0
 
     torch.manual_seed(4)
     guard.step(lambda: squared(model, data[0]))
     guard.step(lambda: squared(model, data[1]))
-    with pytest.raises(Boom):
+    with pytest.raises(BoomError):
         guard.step(explode)
     outcome = guard.step(lambda: squared(model, data[2]))
     torch.manual_seed(4)
@@ -129,10 +129,10 @@ def test_an_interrupted_group_whose_closures_do_not_repeat_is_dropped() -> None:
     feed = iter([batches(1)[0], *(x * 9 for x in batches(9, seed=3))])
 
     def explode() -> Tensor:
-        raise Boom
+        raise BoomError
 
     guard.step(lambda: squared(model, next(feed)))
-    with pytest.raises(Boom):
+    with pytest.raises(BoomError):
         guard.step(explode)
     with pytest.warns(UserWarning, match="another loss"):
         outcome = guard.step(lambda: squared(model, next(feed)))
@@ -178,7 +178,7 @@ def test_two_guards_on_two_optimizers_of_one_model_measure_their_own_part() -> N
 
 def test_models_and_optimizers_that_cannot_train_are_refused() -> None:
     model = small_net()
-    with pytest.raises(steadystep.MisuseError, match="must be a torch.nn.Module"):
+    with pytest.raises(steadystep.MisuseError, match=r"must be a torch\.nn\.Module"):
         steadystep.Guard([model], sgd(model))
     with pytest.raises(steadystep.MisuseError, match=r"must be a torch\.optim\.Optimizer"):
         steadystep.Guard(model, "adam")

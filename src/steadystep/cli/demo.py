@@ -41,7 +41,7 @@ def run(*, steps: int, seed: int) -> None:
         f"A transformer of {num_parameters:,} parameters learns Python's help texts in {steps} steps.\n"
         f"At step {bad_step} one element of one gradient becomes NaN: a bad batch, a flaky kernel.\n"
     )
-    logging.getLogger("steadystep").propagate = False  # this screen tells the story itself
+    logging.getLogger("steadystep").setLevel(logging.ERROR)  # this screen tells the story itself
     results = {
         "no fault": _train(console, "no fault", steps=steps, bad_step=None, seed=seed, guarded=False),
         "unguarded": _train(console, "unguarded", steps=steps, bad_step=bad_step, seed=seed, guarded=False),
