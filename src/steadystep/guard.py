@@ -25,7 +25,7 @@ from steadystep.look import Look
 from steadystep.policy import Budget, decide
 from steadystep.precision import Precision
 from steadystep.records import Outcome
-from steadystep.signals import Gradients, Looker, Metrics
+from steadystep.signals import Gradients, Looker, Metrics, checked
 from steadystep.track import NoLog, RunLog, Tracker
 
 Batch = TypeVar("Batch")
@@ -107,7 +107,7 @@ class Guard:
         """
         with self._passes:
             if metrics:
-                self._metrics.update(metrics)
+                self._metrics.update(checked(metrics))
             member = self._passes.add(closure_or_loss, batch=batch, weight=weight)
             if not self._passes.group.full:
                 return Outcome(step=self.attempts, reading=member.loss, stepped=False, pending=True)

@@ -91,6 +91,21 @@ def test_other_dtypes_clip_as_torch_does(dtype: torch.dtype, max_norm: float) ->
     assert_same(full_state(plain, plain_optimizer), full_state(guarded, guarded_optimizer))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("off", [-2e-2, -1e-3, -1e-6, -1e-7, 0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 4e-3])
+def test_clipping_at_the_very_edge_of_its_limit(off: float, dtype: torch.dtype) -> None:
+    for seed in range(12):
+        x = batches(1, seed)[0].to(dtype)
+        plain, guarded = (small_net(seed, dropout=0.0).to(dtype) for _ in range(2))
+        probe = small_net(seed, dropout=0.0).to(dtype)
+        squared(probe, x).backward()
+        max_norm = torch.nn.utils.get_total_norm([p.grad for p in probe.parameters()]).item() * (1 + off)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in (plain, guarded)]
+        plain_run(plain, optimizers[0], [x], max_norm=max_norm)
+        guarded_run(guarded, optimizers[1], [x], {"training": {"max_grad_norm": max_norm}})
+        assert_same(full_state(plain, optimizers[0]), full_state(guarded, optimizers[1]))
+
+
 def test_mixed_dtypes_in_one_model_clip_as_torch_does() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:

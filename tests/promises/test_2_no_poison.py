@@ -134,6 +134,7 @@ def test_fp16_a_bad_loss_does_not_move_the_scale() -> None:
     before, state = guard.precision.state_dict(), full_state(model, optimizer)
     outcome = guard.step(lambda: model(x * 1e5).float().square().mean())
     assert outcome.diagnosis.cause == "forward-overflow"
+    assert {finding.severity for finding in outcome.findings} == {"critical"}
     assert guard.precision.state_dict() == before
     assert_same(state, full_state(model, optimizer))
     assert guard.step(lambda: model(x).float().square().mean()).stepped

@@ -353,8 +353,12 @@ def test_metrics_must_be_scalars() -> None:
     x = batches(1)[0]
     with pytest.raises(steadystep.MisuseError, match=r"metrics\['kl'\]"):
         guard.step(lambda: squared(model, x), metrics={"kl": torch.ones(3)})
+    with pytest.raises(steadystep.MisuseError, match=r"metrics\['name'\] must be one real number, got str"):
+        guard.step(lambda: squared(model, x), metrics={"name": "x"})
+    assert guard.step(lambda: squared(model, x)).signals.metrics == {}
     good = {"kl": torch.ones(1), "ratio": 2, "when": torch.tensor(3)}
     assert guard.step(lambda: squared(model, x), metrics=good).signals.metrics == {"kl": 1.0, "ratio": 2.0, "when": 3.0}
+    assert guard.step(lambda: squared(model, x)).signals.metrics == {}
 
 
 def test_a_tensor_loss_under_mixed_precision_warns_once() -> None:

@@ -49,7 +49,7 @@ class Looker:
         watched, buffers = self._buffers.suspects()
         peaks = torch._foreach_norm(buffers, torch.inf) if buffers else ()  # no overflow, unlike an L2 norm
         probes = self._buffers.probe(step)
-        tensor_metrics = [_scalar(name, v) for name, v in metrics.items() if isinstance(v, Tensor)] if metrics else []
+        tensor_metrics = [v for v in metrics.values() if isinstance(v, Tensor)] if metrics else []
 
         # The only host read of a healthy step; everything rides along.
         host = iter(_to_host([*norms, *losses, *scales, *tensor_lrs, *peaks, *probes, *tensor_metrics]))
@@ -73,9 +73,7 @@ class Looker:
             scale=loss_scale,
             scaled=scale is not None,
             repeatable=repeatable,
-            metrics={k: next(host) if isinstance(v, Tensor) else float(v) for k, v in metrics.items()}
-            if metrics
-            else {},
+            metrics={k: next(host) if isinstance(v, Tensor) else v for k, v in metrics.items()} if metrics else {},
         )
         if batches and not signals.healthy:
             signals = replace(signals, input_finite=is_finite(batches))
@@ -113,7 +111,17 @@ def _mean(losses: tuple[float, ...], weights: list[float]) -> float:
     return sum(loss * weight for loss, weight in counted) / sum(weight for _, weight in counted)
 
 
-def _scalar(name: str, value: Tensor) -> Tensor:
+def checked(metrics: Metrics) -> dict[str, float | Tensor]:
+    """Each metric as a number or as a tensor with no dimension and no graph; refused before anything is computed."""
+    return {name: _scalar(name, value) for name, value in metrics.items()}
+
+
+def _scalar(name: str, value: float | Tensor) -> float | Tensor:
+    if not isinstance(value, Tensor):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise MisuseError(f"metrics[{name!r}] must be one real number, got {type(value).__name__}") from None
     if value.numel() != 1 or value.is_complex():
         raise MisuseError(f"metrics[{name!r}] must be one real number, got a tensor of shape {list(value.shape)}")
     return value.detach().reshape(())
