@@ -36,7 +36,7 @@ bench: $(STAMP) ## the numbers in benchmarks/
 	$(BIN)/python benchmarks/overhead.py
 
 mutants: $(STAMP) ## break the code on purpose, one line at a time, and see a test go red
-	$(BIN)/python tools/mutants.py
+	$(BIN)/python tools/run_mutants.py
 
 format: $(STAMP) ## rewrite the sources in the house format
 	$(BIN)/ruff format .

@@ -72,7 +72,7 @@ def _train(console: Console, label: str, *, steps: int, bad_step: int | None, se
                 value, updates = loss.item(), updates + 1
                 if step == bad_step:
                     bar.console.print(
-                        f"  [red]step {step}[/red]: a NaN gradient went into the optimizer; nobody noticed"
+                        f"  [red]step {step}[/red] a NaN gradient went into the optimizer; nobody noticed"
                     )
             else:
                 outcome = guard.step(lambda batch=batch: model.loss(batch))
@@ -112,14 +112,14 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _caught(outcome: Outcome) -> str:
+def _caught(outcome: Outcome) -> Table:
     diagnosis = outcome.diagnosis
-    return (
-        f"  [green]step {outcome.step}[/green]: {diagnosis.evidence}\n"
-        f"    cause   {diagnosis.cause}\n"
-        f"    done    {', '.join(outcome.plan.steps)}: as if this batch had never been seen\n"
-        f"    try     {diagnosis.advice}"
-    )
+    card = Table.grid(padding=(0, 1))
+    card.add_row(f"  [green]step {outcome.step}[/green]", diagnosis.evidence)
+    card.add_row("     cause", diagnosis.cause)
+    card.add_row("      done", f"{', '.join(outcome.plan.steps)}: as if this batch had never been seen")
+    card.add_row("       try", diagnosis.advice)
+    return card
 
 
 def _table(results: dict[str, Result], *, steps: int) -> Table:

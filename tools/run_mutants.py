@@ -1,10 +1,10 @@
 """Breaks the code on purpose, one line at a time, and expects a test to go red for each.
 
-The list is `tools/mutants.toml`: a file, a line to find (exactly once), what to put in its place, and the tests that
+The lists are `tools/mutants/*.toml`: a file, a line to find (exactly once), what to put in its place, and the tests that
 must notice. Each mutant runs in a copy of `src`, so the working tree is never touched.
 
-    python tools/mutants.py             # all
-    python tools/mutants.py --only clip # those whose file or line contains the word
+    python tools/run_mutants.py             # all
+    python tools/run_mutants.py --only clip # those whose file or line contains the word
 """
 
 import argparse
@@ -38,12 +38,13 @@ class Mutant:
 
 
 def load() -> list[Mutant]:
-    raw = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text())["mutant"]
+    lists = sorted((ROOT / "tools" / "mutants").glob("*.toml"))
+    raw = [entry for path in lists for entry in tomllib.loads(path.read_text())["mutant"]]
     mutants = [Mutant(file=m["file"], find=m["find"], put=m["put"], tests=tuple(m["tests"])) for m in raw]
     for mutant in mutants:
         count = (ROOT / PACKAGE / mutant.file).read_text().count(mutant.find)
         if count != 1:
-            sys.exit(f"mutants.toml is out of date: found {count} times in {mutant.file}: {mutant.find!r}")
+            sys.exit(f"the list is out of date: found {count} times in {mutant.file}: {mutant.find!r}")
     return mutants
 
 
