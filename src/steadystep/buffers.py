@@ -1,8 +1,9 @@
 """Buffers the forward pass writes (BatchNorm statistics and the like): remembered, looked at, put back.
 
 Which buffers are written cannot be read off a version counter alone: torch's own batch_norm kernel and code that
-writes through `.data` do not move it. So every module starts *live*; one whose buffers hold the same content at a
-probe step goes *quiet* (a mask, a rotary table) and costs a version check per step from then on, until one moves.
+writes through `.data` do not move it. So every buffer starts *live*; one that holds the same content at a probe step
+goes *quiet* (a mask, a rotary table) and costs a version check per step from then on. A module all of whose buffers are
+quiet wakes up as a whole when one of them moves or when it changes between training and evaluation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,29 +13,46 @@ import torch
 from torch import Tensor, nn
 
 _PROBE_EVERY = 1024  # steps; before that at 0, 1, 2, 4, 8, ...
+_JUDGED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @final
 class _Slot:
     """One buffer's place in its module, and the last good copy of it."""
 
-    __slots__ = ("copy", "exempt", "key", "name", "owner", "seen", "version")
+    __slots__ = ("copy", "exempt", "key", "live", "name", "owner", "seen", "version")
 
-    def __init__(self, name: str, owner: dict[str, Tensor | None], key: str, tensor: Tensor) -> None:
+    def __init__(self, name: str, owner: dict[str, Tensor | None], key: str) -> None:
         self.name, self.owner, self.key = name, owner, key
-        self.seen: Tensor | None = tensor
-        self.copy = tensor.detach().clone()
-        self.version = tensor._version
-        # A buffer born with infinities (an attention mask) is no statistic: it is never judged.
-        self.exempt = not tensor.is_floating_point() or not bool(tensor.isfinite().all())
+        self.live = True
+        self.exempt = False
+        self.seen: Tensor | None = None
+        self.copy: Tensor | None = None
+        self.version = -1
+        self.start()
 
     @property
     def tensor(self) -> Tensor | None:
-        return self.owner.get(self.key)
+        """The buffer as it is now, if it is of a kind that can be copied and put back."""
+        tensor = self.owner.get(self.key)
+        return tensor if tensor is not None and _is_plain(tensor) else None
 
-    def comparable(self) -> bool:
-        tensor = self.tensor
-        return tensor is not None and tensor.shape == self.copy.shape and tensor.device == self.copy.device
+    def start(self) -> None:
+        """Copy from scratch: the first time, and when shape, dtype or device changed."""
+        tensor, had = self.tensor, self.copy
+        self.seen = tensor
+        self.copy = None if tensor is None else tensor.detach().clone()
+        if tensor is not None:
+            self.version = tensor._version
+            # A cache that grows is no statistic, nor is a mask: neither is judged.
+            grown = had is not None and had.shape != tensor.shape
+            self.exempt = self.exempt or grown or tensor.dtype not in _JUDGED or not bool(tensor.isfinite().all())
+
+    def comparable(self, tensor: Tensor | None) -> bool:
+        copy = self.copy
+        if tensor is None or copy is None:
+            return tensor is copy
+        return tensor.shape == copy.shape and tensor.dtype == copy.dtype and tensor.device == copy.device
 
     def moved(self) -> bool:
         tensor = self.tensor
@@ -43,50 +61,49 @@ class _Slot:
 
 @final
 class _Module:
-    """The buffers of one module: they are written together, so they are live or quiet together."""
+    """The buffers of one module."""
 
-    __slots__ = ("live", "slots")
+    __slots__ = ("module", "slots", "was_training")
 
-    def __init__(self, slots: list[_Slot]) -> None:
-        self.slots = slots
-        self.live = True
+    def __init__(self, module: nn.Module, slots: list[_Slot]) -> None:
+        self.module, self.slots = module, slots
+        self.was_training = module.training
 
-    def awake(self) -> bool:
-        if not self.live:
-            self.live = any(slot.moved() for slot in self.slots)
-        return self.live
+    def live(self) -> list[_Slot]:
+        """Those to care about now."""
+        if self.module.training != self.was_training or (
+            not any(slot.live for slot in self.slots) and any(slot.moved() for slot in self.slots)
+        ):
+            self.was_training = self.module.training
+            for slot in self.slots:
+                slot.live = True
+        for slot in self.slots:
+            slot.live = slot.live or slot.moved()
+        return [slot for slot in self.slots if slot.live]
 
 
 @final
 class Buffers:
     """All buffers of a model. `remember` before the forward pass, `put_back` when its step is refused."""
 
-    def __init__(self, model: nn.Module, *, enabled: bool = True) -> None:
-        self._modules = list(_modules_with_buffers(model)) if enabled else []
-
-    def _live_slots(self) -> Iterator[_Slot]:
-        return (slot for module in self._modules if module.awake() for slot in module.slots)
+    def __init__(self, model: nn.Module, *, restores: bool = True) -> None:
+        self._modules = list(_modules_with_buffers(model))
+        self._slots = [slot for module in self._modules for slot in module.slots]
+        self._restores = restores
 
     def remember(self) -> None:
         """Copy what may be written next: one fused copy for all live buffers."""
-        if self._modules:
-            self._copy()
-
-    @torch.no_grad()
-    def _copy(self) -> None:
+        if not self._modules:
+            return
         targets, sources = [], []
-        for slot in self._live_slots():
+        for slot in self._live():
             tensor = slot.tensor
-            slot.seen = tensor
-            if tensor is None:
-                continue
-            slot.version = tensor._version
-            if slot.comparable():
+            if tensor is not None and slot.copy is not None and slot.comparable(tensor):
+                slot.seen, slot.version = tensor, tensor._version
                 targets.append(slot.copy)
                 sources.append(tensor.detach())
             else:
-                slot.exempt = slot.exempt or tensor.shape != slot.copy.shape  # a cache that grows is no statistic
-                slot.copy = tensor.detach().clone()
+                slot.start()
         if targets:
             torch._foreach_copy_(targets, sources)
 
@@ -94,34 +111,54 @@ class Buffers:
         """Live floating-point buffers, to be looked at for NaN and infinity."""
         names: list[str] = []
         tensors: list[Tensor] = []
-        if not self._modules:
-            return names, tensors
-        for slot in self._live_slots():
-            tensor = slot.tensor
-            if not slot.exempt and tensor is not None and slot.comparable():
-                names.append(slot.name)
-                tensors.append(tensor.detach())
+        if self._modules:
+            for slot in self._live():
+                tensor = slot.tensor
+                if tensor is not None and tensor.numel() and not slot.exempt and slot.comparable(tensor):
+                    names.append(slot.name)
+                    tensors.append(tensor.detach())
         return names, tensors
 
+    def newly_bad(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Of these non-finite buffers, those that were finite before the forward pass; the rest is not its doing."""
+        bad = []
+        for slot in self._slots:
+            if slot.name in names:
+                before = slot.copy
+                slot.exempt = before is not None and not bool(before.isfinite().all())  # sync: only after trouble
+                if not slot.exempt:
+                    bad.append(slot.name)
+        return tuple(bad)
+
     def probe(self, step: int) -> list[Tensor]:
-        """At probe steps: for each module a flag on the device, whether any buffer differs from its copy."""
+        """At probe steps: for each buffer a flag on the device, whether it differs from its copy."""
         if not self._modules or (step & (step - 1) and step % _PROBE_EVERY):
             return []
-        return [torch.stack([_differs(slot) for slot in m.slots]).any() for m in self._modules]
+        return [_differs(slot) for slot in self._slots]
 
     def learn(self, differs: Sequence[float]) -> None:
-        """What the probe showed: a module none of whose buffers differ goes quiet."""
-        for module, flag in zip(self._modules, differs, strict=True):
-            module.live = flag != 0.0
+        """What the probe showed: a buffer that does not differ goes quiet."""
+        for slot, flag in zip(self._slots, differs, strict=True):
+            slot.live = flag != 0.0
 
-    @torch.no_grad()
     def put_back(self) -> None:
         """The refused forward pass leaves no trace here."""
-        for slot in self._live_slots():
-            if slot.seen is not None:
+        if self._restores and self._modules:
+            self._restore()
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for slot in self._live():
+            if slot.seen is None:
+                if slot.tensor is not None:
+                    slot.owner[slot.key] = None
+            elif slot.copy is not None:
                 slot.owner[slot.key] = slot.seen
                 slot.seen.copy_(slot.copy)
                 slot.version = slot.seen._version
+
+    def _live(self) -> Iterator[_Slot]:
+        return (slot for module in self._modules for slot in module.live())
 
 
 def _modules_with_buffers(model: nn.Module) -> Iterator[_Module]:
@@ -129,16 +166,27 @@ def _modules_with_buffers(model: nn.Module) -> Iterator[_Module]:
     for prefix, module in model.named_modules():
         slots = []
         for key, tensor in module._buffers.items():
-            if tensor is not None and id(tensor) not in taken:
+            if id(tensor) in taken:  # shared with another module
+                continue
+            if tensor is not None:
                 taken.add(id(tensor))
-                name = f"{prefix}.{key}" if prefix else key
-                slots.append(_Slot(name.replace("_orig_mod.", ""), module._buffers, key, tensor))
+            name = f"{prefix}.{key}" if prefix else key
+            slots.append(_Slot(name.replace("_orig_mod.", ""), module._buffers, key))
         if slots:
-            yield _Module(slots)
+            yield _Module(module, slots)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Dense memory of its own. Sparse, expanded, quantised, lazy and inference tensors are constants to us."""
+    if nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
+        return False
+    if tensor.is_quantized or tensor.is_inference():
+        return False
+    return not any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _differs(slot: _Slot) -> Tensor:
-    tensor = slot.tensor
-    if tensor is None or not slot.comparable():
-        return torch.ones((), dtype=torch.bool, device=slot.copy.device)
-    return (tensor.detach() != slot.copy).any()
+    tensor, copy = slot.tensor, slot.copy
+    if tensor is None or copy is None or not slot.comparable(tensor):
+        return torch.tensor(tensor is not copy)
+    return (tensor.detach() != copy).any()

@@ -22,6 +22,13 @@ def _no_bool(value: object) -> object:
     return value
 
 
+def _only_bool(value: object) -> object:
+    if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):
+        return value
+    raise ValueError("expected true or false")
+
+
+Switch = Annotated[bool, BeforeValidator(_only_bool)]
 Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_no_bool)]
 
@@ -44,8 +51,8 @@ class TrainingSettings(Settings):
         None, gt=0, description="gradients are scaled down to this global L2 norm; 0.5 to 5 is usual"
     )
     max_grad_value: Number | None = Field(None, gt=0, description="each gradient element is clamped to [-value, value]")
-    gradient_clipping: bool | None = Field(
-        None, description="false switches clipping off; true without a number means max_grad_norm 1.0"
+    gradient_clipping: Switch | None = Field(
+        None, description="the limit itself is max_grad_norm; true without one means 1.0, false switches clipping off"
     )
     gradient_accumulation_steps: Count = Field(
         1, ge=1, description="calls of step() that share one update; 1 is no accumulation"
@@ -53,7 +60,7 @@ class TrainingSettings(Settings):
     mixed_precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="fp16 brings a loss scaler with it; bf16 needs none"
     )
-    autocast: bool = Field(True, description="false: your own code does the autocasting")
+    autocast: Switch = Field(True, description="false: your own code does the autocasting")
 
     @property
     def clip_norm(self) -> float | None:
@@ -131,7 +138,7 @@ def observe() -> Config:
 
 
 def careful() -> Config:
-    """Refuses bad updates; changes nothing else."""
+    """Refuses bad updates and clips where asked; never more. In this version the same as `autopilot`."""
     return Config(mode="careful")
 
 
@@ -184,12 +191,24 @@ def _unknown_keys(raw: Mapping[Any, Any]) -> Iterator[str]:
                     yield f"unknown key '{full}'{_nearest(full)}"
 
 
+# What other tools call it.
+_ALIASES = {
+    "lr": "training.learning_rate",
+    "precision": "training.mixed_precision",
+    "accumulation_steps": "training.gradient_accumulation_steps",
+    "grad_clip": "training.max_grad_norm",
+    "clip_grad_norm": "training.max_grad_norm",
+}
+
+
 def _nearest(key: str) -> str:
     known = _known_keys()
     leaf = key.rpartition(".")[2]
+    if leaf in _ALIASES:
+        return f": did you mean '{_ALIASES[leaf]}'?"
     # A right key in the wrong section is the likeliest slip, then a misspelling.
     elsewhere = [k for k in known if k.rpartition(".")[2] == leaf]
-    close = elsewhere or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    close = elsewhere or difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     if not close:
         by_leaf = {k.rpartition(".")[2]: k for k in known}
         close = [by_leaf[m] for m in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)]
@@ -212,7 +231,11 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} is written twice", key_node.start_mark

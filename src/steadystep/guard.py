@@ -13,15 +13,17 @@ from typing import Any, Self, TypeVar, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadystep import state
 from steadystep.accumulation import Closure, Passes
 from steadystep.actions import LearningRate, Schedule, Update
 from steadystep.buffers import Buffers
 from steadystep.claims import claim, release
 from steadystep.config import Config
 from steadystep.detectors import Detector, NonFinite
-from steadystep.diagnosis import explain
-from steadystep.errors import ConfigError
+from steadystep.diagnosis import explain, not_repeatable
+from steadystep.errors import MisuseError
 from steadystep.look import Look
+from steadystep.notices import warn
 from steadystep.policy import Budget, decide
 from steadystep.precision import Precision
 from steadystep.records import Outcome
@@ -62,11 +64,12 @@ class Guard:
         """Optimizer steps tried, refused ones included."""
         self._optimizer = optimizer
         self._metrics: dict[str, float | Tensor] = {}
+        self._closed = False
         claim(self, model, optimizer)
         try:
             self._build(model, schedule, run_dir)
         except BaseException:
-            release(optimizer)
+            release(self, optimizer)
             raise
 
     def _build(self, model: nn.Module, schedule: Schedule | None, run_dir: str | Path | None) -> None:
@@ -76,18 +79,33 @@ class Guard:
         device = gradients.parameters[0].device
         precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
         precision.check(gradients.parameters)
-        buffers = Buffers(model, enabled=not self._observing)
-        norm, value = training.clip_norm, training.clip_value
-        size = training.gradient_accumulation_steps
+        buffers = Buffers(model, restores=not self._observing)
+        passes = Passes(
+            optimizer,
+            precision,
+            buffers,
+            lambda: gradients.parameters,
+            size=training.gradient_accumulation_steps,
+            device=device,
+            retry=not self._observing,
+        )
         self.precision = precision
-        self._passes = Passes(optimizer, precision, buffers, size=size, device=device, retry=not self._observing)
+        self._passes = passes
         self._looker = Looker(gradients, optimizer, buffers)
         self._detectors: tuple[Detector, ...] = (NonFinite(),)
         self._budget = Budget(self.config.recovery.max_skips_in_a_row)
-        self._lr = LearningRate(optimizer, start=training.learning_rate, schedule=schedule)
-        self._action = Update(optimizer, precision, buffers, self._passes, clip_norm=norm, clip_value=value)
+        self._action = Update(
+            optimizer, precision, buffers, passes, clip_norm=training.clip_norm, clip_value=training.clip_value
+        )
         every = self.config.monitoring.log_frequency
-        self._log: Tracker = NoLog() if run_dir is None else RunLog(Path(run_dir), layers_every=every)
+        folder = None if run_dir is None else Path(run_dir).expanduser()
+        self._log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=every)
+        # Last, because it changes something.
+        self._lr = LearningRate(optimizer, start=training.learning_rate, schedule=schedule)
+        # Precision first: it is the only part that may refuse a state.
+        self._parts: dict[str, state.Stateful] = {"precision": precision, "accumulation": passes.group}
+        self._parts |= {"learning_rate": self._lr, "budget": self._budget}
+        self._parts |= {f"detector {detector.name}": detector for detector in self._detectors}
 
     def step(
         self,
@@ -105,6 +123,8 @@ class Guard:
             weight: what this micro-batch counts in its group, such as its number of tokens.
             metrics: scalars to log with this step; in a group the last value of each name counts.
         """
+        if self._closed:
+            raise MisuseError("this guard was closed: make another")
         with self._passes:
             if metrics:
                 self._metrics.update(checked(metrics))
@@ -126,7 +146,7 @@ class Guard:
     def _update(self) -> Outcome:
         self._lr.place(self.updates)
         if not self._passes.refresh():
-            return self._settled(self._action.drop(self.attempts, reason="closure-not-repeatable"))
+            return self._settled(self._action.drop(self.attempts, not_repeatable()))
         look = self._look(range(len(self._passes.group.members)))
         found = tuple(finding for detector in self._detectors for finding in detector.update(look.signals))
         diagnosis = explain(look.signals, found)
@@ -159,34 +179,23 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the guard remembers, ready for JSON. Micro-batches of an open group count as not seen."""
-        return {
-            "format": 1,
-            "attempts": self.attempts,
-            "updates": self.updates,
-            "precision": self.precision.state_dict(),
-            "learning_rate": self._lr.state_dict(),
-            "budget": self._budget.state_dict(),
-            "detectors": {detector.name: detector.state_dict() for detector in self._detectors},
-        }
+        return state.save(self._parts) | {"attempts": self.attempts, "updates": self.updates}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue as if never interrupted."""
-        if state.get("format") != 1:
-            raise ConfigError(
-                f"this state has format {state.get('format')!r}; this version of steadystep reads format 1"
-            )
-        self.attempts = int(state["attempts"])
-        self.updates = int(state["updates"])
-        self.precision.load_state_dict(state["precision"])
-        self._lr.load_state_dict(state["learning_rate"])
-        self._budget.load_state_dict(state["budget"])
-        for detector in self._detectors:
-            detector.load_state_dict(state["detectors"][detector.name])
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue as if never interrupted. Load model and optimizer first; an open group is dropped."""
+        state.load(self._parts, saved)
+        self.attempts, self.updates = int(saved["attempts"]), int(saved["updates"])
+        self._passes.reset()
 
     def close(self) -> None:
         """Write the log's last lines and let go of the optimizer."""
-        self._log.close()
-        release(self._optimizer)
+        if not self._closed:
+            self._closed = True
+            dropped = self._passes.reset()
+            if dropped:
+                warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
+            self._log.close()
+            release(self, self._optimizer)
 
     def __enter__(self) -> Self:
         return self

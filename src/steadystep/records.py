@@ -85,7 +85,12 @@ class Signals(Record):
     @property
     def healthy(self) -> bool:
         """Nothing in this look is NaN or infinite (metrics are the user's and do not count)."""
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm) and not self.bad_buffers
+        # why: the difference of a number and itself is 0 exactly when it is finite; one test instead of three
+        total = self.loss + self.grad_norm + self.lr
+        return (total - total == 0.0 or self._each_is_finite()) and not self.bad_buffers
+
+    def _each_is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm) and math.isfinite(self.lr)
 
     @property
     def bad_tensors(self) -> tuple[str, ...]:

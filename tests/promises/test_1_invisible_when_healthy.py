@@ -78,6 +78,7 @@ def test_observe_is_the_plain_loop_even_when_it_goes_nan(max_norm: float | None)
     assert_same(full_state(plain, plain_optimizer), full_state(guarded, guarded_optimizer))
 
 
+@pytest.mark.filterwarnings("ignore:steadystep. these weights are fp16")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("max_norm", [NEVER, 0.37, ALWAYS])
 def test_other_dtypes_clip_as_torch_does(dtype: torch.dtype, max_norm: float) -> None:
@@ -91,6 +92,7 @@ def test_other_dtypes_clip_as_torch_does(dtype: torch.dtype, max_norm: float) ->
     assert_same(full_state(plain, plain_optimizer), full_state(guarded, guarded_optimizer))
 
 
+@pytest.mark.filterwarnings("ignore:steadystep. these weights are fp16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("off", [-2e-2, -1e-3, -1e-6, -1e-7, 0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 4e-3])
 def test_clipping_at_the_very_edge_of_its_limit(off: float, dtype: torch.dtype) -> None:

@@ -1,9 +1,10 @@
 """The arithmetic of one update over several micro-batches.
 
 With weights w_i (token counts; 1 without) the update is the gradient of sum(w_i * loss_i) / sum(w_i). The sum of
-weights is known only at the end, so each backward pass uses factor_i = w_i / (w_0 * N) and the gradients are corrected
-once, by N * w_0 / sum(w_i). For equal weights and a full group the correction is exactly 1 and factor_i is a plain
-division by N: the arithmetic of the loop everybody writes, bit for bit.
+weights is known only at the end, so each backward pass uses factor_i = w_i / (r * N) and the gradients are corrected
+once, by N * r / sum(w_i). The reference r is the largest weight seen before, so that scaled fp16 losses stay in range.
+For equal weights and a full group the correction is exactly 1 and factor_i is a plain division by N: the arithmetic of
+the loop everybody writes, bit for bit.
 """
 
 import math
@@ -40,7 +41,8 @@ class Group:
         """Every member can be run again."""
         self.stale = False
         """An interrupted pass left the gradients unusable: they must be computed again."""
-        self._first_weight: float | None = None
+        self.largest_weight = 0.0
+        self._reference = 1.0
         self._weighted: bool | None = None
 
     @property
@@ -57,31 +59,48 @@ class Group:
         """Start the next update."""
         self.members = []
         self.repeatable = self.stale = False
-        self._first_weight = self._weighted = None
+        self._weighted = None
 
     def check_weight(self, weight: float | None) -> float:
         """The weight as a number; weights for some micro-batches and not for others have no meaning."""
-        weighted = weight is not None
-        if self._weighted not in (None, weighted):
-            raise MisuseError("weight= was given for some micro-batches of one update and not for others")
-        value = 1.0 if weight is None else float(weight)
+        if weight is None:
+            if self._weighted is None:
+                self._weighted, self._reference = False, 1.0
+            elif self._weighted:
+                raise MisuseError("weight= was given for some micro-batches of one update and not for others")
+            return 1.0
+        value = float(weight)  # sync: when a tensor is given
         if not (math.isfinite(value) and value >= 0):
             raise MisuseError(f"weight = {weight!r}: must be a finite number of at least 0 (a count of tokens, say)")
-        self._weighted = weighted
-        if self._first_weight is None and value > 0:
-            self._first_weight = value
+        if self._weighted is False:
+            raise MisuseError("weight= was given for some micro-batches of one update and not for others")
+        if self._weighted is None:
+            self._reference = self.largest_weight or value or 1.0
+        self._weighted = True
+        self.largest_weight = max(self.largest_weight, value)
         return value
 
     def scaled(self, loss: Tensor, weight: float) -> Tensor:
         """The loss as it goes into backward."""
-        if weight == self._first_weight:
+        if weight == self._reference:
             return loss if self.size == 1 else loss / self.size
-        assert self._first_weight is not None
-        return loss * (weight / self._first_weight / self.size)
+        return loss * (weight / self._reference / self.size)
 
     def correction(self, kept: Sequence[int]) -> float:
         """The factor that turns the collected gradients into those of the weighted mean over `kept`."""
         if not self._weighted and len(kept) == self.size:
             return 1.0
-        total = sum(self.members[i].weight for i in kept)
-        return self.size * self._first_weight / total if self._first_weight and total else 1.0
+        total = self.weight_of(kept)
+        return self.size * self._reference / total if total else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state; it decides how later losses are scaled before they are added up."""
+        return {"largest_weight": self.largest_weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.largest_weight = float(state["largest_weight"])
+
+    def weight_of(self, kept: Sequence[int]) -> float:
+        """What these members count together; zero means that there is nothing to learn from."""
+        return sum(self.members[i].weight for i in kept)

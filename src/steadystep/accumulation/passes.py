@@ -1,13 +1,13 @@
 """Forward and backward passes of one group of micro-batches: the first time, and again without the bad ones."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.accumulation.group import Group, MicroBatch
@@ -16,22 +16,31 @@ from steadystep.buffers import Buffers
 from steadystep.clip.global_norm import multiply_
 from steadystep.errors import MisuseError
 from steadystep.norms import layout_of
+from steadystep.notices import warn
 from steadystep.precision import Precision
 
-# The same batch with the same random numbers gives the same loss, up to non-deterministic kernels and to statistics
-# that the left-out batch had moved. Another batch is further away than this.
-_SAME_LOSS = 1e-3
+# The same batch with the same random numbers gives the same loss; off the host up to kernels that add in any order.
+_SAME_ON_HOST, _SAME_ON_DEVICE = 1e-6, 1e-4
+
+
+class _NotRepeatableError(Exception):
+    """A closure gave another loss when it was run again."""
 
 
 @final
 class Passes:
-    """Collects gradients for one update. Touches gradients, buffers and random state, never weights."""
+    """Collects gradients for one update. Touches gradients, buffers and random state, never weights.
+
+    idle → collecting (inside `add`) → collected → … → idle again by `close`. Used as a context around each call of the
+    guard: an exception while collecting costs only the micro-batch it happened in, any later one the whole group.
+    """
 
     def __init__(
         self,
         optimizer: Optimizer,
         precision: Precision,
         buffers: Buffers,
+        parameters: Callable[[], Sequence[Parameter]],
         *,
         size: int,
         device: torch.device,
@@ -41,26 +50,43 @@ class Passes:
         self._optimizer = optimizer
         self._precision = precision
         self._buffers = buffers
+        self._parameters = parameters
         self._device = device
         # A group of one has nothing to leave out, so nothing is kept for it.
         self._keep_recipes = retry and size > 1
-        self._warned = False
-        self._open = False
+        self._state: Literal["idle", "collecting", "collected"] = "idle"
         self._busy = False
-        self._given_losses = False
+        self._warned = False
+
+    def __enter__(self) -> None:
+        if self._busy:
+            raise MisuseError("step() was called from inside step(): the closure must only compute the loss")
+        self._busy = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._busy = False
+        if kind is not None and self._state != "idle":
+            self._drop_traces()
+            if self._state == "collecting" and self.group.repeatable:
+                self.group.stale = True
+                self._state = "collected"
+            else:
+                self.close()
 
     def add(self, work: Closure | Tensor, *, batch: Any, weight: float | None) -> MicroBatch:
         """Run one micro-batch into the group."""
         number = self.group.check_weight(weight)
-        self._open = True
+        first = not self.group.members
+        # why: a loop of two models leaves gradients of one in the other; a plain loop clears them before backward
+        if first and any(p.grad is not None for p in self._parameters()):
+            self._optimizer.zero_grad()
+        self._state = "collecting"
         recipe = None
         if isinstance(work, Tensor):
             self._warn_about_autocast()
-            self._given_losses = True
             loss = work
         else:
-            self._given_losses = False
-            if not self.group.members:
+            if first:
                 self._buffers.remember()
             if self._keep_recipes:
                 recipe = Recipe(work, batch, device=self._device)
@@ -70,37 +96,22 @@ class Passes:
         seen = loss.detach()
         member = MicroBatch(loss=seen.reshape(()) if seen.dim() else seen, weight=number, recipe=recipe, batch=batch)
         self.group.add(member)
+        self._state = "collected"
         return member
-
-    def __enter__(self) -> None:
-        """Around everything a guard does in one call: one at a time, and an exception leaves no traces."""
-        if self._busy:
-            raise MisuseError("step() was called from inside step(): the closure must only compute the loss")
-        self._busy = True
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._busy = False
-        if kind is not None:
-            self._abandon()
-
-    def _abandon(self) -> None:
-        """A pass was interrupted: drop its traces. Members that can be run again will be, by `refresh`."""
-        if not self._open:
-            return
-        self._precision.refuse(overflow=False)
-        self._optimizer.zero_grad()
-        self._buffers.put_back()
-        if self.group.repeatable:
-            self.group.stale = True
-        else:
-            self.close()
 
     def close(self) -> None:
         """The fate of this update is sealed; the next call of `add` starts another."""
-        if self._given_losses:  # the next forward pass runs before we are called: remember now
-            self._buffers.remember()
+        self._buffers.remember()  # a loss given as a tensor is computed before we are called again
         self.group.clear()
-        self._open = False
+        self._state = "idle"
+
+    def reset(self) -> int:
+        """Forget an open group and its gradients; returns how many micro-batches it had."""
+        dropped = len(self.group.members)
+        if self._state != "idle":
+            self._drop_traces()
+        self.close()
+        return dropped
 
     def refresh(self) -> bool:
         """Compute the gradients again if an interruption spoiled them. False: they could not be."""
@@ -108,7 +119,11 @@ class Passes:
             return True
         losses = torch.stack([m.loss for m in self.group.members]).tolist()  # sync: only after trouble
         with self._random_state_kept():
-            return self._run_again(range(len(losses)), losses)
+            try:
+                self._run_again(range(len(losses)), losses)
+            except _NotRepeatableError:
+                return False
+        return True
 
     def finish(self, kept: Sequence[int]) -> None:
         """Turn what was collected into the gradients of the weighted mean over `kept`."""
@@ -116,8 +131,8 @@ class Passes:
             self._precision.unscale_(self._optimizer)
         correction = self.group.correction(kept)
         if correction != 1.0:
-            grads = [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
-            multiply_(grads, layout_of(grads), torch.tensor(correction))
+            grads = [p.grad for p in self._parameters() if p.grad is not None]
+            multiply_(grads, layout_of(grads), correction)
 
     def compute_again(
         self, losses: Sequence[float], *, without: Sequence[int], finite: Callable[[Sequence[int]], bool]
@@ -125,14 +140,50 @@ class Passes:
         """Gradients of the group without its bad members; returns the positions of those that were kept.
 
         Members known to be bad (`without`) are left out at once. If what remains is still not finite, each member is
-        tried alone. Returns () when nothing usable remains or the closures turn out not to repeat.
+        tried alone. Returns () when nothing usable remains or a closure turns out not to repeat.
         """
         kept: Sequence[int] = [i for i in range(len(self.group.members)) if i not in without]
-        with self._random_state_kept():
-            if without and self._run_again(kept, losses) and finite(kept):
-                return tuple(kept)
-            kept = [i for i in kept if self._run_again([i], losses) and finite([i])]
-            return tuple(kept) if self._run_again(kept, losses) and finite(kept) else ()
+        try:
+            with self._random_state_kept():
+                if without and self._usable(kept, losses, finite):
+                    return tuple(kept)
+                kept = [i for i in kept if self._usable([i], losses, finite)]
+                return tuple(kept) if self._usable(kept, losses, finite) else ()
+        except _NotRepeatableError:
+            return ()
+
+    def _usable(
+        self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]
+    ) -> bool:
+        if not self.group.weight_of(positions):
+            return False
+        self._run_again(positions, losses)
+        return finite(positions)
+
+    def _run_again(self, positions: Sequence[int], losses: Sequence[float]) -> None:
+        self._drop_traces()
+        seen = []
+        for i in positions:
+            member = self.group.members[i]
+            assert member.recipe is not None
+            with self._precision.autocast():
+                loss = member.recipe.run_again()
+            self._backward(loss, member.weight)
+            seen.append(loss.detach().reshape(()))
+        self.group.stale = False
+        tolerance = _SAME_ON_HOST if self._device.type == "cpu" else _SAME_ON_DEVICE
+        values = torch.stack(seen).tolist()  # sync: only after trouble
+        if not all(_same(value, losses[i], tolerance) for i, value in zip(positions, values, strict=True)):
+            warn(
+                "a closure gave another loss when it was run again, so this group of micro-batches is dropped whole. "
+                "Pass the data as step(closure, batch=...) to make it repeatable."
+            )
+            raise _NotRepeatableError
+
+    def _drop_traces(self) -> None:
+        self._precision.refuse(overflow=False)
+        self._optimizer.zero_grad()
+        self._buffers.put_back()
 
     @contextmanager
     def _random_state_kept(self) -> Iterator[None]:
@@ -143,29 +194,6 @@ class Passes:
         finally:
             rng.restore()
 
-    def _run_again(self, positions: Sequence[int], losses: Sequence[float]) -> bool:
-        self._precision.refuse(overflow=False)
-        self._optimizer.zero_grad()
-        self._buffers.put_back()
-        seen = []
-        for i in positions:
-            member = self.group.members[i]
-            assert member.recipe is not None
-            with self._precision.autocast():
-                loss = member.recipe.run_again()
-            self._backward(loss, member.weight)
-            seen.append(loss.detach().reshape(()))
-        self.group.stale = False
-        values = torch.stack(seen).tolist() if seen else []  # sync: only after trouble
-        if all(_same(value, losses[i]) for i, value in zip(positions, values, strict=True)):
-            return bool(seen)
-        warnings.warn(
-            "steadystep: a closure gave another loss when it was run again, so this group of micro-batches is dropped "
-            "whole. Pass the data as step(closure, batch=...) to make it repeatable.",
-            stacklevel=2,
-        )
-        return False
-
     def _backward(self, loss: Tensor, weight: float) -> None:
         if weight > 0:
             self._precision.backward(self.group.scaled(loss, weight))
@@ -173,11 +201,10 @@ class Passes:
     def _warn_about_autocast(self) -> None:
         if self._precision.casts and not self._warned:
             self._warned = True
-            warnings.warn(
-                f"steadystep: mixed_precision is {self._precision.setting}, but a loss given as a tensor was computed "
-                "before the guard could autocast. Pass a closure, or wrap your forward pass in "
-                "guard.precision.autocast() and set autocast: false.",
-                stacklevel=4,
+            warn(
+                f"mixed_precision is {self._precision.setting}, but a loss given as a tensor was computed before the "
+                "guard could autocast. Pass a closure; or autocast your forward pass yourself and say so with "
+                "autocast: false."
             )
 
 
@@ -196,7 +223,7 @@ def _checked(loss: Any) -> Tensor:
     return loss
 
 
-def _same(value: float, expected: float) -> bool:
+def _same(value: float, expected: float, tolerance: float) -> bool:
     if not math.isfinite(expected):
         return not math.isfinite(value)
-    return abs(value - expected) <= _SAME_LOSS * max(abs(expected), 1e-3)
+    return abs(value - expected) <= tolerance * abs(expected)

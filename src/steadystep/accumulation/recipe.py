@@ -1,8 +1,10 @@
 """A closure that can be run again later and still means the same batch.
 
 `for x, y in loader: guard.step(lambda: loss_fn(model(x), y))` has a trap: the lambda looks `x` up when it runs, and by
-the end of an accumulation group `x` is another batch. So the names a closure reads are bound to what they held when
-it was given. Random numbers are drawn again from the same state, so that dropout repeats too.
+the end of an accumulation group `x` is another batch. So the names a closure reads, and those that functions of the
+same module read for it, are bound to what they held when it was given. Random numbers are drawn again from the same
+state, so that dropout repeats too. What cannot be bound (an attribute, a buffer that is filled anew) shows itself by
+another loss.
 """
 
 import types
@@ -37,41 +39,66 @@ class RngState:
 class Recipe:
     """One micro-batch's forward pass, repeatable."""
 
-    __slots__ = ("_batch", "_bound", "_given", "_rng")
+    __slots__ = ("_batch", "_bindings", "_given", "_rng")
 
     def __init__(self, closure: Closure, batch: Any, *, device: torch.device) -> None:
         self._given = closure
-        self._bound = _bindings(closure)
+        self._bindings = _Bindings(closure) if isinstance(closure, types.FunctionType) else None
         self._batch = batch
         self._rng = RngState(device)
 
     def run_again(self) -> Tensor:
         """The loss of the same batch with the same random numbers."""
         self._rng.restore()
-        closure = _rebuilt(self._given, *self._bound) if self._bound else self._given
+        closure = self._bindings.twin() if self._bindings else self._given
         return closure() if self._batch is None else closure(self._batch)
 
 
-def _bindings(closure: Closure) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What a plain function reads from around it, now; None for callables that carry their own state."""
-    if not isinstance(closure, types.FunctionType):
-        return None
-    cells = tuple(_content(cell) for cell in closure.__closure__ or ())
-    names = set(_names_read(closure.__code__))
-    return cells, {name: closure.__globals__[name] for name in names if name in closure.__globals__}
+@final
+class _Bindings:
+    """What a function reads from around it, now, and so for the functions of its module that it can reach."""
+
+    __slots__ = ("_cells", "_root", "_values")
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._root = function
+        self._cells: dict[types.FunctionType, tuple[tuple[Any, ...], ...]] = {}
+        self._values: dict[str, Any] = {}
+        self._bind(function)
+
+    def _bind(self, function: types.FunctionType) -> None:
+        if function in self._cells or function.__globals__ is not self._root.__globals__:
+            return
+        contents = tuple(_content(cell) for cell in function.__closure__ or ())
+        self._cells[function] = contents
+        space = function.__globals__
+        names = {name: space[name] for name in _names_read(function.__code__) if name in space}
+        self._values.update(names)
+        for value in (*(value for content in contents for value in content), *names.values()):
+            if isinstance(value, types.FunctionType):
+                self._bind(value)
+
+    def twin(self) -> types.FunctionType:
+        """The function again, reading the bound values."""
+        space = {**self._root.__globals__, **self._values}
+        twins = {function: _hollow(function, space) for function in self._cells}
+        for function, contents in self._cells.items():
+            for cell, content in zip(twins[function].__closure__ or (), contents, strict=True):
+                if content:
+                    cell.cell_contents = _twin_or_self(content[0], twins)
+        space.update({name: _twin_or_self(value, twins) for name, value in self._values.items()})
+        return twins[self._root]
 
 
-def _rebuilt(closure: Closure, cells: tuple[Any, ...], global_names: dict[str, Any]) -> Closure:
-    assert isinstance(closure, types.FunctionType)
-    twin = types.FunctionType(
-        closure.__code__,
-        {**closure.__globals__, **global_names},
-        closure.__name__,
-        closure.__defaults__,
-        tuple(types.CellType(*content) for content in cells),
-    )
-    twin.__kwdefaults__ = closure.__kwdefaults__
+def _hollow(function: types.FunctionType, space: dict[str, Any]) -> types.FunctionType:
+    cells = tuple(types.CellType() for _ in function.__closure__ or ())
+    twin = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__, cells)
+    twin.__kwdefaults__ = function.__kwdefaults__
     return twin
+
+
+def _twin_or_self(value: Any, twins: dict[types.FunctionType, types.FunctionType]) -> Any:
+    return twins.get(value, value) if isinstance(value, types.FunctionType) else value
 
 
 def _content(cell: types.CellType) -> tuple[Any, ...]:

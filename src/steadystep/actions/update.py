@@ -44,20 +44,24 @@ class Update:
         """Do what the plan says and report it. `look_again` measures the gradients of some of the micro-batches."""
         if plan.proceeds:
             return self._take(plan, look, diagnosis)
+        overflow = "back-off-scale" in plan.steps
         if "leave-out" in plan.steps:
             kept, fresh = self._compute_again(look, look_again)
             if kept:
-                return self._take(plan, fresh, diagnosis, kept=kept, num_members=len(look.signals.losses))
-        self._refuse(overflow="back-off-scale" in plan.steps)
+                left_out = tuple(i for i in range(len(look.signals.losses)) if i not in kept)
+                return self._take(plan, fresh, diagnosis, left_out=left_out)
+            overflow = fresh.signals.scaled and math.isfinite(fresh.signals.loss)
+        self._refuse(overflow=overflow)
         signals = look.signals
         return Outcome(
             step=signals.step, reading=signals.loss, stepped=False, plan=plan, diagnosis=diagnosis, signals=signals
         )
 
-    def drop(self, step: int, *, reason: str) -> Outcome:
+    def drop(self, step: int, diagnosis: Diagnosis) -> Outcome:
         """Give up a group whose gradients cannot be had."""
         self._refuse(overflow=False)
-        return Outcome(step=step, reading=math.nan, stepped=False, plan=Plan(steps=("skip-step",), reason=reason))
+        plan = Plan(steps=("skip-step",), reason=diagnosis.cause)
+        return Outcome(step=step, reading=math.nan, stepped=False, plan=plan, diagnosis=diagnosis)
 
     def _refuse(self, *, overflow: bool) -> None:
         # Gradients dropped, buffers as before the forward pass, the scaler told if it is to blame.
@@ -66,11 +70,8 @@ class Update:
         self._buffers.put_back()
         self._passes.close()
 
-    def _take(
-        self, plan: Plan, look: Look, diagnosis: Diagnosis, *, kept: Sequence[int] = (), num_members: int = 0
-    ) -> Outcome:
+    def _take(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()) -> Outcome:
         signals = look.signals
-        self._passes.close()
         clipped = self._clip(look)
         if look.grads:
             self._precision.step(self._optimizer)
@@ -79,6 +80,7 @@ class Update:
             self._optimizer.step()
         look.grads.clear()  # why: holding them would keep zero_grad from freeing their memory
         self._optimizer.zero_grad()
+        self._passes.close()
         return Outcome(
             step=signals.step,
             reading=signals.loss,
@@ -87,7 +89,7 @@ class Update:
             plan=plan,
             diagnosis=diagnosis,
             signals=signals,
-            left_out=tuple(i for i in range(num_members) if i not in kept) if kept else (),
+            left_out=left_out,
             clipped=clipped,
         )
 

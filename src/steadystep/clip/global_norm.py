@@ -60,9 +60,9 @@ def _factor(total: Tensor, max_norm: float) -> Tensor:
 
 
 @torch.no_grad()
-def multiply_(grads: list[Tensor], layout: Layout, factor: Tensor) -> None:
-    """Multiply every gradient by a 0-dim `factor`."""
+def multiply_(grads: list[Tensor], layout: Layout, factor: Tensor | float) -> None:
+    """Multiply every gradient by `factor`, a number or a tensor without dimensions."""
     values = dense_values(grads, layout)
     for positions in layout.groups:
         group = values if len(positions) == len(values) else [values[i] for i in positions]
-        torch._foreach_mul_(group, factor.to(group[0].device))
+        torch._foreach_mul_(group, factor.to(group[0].device) if isinstance(factor, Tensor) else factor)

@@ -42,6 +42,9 @@ def clamp_(grads: list[Tensor], layout: Layout, *, max_value: float) -> None:
     """Clamp every element; complex gradients have no order to clamp by."""
     if any(g.is_complex() for g in grads):
         raise UnsupportedError("clipping by value is not defined for complex gradients: clip by norm instead")
+    for grad in grads if layout.sparse else ():
+        if grad.is_sparse and not grad.is_coalesced():  # why: the sum of two clamped parts may exceed the limit
+            grad.copy_(grad.coalesce())
     values = dense_values(grads, layout)
     for positions in layout.groups:
         group = [values[i] for i in positions]
@@ -51,7 +54,7 @@ def clamp_(grads: list[Tensor], layout: Layout, *, max_value: float) -> None:
 
 @torch.no_grad()
 def _largest(grads: list[Tensor], layout: Layout) -> Tensor:
-    filled = [v for v in dense_values(grads, layout) if v.numel()]
+    filled = [v for v in dense_values(grads, layout, coalesce=True) if v.numel()]
     if not filled:
         return torch.zeros(())
     peaks = [torch.linalg.vector_norm(v, torch.inf) for v in filled]

@@ -1,4 +1,4 @@
-"""The gate: NaN or infinity in the loss, in a gradient, or in a buffer the forward pass wrote."""
+"""The gate: NaN or infinity in the loss, in a gradient, in a buffer the forward pass wrote, or in the learning rate."""
 
 import math
 from typing import Any, final
@@ -18,7 +18,7 @@ class NonFinite:
     name = "non-finite"
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for each of the three that is not finite."""
+        """One finding for each of the four that is not finite."""
         if signals.healthy:
             return ()
         found = []
@@ -34,6 +34,10 @@ class NonFinite:
         if signals.bad_buffers:
             what = "a buffer written by the forward pass is not finite"
             found.append(self._finding(signals, "critical", math.inf, what, signals.bad_buffers))
+        if not math.isfinite(signals.lr):
+            found.append(
+                self._finding(signals, "critical", signals.lr, f"the learning rate is {_word(signals.lr)}", ())
+            )
         return tuple(found)
 
     def _finding(

@@ -12,6 +12,7 @@ _NAMED = 3  # names listed in the evidence before "and N more"
 
 # First match wins; from the most specific to the most general.
 RULES: tuple[tuple[Cause, Callable[[Signals], bool]], ...] = (
+    (Cause.SCHEDULE_ERROR, lambda s: not math.isfinite(s.lr)),
     (Cause.NON_FINITE_INPUT, lambda s: s.input_finite is False),
     (Cause.FORWARD_OVERFLOW, lambda s: s.scaled and not math.isfinite(s.loss)),
     (Cause.NON_FINITE_LOSS, lambda s: not math.isfinite(s.loss)),
@@ -28,6 +29,13 @@ def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
     cause = next(cause for cause, holds in RULES if holds(signals))
     evidence = "; ".join(_sentence(finding) for finding in findings)
     return Diagnosis(cause=cause.value, findings=findings, evidence=evidence, advice=ADVICE[cause])
+
+
+def not_repeatable() -> Diagnosis:
+    """For a group whose gradients were lost and could not be computed again."""
+    cause = Cause.CLOSURE_NOT_REPEATABLE
+    evidence = "a pass was interrupted and a closure gave another loss when it was run again"
+    return Diagnosis(cause=cause.value, evidence=evidence, advice=ADVICE[cause])
 
 
 def _sentence(finding: Finding) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadystep.errors import ConfigError
+from steadystep.notices import warn
 
 Format = Literal["fp32", "bf16", "fp16"]
 _DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,10 +44,18 @@ class Precision:
         self._one: Tensor | None = None
 
     def check(self, parameters: Iterable[Tensor]) -> None:
-        """Loss scaling needs a full-precision copy of the weights, which is what autocast leaves them as."""
-        if self.scales and any(p.dtype == torch.float16 for p in parameters):
+        """Refuse or warn about weights that this setting cannot train."""
+        dtypes = {p.dtype for p in parameters}
+        if self.scales and torch.float16 in dtypes:
             raise ConfigError(
                 "mixed_precision fp16: keep the weights in fp32 (no model.half()), autocast does the rest"
+            )
+        if self.scales and any(dtype.is_complex for dtype in dtypes):
+            raise ConfigError("mixed_precision fp16: torch cannot unscale complex gradients, use bf16 or fp32")
+        if torch.float16 in dtypes:
+            warn(
+                "these weights are fp16: squared gradients beyond 255 overflow in Adam's moments. Keep the weights in "
+                "fp32 with mixed_precision: fp16, or use bf16."
             )
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -16,7 +17,11 @@ def _verdicts(item: Any, *, depth: int) -> list[bool | None]:
     if isinstance(item, Tensor):
         if not (item.is_floating_point() or item.is_complex()):
             return [None]
-        return [bool(item.detach().isfinite().all())]  # sync: only after trouble
+        values = item.detach().coalesce().values() if item.layout is torch.sparse_coo else item.detach()
+        try:
+            return [bool(values.isfinite().all())]  # sync: only after trouble
+        except (NotImplementedError, RuntimeError):  # a layout or dtype that torch cannot look into
+            return [None]
     if depth > 8:  # why: a container that holds itself
         return []
     if isinstance(item, Mapping):

@@ -35,7 +35,7 @@ class Gradients:
 
     def collect(self) -> tuple[tuple[str, ...], list[Tensor], Layout]:
         """Names, gradients and their grouping for this step."""
-        if self._count() != self._counted:  # the user added a parameter group
+        if self._groups_changed():
             self._name_all()
         grads = [p.grad for p in self._params if p.grad is not None]
         names = self._names
@@ -52,15 +52,20 @@ class Gradients:
         self._layout = layout_of(grads)
         return self._layout
 
-    def _count(self) -> int:
+    def _groups_changed(self) -> bool:
+        """The user added, removed or replaced a parameter group."""
         groups = self._optimizer.param_groups
-        return len(groups[0]["params"]) if len(groups) == 1 else sum(len(g["params"]) for g in groups)
+        return len(groups) != len(self._held) or any(
+            group["params"] is not params or len(params) != count
+            for group, (params, count) in zip(groups, self._held, strict=True)
+        )
 
     def _name_all(self) -> None:
-        self._counted = self._count()
+        self._held = [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]
         held = {id(p): p for group in self._optimizer.param_groups for p in group["params"]}
         named = dict(_named(self._model, held))
-        extra = (p for p in held.values() if p not in set(named.values()))
+        ours = {id(p) for p in named.values()}
+        extra = (p for p in held.values() if id(p) not in ours)
         named |= {f"optimizer parameter {i}": p for i, p in enumerate(extra)}
         self._names = tuple(named)
         self._params = tuple(named.values())

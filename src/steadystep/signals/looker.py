@@ -69,15 +69,28 @@ class Looker:
             norms=each,
             names=names,
             bad_buffers=bad_buffers,
-            lr=max(lrs),
+            lr=lrs[0] if len(lrs) == 1 else _largest(lrs),
             scale=loss_scale,
             scaled=scale is not None,
             repeatable=repeatable,
             metrics={k: next(host) if isinstance(v, Tensor) else v for k, v in metrics.items()} if metrics else {},
         )
-        if batches and not signals.healthy:
-            signals = replace(signals, input_finite=is_finite(batches))
-        return Look(signals, grads, layout, norms)
+        look = Look(signals, grads, layout, norms)
+        return look if signals.healthy else self._look_closer(look, batches)
+
+    def _look_closer(self, look: Look, batches: list[Any]) -> Look:
+        """What is worth a second look once something seems wrong."""
+        signals = look.signals
+        if not math.isfinite(signals.grad_norm):
+            # why: a gradient whose dtype changed since the layout was made may have overflowed only in its norm
+            look.layout = self._gradients.regroup(look.grads)
+            look.norms = measure(look.grads, look.layout)
+            each = tuple(_to_host(look.norms))
+            signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
+        if signals.bad_buffers:
+            signals = replace(signals, bad_buffers=self._buffers.newly_bad(signals.bad_buffers))
+        look.signals = replace(signals, input_finite=is_finite(batches)) if batches else signals
+        return look
 
     def _measure(self, grads: list[Tensor], layout: Layout) -> tuple[list[Tensor], Layout]:
         try:
@@ -104,6 +117,10 @@ def _to_host(scalars: list[Tensor]) -> list[float]:
     return values
 
 
+def _largest(lrs: list[float]) -> float:
+    return max(lrs) if all(math.isfinite(lr) for lr in lrs) else math.nan
+
+
 def _mean(losses: tuple[float, ...], weights: list[float]) -> float:
     counted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if weight > 0]
     if not counted:
@@ -124,4 +141,6 @@ def _scalar(name: str, value: float | Tensor) -> float | Tensor:
             raise MisuseError(f"metrics[{name!r}] must be one real number, got {type(value).__name__}") from None
     if value.numel() != 1 or value.is_complex():
         raise MisuseError(f"metrics[{name!r}] must be one real number, got a tensor of shape {list(value.shape)}")
-    return value.detach().reshape(())
+    plain = value.detach().reshape(())
+    # why: stacked with fp32 norms, a large whole number would lose its last digits
+    return plain if plain.is_floating_point() or plain.device.type == "mps" else plain.double()

@@ -121,7 +121,7 @@ def _write(file: IO[str], pending: list[str], path: Path, *, last: bool = False)
 
 
 def _row(outcome: Outcome, signals: Signals) -> str:
-    if math.isfinite(signals.loss) and math.isfinite(signals.grad_norm) and not signals.metrics and not signals.scaled:
+    if signals.healthy and not signals.metrics and not signals.scaled:
         # why by hand: json.dumps costs three times as much, on every step
         return (
             f'{{"step":{signals.step},"loss":{signals.loss:.9g},"norm":{signals.grad_norm:.9g},"lr":{signals.lr:.9g}'
@@ -131,7 +131,7 @@ def _row(outcome: Outcome, signals: Signals) -> str:
         "step": signals.step,
         "loss": _number(signals.loss),
         "norm": _number(signals.grad_norm),
-        "lr": signals.lr,
+        "lr": _number(signals.lr),
     }
     if outcome.clipped:
         row["clipped"] = True

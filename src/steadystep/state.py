@@ -1,0 +1,35 @@
+"""State that is saved together and loaded together: plain JSON, whole or not at all."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from steadystep.errors import ConfigError
+
+FORMAT = 1
+
+
+class Stateful(Protocol):
+    """A part that is saved with its owner."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        ...
+
+
+def save(parts: Mapping[str, Stateful]) -> dict[str, Any]:
+    """One mapping with the state of every part."""
+    return {"format": FORMAT} | {name: part.state_dict() for name, part in parts.items()}
+
+
+def load(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
+    """Give each part its own; parts that may refuse a state belong first."""
+    missing = ({"format"} | parts.keys()) - state.keys()
+    if missing or state["format"] != FORMAT:
+        what = f"lacks {', '.join(sorted(missing))}" if missing else f"has format {state['format']!r}"
+        raise ConfigError(f"this state {what}; this version of steadystep reads format {FORMAT} whole")
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
