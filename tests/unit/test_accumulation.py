@@ -56,6 +56,15 @@ def test_equal_weights_in_a_full_group_need_no_correction(size: int, weight: flo
     assert group.correction(range(size)) == pytest.approx(1.0, rel=1e-15)
 
 
+def test_losses_are_scaled_by_the_largest_weight_seen_so_that_fp16_stays_in_range() -> None:
+    group = Group(2)
+    loss = torch.tensor(1.0)
+    for _ in range(2):
+        factors = [group.scaled(loss, group.check_weight(weight)).item() for weight in (1, 4096)]
+        group.clear()
+    assert factors == [0.5 / 4096, 0.5]
+
+
 def test_token_weights_give_the_gradient_of_the_long_batch() -> None:
     model = nn.Linear(6, 1)
     twin = nn.Linear(6, 1)
@@ -257,6 +266,7 @@ def test_a_micro_batch_of_weight_zero_counts_nothing() -> None:
     guard.step(lambda: squared(model, a) * math.nan, weight=0)  # a mean over no tokens
     outcome = guard.step(lambda: squared(model, b), weight=7)
     assert outcome.stepped
+    assert outcome.plan.proceeds
     expected = guarded(twin, 1).step(lambda: squared(twin, b))
     assert outcome.loss == expected.loss
     torch.testing.assert_close(model.weight, twin.weight)

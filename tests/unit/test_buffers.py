@@ -104,6 +104,20 @@ def test_a_cache_that_grows_is_no_statistic() -> None:
     assert all(guard.step(lambda n=n: grow(n)).stepped for n in (5, 6, 7, 7, 7, 8, 8))
 
 
+def test_a_cache_that_grew_once_is_not_judged_later() -> None:
+    model = Writer("in-place")
+    model.active = False
+    guard = guarded(model)
+    x = torch.ones(1, 3)
+
+    def fill(n: int, value: float) -> Tensor:
+        model.state = torch.full((n,), value)
+        return model(x)
+
+    for n, value in ((5, 0.0), (6, 0.0), (6, 0.0), (6, -math.inf), (6, 0.0)):
+        assert guard.step(lambda n=n, value=value: fill(n, value)).stepped
+
+
 def test_a_quiet_module_that_wakes_up_is_noticed_and_put_back() -> None:
     """BatchNorm's running statistics do not move their version counter; its batch counter does."""
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))

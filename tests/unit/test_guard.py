@@ -50,6 +50,7 @@ def test_the_outcome_says_what_was_seen() -> None:
     assert outcome.signals.grad_norm == pytest.approx(math.sqrt(sum(n * n for n in outcome.signals.norms)))
     assert outcome.signals.lr == 0.1
     assert (guard.attempts, guard.updates) == (1, 1)
+    assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

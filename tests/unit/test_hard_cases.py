@@ -81,6 +81,17 @@ for x in (OK, BAD, OK * 3):
         assert space["outcome"].left_out == (1,)
         assert space["outcome"].stepped
 
+    def test_functions_inside_functions_are_bound_too(self) -> None:
+        model = nn.Linear(2, 1)
+        guard = guarded(model, 3)
+
+        def inner() -> Tensor:
+            return model(x).square().mean()
+
+        for x in (OK, BAD, OK * 3):
+            outcome = guard.step(lambda: inner())
+        assert outcome.left_out == (1,)
+
     def test_recursive_and_mutually_nested_functions(self) -> None:
         model = nn.Linear(2, 1)
         guard = guarded(model, 2)
@@ -308,6 +319,19 @@ def test_observe_reports_a_bad_buffer_and_leaves_it() -> None:
     assert outcome.signals.bad_buffers == ("1.running_var",)
     assert outcome.stepped
     assert not model[1].running_var.isfinite().all()
+
+
+def test_observe_puts_nothing_back_after_an_exception_either() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    guard = steadystep.Guard(model, sgd(model), config=steadystep.observe())
+
+    def explode() -> Tensor:
+        model(torch.randn(4, 2))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        guard.step(explode)
+    assert model[1].num_batches_tracked.item() == 1
 
 
 def test_fp16_with_very_different_weights_keeps_its_scale() -> None:

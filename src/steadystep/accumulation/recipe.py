@@ -80,7 +80,7 @@ class _Bindings:
 
     def twin(self) -> types.FunctionType:
         """The function again, reading the bound values."""
-        space = {**self._root.__globals__, **self._values}
+        space = dict(self._root.__globals__)
         twins = {function: _hollow(function, space) for function in self._cells}
         for function, contents in self._cells.items():
             for cell, content in zip(twins[function].__closure__ or (), contents, strict=True):

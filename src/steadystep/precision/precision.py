@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
@@ -13,6 +14,20 @@ from steadystep.notices import warn
 
 Format = Literal["fp32", "bf16", "fp16"]
 _DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerReport:
+    """What the loss scaler has been through."""
+
+    scale: float
+    steps: int
+    """Updates taken."""
+    overflows: int
+    """Updates refused because gradients overflowed under a finite loss: the scaler's routine."""
+    bad_losses: int
+    """Updates refused for another reason, which no scale can cure."""
 
 
 @final
@@ -42,6 +57,7 @@ class Precision:
         self._scaler = torch.amp.GradScaler(device_type, enabled=setting == "fp16")
         self._unscaled = False
         self._one: Tensor | None = None
+        self._steps = self._overflows = self._bad_losses = 0
 
     def check(self, parameters: Iterable[Tensor]) -> None:
         """Refuse or warn about weights that this setting cannot train."""
@@ -94,6 +110,7 @@ class Precision:
         self._scaler.step(optimizer)
         self._scaler.update()
         self._unscaled = False
+        self._steps += 1
 
     def refuse(self, *, overflow: bool) -> None:
         """No update this time. `overflow` says that the scale is to blame, so that it backs off.
@@ -104,11 +121,20 @@ class Precision:
         if not self._unscaled:
             return
         self._unscaled = False
+        self._overflows += overflow
+        self._bad_losses += not overflow
         if overflow:
             self._scaler.update()
         else:
             # Setting the scale to itself closes the update and leaves scale and growth count as they were.
             self._scaler.update(self._scaler.get_scale())  # sync: only on a refused step
+
+    def report(self) -> ScalerReport | None:
+        """The scaler's telemetry since it was made; None without one."""
+        if not self.scales:
+            return None
+        scale = self._scaler.get_scale()  # sync: when asked
+        return ScalerReport(scale=scale, steps=self._steps, overflows=self._overflows, bad_losses=self._bad_losses)
 
     def state_dict(self) -> dict[str, Any]:
         """The scaler's state as plain numbers; empty without one."""

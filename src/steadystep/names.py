@@ -1,0 +1,11 @@
+"""Names a user may have meant."""
+
+import difflib
+from collections.abc import Sequence
+
+
+def nearest_names(wanted: str, known: Sequence[str], *, count: int = 3) -> str:
+    """A clause for an error message: the known names nearest to `wanted`, or the first few."""
+    close = difflib.get_close_matches(wanted.strip("*."), [name for name in known if name], n=count, cutoff=0.4)
+    shown = close or [name for name in known if name][:count]
+    return f": did you mean {', '.join(repr(name) for name in shown)}?" if shown else ""
