@@ -31,11 +31,9 @@ def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
     _HOLDERS[optimizer] = weakref.ref(holder)
 
 
-def release(holder: object, optimizer: Optimizer) -> None:
-    """Let another guard have it; does nothing if another already has."""
-    claimed = _HOLDERS.get(optimizer)
-    if claimed is not None and claimed() is holder:
-        del _HOLDERS[optimizer]
+def release(optimizer: Optimizer) -> None:
+    """Let another guard have it."""
+    _HOLDERS.pop(optimizer, None)
 
 
 def _held(optimizer: Optimizer) -> bool:

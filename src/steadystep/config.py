@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from steadystep.errors import ConfigError
+from steadystep.schedule import NAMES, Schedule, named
 
 DEFAULT_MAX_NORM = 1.0  # what `gradient_clipping: true` means without a number
 
@@ -57,10 +58,39 @@ class TrainingSettings(Settings):
     gradient_accumulation_steps: Count = Field(
         1, ge=1, description="calls of step() that share one update; 1 is no accumulation"
     )
+    lr_scheduler: str | None = Field(None, description=f"one of {', '.join(NAMES)}")
+    warmup_steps: Annotated[Count, Field(ge=0)] | Annotated[Number, Field(gt=0, lt=1)] = Field(
+        0, description="a count, or a fraction of total_steps; the learning rate rises from 0 over these updates"
+    )
+    total_steps: Count = Field(10_000, ge=1, description="updates in the whole run; where a decay ends")
+    min_lr: Number = Field(0.0, ge=0, description="the learning rate a decay ends at")
+    scheduler_options: dict[str, Any] = Field(
+        default_factory=dict, description="what the schedule itself takes, such as power or num_cycles"
+    )
+    fp32_modules: tuple[str, ...] = Field((), description="name globs of modules kept in fp32 under mixed precision")
     mixed_precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="fp16 brings a loss scaler with it; bf16 needs none"
     )
     autocast: Switch = Field(True, description="false: your own code does the autocasting")
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        self.schedule(base_lr=self.learning_rate or 1.0)
+        return self
+
+    def schedule(self, *, base_lr: float) -> Schedule | None:
+        """The schedule these settings ask for, as multipliers of `base_lr`; None when they ask for none."""
+        if self.lr_scheduler is None and not self.warmup_steps:
+            if self.min_lr or self.scheduler_options:
+                raise ConfigError("min_lr and scheduler_options do nothing without lr_scheduler")
+            return None
+        if self.min_lr > base_lr:
+            raise ConfigError(f"min_lr = {self.min_lr} is above the learning rate {base_lr}")
+        name = self.lr_scheduler or "constant"
+        floor = self.min_lr / base_lr
+        return named(
+            name, total_steps=self.total_steps, warmup_steps=self.warmup_steps, floor=floor, **self.scheduler_options
+        )
 
     @property
     def clip_norm(self) -> float | None:
@@ -155,8 +185,6 @@ _SECTIONS: dict[str, type[Settings]] = {
 
 # Keys that are part of the file format and whose feature this version does not have.
 NOT_BUILT = {
-    "training.warmup_steps": "learning-rate schedules from YAML (pass `schedule=` to Guard instead)",
-    "training.lr_scheduler": "learning-rate schedules from YAML (pass `schedule=` to Guard instead)",
     "training.stability_monitoring": "detectors beyond the non-finite gate",
     "training.early_stopping": "early stopping",
     "training.patience": "early stopping",
@@ -194,6 +222,9 @@ def _unknown_keys(raw: Mapping[Any, Any]) -> Iterator[str]:
 # What other tools call it.
 _ALIASES = {
     "lr": "training.learning_rate",
+    "scheduler": "training.lr_scheduler",
+    "warmup": "training.warmup_steps",
+    "max_steps": "training.total_steps",
     "precision": "training.mixed_precision",
     "accumulation_steps": "training.gradient_accumulation_steps",
     "grad_clip": "training.max_grad_norm",
@@ -222,6 +253,8 @@ def _say(issue: Any) -> str:
     why = owner[path[-1]].description if path[-1] in owner else None
     message = issue["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
+    if issue["type"] == "value_error" and key in _SECTIONS:  # about several keys of a section
+        return f"{key}: {message}"
     return f"{key} = {issue['input']!r}: {message}" + (f" ({why})" if why else "")
 
 

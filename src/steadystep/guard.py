@@ -14,21 +14,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep import state
-from steadystep.accumulation import Closure, Passes
-from steadystep.actions import LearningRate, Schedule, Update
-from steadystep.buffers import Buffers
+from steadystep.accumulation import Closure
+from steadystep.actions import Schedule
 from steadystep.claims import claim, release
 from steadystep.config import Config
-from steadystep.detectors import Detector, NonFinite
 from steadystep.diagnosis import explain, not_repeatable
 from steadystep.errors import MisuseError
 from steadystep.look import Look
 from steadystep.notices import warn
-from steadystep.policy import Budget, decide
-from steadystep.precision import Precision
+from steadystep.policy import decide
 from steadystep.records import Outcome
-from steadystep.signals import Gradients, Looker, Metrics, checked
-from steadystep.track import NoLog, RunLog, Tracker
+from steadystep.signals import Metrics, checked
+from steadystep.wiring import build
 
 Batch = TypeVar("Batch")
 
@@ -67,45 +64,16 @@ class Guard:
         self._closed = False
         claim(self, model, optimizer)
         try:
-            self._build(model, schedule, run_dir)
+            parts = build(self.config, model, optimizer, schedule=schedule, run_dir=run_dir)
         except BaseException:
-            release(self, optimizer)
+            release(optimizer)
             raise
-
-    def _build(self, model: nn.Module, schedule: Schedule | None, run_dir: str | Path | None) -> None:
-        training, optimizer = self.config.training, self._optimizer
+        self.precision = parts.precision
+        self._stateful = parts.stateful
+        self._passes, self._looker, self._detectors = parts.passes, parts.looker, parts.detectors
+        self._budget, self._action, self._lr = parts.budget, parts.action, parts.learning_rate
+        self._log, self._islands = parts.log, parts.islands
         self._observing = self.config.mode == "observe"
-        gradients = Gradients(model, optimizer)
-        device = gradients.parameters[0].device
-        precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
-        precision.check(gradients.parameters)
-        buffers = Buffers(model, restores=not self._observing)
-        passes = Passes(
-            optimizer,
-            precision,
-            buffers,
-            lambda: gradients.parameters,
-            size=training.gradient_accumulation_steps,
-            device=device,
-            retry=not self._observing,
-        )
-        self.precision = precision
-        self._passes = passes
-        self._looker = Looker(gradients, optimizer, buffers)
-        self._detectors: tuple[Detector, ...] = (NonFinite(),)
-        self._budget = Budget(self.config.recovery.max_skips_in_a_row)
-        self._action = Update(
-            optimizer, precision, buffers, passes, clip_norm=training.clip_norm, clip_value=training.clip_value
-        )
-        every = self.config.monitoring.log_frequency
-        folder = None if run_dir is None else Path(run_dir).expanduser()
-        self._log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=every)
-        # Last, because it changes something.
-        self._lr = LearningRate(optimizer, start=training.learning_rate, schedule=schedule)
-        # Precision first: it is the only part that may refuse a state.
-        self._parts: dict[str, state.Stateful] = {"precision": precision, "accumulation": passes.group}
-        self._parts |= {"learning_rate": self._lr, "budget": self._budget}
-        self._parts |= {f"detector {detector.name}": detector for detector in self._detectors}
 
     def step(
         self,
@@ -137,6 +105,11 @@ class Guard:
         """Update with a group that is not full, as at the end of an epoch; None when none is open."""
         with self._passes:
             return self._update() if self._passes.group.members else None
+
+    def validate(self, val_loss: float, **metrics: float) -> None:
+        """Tell the guard how a validation went. All of it is logged, and `val_loss` moves a plateau schedule."""
+        self._lr.validated(float(val_loss))
+        self._log.validated(self.attempts, {"val_loss": float(val_loss)} | {k: float(v) for k, v in metrics.items()})
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The loader's batches; a short last group is flushed when they end."""
@@ -179,11 +152,11 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the guard remembers, ready for JSON. Micro-batches of an open group count as not seen."""
-        return state.save(self._parts) | {"attempts": self.attempts, "updates": self.updates}
+        return state.save(self._stateful) | {"attempts": self.attempts, "updates": self.updates}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue as if never interrupted. Load model and optimizer first; an open group is dropped."""
-        state.load(self._parts, saved)
+        state.load(self._stateful, saved)
         self.attempts, self.updates = int(saved["attempts"]), int(saved["updates"])
         self._passes.reset()
 
@@ -194,8 +167,9 @@ class Guard:
             dropped = self._passes.reset()
             if dropped:
                 warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
+            self._islands.remove()
             self._log.close()
-            release(self, self._optimizer)
+            release(self._optimizer)
 
     def __enter__(self) -> Self:
         return self

@@ -63,3 +63,80 @@ def test_a_learning_rate_in_a_tensor_is_filled_not_replaced() -> None:
     steadystep.Guard(model, optimizer, config={"training": {"learning_rate": 0.25}})
     assert optimizer.param_groups[0]["lr"] is held
     assert held.item() == 0.25
+
+
+def trained(config: dict, steps: int, **kwargs) -> tuple[list[float], steadystep.Guard]:
+    model = nn.Linear(6, 1)
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.5), config={"training": config}, **kwargs)
+    x = batches(1)[0]
+    return [guard.step(lambda: squared(model, x)).signals.lr for _ in range(steps)], guard
+
+
+def test_a_schedule_from_yaml() -> None:
+    seen, _ = trained({"lr_scheduler": "linear", "warmup_steps": 2, "total_steps": 6, "learning_rate": "1e-1"}, 7)
+    assert seen == pytest.approx([0.0, 0.05, 0.1, 0.075, 0.05, 0.025, 0.0])
+
+
+def test_warmup_alone_is_followed_by_a_constant_rate() -> None:
+    seen, _ = trained({"warmup_steps": 0.2, "total_steps": 10}, 5)
+    assert seen == pytest.approx([0.0, 0.25, 0.5, 0.5, 0.5])
+
+
+def test_min_lr_is_a_learning_rate() -> None:
+    seen, _ = trained({"lr_scheduler": "cosine", "total_steps": 4, "min_lr": 0.1}, 6)
+    assert seen[0] == 0.5
+    assert seen[4:] == pytest.approx([0.1, 0.1])
+
+
+def test_options_reach_the_schedule() -> None:
+    seen, _ = trained({"lr_scheduler": "step", "scheduler_options": {"step_size": 2, "gamma": 0.5}}, 5)
+    assert seen == pytest.approx([0.5, 0.5, 0.25, 0.25, 0.125])
+
+
+def test_a_plateau_from_yaml_moves_with_validation_and_resumes() -> None:
+    config = {"lr_scheduler": "plateau", "scheduler_options": {"patience": 0, "factor": 0.5}}
+    seen, guard = trained(config, 1)
+    for loss in (1.0, 1.0, 1.0):
+        guard.validate(val_loss=loss)
+    _, again = trained(config, 0)
+    again.load_state_dict(guard.state_dict())
+    x = batches(1)[0]
+    model = nn.Linear(6, 1)
+    again.step(lambda: squared(model, x) * 0.0 + next(iter(again._optimizer.param_groups[0]["params"])).sum())
+    assert seen == [0.5]
+    assert again._optimizer.param_groups[0]["lr"] == 0.125
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"lr_scheduler": "cosin"}, "did you mean 'cosine'"),
+        ({"lr_scheduler": "cosine", "warmup_steps": 100, "total_steps": 50}, "warmup_steps"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+        ({"warmup_steps": 1.5}, "warmup_steps"),
+        ({"min_lr": 0.1}, "do nothing without lr_scheduler"),
+        ({"lr_scheduler": "cosine", "learning_rate": 0.01, "min_lr": 0.1}, "above the learning rate"),
+        ({"lr_scheduler": "linear", "scheduler_options": {"powr": 2}}, "powr"),
+        ({"fp32_modules": ["nothing*"]}, "matches no module"),
+    ],
+)
+def test_schedules_that_cannot_be_say_so(config: dict, says: str) -> None:
+    with pytest.raises(steadystep.ConfigError, match=says):
+        trained(config, 0)
+
+
+def test_two_owners_of_the_learning_rate_are_refused() -> None:
+    with pytest.raises(steadystep.ConfigError, match="give one of them"):
+        trained({"lr_scheduler": "cosine"}, 0, schedule=lambda n: 1.0)
+
+
+def test_fp32_modules_from_yaml() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1))
+    config = {"training": {"mixed_precision": "bf16", "fp32_modules": ["1"]}}
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config=config)
+    seen = []
+    guard.step(lambda: (seen.append(model(batches(1)[0])), seen[-1].mean())[1])
+    assert seen[0].dtype == torch.float32
+    guard.close()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(batches(1)[0]).dtype == torch.bfloat16

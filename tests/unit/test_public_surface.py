@@ -48,7 +48,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_guards_face() -> None:
     members = sorted(n for n in vars(steadystep.Guard) if not n.startswith("_"))
-    assert members == ["batches", "close", "flush", "load_state_dict", "state_dict", "step"]
+    assert members == ["batches", "close", "flush", "load_state_dict", "state_dict", "step", "validate"]
     assert list(inspect.signature(steadystep.Guard).parameters) == [
         "model",
         "optimizer",
@@ -65,12 +65,18 @@ def test_the_settings() -> None:
     } == {
         "training": [
             "autocast",
+            "fp32_modules",
             "gradient_accumulation_steps",
             "gradient_clipping",
             "learning_rate",
+            "lr_scheduler",
             "max_grad_norm",
             "max_grad_value",
+            "min_lr",
             "mixed_precision",
+            "scheduler_options",
+            "total_steps",
+            "warmup_steps",
         ],
         "monitoring": ["log_frequency"],
         "recovery": ["max_skips_in_a_row"],

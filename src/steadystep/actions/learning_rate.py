@@ -1,14 +1,20 @@
 """Who owns the learning rate: with a schedule the guard, without one the user."""
 
-from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from steadystep.errors import MisuseError
+from steadystep.schedule import Plateau, Schedule
 
-Schedule = Callable[[int], float]
+
+class Planned(Protocol):
+    """Makes a schedule once the learning rate it multiplies is known."""
+
+    def __call__(self, *, base_lr: float) -> Schedule | None:
+        """The schedule, or None for none."""
+        ...
 
 
 @final
@@ -18,18 +24,26 @@ class LearningRate:
     The position is the number of updates contained in the weights, so a refused step does not move it.
     """
 
-    def __init__(self, optimizer: Optimizer, *, start: float | None, schedule: Schedule | None) -> None:
+    def __init__(
+        self, optimizer: Optimizer, *, start: float | None, schedule: Schedule | None, planned: Planned | None = None
+    ) -> None:
         if schedule is not None and not callable(schedule):
             raise MisuseError(
                 f"schedule must be a function from updates to a multiplier, got {type(schedule).__name__}: "
-                "step a torch scheduler yourself, next to guard.step()"
+                "use steadystep.schedule.from_torch for torch's own"
             )
         self._optimizer = optimizer
-        self._schedule = schedule
         self._sets_start = start is not None
         if start is not None:
             self._restart_from(start)
-        self._bases = [_value(group["lr"]) for group in optimizer.param_groups] if schedule else []
+        rates = [_value(group["lr"]) for group in optimizer.param_groups]
+        self._schedule = planned(base_lr=max(rates)) if schedule is None and planned else schedule
+        self._bases = rates if self._schedule else []
+
+    def validated(self, metric: float) -> None:
+        """A plateau learns from validation; other schedules do not."""
+        if isinstance(self._schedule, Plateau):
+            self._schedule.update(metric)
 
     def place(self, updates: int) -> None:
         """The learning rate for the update that follows `updates` others."""
@@ -51,11 +65,15 @@ class LearningRate:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
-        return {"bases": list(self._bases), "rates": [_value(group["lr"]) for group in self._optimizer.param_groups]}
+        rates = [_value(group["lr"]) for group in self._optimizer.param_groups]
+        plateau = self._schedule.state_dict() if isinstance(self._schedule, Plateau) else None
+        return {"bases": list(self._bases), "rates": rates, "plateau": plateau}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`. A start value from the config is for new runs: the saved rates take its place."""
         self._bases = [float(base) for base in state["bases"]]
+        if isinstance(self._schedule, Plateau) and state["plateau"] is not None:
+            self._schedule.load_state_dict(state["plateau"])
         if self._sets_start:
             for group, rate in zip(self._optimizer.param_groups, state["rates"], strict=True):
                 _set(group, float(rate))

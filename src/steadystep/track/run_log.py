@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol, final
@@ -30,6 +31,10 @@ class Tracker(Protocol):
         """Write down one optimizer step."""
         ...
 
+    def validated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write down one validation."""
+        ...
+
     def close(self) -> None:
         """Write what is left."""
         ...
@@ -43,6 +48,9 @@ class NoLog:
         """Say what went wrong, if anything."""
         if outcome.diagnosis.findings or not outcome.stepped:
             _tell(outcome)
+
+    def validated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nowhere to write it."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -82,6 +90,12 @@ class RunLog:
             _tell(outcome)
         if trouble or len(self._pending) >= _FLUSH_EVERY:
             _write(self._file, self._pending, self.path)
+
+    def validated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line of its own, written at once."""
+        row = {"kind": "validation", "step": step, "metrics": {k: _number(v) for k, v in metrics.items()}}
+        self._pending.append(json.dumps(row) + "\n")
+        _write(self._file, self._pending, self.path)
 
     def close(self) -> None:
         """Write what is left and close the file."""

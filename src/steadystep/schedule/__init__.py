@@ -1,0 +1,54 @@
+"""Learning-rate schedules as pure functions: step -> multiplier of the base learning rate.
+
+Steps count updates from 0. Everything here but `as_torch` and `from_torch` runs without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from steadystep.schedule.curves import (
+    Schedule,
+    constant,
+    cosine,
+    cosine_restarts,
+    exponential,
+    inverse_sqrt,
+    linear,
+    one_minus_sqrt,
+    polynomial,
+    step_decay,
+    warmup,
+)
+from steadystep.schedule.joins import then, wsd
+from steadystep.schedule.names import NAMES, named
+from steadystep.schedule.plateau import Plateau
+
+if TYPE_CHECKING:
+    from steadystep.schedule.torch_bridge import as_torch, from_torch
+
+__all__ = [
+    "NAMES",
+    "Plateau",
+    "Schedule",
+    "as_torch",
+    "constant",
+    "cosine",
+    "cosine_restarts",
+    "exponential",
+    "from_torch",
+    "inverse_sqrt",
+    "linear",
+    "named",
+    "one_minus_sqrt",
+    "polynomial",
+    "step_decay",
+    "then",
+    "warmup",
+    "wsd",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("as_torch", "from_torch"):
+        return getattr(import_module("steadystep.schedule.torch_bridge"), name)
+    raise AttributeError(f"module 'steadystep.schedule' has no attribute {name!r}")

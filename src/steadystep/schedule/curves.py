@@ -1,0 +1,151 @@
+"""The shapes a learning rate follows; each starts at its own step 0, stays in [0, 1] and holds its last value.
+
+A step before 0 counts as 0. What is called `floor` is the lowest multiplier: 0.1 is a tenth of the base rate.
+"""
+
+import math
+from collections.abc import Callable
+
+from steadystep.schedule.checks import real, share, shrink, whole
+
+Schedule = Callable[[int], float]
+
+
+def constant(value: float = 1.0) -> Schedule:
+    """The same multiplier for ever.
+
+    >>> constant()(10_000)
+    1.0
+    """
+    held = share("schedule.constant", "value", value)
+    return lambda step: held
+
+
+def warmup(steps: int, start: float = 0.0) -> Schedule:
+    """A straight line from `start` up to 1 at step `steps`; 0 steps is no warm-up.
+
+    With `start=0` the first update has a learning rate of zero, as in transformers.
+
+    >>> [warmup(4)(step) for step in (0, 1, 4, 9)]
+    [0.0, 0.25, 1.0, 1.0]
+    """
+    total = whole("schedule.warmup", "steps", steps, least=0)
+    low = share("schedule.warmup", "start", start)
+    return (lambda step: _from(low, _done(step, total))) if total else constant()
+
+
+def linear(total: int, floor: float = 0.0) -> Schedule:
+    """A straight line from 1 down to `floor` at step `total`.
+
+    >>> [linear(4)(step) for step in (0, 1, 4, 9)]
+    [1.0, 0.75, 0.0, 0.0]
+    """
+    end, low = _checked("linear", total, floor)
+    return lambda step: _from(low, 1.0 - _done(step, end))
+
+
+def cosine(total: int, floor: float = 0.0) -> Schedule:
+    """Half a cosine from 1 down to `floor` at step `total` (Loshchilov & Hutter 2017, one cycle).
+
+    >>> [round(cosine(4)(step), 3) for step in (0, 1, 2, 4, 9)]
+    [1.0, 0.854, 0.5, 0.0, 0.0]
+    """
+    end, low = _checked("cosine", total, floor)
+    return lambda step: _from(low, half_cosine(_done(step, end)))
+
+
+def cosine_restarts(period: int, mult: int = 1, floor: float = 0.0) -> Schedule:
+    """Half a cosine again and again, each `mult` times as long as the one before (SGDR, Loshchilov & Hutter 2017).
+
+    Never ends, as torch's CosineAnnealingWarmRestarts; join it with `then` to end it.
+
+    >>> [round(cosine_restarts(2, mult=2)(step), 3) for step in range(7)]
+    [1.0, 0.5, 1.0, 0.854, 0.5, 0.146, 1.0]
+    """
+    first, low = _checked("cosine_restarts", period, floor, key="period")
+    growth = whole("schedule.cosine_restarts", "mult", mult, least=1)
+
+    def at(step: int) -> float:
+        passed, length = max(step, 0), first
+        if growth == 1:
+            passed %= length
+        while passed >= length:
+            passed, length = passed - length, length * growth
+        return _from(low, half_cosine(passed / length))
+
+    return at
+
+
+def inverse_sqrt(timescale: int = 10_000, floor: float = 0.0) -> Schedule:
+    """sqrt(timescale / (timescale + step)), the decay of Vaswani et al. 2017; never quite ends.
+
+    With a warm-up before it, a `timescale` equal to the warm-up's length gives the paper's curve.
+
+    >>> [inverse_sqrt(100)(step) for step in (0, 300)]
+    [1.0, 0.5]
+    """
+    scale, low = _checked("inverse_sqrt", timescale, floor, key="timescale")
+    return lambda step: max(low, math.sqrt(scale / (scale + max(step, 0))))
+
+
+def polynomial(total: int, power: float = 1.0, floor: float = 0.0) -> Schedule:
+    """(1 - step / total) ** power from 1 down to `floor`; power 1 is `linear`.
+
+    >>> [polynomial(4, power=2.0)(step) for step in (0, 2, 4)]
+    [1.0, 0.25, 0.0]
+    """
+    end, low = _checked("polynomial", total, floor)
+    exponent = real("schedule.polynomial", "power", power, above=0.0)
+    return lambda step: _from(low, (1.0 - _done(step, end)) ** exponent)
+
+
+def one_minus_sqrt(total: int, floor: float = 0.0) -> Schedule:
+    """1 - sqrt(step / total) from 1 down to `floor`: the cooldown that did best in Hägele et al. 2024.
+
+    >>> [one_minus_sqrt(4)(step) for step in (0, 1, 4)]
+    [1.0, 0.5, 0.0]
+    """
+    end, low = _checked("one_minus_sqrt", total, floor)
+    return lambda step: _from(low, 1.0 - math.sqrt(_done(step, end)))
+
+
+def step_decay(every: int, gamma: float = 0.1, floor: float = 0.0) -> Schedule:
+    """Times `gamma` after each `every` steps, as torch's StepLR; not below `floor`.
+
+    Steps are updates, not epochs: for "every 30 epochs" give `30 * updates_per_epoch`.
+
+    >>> [step_decay(2, gamma=0.5)(step) for step in range(5)]
+    [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+    length, low = _checked("step_decay", every, floor, key="every")
+    factor = shrink("schedule.step_decay", "gamma", gamma)
+    return lambda step: max(low, factor ** (max(step, 0) // length))
+
+
+def exponential(gamma: float, floor: float = 0.0) -> Schedule:
+    """`gamma` ** step, as torch's ExponentialLR; not below `floor`. Steps are updates, not epochs.
+
+    >>> [exponential(0.5)(step) for step in range(3)]
+    [1.0, 0.5, 0.25]
+    """
+    factor = shrink("schedule.exponential", "gamma", gamma)
+    low = share("schedule.exponential", "floor", floor)
+    return lambda step: max(low, factor ** max(step, 0))
+
+
+def half_cosine(done: float) -> float:
+    """From 1 at `done` = 0 to 0 at `done` = 1."""
+    return 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def _checked(name: str, total: object, floor: object, *, key: str = "total") -> tuple[int, float]:
+    where = f"schedule.{name}"
+    return whole(where, key, total, least=1), share(where, "floor", floor)
+
+
+def _done(step: int, total: int) -> float:
+    return min(max(step / total, 0.0), 1.0)
+
+
+def _from(low: float, height: float) -> float:
+    return low + (1.0 - low) * height
