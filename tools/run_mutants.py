@@ -1,7 +1,7 @@
 """Breaks the code on purpose, one line at a time, and expects a test to go red for each.
 
-The lists are `tools/mutants/*.toml`: a file, a line to find (exactly once), what to put in its place, and the tests that
-must notice. Each mutant runs in a copy of `src`, so the working tree is never touched.
+The lists are `tools/mutants/*.toml`: a file, a line to find (exactly once), what to put in its place, and the tests
+that must notice. Each mutant runs in a copy of `src`, so the working tree is never touched.
 
     python tools/run_mutants.py             # all
     python tools/run_mutants.py --only clip # those whose file or line contains the word

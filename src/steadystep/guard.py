@@ -23,7 +23,7 @@ from steadystep.errors import MisuseError
 from steadystep.look import Look
 from steadystep.notices import warn
 from steadystep.policy import decide
-from steadystep.records import Outcome
+from steadystep.records import Diagnosis, Outcome, Plan, Signals
 from steadystep.signals import Metrics, checked
 from steadystep.wiring import build
 
@@ -62,6 +62,7 @@ class Guard:
         self._optimizer = optimizer
         self._metrics: dict[str, float | Tensor] = {}
         self._closed = False
+        self._inspected: Look | None = None
         claim(self, model, optimizer)
         try:
             parts = build(self.config, model, optimizer, schedule=schedule, run_dir=run_dir)
@@ -121,10 +122,31 @@ class Guard:
         if not self._passes.refresh():
             return self._settled(self._action.drop(self.attempts, not_repeatable()))
         look = self._look(range(len(self._passes.group.members)))
-        found = tuple(finding for detector in self._detectors for finding in detector.update(look.signals))
-        diagnosis = explain(look.signals, found)
-        plan = decide(look.signals, diagnosis, budget=self._budget, observing=self._observing)
+        diagnosis, plan = self._judge(look.signals)
         return self._settled(self._action.carry_out(plan, look, diagnosis, look_again=self._look))
+
+    def _judge(self, signals: Signals) -> tuple[Diagnosis, Plan]:
+        found = tuple(finding for detector in self._detectors for finding in detector.update(signals))
+        diagnosis = explain(signals, found)
+        return diagnosis, decide(signals, diagnosis, budget=self._budget, observing=self._observing)
+
+    def inspect(self, loss: Tensor) -> Plan:
+        """Judge the gradients that your own loop computed, without stepping: for loops that update by themselves.
+
+        `plan.proceeds` says whether the update may be applied; tell the guard with `commit` what you did.
+        """
+        with self._passes:
+            self._lr.place(self.updates)
+            self._inspected = self._looker.look(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
+            self._verdict = self._judge(self._inspected.signals)
+            return self._verdict[1]
+
+    def commit(self, *, stepped: bool) -> Outcome:
+        """Close what `inspect` opened. With `stepped=False` buffers are put back; gradients stay yours to clear."""
+        if self._inspected is None:
+            raise MisuseError("commit() closes an inspect(): call guard.inspect(loss) first")
+        look, (diagnosis, plan), self._inspected = self._inspected, self._verdict, None
+        return self._settled(self._action.report(plan, look, diagnosis, stepped=stepped))
 
     def _look(self, kept: Sequence[int]) -> Look:
         self._passes.finish(kept)

@@ -48,7 +48,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_guards_face() -> None:
     members = sorted(n for n in vars(steadystep.Guard) if not n.startswith("_"))
-    assert members == ["batches", "close", "flush", "load_state_dict", "state_dict", "step", "validate"]
+    saved = ["load_state_dict", "state_dict"]
+    assert members == sorted(["batches", "close", "commit", "flush", "inspect", "step", "validate", *saved])
     assert list(inspect.signature(steadystep.Guard).parameters) == [
         "model",
         "optimizer",

@@ -52,9 +52,16 @@ class Update:
                 return self._take(plan, fresh, diagnosis, left_out=left_out)
             overflow = fresh.signals.scaled and math.isfinite(fresh.signals.loss)
         self._refuse(overflow=overflow)
+        return self.report(plan, look, diagnosis, stepped=False)
+
+    def report(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, stepped: bool) -> Outcome:
+        """What somebody else did about a plan; a batch that was not used leaves no trace in buffers."""
+        if not stepped:
+            self._buffers.put_back()
+        self._passes.close()
         signals = look.signals
         return Outcome(
-            step=signals.step, reading=signals.loss, stepped=False, plan=plan, diagnosis=diagnosis, signals=signals
+            step=signals.step, reading=signals.loss, stepped=stepped, plan=plan, diagnosis=diagnosis, signals=signals
         )
 
     def drop(self, step: int, diagnosis: Diagnosis) -> Outcome:

@@ -36,10 +36,10 @@ class Looker:
         step: int,
         losses: list[Tensor],
         weights: list[float],
-        scale: Tensor | None,
-        metrics: Metrics,
-        batches: list[Any],
-        repeatable: bool,
+        scale: Tensor | None = None,
+        metrics: Metrics | None = None,
+        batches: list[Any] | None = None,
+        repeatable: bool = False,
     ) -> Look:
         """Measure the gradients as they stand, unscaled and unclipped."""
         names, grads, layout = self._gradients.collect()
@@ -76,7 +76,7 @@ class Looker:
             metrics={k: next(host) if isinstance(v, Tensor) else v for k, v in metrics.items()} if metrics else {},
         )
         look = Look(signals, grads, layout, norms)
-        return look if signals.healthy else self._look_closer(look, batches)
+        return look if signals.healthy else self._look_closer(look, batches or [])
 
     def _look_closer(self, look: Look, batches: list[Any]) -> Look:
         """What is worth a second look once something seems wrong."""
