@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from steadystep.version import __version__
 
 if TYPE_CHECKING:
-    from steadystep import clip, precision
+    from steadystep import clip, groups, init, layers, precision, schedule
     from steadystep.config import Config, autopilot, careful, observe
     from steadystep.errors import (
         ConfigError,
@@ -38,7 +38,7 @@ _HOMES = {
     "UnsupportedError": "errors",
     "TrainingHalted": "errors",
 }
-_PARTS = ("clip", "precision")
+_PARTS = ("clip", "groups", "init", "layers", "precision", "schedule")
 
 __all__ = [
     "Config",
@@ -57,8 +57,12 @@ __all__ = [
     "autopilot",
     "careful",
     "clip",
+    "groups",
+    "init",
+    "layers",
     "observe",
     "precision",
+    "schedule",
 ]
 
 

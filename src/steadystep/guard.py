@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from steadystep import state
 from steadystep.accumulation import Closure
-from steadystep.actions import Schedule
 from steadystep.claims import claim, release
 from steadystep.config import Config
 from steadystep.diagnosis import explain, not_repeatable
@@ -24,6 +23,7 @@ from steadystep.look import Look
 from steadystep.notices import warn
 from steadystep.policy import decide
 from steadystep.records import Diagnosis, Outcome, Plan, Signals
+from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
 from steadystep.wiring import build
 

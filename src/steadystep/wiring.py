@@ -8,13 +8,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
-from steadystep.actions import LearningRate, Schedule, Update
+from steadystep.actions import LearningRate, Update
 from steadystep.buffers import Buffers
 from steadystep.config import Config
 from steadystep.detectors import Detector, NonFinite
 from steadystep.errors import ConfigError
 from steadystep.policy import Budget
 from steadystep.precision import Fp32Islands, Precision
+from steadystep.schedule import Schedule
 from steadystep.signals import Gradients, Looker
 from steadystep.state import Stateful
 from steadystep.track import NoLog, RunLog, Tracker

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from tests.loops import batches, small_net, squared
 
 import steadystep
+from tests.loops import batches, small_net, squared
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

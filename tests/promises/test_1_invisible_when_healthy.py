@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from tests.loops import OPTIMIZERS, assert_same, batches, full_state, plain_run, small_net, squared
 from torch import Tensor, nn
 
 import steadystep
+from tests.loops import OPTIMIZERS, assert_same, batches, full_state, plain_run, small_net, squared
 
 NEVER, ALWAYS = 1e6, 1e-2  # a clip that does not fire and one that does
 

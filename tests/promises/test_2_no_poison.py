@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loops import OPTIMIZERS, assert_same, batches, full_state, is_finite, small_net, squared
 from torch import Tensor, nn
 
 import steadystep
+from tests.loops import OPTIMIZERS, assert_same, batches, full_state, is_finite, small_net, squared
 
 BAD = [math.nan, math.inf, -math.inf]
 

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from tests.loops import batches, small_net, squared
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadystep
+from tests.loops import batches, small_net, squared
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loops import assert_same, batches, full_state, small_net, squared
 
 import steadystep
+from tests.loops import assert_same, batches, full_state, small_net, squared
 
 
 def build(precision: str):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loops import assert_same, batches, full_state, small_net, squared
 from torch import Tensor, nn
 
 import steadystep
 from steadystep.accumulation import Group, MicroBatch
+from tests.loops import assert_same, batches, full_state, small_net, squared
 
 
 def guarded(model: nn.Module, size: int, **training) -> steadystep.Guard:

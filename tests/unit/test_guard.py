@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from tests.loops import assert_same, batches, full_state, small_net, squared
 from torch import Tensor, nn
 
 import steadystep
+from tests.loops import assert_same, batches, full_state, small_net, squared
 
 
 class BoomError(Exception):

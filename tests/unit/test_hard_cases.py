@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.loops import assert_same, full_state
 from torch import Tensor, nn
 from torch.nn import functional
 
 import steadystep
+from tests.loops import assert_same, full_state
 
 NAN = math.nan
 OK = torch.ones(4, 2)
@@ -88,7 +88,7 @@ for x in (OK, BAD, OK * 3):
         def inner() -> Tensor:
             return model(x).square().mean()
 
-        for x in (OK, BAD, OK * 3):
+        for x in (OK, BAD, OK * 3):  # noqa: B007 - read by inner
             outcome = guard.step(lambda: inner())
         assert outcome.left_out == (1,)
 

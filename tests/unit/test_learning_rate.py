@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loops import batches, squared
 from torch import nn
 
 import steadystep
+from tests.loops import batches, squared
 
 
 def test_without_a_schedule_the_users_value_is_read_and_left_alone() -> None:

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from tests.loops import batches
 from torch import nn
 
 import steadystep
 from steadystep.precision import Precision
+from tests.loops import batches
 
 
 def test_formats_usable_alone() -> None:

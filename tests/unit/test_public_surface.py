@@ -26,8 +26,12 @@ PUBLIC = [
     "autopilot",
     "careful",
     "clip",
+    "groups",
+    "init",
+    "layers",
     "observe",
     "precision",
+    "schedule",
 ]
 
 

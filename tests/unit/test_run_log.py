@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.loops import batches, small_net, squared
 
 import steadystep
+from tests.loops import batches, small_net, squared
 
 
 def lines(path: Path) -> list[dict]:

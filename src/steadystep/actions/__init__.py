@@ -1,6 +1,6 @@
 """ACT: the only stage that changes weights, moments or learning rates."""
 
-from steadystep.actions.learning_rate import LearningRate, Schedule
+from steadystep.actions.learning_rate import LearningRate
 from steadystep.actions.update import Update
 
-__all__ = ["LearningRate", "Schedule", "Update"]
+__all__ = ["LearningRate", "Update"]

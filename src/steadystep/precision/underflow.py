@@ -10,9 +10,9 @@ from torch import Tensor
 def underflow_share(grads: Iterable[Tensor]) -> Tensor:
     """Share of gradient elements that are exactly zero, on the device.
 
-    Rows without any gradient beside rows that have one (words that are not in the batch, dead units) are left out: their
-    zeros are no rounding. A tensor that is zero throughout counts whole. Micikevicius et al. 2018 read the same share to
-    show why fp16 gradients need a scale.
+    Rows without any gradient beside rows that have one (words that are not in the batch, dead units) are left out:
+    their zeros are no rounding. A tensor that is zero throughout counts whole. Micikevicius et al. 2018 read the same
+    share to show why fp16 gradients need a scale.
 
     >>> round(underflow_share([torch.tensor([[1.0, 0.0], [0.0, 0.0]])]).item(), 2)
     0.5

@@ -1,0 +1,119 @@
+"""Which parameters a rule speaks of, and what it says about them."""
+
+import difflib
+import math
+import numbers
+import re
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
+from fnmatch import fnmatchcase
+from typing import final
+
+from torch import nn
+
+from steadystep.errors import ConfigError
+from steadystep.groups.inventory import Home, Item
+
+Match = str | type[nn.Module]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A learning-rate multiplier and, if given, a weight decay for the parameters that `match`.
+
+    A string is a glob over the whole parameter name (`*` also runs over dots) or over a module path it begins with:
+    "blocks.3" is everything in that block and nothing of "blocks.30". A module type is everything inside modules of
+    that type. With several, any of them will do.
+
+    >>> Rule("head.*", lr_mult=10.0).label
+    'head.*'
+    >>> Rule((nn.LayerNorm, "*.gain"), weight_decay=0.0).label
+    'LayerNorm|*.gain'
+
+    Args:
+        match: a glob, a module type, or several of them.
+        lr_mult: the learning rate of these parameters is so many times the base.
+        weight_decay: taken as said, for the biases and norms among them too. Without it the usual rules hold.
+        name: what the group is called; otherwise it is called after `match`.
+    """
+
+    match: Match | tuple[Match, ...] | list[Match]
+    _: KW_ONLY
+    lr_mult: float = 1.0
+    weight_decay: float | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.matches or not all(_usable(match) for match in self.matches):
+            raise ConfigError(
+                f"Rule: match = {self.match!r}: give a glob such as '*.attn.*', a module type, or several"
+            )
+        if not (is_number(self.lr_mult) and self.lr_mult > 0):
+            raise ConfigError(
+                f"Rule {self.label!r}: lr_mult = {self.lr_mult!r}: must be greater than 0; "
+                "to freeze parameters call requires_grad_(False) on them"
+            )
+        if self.weight_decay is not None and not (is_number(self.weight_decay) and self.weight_decay >= 0):
+            raise ConfigError(f"Rule {self.label!r}: weight_decay = {self.weight_decay!r}: must be 0 or more")
+
+    @property
+    def matches(self) -> tuple[Match, ...]:
+        """`match` as a tuple, whatever it was given as."""
+        return tuple(self.match) if isinstance(self.match, tuple | list) else (self.match,)
+
+    @property
+    def label(self) -> str:
+        """What the group is called."""
+        return self.name or "|".join(m if isinstance(m, str) else m.__name__ for m in self.matches)
+
+    def speaks_of(self, item: Item) -> bool:
+        """True if one of the parameter's homes matches; a tied weight matches by each of its names."""
+        return any(_at(match, home) for match in self.matches for home in item.homes)
+
+
+def embed_and_attention() -> tuple[Rule, ...]:
+    """Embeddings at a tenth of the learning rate, attention at twice, the rest as it is.
+
+    >>> [(rule.label, rule.lr_mult) for rule in embed_and_attention()]
+    [('embeddings', 0.1), ('attention', 2.0)]
+    """
+    embeddings: tuple[Match, ...] = (nn.Embedding, nn.EmbeddingBag, "*embed*")
+    attention: tuple[Match, ...] = (nn.MultiheadAttention, "*attn*", "*attention*", "*qkv*", "*[qkvo]_proj*")
+    return Rule(embeddings, lr_mult=0.1, name="embeddings"), Rule(attention, lr_mult=2.0, name="attention")
+
+
+def near(rule: Rule, items: Iterable[Item]) -> str:
+    """For a rule that matches nothing: what there is that sounds like it."""
+    homes = [home for item in items for home in item.homes]
+    globs = [match for match in rule.matches if isinstance(match, str)]
+    if not globs:
+        kinds = dict.fromkeys(type(owner).__name__ for home in homes for owner in home.owners)
+        return f"the modules here are {', '.join(kinds)}"
+    paths = list(dict.fromkeys(path for home in homes for path in home.paths()))
+    found = list(dict.fromkeys(path for glob in globs for path in _near_paths(glob, paths)))
+    what = f"near it are {', '.join(found[:4])}" if found else f"names here are like {', '.join(paths[:2])}"
+    return f"{what}; a glob starts at the beginning of a name, '*' before it starts anywhere"
+
+
+def _near_paths(glob: str, paths: list[str]) -> list[str]:
+    core = re.sub(r"[*?!\[\]]", "", glob).strip(". ")
+    inside = [path for path in paths if core and core.lower() in path.lower()]
+    by_end = {path.rpartition(".")[2]: path for path in reversed(paths)}
+    ends = difflib.get_close_matches(core, by_end, n=2, cutoff=0.5)
+    return [*inside[:2], *difflib.get_close_matches(core, paths, n=2, cutoff=0.6), *(by_end[end] for end in ends)]
+
+
+def is_number(value: object) -> bool:
+    """A finite number; True and False are none."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def _at(match: Match, home: Home) -> bool:
+    if isinstance(match, str):
+        return any(fnmatchcase(path, match) for path in home.paths())
+    return any(isinstance(owner, match) for owner in home.owners)
+
+
+def _usable(match: object) -> bool:
+    return bool(match) if isinstance(match, str) else isinstance(match, type) and issubclass(match, nn.Module)

@@ -1,0 +1,111 @@
+"""What the numbers of `check_init` mean.
+
+The limits were set on the zoo in tests/unit/test_init_check.py: healthy models of many kinds stay far from them. They
+are ratios wherever that is possible, because the scale of inputs and targets is the user's.
+"""
+
+import math
+from collections.abc import Sequence
+
+from steadystep.init.report import LayerScale
+from steadystep.records import Finding, Severity
+
+EXPLODING_OUTPUT = 1e3  # times the scale of the input (or 1); healthy stacks of 50 layers stay under 10
+EXPLODING_PULL = 1e4  # healthy: under 50 at width 256, growing with its root
+VANISHING = 1e-5  # gradient at the first layer over that at the last; healthy: 1e-3 and more
+DEAD = 0.98  # of a layer's inputs are exactly 0; ReLU alone gives 0.5, with heavy dropout 0.95
+SATURATED = 0.5  # of a layer's inputs are where tanh or sigmoid are flat (DeepDiagnosis); healthy: 0
+LOSS_ABOVE = 3.0  # nats above ln C; logits of variance 2, as kaiming gives, cost 1
+LOSS_BELOW = 0.5  # of ln C; untrained weights cannot know the answer
+
+
+def find(
+    layers: Sequence[LayerScale], *, loss: float, expected_loss: float | None, input_scale: float
+) -> tuple[Finding, ...]:
+    """Every fault at most once, naming the layers that show it."""
+    bad = _non_finite(layers, loss)
+    return (
+        *bad,
+        *_exploding(layers, EXPLODING_OUTPUT * input_scale),
+        *(() if bad else _vanishing(layers)),
+        *_over(layers, "input_zeros", "dead", DEAD, "almost all inputs of the layer are 0"),
+        *_over(layers, "input_saturated", "saturated", SATURATED, "the activation before the layer is saturated"),
+        *_initial_loss(loss, expected_loss),
+    )
+
+
+def _non_finite(layers: Sequence[LayerScale], loss: float) -> tuple[Finding, ...]:
+    outputs = [layer for layer in layers if not math.isfinite(layer.output_rms)]
+    if outputs:
+        what = "the output is not finite, first here"
+        return (_finding("non-finite", outputs[0].output_rms, math.inf, what, outputs[:1], "critical"),)
+    if not math.isfinite(loss):
+        return (_finding("non-finite", loss, math.inf, "the loss is not finite", (), "critical"),)
+    where = [layer for layer in layers if layer.output_grad_norm is not None and not _gradient_is_finite(layer)]
+    if where:
+        what = "the gradient is not finite, coming back first here"
+        return (_finding("non-finite", where[-1].output_grad_norm or 0.0, math.inf, what, where[-1:], "critical"),)
+    return ()
+
+
+def _exploding(layers: Sequence[LayerScale], limit: float) -> tuple[Finding, ...]:
+    grown = [layer for layer in layers if limit < layer.output_rms < math.inf]
+    if grown:
+        return (_finding("exploding", max(s.output_rms for s in grown), limit, "the outputs have grown", grown),)
+    steep = [layer for layer in layers if layer.pull is not None and layer.pull > EXPLODING_PULL]
+    if steep:
+        value = max(layer.pull or 0.0 for layer in steep)
+        return (_finding("exploding", value, EXPLODING_PULL, "the gradient is steep", steep),)
+    return ()
+
+
+def _vanishing(layers: Sequence[LayerScale]) -> tuple[Finding, ...]:
+    # why: gradients of exactly 0 come from weights of exactly 0, which people use on purpose
+    reached = [layer for layer in layers if layer.pull is not None and layer.output_grad_norm]
+    if not reached:
+        return ()
+    last = reached[-1].output_grad_norm or 0.0
+    ratio = (reached[0].output_grad_norm or 0.0) / last
+    if ratio >= VANISHING:
+        return ()
+    weak = [layer for layer in reached if (layer.output_grad_norm or 0.0) < VANISHING * last]
+    return (_finding("vanishing", ratio, VANISHING, "the gradient does not come back to the first layers", weak),)
+
+
+def _over(layers: Sequence[LayerScale], field: str, name: str, limit: float, what: str) -> tuple[Finding, ...]:
+    shares = [(getattr(layer, field), layer) for layer in layers if layer.pull is not None]
+    over = [(share, layer) for share, layer in shares if share is not None and share > limit]
+    if not over:
+        return ()
+    return (_finding(name, max(share for share, _ in over), limit, what, [layer for _, layer in over]),)
+
+
+def _initial_loss(loss: float, expected: float | None) -> tuple[Finding, ...]:
+    if expected is None or not math.isfinite(loss):
+        return ()
+    if loss > expected + LOSS_ABOVE:
+        what = "the loss is far above ln C before training: normalise the inputs or draw the last layer smaller"
+        return (_finding("initial-loss", loss, expected + LOSS_ABOVE, what, ()),)
+    if loss < LOSS_BELOW * expected:
+        what = "the loss is far below ln C before training: is the answer in the input, or the model trained?"
+        return (_finding("initial-loss", loss, LOSS_BELOW * expected, what, ()),)
+    return ()
+
+
+def _gradient_is_finite(layer: LayerScale) -> bool:
+    # An infinite pull is a product that left fp32: steep, not broken.
+    return math.isfinite(layer.output_grad_norm or 0.0) and not math.isnan(layer.pull or 0.0)
+
+
+def _finding(
+    name: str, value: float, limit: float, what: str, where: Sequence[LayerScale], severity: Severity = "warn"
+) -> Finding:
+    return Finding(
+        detector=f"init-{name}",
+        step=0,
+        severity=severity,
+        value=value,
+        limit=limit,
+        what=what,
+        where=tuple(layer.name for layer in where),
+    )

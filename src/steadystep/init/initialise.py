@@ -1,0 +1,158 @@
+"""Recipes for first weights, over any module tree."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal, final, get_args
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from steadystep.errors import ConfigError, MisuseError
+from steadystep.init import rules
+from steadystep.init.choose import choose
+from steadystep.init.residual import residual_outputs
+from steadystep.init.rules import InitMethod, Rule
+from steadystep.init.slots import Slot, plain, slots, unwrap
+from steadystep.init.table import InitRow, InitTable
+
+Recipe = Literal["xavier", "kaiming", "small", "gpt2", "zero-residual"]
+_METHODS: dict[str, InitMethod] = {
+    "xavier": "xavier",
+    "kaiming": "kaiming",
+    "small": "small",
+    "gpt2": "small",
+    "zero-residual": "small",
+}
+_RESIDUAL = ("gpt2", "zero-residual")
+
+
+@torch.no_grad()
+def initialise_(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    num_layers: int | None = None,
+    residual: Sequence[str] | None = None,
+    seed: int | None = None,
+    generator: Generator | None = None,
+) -> InitTable:
+    """Fill the weights of `model` in place and return what was set.
+
+    `gpt2` divides the residual output projections by sqrt(N), `zero-residual` makes them zero. They are found by the
+    names that common model code uses, inside repeated blocks, or by the globs in `residual`. N is their number on the
+    same stream, or 2 * `num_layers` when given. Frozen parameters, and those no rule knows, are listed as untouched.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
+    >>> table = initialise_(nn.TransformerEncoder(layer, num_layers=2), "gpt2", seed=0)
+    >>> table.row("layers.0.linear2.weight").rule, table.row("layers.0.linear2.weight").std
+    ('N(0, std), residual: 0.02 / sqrt(4)', 0.01)
+    """
+    if recipe not in get_args(Recipe):
+        raise ConfigError(f"init recipe {recipe!r} is unknown: use one of {', '.join(get_args(Recipe))}")
+    _check_arguments(model, recipe, num_layers, residual, seed, generator)
+    outputs = residual_outputs(model, residual, num_layers) if recipe in _RESIDUAL else {}
+    if recipe in _RESIDUAL and not outputs:
+        raise ConfigError(
+            f"init recipe {recipe!r} found no residual output projection inside repeated blocks: name them with "
+            "residual=['blocks.*.my_out'], or use 'small'"
+        )
+    random = _Random(seed, generator)
+    rows: list[InitRow] = []
+    untouched: list[InitRow] = []
+    for slot in slots(model):
+        rule = choose(slot, _METHODS[recipe])
+        if isinstance(rule, Rule) and slot.path in outputs and slot.key == "weight":
+            rule = _residual_rule(recipe, outputs[slot.path])
+        if isinstance(rule, Rule):
+            rule = _fill(slot, rule, random)
+        (rows if isinstance(rule, Rule) else untouched).append(_row(slot, rule))
+    rows += _reset_statistics(unwrap(model))
+    return InitTable(recipe=recipe, rows=tuple(rows), untouched=tuple(untouched))
+
+
+@final
+class _Random:
+    """One stream of random numbers per device: a seed means the same on each, and the global one is left alone."""
+
+    def __init__(self, seed: int | None, generator: Generator | None) -> None:
+        self._seed = seed
+        self._given = generator
+        self._made: dict[torch.device, Generator] = {}
+
+    def on(self, device: torch.device) -> Generator | None:
+        if self._seed is None:
+            return self._given
+        if device not in self._made:
+            self._made[device] = Generator(device).manual_seed(self._seed)
+        return self._made[device]
+
+
+def _residual_rule(recipe: Recipe, additions: int) -> Rule:
+    if recipe == "zero-residual":
+        return rules.constant(0.0, "0, residual")
+    label = f"N(0, std), residual: {rules.SMALL_STD} / sqrt({additions})"
+    return rules.normal(rules.SMALL_STD / math.sqrt(additions), label)
+
+
+def _fill(slot: Slot, rule: Rule, random: _Random) -> Rule | str:
+    """Fill the slot; a reason when a parametrization cannot hold the value."""
+    if not slot.originals:
+        rule.fill(slot.value.detach(), random.on(slot.value.device))
+        return rule
+    before = [t.detach().clone() for t in slot.originals]
+    value = torch.empty_like(slot.value)
+    rule.fill(value, random.on(value.device))
+    try:
+        setattr(slot.module, slot.key, value)
+        held = bool(getattr(slot.module, slot.key).isfinite().all())
+    except (NotImplementedError, RuntimeError, ValueError):
+        held = False
+    if held:
+        return rule
+    for original, old in zip(slot.originals, before, strict=True):
+        original.detach().copy_(old)
+    return f"its parametrization cannot be set to: {rule.label}"
+
+
+def _row(slot: Slot, rule: Rule | str) -> InitRow:
+    label, std = (rule, 0.0) if isinstance(rule, str) else (rule.label, rule.std)
+    return InitRow(name=slot.name, shape=tuple(slot.value.shape), rule=label, std=std, also=tuple(slot.also))
+
+
+def _reset_statistics(model: nn.Module) -> Iterator[InitRow]:
+    """Running means and variances belong to the old weights."""
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:
+            module.reset_running_stats()
+            slot = Slot(path=plain(name), module=module, key="running_mean", value=module.running_mean)
+            yield _row(slot, rules.constant(0.0, "statistics reset to 0 and 1"))
+
+
+def _check_arguments(
+    model: nn.Module,
+    recipe: Recipe,
+    num_layers: int | None,
+    residual: Sequence[str] | None,
+    seed: int | None,
+    generator: Generator | None,
+) -> None:
+    if recipe not in _RESIDUAL and (num_layers is not None or residual is not None):
+        raise ConfigError(f"num_layers and residual mean nothing to recipe {recipe!r}: use {' or '.join(_RESIDUAL)}")
+    if num_layers is not None and num_layers < 1:
+        raise ConfigError(f"num_layers = {num_layers!r}: must be at least 1")
+    if seed is not None and generator is not None:
+        raise ConfigError("give seed or generator, not both")
+    if isinstance(model, DistributedDataParallel) and seed is None and generator is None:
+        raise ConfigError("the model is already distributed: give seed=, or the ranks draw different weights")
+    for name, tensor in model.named_parameters():
+        _check_fillable(name, tensor)
+
+
+def _check_fillable(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise MisuseError(f"{name} has no shape yet: run one batch through the lazy modules first")
+    if tensor.is_meta:
+        raise MisuseError(f"{name} is on the meta device: call model.to_empty(device=...) first")
