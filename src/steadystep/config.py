@@ -52,6 +52,9 @@ class TrainingSettings(Settings):
         None, gt=0, description="gradients are scaled down to this global L2 norm; 0.5 to 5 is usual"
     )
     max_grad_value: Number | None = Field(None, gt=0, description="each gradient element is clamped to [-value, value]")
+    clip_rule: Literal["zscore", "percentile"] | None = Field(
+        None, description="a limit learned from the run's own gradient norms, beside max_grad_norm"
+    )
     gradient_clipping: Switch | None = Field(
         None, description="the limit itself is max_grad_norm; true without one means 1.0, false switches clipping off"
     )
@@ -97,7 +100,8 @@ class TrainingSettings(Settings):
         """The global norm to clip to, or None."""
         if self.gradient_clipping is False:
             return None
-        if self.gradient_clipping and self.max_grad_norm is None and self.max_grad_value is None:
+        others = (self.max_grad_norm, self.max_grad_value, self.clip_rule)
+        if self.gradient_clipping and all(other is None for other in others):
             return DEFAULT_MAX_NORM
         return self.max_grad_norm
 

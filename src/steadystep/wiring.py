@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from steadystep.accumulation import Passes
 from steadystep.actions import LearningRate, Update
 from steadystep.buffers import Buffers
+from steadystep.clip import PercentileClip, ZScoreClip
 from steadystep.config import Config
 from steadystep.detectors import Detector, NonFinite
 from steadystep.errors import ConfigError
@@ -19,6 +20,8 @@ from steadystep.schedule import Schedule
 from steadystep.signals import Gradients, Looker
 from steadystep.state import Stateful
 from steadystep.track import NoLog, RunLog, Tracker
+
+_RULES = {"zscore": ZScoreClip, "percentile": PercentileClip}
 
 
 @final
@@ -32,6 +35,7 @@ class Parts:
     detectors: tuple[Detector, ...]
     budget: Budget
     action: Update
+    clip_rule: PercentileClip | ZScoreClip | None
     learning_rate: LearningRate
     log: Tracker
     islands: Fp32Islands
@@ -41,6 +45,8 @@ class Parts:
         """What is saved. Precision first: it is the only part that may refuse a state."""
         parts: dict[str, Stateful] = {"precision": self.precision, "accumulation": self.passes.group}
         parts |= {"learning_rate": self.learning_rate, "budget": self.budget}
+        if self.clip_rule is not None:
+            parts["clip rule"] = self.clip_rule
         return parts | {f"detector {detector.name}": detector for detector in self.detectors}
 
 
@@ -62,6 +68,7 @@ def build(
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
     log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=config.monitoring.log_frequency)
+    rule = None if training.clip_rule is None or training.gradient_clipping is False else _RULES[training.clip_rule]()
     islands = Fp32Islands(model, list(training.fp32_modules))
     try:
         learning_rate = LearningRate(
@@ -77,8 +84,15 @@ def build(
         detectors=(NonFinite(),),
         budget=Budget(config.recovery.max_skips_in_a_row),
         action=Update(
-            optimizer, precision, buffers, passes, clip_norm=training.clip_norm, clip_value=training.clip_value
+            optimizer,
+            precision,
+            buffers,
+            passes,
+            clip_norm=training.clip_norm,
+            clip_value=training.clip_value,
+            clip_rule=rule,
         ),
+        clip_rule=rule,
         learning_rate=learning_rate,
         log=log,
         islands=islands,

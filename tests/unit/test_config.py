@@ -211,6 +211,7 @@ def test_no_setting_is_parsed_and_then_ignored() -> None:
         "training.gradient_clipping": "test_what_clipping_means",
         "training.gradient_accumulation_steps": "test_same_bits_as_the_plain_loop",
         "training.mixed_precision": "test_same_bits_as_the_plain_loop",
+        "training.clip_rule": "test_a_learned_limit_holds_back_what_stands_out_and_resumes",
         "training.lr_scheduler": "test_a_schedule_from_yaml",
         "training.warmup_steps": "test_warmup_alone_is_followed_by_a_constant_rate",
         "training.total_steps": "test_a_schedule_from_yaml",

@@ -348,6 +348,33 @@ def test_value_clipping_matches_torch() -> None:
     assert_same(full_state(plain, optimizers[0]), full_state(guarded, optimizers[1]))
 
 
+@pytest.mark.parametrize("rule", ["zscore", "percentile"])
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_a_learned_limit_holds_back_what_stands_out_and_resumes(rule: str, max_norm: float | None) -> None:
+    """The same as the rule alone, asked about the same norms; the fixed limit still holds."""
+    model = small_net(dropout=0.0)
+    alone = {"zscore": steadystep.clip.ZScoreClip, "percentile": steadystep.clip.PercentileClip}[rule]()
+    config = {"training": {"clip_rule": rule, "max_grad_norm": max_norm}}
+    guard = steadystep.Guard(model, sgd(model), config=config)
+    for i, x in enumerate(batches(40)):
+        before = model[6].bias.detach().clone()
+        factor = 1e3 if i == 35 else 1.0
+        outcome = guard.step(lambda x=x, factor=factor: squared(model, x) * factor)
+        norm = outcome.signals.grad_norm
+        limit = min(alone.limit(norm), max_norm or math.inf)
+        alone.learn(norm)
+        assert outcome.clipped == (norm > limit)
+        applied = (before - model[6].bias.detach()).norm().item() / 0.1
+        own = outcome.signals.norms[-1]
+        assert applied == pytest.approx(own * min(1.0, limit / norm), rel=1e-3, abs=1e-6)
+        if i == 35:
+            assert outcome.clipped
+    twin = small_net()
+    again = steadystep.Guard(twin, sgd(twin), config=config)
+    again.load_state_dict(guard.state_dict())
+    assert again.state_dict()["clip rule"] == guard.state_dict()["clip rule"]
+
+
 def test_metrics_must_be_scalars() -> None:
     model = small_net()
     guard = steadystep.Guard(model, sgd(model))

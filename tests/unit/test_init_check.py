@@ -186,13 +186,13 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.parametrize("seed", range(2))
-def test_healthy_models_give_no_finding(name: str, seed: int) -> None:
-    torch.manual_seed(seed)
-    report = check_init(*HEALTHY[name]())
-    assert report.findings == ()
-    assert report.healthy
-    assert report.layers
+def test_healthy_models_give_no_finding(name: str) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        report = check_init(*HEALTHY[name]())
+        assert report.findings == ()
+        assert report.healthy
+        assert report.layers
 
 
 FAULTY = {

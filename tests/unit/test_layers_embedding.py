@@ -265,6 +265,16 @@ def test_gradients_within_the_bound_are_exact() -> None:
     assert torch.autograd.gradcheck(f, (table.weight.detach().requires_grad_(),))
 
 
+def test_tables_made_for_inference_work() -> None:
+    with torch.inference_mode():
+        table = BoundedEmbedding(4, 3)
+        assert longest(table(torch.tensor([0]))) <= 1.0
+    assert longest(table.eval()(torch.tensor([0]))) <= 1.0
+    table = scaled(BoundedEmbedding(4, 3), 50.0)
+    with torch.inference_mode():
+        assert longest(table(torch.tensor([0]))) <= 1.0
+
+
 def test_a_long_row_that_cannot_be_written_keeps_the_pull_towards_zero() -> None:
     """The gradient of w / |w| would have none of it: such a row could never come back."""
     table = BoundedEmbedding(1, 3)

@@ -70,6 +70,7 @@ def test_the_settings() -> None:
     } == {
         "training": [
             "autocast",
+            "clip_rule",
             "fp32_modules",
             "gradient_accumulation_steps",
             "gradient_clipping",

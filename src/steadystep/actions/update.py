@@ -8,7 +8,8 @@ from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
 from steadystep.buffers import Buffers
-from steadystep.clip.global_norm import EPSILON, scale_by_norm_
+from steadystep.clip.global_norm import EPSILON, multiply_, scale_by_norm_
+from steadystep.clip.rule import NormRule
 from steadystep.clip.value import clamp_
 from steadystep.look import Look
 from steadystep.precision import Precision
@@ -30,6 +31,7 @@ class Update:
         *,
         clip_norm: float | None,
         clip_value: float | None,
+        clip_rule: NormRule | None,
     ) -> None:
         self._optimizer = optimizer
         self._precision = precision
@@ -37,6 +39,7 @@ class Update:
         self._passes = passes
         self._clip_norm = clip_norm
         self._clip_value = clip_value
+        self._clip_rule = clip_rule
 
     def carry_out(
         self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: Callable[[Sequence[int]], Look]
@@ -51,7 +54,7 @@ class Update:
                 left_out = tuple(i for i in range(len(look.signals.losses)) if i not in kept)
                 return self._take(plan, fresh, diagnosis, left_out=left_out)
             overflow = fresh.signals.scaled and math.isfinite(fresh.signals.loss)
-        self._refuse(overflow=overflow)
+        self._drop_gradients(overflow=overflow)
         return self.report(plan, look, diagnosis, stepped=False)
 
     def report(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, stepped: bool) -> Outcome:
@@ -66,16 +69,15 @@ class Update:
 
     def drop(self, step: int, diagnosis: Diagnosis) -> Outcome:
         """Give up a group whose gradients cannot be had."""
-        self._refuse(overflow=False)
+        self._drop_gradients(overflow=False)
+        self._buffers.put_back()
+        self._passes.close()
         plan = Plan(steps=("skip-step",), reason=diagnosis.cause)
         return Outcome(step=step, reading=math.nan, stepped=False, plan=plan, diagnosis=diagnosis)
 
-    def _refuse(self, *, overflow: bool) -> None:
-        # Gradients dropped, buffers as before the forward pass, the scaler told if it is to blame.
+    def _drop_gradients(self, *, overflow: bool) -> None:
         self._precision.refuse(overflow=overflow)
         self._optimizer.zero_grad()
-        self._buffers.put_back()
-        self._passes.close()
 
     def _take(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()) -> Outcome:
         signals = look.signals
@@ -112,14 +114,22 @@ class Update:
         return kept, looks[-1]
 
     def _clip(self, look: Look) -> bool:
-        clipped = False
-        if self._clip_norm is not None:
-            norm = look.signals.grad_norm
-            clipped = norm > self._clip_norm
-            # A factor of exactly 1 changes nothing and is not applied. The margin covers that torch adds the norm up
-            # in its own dtype; `not <` because in observe() a NaN norm must do what torch's clipping does with it.
-            if not norm * _MARGIN + EPSILON < self._clip_norm or look.layout.half:
-                scale_by_norm_(look.grads, look.layout, look.norms, max_norm=self._clip_norm)
+        norm = look.signals.grad_norm
+        fixed = math.inf if self._clip_norm is None else self._clip_norm
+        learned = self._learned_limit(norm)
+        if learned < min(norm, fixed):
+            multiply_(look.grads, look.layout, learned / norm)
+        # A factor of exactly 1 changes nothing and is not applied. The margin covers that torch adds the norm up in its
+        # own dtype; `not <` because in observe() a NaN norm must do what torch's clipping does with it.
+        elif self._clip_norm is not None and (look.layout.half or not norm * _MARGIN + EPSILON < fixed):
+            scale_by_norm_(look.grads, look.layout, look.norms, max_norm=fixed)
         if self._clip_value is not None:
             clamp_(look.grads, look.layout, max_value=self._clip_value)
-        return clipped
+        return norm > min(learned, fixed)
+
+    def _learned_limit(self, norm: float) -> float:
+        if self._clip_rule is None or not math.isfinite(norm):
+            return math.inf
+        limit = self._clip_rule.limit(norm)
+        self._clip_rule.learn(norm)
+        return limit

@@ -1,26 +1,32 @@
-"""Clipping by global L2 norm: g <- g * min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_."""
+"""Clipping by global L2 norm: g <- g * min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_.
+
+Pascanu, Mikolov, Bengio: On the difficulty of training recurrent neural networks, 2013, arXiv:1211.5063.
+"""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
+from steadystep.clip.gradients import Params, gradients_of, measured
 from steadystep.clip.report import ClipReport
 from steadystep.errors import ConfigError
-from steadystep.norms import Layout, dense_values, layout_of, measure, total_norm, total_norm_in_half
+from steadystep.norms import Layout, dense_values, total_norm, total_norm_in_half
 
 EPSILON = 1e-6  # torch's
 
+_FULL = (torch.float32, torch.float64)
+_MARGIN = 1.01  # torch adds up in the gradients' dtype, bf16 to two digits; nearer to the limit its arithmetic decides
 
-def clip_global_norm_(params: Iterable[Parameter], *, max_norm: float) -> ClipReport:
+
+def clip_global_norm_(params: Params, *, max_norm: float) -> ClipReport:
     """Scale gradients in place so that their global L2 norm is at most `max_norm`.
 
-    Bit-identical to torch's function on finite gradients. On a non-finite norm the gradients are left as they are and
-    `report.scale == 0.0` says: do not step. Costs one host read, which is the report.
+    Bit-identical to torch's function on finite gradients, the norm included: in half precision it has torch's two or
+    three digits. On a non-finite norm the gradients are left as they are and `report.scale == 0.0` says: do not step.
+    Costs one host read, which is the report. With `max_norm=math.inf` it only measures.
 
-    >>> weight = Parameter(torch.zeros(2))
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> weight.grad = torch.tensor([3.0, 4.0])
     >>> report = clip_global_norm_([weight], max_norm=1.0)
     >>> report.norm_before, report.clipped
@@ -30,16 +36,18 @@ def clip_global_norm_(params: Iterable[Parameter], *, max_norm: float) -> ClipRe
     """
     if not max_norm > 0:
         raise ConfigError(f"max_norm = {max_norm!r}: must be greater than 0")
-    grads = [p.grad for p in params if p.grad is not None]
-    layout = layout_of(grads)
-    norms = measure(grads, layout)
-    norm = total_norm(norms, layout).item()  # sync: the report
+    seen = measured(gradients_of(params), rounded=True)
+    total = seen.total()
+    norm = total.item()  # sync: the report
+    if seen.layout.half and not math.isfinite(norm):  # fp16 holds no norm above 65504, and torch would step with zeros
+        seen = measured(seen.grads)
+        total = seen.total()
+        norm = total.item()  # sync: only then
     if not math.isfinite(norm):
-        return ClipReport(norm_before=norm, scale=0.0, clipped=False, finite=False)
-    scale = min(1.0, max_norm / (norm + EPSILON))
-    if scale < 1.0 or layout.half:
-        scale_by_norm_(grads, layout, norms, max_norm=max_norm)
-    return ClipReport(norm_before=norm, scale=scale, clipped=scale < 1.0, finite=True)
+        return ClipReport.refused(norm)
+    if seen.grads and norm * _MARGIN + EPSILON >= max_norm:
+        multiply_(seen.parts, seen.layout, _factor(total, max_norm))
+    return ClipReport.scaled(norm, min(1.0, max_norm / (norm + EPSILON)))
 
 
 @torch.no_grad()
@@ -65,4 +73,11 @@ def multiply_(grads: list[Tensor], layout: Layout, factor: Tensor | float) -> No
     values = dense_values(grads, layout)
     for positions in layout.groups:
         group = values if len(positions) == len(values) else [values[i] for i in positions]
-        torch._foreach_mul_(group, factor.to(group[0].device) if isinstance(factor, Tensor) else factor)
+        torch._foreach_mul_(group, _cheapest(factor, group[0]))
+
+
+def _cheapest(factor: Tensor | float, like: Tensor) -> Tensor | float:
+    if isinstance(factor, Tensor):
+        return factor.to(like.device)
+    # why: on a CPU a number costs four times as much as a tensor; in half precision the tensor would be rounded first
+    return torch.tensor(factor, dtype=torch.float64) if like.is_cpu and like.dtype in _FULL else factor

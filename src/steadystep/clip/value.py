@@ -1,24 +1,24 @@
 """Clipping by value: every gradient element into [-limit, limit], as torch.nn.utils.clip_grad_value_."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
+from steadystep.clip import sharded
+from steadystep.clip.gradients import Measured, Params, gradients_of, measured
 from steadystep.clip.report import ClipReport
 from steadystep.errors import ConfigError, UnsupportedError
-from steadystep.norms import Layout, dense_values, layout_of, measure, total_norm
+from steadystep.norms import Layout, dense_values
 
 
-def clip_value_(params: Iterable[Parameter], *, max_value: float) -> ClipReport:
+def clip_value_(params: Params, *, max_value: float) -> ClipReport:
     """Clamp gradient elements in place.
 
     A non-finite gradient is left as it is (`report.scale == 0.0`: do not step); clamping would turn an infinity into a
     number that looks healthy. `clipped` says whether any element was beyond the limit.
 
-    >>> weight = Parameter(torch.zeros(2))
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> weight.grad = torch.tensor([3.0, -0.5])
     >>> clip_value_([weight], max_value=1.0).clipped
     True
@@ -27,13 +27,14 @@ def clip_value_(params: Iterable[Parameter], *, max_value: float) -> ClipReport:
     """
     if not max_value > 0:
         raise ConfigError(f"max_value = {max_value!r}: must be greater than 0")
-    grads = [p.grad for p in params if p.grad is not None]
-    layout = layout_of(grads)
-    total = total_norm(measure(grads, layout), layout)
-    norm, peak = torch.stack([total, _largest(grads, layout).to(total)]).tolist()  # sync: the report
+    grads = gradients_of(params)
+    sharded.refuse_unreduced(grads, "clipping by value")
+    seen = measured(grads)
+    total = seen.total()
+    norm, peak = torch.stack([total, _largest(seen).to(total)]).tolist()  # sync: the report
     if not math.isfinite(norm):
-        return ClipReport(norm_before=norm, scale=0.0, clipped=False, finite=False)
-    clamp_(grads, layout, max_value=max_value)
+        return ClipReport.refused(norm)
+    clamp_(seen.parts, seen.layout, max_value=max_value)
     return ClipReport(norm_before=norm, scale=1.0, clipped=peak > max_value, finite=True)
 
 
@@ -53,9 +54,9 @@ def clamp_(grads: list[Tensor], layout: Layout, *, max_value: float) -> None:
 
 
 @torch.no_grad()
-def _largest(grads: list[Tensor], layout: Layout) -> Tensor:
-    filled = [v for v in dense_values(grads, layout, coalesce=True) if v.numel()]
-    if not filled:
-        return torch.zeros(())
+def _largest(seen: Measured) -> Tensor:
+    filled = [v for v in dense_values(seen.parts, seen.layout, coalesce=True) if v.numel()]
     peaks = [torch.linalg.vector_norm(v, torch.inf) for v in filled]
-    return torch.stack([p.to(peaks[0].device) for p in peaks]).max()
+    # why: a rank whose shards are all empty takes part in the collective like every other
+    peak = torch.stack([p.to(peaks[0].device) for p in peaks]).max() if peaks else torch.zeros(())
+    return sharded.largest_over_ranks(peak, seen.grads) if seen.parts is not seen.grads else peak

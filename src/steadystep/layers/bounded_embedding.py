@@ -106,7 +106,7 @@ class BoundedEmbedding(nn.Embedding):
             weight.mul_(shrink_factor(weight, self.max_norm, self.norm_type))
         else:
             weight[rows] = bounded(weight[rows], self.max_norm, self.norm_type)
-        self._seen_version = self.weight._version
+        self._seen_version = -1 if self.weight.is_inference() else self.weight._version
 
     def bound_after(self, optimizer: Optimizer) -> RemovableHandle:
         """Bound the table right after every step of `optimizer`; needed for the stored rows of compiled models."""
@@ -126,7 +126,7 @@ class BoundedEmbedding(nn.Embedding):
 
     def _may_write(self) -> bool:
         """Training changes rows at every step, evaluation does not; a compiled or functional call must not write."""
-        if torch.compiler.is_compiling() or not isinstance(self.weight, nn.Parameter):
+        if torch.compiler.is_compiling() or not isinstance(self.weight, nn.Parameter) or self.weight.is_inference():
             return False
         return self.training or self.weight._version != self._seen_version
 

@@ -1,0 +1,42 @@
+"""Settings and states a clip can work with, or an error that names the key, the value and what would be right."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from steadystep.errors import ConfigError
+
+
+def real(key: str, value: object, *, above: float = 0.0, most: float = math.inf) -> float:
+    """A finite number, greater than `above` and at most `most`."""
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if math.isfinite(number) and above < number <= most:
+        return number
+    end = "" if most == math.inf else f" and at most {most:g}"
+    raise ConfigError(f"{key} = {value!r}: must be a finite number greater than {above:g}{end}")
+
+
+def share(key: str, value: object) -> float:
+    """A number between 0 and 1, neither of them."""
+    number = real(key, value)
+    if number >= 1.0:
+        raise ConfigError(f"{key} = {value!r}: must be between 0 and 1")
+    return number
+
+
+def count(key: str, value: object, *, least: int = 1) -> int:
+    """A whole number, `least` or more."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return value
+    raise ConfigError(f"{key} = {value!r}: must be a whole number, {least} or more")
+
+
+def level(key: str, value: object) -> float:
+    """Something learned from norms: a finite number, zero included."""
+    return 0.0 if value == 0 else real(key, value)
+
+
+def keys(owner: str, state: Mapping[str, Any], *expected: str) -> None:
+    """Refuse a state that another class or version wrote."""
+    if set(state) != set(expected):
+        raise ConfigError(f"not a state of {owner}: keys {sorted(state)}, expected {sorted(expected)}")

@@ -1,0 +1,123 @@
+"""Clipping by z-score, the ZClip rule: Kumar, Owen, Chowdhury, Güra, 2025, arXiv:2504.02507.
+
+z = (norm - mu) / (sigma + 1e-6);   z > z_thr:  limit = mu + z_thr * sigma / (z / z_thr)
+mu    <- alpha * mu    + (1 - alpha) * x            x = the norm after this limit
+sigma^2 <- alpha * sigma^2 + (1 - alpha) * (x - mu)^2
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+from steadystep.clip import checks
+from steadystep.clip.gradients import Params
+from steadystep.clip.report import ClipReport
+from steadystep.clip.rule import clip_by_rule_, teaches
+
+_EPSILON = 1e-6  # the authors'
+_LARGEST = 1e100  # what a warm-up can use: the square of more, summed, leaves double precision
+
+
+@final
+class ZScoreClip:
+    """Holds back gradient norms that stand out from the run's own recent ones; the more they do, the harder.
+
+    The first `warmup_steps` norms only set the mean and the variance. `max_norm` is a fixed limit on top, from the
+    first step on. As published the rule never accepts a new level: after a lasting jump it clips every step for ever,
+    because what it learns is clipped. `restart_after_steps=k` warms up again once k steps in a row were held back.
+
+    >>> import torch
+    >>> clip = ZScoreClip(warmup_steps=4)
+    >>> weight = torch.nn.Parameter(torch.zeros(1))
+    >>> for norm in (1.0, 1.2, 1.0, 0.8, 50.0):
+    ...     weight.grad = torch.tensor([norm])
+    ...     report = clip.clip_([weight])
+    >>> report.clipped, round(report.norm_before * report.scale, 3)
+    (True, 1.003)
+    """
+
+    def __init__(
+        self,
+        *,
+        z_threshold: float = 2.5,
+        alpha: float = 0.97,
+        warmup_steps: int = 25,
+        max_norm: float | None = None,
+        restart_after_steps: int | None = None,
+    ) -> None:
+        self._z_threshold = checks.real("z_threshold", z_threshold)
+        self._alpha = checks.share("alpha", alpha)
+        self._warmup_steps = checks.count("warmup_steps", warmup_steps)
+        self._max_norm = math.inf if max_norm is None else checks.real("max_norm", max_norm)
+        self._restart_after = math.inf
+        if restart_after_steps is not None:
+            self._restart_after = checks.count("restart_after_steps", restart_after_steps)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._warmup: list[float] = []
+        self._mean = 0.0
+        self._variance = 0.0
+        self._ready = False
+        self._held_back_in_a_row = 0
+
+    def clip_(self, params: Params) -> ClipReport:
+        """Clip gradients in place and learn from their norm."""
+        return clip_by_rule_(params, self)
+
+    def limit(self, norm: float) -> float:
+        """The largest norm this step may have. Changes nothing."""
+        return min(self._limit_by_history(norm), self._max_norm) if math.isfinite(norm) else 0.0
+
+    def _limit_by_history(self, norm: float) -> float:
+        if not self._ready:
+            return math.inf
+        sigma = math.sqrt(self._variance)
+        z = (norm - self._mean) / (sigma + _EPSILON)
+        return self._mean + self._z_threshold * sigma / (z / self._z_threshold) if z > self._z_threshold else math.inf
+
+    def learn(self, norm: float) -> None:
+        """Take in a norm as it was measured. Not finite, or zero: nothing to learn."""
+        if not teaches(norm):
+            return
+        if not self._ready:
+            self._warm_up(norm)
+            return
+        # why: max_norm does not enter; where it always acts, every norm would look the same and sigma would vanish
+        seen = min(norm, self._limit_by_history(norm))
+        self._held_back_in_a_row = self._held_back_in_a_row + 1 if seen < norm else 0
+        if self._held_back_in_a_row >= self._restart_after:
+            self._begin()
+            return
+        self._mean = self._alpha * self._mean + (1.0 - self._alpha) * seen
+        self._variance = self._alpha * self._variance + (1.0 - self._alpha) * (seen - self._mean) ** 2
+
+    def _warm_up(self, norm: float) -> None:
+        if norm > _LARGEST:
+            return
+        self._warmup.append(norm)
+        if len(self._warmup) < self._warmup_steps:
+            return
+        self._mean = math.fsum(self._warmup) / len(self._warmup)
+        self._variance = math.fsum((x - self._mean) ** 2 for x in self._warmup) / len(self._warmup)
+        self._warmup = []
+        self._ready = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "warmup": list(self._warmup),
+            "mean": self._mean,
+            "variance": self._variance,
+            "ready": self._ready,
+            "held_back_in_a_row": self._held_back_in_a_row,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state` was taken."""
+        checks.keys("ZScoreClip", state, *self.state_dict())
+        warmup = [checks.real("warmup", norm) for norm in state["warmup"]]
+        mean, variance = checks.level("mean", state["mean"]), checks.level("variance", state["variance"])
+        held_back = checks.count("held_back_in_a_row", state["held_back_in_a_row"], least=0)
+        self._warmup, self._mean, self._variance = warmup, mean, variance
+        self._ready, self._held_back_in_a_row = bool(state["ready"]), held_back

@@ -1,0 +1,140 @@
+"""Activation checkpointing for repeated blocks (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+
+A checkpointed block keeps its inputs instead of everything its forward pass computed, and computes it again during
+backward: about a third more compute, for memory that no longer grows with what happens inside a block. torch draws the
+random numbers again from the same state, so dropout repeats. What torch leaves to us is in recompute.py.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from steadystep.errors import ConfigError
+from steadystep.memory.blocks import find_blocks
+from steadystep.memory.recompute import SecondRun
+from steadystep.memory.saved_bytes import SavedBytes, count_saved
+
+
+def checkpoint_blocks(
+    model: nn.Module, *, match: str | Sequence[str] | None = None, every: int = 1
+) -> "CheckpointedBlocks":
+    """Turn activation checkpointing on for the repeated blocks of a model.
+
+    Gradients, random numbers, buffers and the keys of `state_dict` stay what they were. Blocks are found by themselves
+    (the longest row of alike modules) or by `match`, a glob over module names or several. `every=2` takes every second
+    block: half the saving for half the extra compute.
+
+    >>> _ = torch.manual_seed(0)
+    >>> block = lambda: nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+    >>> model = nn.Sequential(*(block() for _ in range(4)))
+    >>> blocks = checkpoint_blocks(model)
+    >>> blocks.names
+    ('0', '1', '2', '3')
+    >>> print(blocks.measure(lambda: model(torch.ones(16, 8)).sum()))
+    2.0 KiB saved for backward with checkpointing, 18.0 KiB without: 89% less
+    >>> blocks.remove()
+    """
+    if every < 1:
+        raise ConfigError(f"every = {every!r}: must be at least 1 (1 is every block, 2 every second one)")
+    blocks = list(find_blocks(model, match).items())[::every]
+    return CheckpointedBlocks(model, dict(blocks))
+
+
+@final
+class CheckpointedBlocks:
+    """A handle to take it back: `remove()`, or use it as a context."""
+
+    def __init__(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+        self.names = tuple(blocks)
+        self._model = model
+        self._forwards = [_installed(block) for block in blocks.values()]
+
+    def remove(self) -> None:
+        """The blocks as they were; calling it again does nothing."""
+        for forward in self._forwards:
+            forward.remove()
+        self._forwards = []
+
+    def measure(self, run: Callable[[], object]) -> SavedBytes:
+        """What the forward pass of `run` holds for backward, with and without; weights and buffers do not count.
+
+        Runs it twice and leaves no trace in buffers and random state. Without checkpointing it may need memory that you
+        do not have: measure with a small batch.
+        """
+        without, with_checkpoints = (self._count(run, active=active) for active in (False, True))
+        return SavedBytes(without=without, with_checkpoints=with_checkpoints)
+
+    def _count(self, run: Callable[[], object], *, active: bool) -> int:
+        before = [forward.active for forward in self._forwards]
+        try:
+            for forward in self._forwards:
+                forward.active = active
+            return count_saved(self._model, run)
+        finally:
+            for forward, was in zip(self._forwards, before, strict=True):
+                forward.active = was
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def _installed(block: nn.Module) -> "_Forward":
+    present = vars(block).get("forward")
+    if isinstance(present, _Forward):  # checkpointing twice would compute twice
+        present.active = True
+        return present
+    forward = _Forward(block, given=present)
+    block.forward = forward
+    return forward
+
+
+@final
+class _Forward:
+    """The forward pass of one block, in the place of the method that its class defines.
+
+    An object rather than a function, so that a copied or pickled model runs the copied block and not the original one.
+    """
+
+    def __init__(self, block: nn.Module, *, given: Callable[..., Any] | None) -> None:
+        self.block = block
+        self.given = given
+        """What somebody else had put in this place, if anybody had."""
+        self.active = True
+        self.second_run = SecondRun(block)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.active or not torch.is_grad_enabled():
+            return self.plain(*args, **kwargs)
+        if torch.compiler.is_compiling() and self.second_run.harmless.get(self.block.training, False):
+            return checkpoint(self.plain, *args, use_reentrant=False, **kwargs)
+        return self.with_care(*args, **kwargs)
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """Without checkpointing."""
+        if self.given is not None:
+            return self.given(*args, **kwargs)
+        return type(self.block).forward(self.block, *args, **kwargs)
+
+    # why: torch.compile takes no contexts of ours around a checkpoint, so there such a block is not part of a graph
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def with_care(self, *args: Any, **kwargs: Any) -> Any:
+        """As `checkpoint`, and the second run neither sees nor leaves other buffers than the first."""
+        contexts = self.second_run.contexts
+        return checkpoint(self.plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    def remove(self) -> None:
+        """Out of the way; where somebody has wrapped us since, we stay and only pass through."""
+        self.active = False
+        if vars(self.block).get("forward") is self:
+            del self.block.forward
+            if self.given is not None:
+                self.block.forward = self.given

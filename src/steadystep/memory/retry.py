@@ -1,0 +1,183 @@
+"""Out of memory: the same batch again, in smaller parts.
+
+Halving the micro-batch and doubling the number of parts keeps the update what it was: with weights w_i the gradient of
+sum(w_i * loss_i) is that of the mean loss over the whole batch, up to rounding. It is not where rows of a batch meet
+each other, as in BatchNorm's statistics or a contrastive loss.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from steadystep.errors import MisuseError, TrainingHalted
+from steadystep.memory.split import BatchPart, split_batch
+from steadystep.notices import warn
+
+Result = TypeVar("Result")
+Split = Callable[[Any, int], Sequence[BatchPart]]
+Agree = Callable[[int], int]
+
+_TEXTS = ("not enough memory", "can't allocate memory", "out of memory", "_status_alloc_failed")
+_HOPELESS = 2**31 - 1  # proposed instead of a number of parts, so that all ranks give up together
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch.OutOfMemoryError, or one of the RuntimeErrors that say it in words (the CPU's allocator, MPS, cuBLAS).
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    True
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _TEXTS)
+
+
+def weighted_mean(done: Sequence[tuple[Tensor, float]]) -> Tensor:
+    """The mean loss of the whole batch from those of its parts; of a single part untouched."""
+    if len(done) == 1:
+        return done[0][0]
+    return torch.stack([loss * weight for loss, weight in done]).sum()
+
+
+@final
+class OutOfMemoryRetry:
+    """Runs a batch whole while that works, and in parts that fit when it does not.
+
+    Args:
+        split: cuts a batch; `split_batch` unless you need another rule or another `count`.
+        agree: in a distributed run, a function that every rank calls with its number and that returns the largest of
+            all ranks; called twice per batch or more, always by all ranks together.
+
+    >>> import warnings
+    >>> model = torch.nn.Linear(2, 1)
+    >>> def work(rows, weight):
+    ...     if len(rows) > 2:
+    ...         raise torch.OutOfMemoryError("out of memory")
+    ...     (model(rows).mean() * weight).backward()
+    ...     return len(rows)
+    >>> retry = OutOfMemoryRetry()
+    >>> with warnings.catch_warnings(record=True):
+    ...     retry.run(work, torch.ones(8, 2), undo=model.zero_grad)
+    [(2, 0.25), (2, 0.25), (2, 0.25), (2, 0.25)]
+    >>> retry.size
+    2
+    """
+
+    def __init__(self, *, split: Split = split_batch, agree: Agree | None = None) -> None:
+        self.size: int | None = None
+        """Rows in the largest part that is known to fit; None while whole batches do."""
+        self.retries = 0
+        self._split = split
+        self._agree = agree
+        self._batches = 0
+
+    def run(
+        self, work: Callable[[Any, float], Result], batch: Any, *, undo: Callable[[], None], step: int | None = None
+    ) -> list[tuple[Result, float]]:
+        """Do `work(part, weight)` for the parts of `batch`; returns what it returned, with the weights.
+
+        `work` is forward and backward of one part, its mean loss times `weight`. `undo` makes everything that a partial
+        run has done undone: gradients of this batch, buffers, random state. It is also called when another error ends
+        the run, before that is raised. `step` is the number to name when nothing helps.
+        """
+        number = self._batches if step is None else step
+        self._batches += 1
+        parts = self._largest(self._start(batch))
+        while True:
+            done, text = self._try(work, batch, parts, undo)
+            wanted = self._largest(parts if text is None else self._more(batch, parts))
+            if wanted == parts:
+                return done
+            if text is None:  # another rank ran out
+                undo()
+            done = []  # why: what the parts returned holds memory
+            _free_memory()
+            if wanted >= _HOPELESS:
+                raise self._halted(number, batch, text)
+            self._shrink(batch, wanted)
+            parts = wanted
+
+    def _try(
+        self, work: Callable[[Any, float], Result], batch: Any, parts: int, undo: Callable[[], None]
+    ) -> tuple[list[tuple[Result, float]], str | None]:
+        """The results, and what the error said if memory ran out. The error itself would keep its frames' tensors."""
+        try:
+            pieces = self._pieces(batch, parts)
+            return [(work(piece.batch, piece.weight), piece.weight) for piece in pieces if piece.weight > 0], None
+        except BaseException as error:
+            undo()
+            if not is_out_of_memory(error):
+                raise
+            return [], str(error).partition("\n")[0]
+
+    def _pieces(self, batch: Any, parts: int) -> Sequence[BatchPart]:
+        if parts == 1:  # a batch that was never in the way is not looked into
+            return [BatchPart(batch=batch, weight=1.0, size=0)]
+        rows = self._rows(batch)
+        return self._split(batch, min(parts, rows)) if rows else self._pieces(batch, 1)
+
+    def _rows(self, batch: Any) -> int:
+        """0 for a batch that cannot be split."""
+        try:
+            return sum(piece.size for piece in self._split(batch, 1))
+        except MisuseError:
+            return 0
+
+    def _start(self, batch: Any) -> int:
+        return 1 if self.size is None else max(1, -(-self._rows(batch) // self.size))
+
+    def _more(self, batch: Any, parts: int) -> int:
+        rows = self._rows(batch)
+        return min(2 * parts, rows) if parts < rows else _HOPELESS
+
+    def _largest(self, parts: int) -> int:
+        if self._agree is None:
+            return parts
+        agreed = self._agree(parts)
+        if agreed < parts:
+            raise MisuseError(f"agree({parts}) returned {agreed}: it must return the largest number of all ranks")
+        return agreed
+
+    def _shrink(self, batch: Any, parts: int) -> None:
+        self.retries += 1
+        rows = self._rows(batch)
+        if rows:
+            self.size = -(-rows // parts)
+            warn(
+                f"out of memory: the batch of {rows} rows is tried again in {min(parts, rows)} parts of at most "
+                f"{self.size}, and later batches start there. Their gradients add up to those of the whole."
+            )
+
+    def _halted(self, step: int, batch: Any, text: str | None) -> TrainingHalted:
+        what = "another rank ran out of memory and cannot go on"
+        if text is not None:
+            what = f"out of memory with a single row: {text}"
+            try:
+                self._split(batch, 1)
+            except MisuseError as reason:
+                what = f"out of memory: {text}; and {reason}"
+        return TrainingHalted(
+            step=step,
+            what=what,
+            did=f"halved the micro-batch {self.retries} times; the gradients of this batch are dropped",
+            try_next="steadystep.memory.checkpoint_blocks(model), mixed precision, shorter sequences",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"size": self.size, "retries": self.retries, "batches": self._batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.size = None if state["size"] is None else int(state["size"])
+        self.retries, self._batches = int(state["retries"]), int(state["batches"])
+
+
+def _free_memory() -> None:
+    gc.collect()  # tensors in reference cycles
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None:
+        torch.get_device_module(accelerator).empty_cache()

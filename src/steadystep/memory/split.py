@@ -1,0 +1,150 @@
+"""A batch in parts along the first dimension of its tensors, with what each part counts.
+
+A mean loss over the whole is the weighted mean over the parts, sum(w_i * loss_i) with w_i the part's share of the rows,
+and so is its gradient.
+"""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from steadystep.errors import MisuseError
+
+_ALIKE = (str, bytes, int, float, complex, type(None), torch.device, torch.dtype)
+"""Goes into every part as it is."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPart:
+    """Some rows of a batch."""
+
+    batch: Any
+    weight: float
+    """Its share of the whole; the weights of all parts add up to 1."""
+    size: int
+    """Rows in it."""
+
+
+def split_batch(batch: Any, parts: int, *, count: Callable[[Any], float] | None = None) -> list[BatchPart]:
+    """Split tensors, arrays, lists of examples, and mappings, tuples, lists and dataclasses of them.
+
+    Sizes differ by one row at most; tensors become views, not copies. Numbers, strings and tensors without dimensions
+    go into every part. `count` says what a part counts when that is not its rows: for a mean over tokens
+    `lambda part: (part["labels"] != -100).sum()`.
+
+    >>> for part in split_batch({"x": torch.arange(5), "name": "a"}, 2):
+    ...     print(part.batch, part.weight)
+    {'x': tensor([0, 1, 2]), 'name': 'a'} 0.6
+    {'x': tensor([3, 4]), 'name': 'a'} 0.4
+    """
+    rows = batch_size(batch)
+    if not 1 <= parts <= rows:
+        raise MisuseError(f"parts = {parts}: a batch of {rows} rows can be split into 1 to {rows} parts")
+    if parts == 1:
+        return [BatchPart(batch=batch, weight=1.0, size=rows)]
+    sizes = [rows // parts + (i < rows % parts) for i in range(parts)]
+    starts = [sum(sizes[:i]) for i in range(parts)]
+    pieces = [_take(batch, start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    weights = _weights([float(count(piece)) for piece in pieces] if count else sizes, sizes)  # sync: by count
+    return [
+        BatchPart(batch=piece, weight=weight, size=size)
+        for piece, weight, size in zip(pieces, weights, sizes, strict=True)
+    ]
+
+
+def _weights(counts: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    if not all(0 <= number < math.inf for number in counts):
+        raise MisuseError(f"count gave {counts}: it must give finite numbers of at least 0")
+    if not any(counts):  # nothing to weigh: whatever the loss makes of that, let it
+        counts = sizes
+    return [number / sum(counts) for number in counts]
+
+
+def batch_size(batch: Any) -> int:
+    """The number of rows, which everything in the batch must agree on."""
+    found = list(_rows(batch, "batch", depth=0))
+    if not found:
+        raise MisuseError(f"nothing in this batch has rows to split ({type(batch).__name__})")
+    sizes = {size: path for path, size in reversed(found)}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{path} has {size}" for size, path in reversed(sizes.items()))
+        raise MisuseError(
+            f"cannot split a batch whose parts have different numbers of rows: {shown}. Keep what does not belong to "
+            "single rows out of the batch, or give a split function of your own"
+        )
+    return next(iter(sizes))
+
+
+def _rows(item: Any, path: str, *, depth: int) -> Iterator[tuple[str, int]]:
+    if depth > 16:
+        raise MisuseError(f"cannot split {path}: nested too deep, or it holds itself")
+    if isinstance(item, Tensor | np.ndarray):
+        if isinstance(item, Tensor) and (item.is_nested or item.layout is not torch.strided):
+            raise MisuseError(f"cannot split {path}: a nested or sparse tensor; give a split function of your own")
+        if item.ndim:
+            yield path, len(item)
+        return
+    if isinstance(item, PackedSequence) or not (isinstance(item, _ALIKE) or _is_container(item)):
+        raise MisuseError(
+            f"cannot split {path}: no rule for a {type(item).__name__}; give a split function of your own"
+        )
+    if _is_examples(item):
+        yield path, len(item)
+    elif _is_container(item):
+        for key, value in _children(item):
+            yield from _rows(value, f"{path}{key}", depth=depth + 1)
+
+
+def _take(item: Any, start: int, stop: int) -> Any:
+    if isinstance(item, Tensor | np.ndarray):
+        return item[start:stop] if item.ndim else item
+    if _is_examples(item):
+        return item[start:stop]
+    if isinstance(item, Mapping):
+        return _with_values(item, {key: _take(value, start, stop) for key, value in item.items()})
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*(_take(value, start, stop) for value in item))
+    if isinstance(item, list | tuple):
+        return type(item)([_take(value, start, stop) for value in item])
+    if _is_container(item):  # a dataclass; not replace(), which runs __init__ and refuses fields that it does not set
+        twin = copy.copy(item)
+        for field in dataclasses.fields(item):
+            object.__setattr__(twin, field.name, _take(getattr(item, field.name), start, stop))
+        return twin
+    return item
+
+
+def _with_values(given: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    if not isinstance(given, MutableMapping):
+        return values
+    twin = copy.copy(given)  # why: keeps the class, and what a subclass needs to be built
+    for key, value in values.items():
+        twin[key] = value
+    return twin
+
+
+def _is_container(item: Any) -> bool:
+    is_record = dataclasses.is_dataclass(item) and not isinstance(item, type)
+    return is_record or isinstance(item, Mapping | list | tuple)
+
+
+def _is_examples(item: Any) -> bool:
+    """A list of one plain thing per row (texts, file names): no tensor, array or container in it."""
+    return isinstance(item, list | tuple) and bool(item) and all(isinstance(value, _ALIKE) for value in item)
+
+
+def _children(item: Any) -> list[tuple[str, Any]]:
+    if isinstance(item, Mapping):
+        return [(f"[{key!r}]", value) for key, value in item.items()]
+    if isinstance(item, list | tuple):
+        return [(f"[{i}]", value) for i, value in enumerate(item)]
+    return [(f".{field.name}", getattr(item, field.name)) for field in dataclasses.fields(item)]

@@ -1,0 +1,148 @@
+"""The learning-rate range test of Smith (2015, "Cyclical Learning Rates for Training Neural Networks").
+
+One training step per learning rate, rising geometrically from `min_lr` to `max_lr`:
+lr_k = min_lr * (max_lr / min_lr) ^ (k / (num_steps - 1)).
+"""
+
+import inspect
+import math
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadystep.errors import ConfigError, UnsupportedError
+from steadystep.probe.curve import LRCurve
+from steadystep.probe.reading import read
+from steadystep.probe.snapshot import generators_of, restored
+from steadystep.probe.source import LossFn, Source, losses_from
+
+_WARM = 5  # losses before a jump can count as running away
+_SHARE = 0.1  # of the fall so far: a loss near zero may grow by a large factor and still be small
+
+
+def find_lr(
+    model: nn.Module,
+    optimizer: Optimizer,
+    closure_or_loader: Source,
+    *,
+    loss_fn: LossFn | None = None,
+    min_lr: float = 1e-7,
+    max_lr: float = 10.0,
+    num_steps: int = 100,
+    smoothing: float = 0.8,
+    stop_factor: float = 4.0,
+) -> LRCurve:
+    """Sweep the learning rate for a few steps and say which one to train with; nothing stays changed.
+
+    Costs `num_steps` training steps, and for its duration a copy of the weights and of the optimizer's state. The model
+    is put into training mode unless it is in it.
+
+    Args:
+        model: what the optimizer trains.
+        optimizer: as you will train with; groups with rates of their own keep their ratios.
+        closure_or_loader: a function that returns the loss of another batch each time, or an iterable of (x, y) batches
+            that can be started again.
+        loss_fn: with a loader, called as `loss_fn(model(x), y)`.
+        min_lr: the first rate; so small that nothing happens yet.
+        max_lr: the last rate, reached unless the loss runs away before.
+        num_steps: how many rates are tried.
+        smoothing: weight of the neighbouring step when losses are averaged, from 0 (not at all) to below 1.
+        stop_factor: end when the loss exceeds its lowest value by this factor.
+
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.randn(64, 4)
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> curve = find_lr(model, optimizer, lambda: (model(x) - x.sum(1, keepdim=True)).square().mean())
+    >>> curve.verdict.value, 0.01 < curve.suggested < curve.largest_stable < 1.0
+    ('found', True)
+    """
+    _check(min_lr, max_lr, num_steps, smoothing, stop_factor)
+    if _needs_closure(optimizer):
+        raise UnsupportedError(f"{type(optimizer).__name__} runs the closure itself and chooses its own steps")
+    losses = losses_from(closure_or_loader, model, loss_fn)
+    watch = _Watch(smoothing, stop_factor)
+    tried: list[float] = []
+    seen: list[float] = []
+    with restored(model, optimizer, generators_of(closure_or_loader)), torch.enable_grad():
+        if not model.training:
+            model.train()
+        rates = _Rates(optimizer)
+        for k in range(num_steps):
+            tried.append(min_lr * (max_lr / min_lr) ** (k / (num_steps - 1)))
+            rates.place(tried[-1])
+            optimizer.zero_grad()
+            loss = next(losses)
+            seen.append(loss.item())  # sync: one per step, to stop in time
+            if watch.ran_away(seen[-1]):
+                break
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return read(tried, seen, smoothing=smoothing, diverged=watch.over)
+
+
+@final
+class _Watch:
+    """Ends the sweep: a loss that is not finite, or whose running mean is far above its lowest."""
+
+    def __init__(self, smoothing: float, stop_factor: float) -> None:
+        self.over = False
+        self._beta, self._factor = smoothing, stop_factor
+        self._sum = self._weight = 0.0
+        self._count = 0
+        self._first = self._lowest = math.inf
+
+    def ran_away(self, loss: float) -> bool:
+        """Whether to stop here."""
+        self._count += 1
+        self._sum = self._beta * self._sum + loss
+        self._weight = self._beta * self._weight + 1.0
+        mean = self._sum / self._weight
+        if self._count == 1:
+            self._first = mean
+        self._lowest = min(self._lowest, mean)
+        allowed = (self._factor - 1) * max(abs(self._lowest), _SHARE * (self._first - self._lowest))
+        self.over = not math.isfinite(mean) or (self._count > _WARM and mean - self._lowest > allowed)
+        return self.over
+
+
+@final
+class _Rates:
+    """Sets the rate of the group that has the optimizer's default rate; the others keep their ratio to it."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._groups = optimizer.param_groups
+        own = [float(group["lr"]) for group in self._groups]  # sync: once per probe
+        default = float(optimizer.defaults.get("lr", own[0]))  # sync: once per probe
+        base = default if default in own else max(own)
+        self._ratios = [rate / base if base else 1.0 for rate in own]
+
+    def place(self, lr: float) -> None:
+        """`lr` for the next step."""
+        for group, ratio in zip(self._groups, self._ratios, strict=True):
+            _set(group, lr * ratio)
+
+
+def _set(group: dict[str, Any], lr: float) -> None:
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _check(min_lr: float, max_lr: float, num_steps: int, smoothing: float, stop_factor: float) -> None:
+    if not 0 < min_lr < max_lr < math.inf:
+        raise ConfigError(f"min_lr = {min_lr!r}, max_lr = {max_lr!r}: must be 0 < min_lr < max_lr, both finite")
+    if num_steps < 10:
+        raise ConfigError(f"num_steps = {num_steps!r}: fewer than 10 steps show nothing")
+    if not 0 <= smoothing < 1:
+        raise ConfigError(f"smoothing = {smoothing!r}: must be at least 0 and below 1")
+    if not stop_factor > 1:
+        raise ConfigError(f"stop_factor = {stop_factor!r}: must be greater than 1")
