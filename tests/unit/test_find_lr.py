@@ -182,7 +182,7 @@ def test_json_there_and_back_and_a_table_to_read() -> None:
     assert len(text.splitlines()) < 36
 
 
-# Three tasks that had no part in choosing the constants.
+# Of these tasks only `parity` had a part in choosing a constant (how far to stay from a limit).
 
 
 def teacher(seed: int):
@@ -196,7 +196,7 @@ def teacher(seed: int):
 
 
 def parity(seed: int):
-    """Two of eight inputs matter, through their sum and their product; a fifth of the answers is noise."""
+    """Two of eight inputs matter, through their sum and their product; a quarter of the spread is noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(512, 8, generator=rng)
     y = x[:, :1] + x[:, 1:2] + x[:, :1] * x[:, 1:2] + torch.randn(512, 1, generator=rng)

@@ -75,6 +75,8 @@ def _rounded_norms(grads: list[Tensor], layout: Layout) -> list[Tensor]:
     if not layout.half:
         return measure(grads, layout)
     values = dense_values(grads, layout, coalesce=True)
+    if len(layout.groups) == 1:
+        return list(torch._foreach_norm(values, 2.0))
     norms: dict[int, Tensor] = {}
     for positions in layout.groups:
         norms.update(zip(positions, torch._foreach_norm([values[i] for i in positions], 2.0), strict=True))

@@ -45,7 +45,7 @@ class SecondRun:
         habits = self._habits.get(self._mode())
         watched = places if habits is None else habits.written
         before = {name: _now(place).detach().clone() for name, place in places.items() if name in watched}
-        return self._first(places, before), self._second(places, before)
+        return self._first(places, before), _Rerun(places, before)
 
     @contextmanager
     def _first(self, places: dict[str, Place], before: dict[str, Tensor]) -> Iterator[None]:
@@ -63,18 +63,6 @@ class SecondRun:
         for name in before.keys() - written:
             del before[name]
 
-    @contextmanager
-    def _second(self, places: dict[str, Place], before: dict[str, Tensor]) -> Iterator[None]:
-        held = {name: _now(place) for name, place in places.items()}
-        for name, (owner, key) in places.items():
-            if name in before:
-                owner[key] = before[name].clone()  # why: there may be a third run
-        try:
-            yield
-        finally:
-            for name, (owner, key) in places.items():
-                owner[key] = held[name]
-
     def _mode(self) -> tuple[bool, ...]:
         return tuple(module.training for _, module in self._modules)
 
@@ -87,6 +75,26 @@ class SecondRun:
     def _random_state(self) -> list[Tensor]:
         devices = {p.device for p in self._block.parameters() if p.device.type != "cpu"}
         return [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in devices)]
+
+
+@final
+class _Rerun:
+    """Around each later pass (there is one per backward): the buffers as the first one saw them, for that long."""
+
+    def __init__(self, places: dict[str, Place], before: dict[str, Tensor]) -> None:
+        self._places, self._before = places, before
+        self._held: dict[str, Tensor] = {}
+
+    def __enter__(self) -> None:
+        self._held = {name: _now(self._places[name]) for name in self._before}
+        for name, tensor in self._before.items():
+            owner, key = self._places[name]
+            owner[key] = tensor.clone()
+
+    def __exit__(self, *_: object) -> None:
+        for name, tensor in self._held.items():
+            owner, key = self._places[name]
+            owner[key] = tensor
 
 
 def _now(place: Place) -> Tensor:
