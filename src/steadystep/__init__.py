@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from steadystep.version import __version__
 
 if TYPE_CHECKING:
-    from steadystep import clip, groups, init, layers, precision, schedule
+    from steadystep import clip, groups, init, layers, memory, precision, schedule
     from steadystep.config import Config, autopilot, careful, observe
     from steadystep.errors import (
         ConfigError,
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from steadystep.guard import Guard
+    from steadystep.probe import find_lr
     from steadystep.records import Diagnosis, Finding, Outcome, Plan, Signals
 
 _HOMES = {
     "Guard": "guard",
+    "find_lr": "probe",
     "Config": "config",
     "observe": "config",
     "careful": "config",
@@ -38,7 +40,7 @@ _HOMES = {
     "UnsupportedError": "errors",
     "TrainingHalted": "errors",
 }
-_PARTS = ("clip", "groups", "init", "layers", "precision", "schedule")
+_PARTS = ("clip", "groups", "init", "layers", "memory", "precision", "schedule")
 
 __all__ = [
     "Config",
@@ -57,9 +59,11 @@ __all__ = [
     "autopilot",
     "careful",
     "clip",
+    "find_lr",
     "groups",
     "init",
     "layers",
+    "memory",
     "observe",
     "precision",
     "schedule",

@@ -65,6 +65,8 @@ def freeze(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
 @pytest.fixture(params=OPTIMIZERS)
 def trained(request: pytest.FixtureRequest) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Some steps old, with gradients lying about, a scheduler attached."""
+    random.seed(3)
+    np.random.seed(3)
     model = net()
     optimizer = OPTIMIZERS[request.param](model.parameters())
     torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)

@@ -91,6 +91,8 @@ def test_training_is_the_same_bit_for_bit(kind: str, every: int) -> None:
     assert "forward" not in vars(model.blocks[0])
 
 
+# torch's tracer touches .grad of inner tensors and hides the warning from everybody but `-W error`.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ["compile first", "compile last", "compiled and run", "each block"])
 def test_with_torch_compile(kind: str, order: str) -> None:

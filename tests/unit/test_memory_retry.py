@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -17,6 +18,15 @@ from steadystep.errors import MisuseError, TrainingHalted
 from steadystep.memory import Attempt, BatchPart, OutOfMemoryRetry, is_out_of_memory, split_batch, weighted_mean
 
 pytestmark = pytest.mark.filterwarnings("ignore:steadystep. out of memory")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_garbage_collection() -> Iterator[None]:
+    """Each retry collects garbage; what the test process has loaded need not be looked through every time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Hungry(nn.Module):
@@ -242,7 +252,7 @@ def test_the_real_error_of_the_cpus_allocator_is_retried() -> None:
     assert sizes == [4, 2, 2]
 
 
-@settings(max_examples=8)  # why: each retry collects garbage, which takes its time in a test process
+@settings(max_examples=20)
 @given(cut=st.integers(0, 3), fits=st.lists(st.integers(1, 4), min_size=3, max_size=3))
 def test_resume_is_invisible(cut: int, fits: list[int]) -> None:
     def play(retry: OutOfMemoryRetry, limits: list[int]) -> list:
@@ -295,8 +305,7 @@ def test_ranks_choose_the_same_number_of_parts() -> None:
 
     first, second, third = ranks.all(rank)
     assert first == [[8, 4, 2, 2, 2, 2], [1, 1, 1, 1]]
-    assert second == third == [[8, 4, 4, 2, 2, 2, 2], [2, 2, 2, 2]] or second[1] == third[1] == [2, 2, 2, 2]
-    assert len(second[0][-4:]) == len(first[0][-4:]) == 4
+    assert second == third == [[8, 4, 4, 2, 2, 2, 2], [2, 2, 2, 2]]
 
 
 def test_ranks_give_up_together() -> None:

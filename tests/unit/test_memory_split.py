@@ -83,15 +83,24 @@ def test_structures_keep_their_classes() -> None:
 def test_dataclasses_and_what_goes_into_every_part() -> None:
     record = Record(x=torch.arange(4), names=["a", "b", "c", "d"])
     object.__setattr__(record, "seen", torch.arange(4) * 2)
-    nested = {"record": record, "scale": torch.tensor(2.0), "k": 3, "empty": [], "none": None}
+    nested = {"record": record, "scale": torch.tensor(2.0), "k": 3, "empty": [], "none": None, "shape": (8, 8, 3, 1)}
     _, second = (part.batch for part in split_batch(nested, 2))
     assert second["record"].x.tolist() == [2, 3]
     assert second["record"].names == ["c", "d"]
     assert second["record"].seen.tolist() == [4, 6]
     assert second["record"].note == "kept"
     assert second["scale"] is nested["scale"]
-    assert (second["k"], second["empty"], second["none"]) == (3, [], None)
+    assert (second["k"], second["empty"], second["none"], second["shape"]) == (3, [], None, (8, 8, 3, 1))
     assert record.x.tolist() == [0, 1, 2, 3]
+
+
+def test_what_a_loader_collates() -> None:
+    rows = [(torch.ones(2) * i, i, f"file {i}") for i in range(4)]
+    batch = next(iter(torch.utils.data.DataLoader(rows, batch_size=4)))
+    _, (x, number, name) = (part.batch for part in split_batch(batch, 2))
+    assert x.tolist() == [[2, 2], [3, 3]]
+    assert number.tolist() == [2, 3]
+    assert name == ("file 2", "file 3")
 
 
 def test_parts_are_views_and_one_part_is_the_batch_itself() -> None:

@@ -59,7 +59,7 @@ class OutOfMemoryRetry:
     ...     (model(rows).mean() * weight).backward()
     ...     return len(rows)
     >>> retry = OutOfMemoryRetry()
-    >>> with warnings.catch_warnings(record=True):
+    >>> with warnings.catch_warnings(action="ignore"):
     ...     retry.run(work, torch.ones(8, 2), undo=model.zero_grad)
     [(2, 0.25), (2, 0.25), (2, 0.25), (2, 0.25)]
     >>> retry.size

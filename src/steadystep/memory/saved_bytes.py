@@ -1,6 +1,7 @@
 """How much memory a forward pass holds for the backward pass, counted with torch's hooks for saved tensors."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
 
@@ -46,13 +47,18 @@ def count_saved(model: nn.Module, run: Callable[[], object]) -> int:
         return tensor
 
     buffers = Buffers(model)
-    devices = [p.device.index or 0 for p in model.parameters() if p.device.type != "cpu"]
-    with torch.random.fork_rng(sorted(set(devices))), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with _random_state_kept(model), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         try:
             run()
         finally:
             buffers.put_back()
     return sum(sizes.values())
+
+
+def _random_state_kept(model: nn.Module) -> AbstractContextManager[None]:
+    used = {p.device for p in model.parameters() if p.device.type != "cpu"}
+    kind = next((device.type for device in used), "cuda")
+    return torch.random.fork_rng([device.index or 0 for device in used if device.type == kind], device_type=kind)
 
 
 def _has_storage(tensor: Tensor) -> bool:

@@ -138,8 +138,10 @@ def _is_container(item: Any) -> bool:
 
 
 def _is_examples(item: Any) -> bool:
-    """A list of one plain thing per row (texts, file names): no tensor, array or container in it."""
-    return isinstance(item, list | tuple) and bool(item) and all(isinstance(value, _ALIKE) for value in item)
+    """One plain thing per row: a list of them, or a tuple of texts as torch collates them. (3, 4) is one thing."""
+    if type(item) is tuple:
+        return bool(item) and all(isinstance(value, str | bytes) for value in item)
+    return isinstance(item, list) and bool(item) and all(isinstance(value, _ALIKE) for value in item)
 
 
 def _children(item: Any) -> list[tuple[str, Any]]:

@@ -2,8 +2,8 @@
 
 Losses are smoothed with weights beta^|i - j|, looking both ways, so that the curve does not lag behind the rate that
 made it. The level at the small rates is where it falls from; a fall counts when it exceeds the noise of the batches.
-The suggestion is 2/3 of the rate at which 4/5 of the fall was done. Among rules such as "steepest point", "a tenth of
-the minimum" and other shares of the fall it came closest to the best of a coarse sweep (numbers in docs/find_lr.md).
+The suggestion is 2/3 of the rate at which 4/5 of the fall was done: far closer to the best of a coarse sweep than the
+steepest point, a little closer than a tenth of the rate at the minimum (numbers in docs/find_lr.md).
 """
 
 import math
@@ -19,6 +19,7 @@ _SHARE_OF_FALL, _SAFETY = 0.8, 1.5
 _LIMIT_SAFETY = 10.0  # without a fall only the limit is known, and near it a longer run still breaks
 _STANDARD_ERRORS = 5.0  # of a fall that is no accident of the batches
 _SMALLEST_FALL = 1e-3  # as a share of the loss
+_FLOOR, _ABOUT = 1e-6, 0.05  # of the level; of the lowest loss
 _ENOUGH = 8  # losses to read anything from
 _MAD_TO_SIGMA = 1.4826
 
@@ -35,7 +36,7 @@ def read(lrs: Sequence[float], losses: Sequence[float], *, smoothing: float, div
     smoothed = smooth(capped, smoothing)
     verdict, suggested, stable = Verdict.NOT_FINITE if count == 0 else Verdict.DIVERGES_AT_ONCE, None, None
     if count >= _ENOUGH:
-        lowest = _lowest(capped, smoothing)
+        lowest = _lowest(capped, level, smoothing)
         curve = _Curve(lrs, smoothed, lowest, level, _error(capped, smoothing))
         verdict, suggested, stable = _judge(curve, diverged=diverged)
     return LRCurve(
@@ -99,12 +100,16 @@ def _judge(curve: _Curve, *, diverged: bool) -> tuple[Verdict, float | None, flo
     return Verdict.LIMIT_ONLY, curve.lrs[calm[-1]] / _LIMIT_SAFETY, curve.lrs[calm[-1]]
 
 
-def _lowest(losses: Sequence[float], beta: float) -> int:
-    """In the log of the loss if it has one: near zero a rise by a thousand is the end of stability and still tiny."""
-    positive = all(loss >= 0 for loss in losses)
-    rows = [math.log(max(loss, 1e-300)) for loss in losses] if positive else losses
-    curve = smooth(rows, beta)
-    return min(range(len(curve)), key=curve.__getitem__)
+def _lowest(losses: Sequence[float], level: float, beta: float) -> int:
+    """The first position about as low as any; in the log of the loss, if it has one, with a floor.
+
+    Near zero a rise by a thousand is the end of stability and still tiny. A loss at zero no longer shows any.
+    """
+    if min(losses) < 0 or level == 0:
+        curve = smooth(losses, beta)
+        return curve.index(min(curve))
+    curve = smooth([math.log(max(loss / level, _FLOOR)) for loss in losses], beta)
+    return next(i for i, value in enumerate(curve) if value <= min(curve) + _ABOUT)
 
 
 def _level(losses: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ lr_k = min_lr * (max_lr / min_lr) ^ (k / (num_steps - 1)).
 
 import inspect
 import math
+from statistics import median
 from typing import Any, final
 
 import torch
@@ -19,6 +20,7 @@ from steadystep.probe.snapshot import generators_of, restored
 from steadystep.probe.source import LossFn, Source, losses_from
 
 _WARM = 5  # losses before a jump can count as running away
+_NOISE = 4.0  # times the usual jump between batches: a single odd batch is no divergence
 _SHARE = 0.1  # of the fall so far: a loss near zero may grow by a large factor and still be small
 
 
@@ -49,14 +51,14 @@ def find_lr(
         max_lr: the last rate, reached unless the loss runs away before.
         num_steps: how many rates are tried.
         smoothing: weight of the neighbouring step when losses are averaged, from 0 (not at all) to below 1.
-        stop_factor: end when the loss exceeds its lowest value by this factor.
+        stop_factor: end when the running mean of the loss exceeds its lowest value by this factor, and its noise.
 
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(64, 4)
     >>> model = nn.Linear(4, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> curve = find_lr(model, optimizer, lambda: (model(x) - x.sum(1, keepdim=True)).square().mean())
-    >>> curve.verdict.value, 0.01 < curve.suggested < curve.largest_stable < 1.0
+    >>> curve.verdict.value, 0.01 < curve.suggested < curve.largest_stable < 2.0
     ('found', True)
     """
     _check(min_lr, max_lr, num_steps, smoothing, stop_factor)
@@ -85,27 +87,33 @@ def find_lr(
 
 @final
 class _Watch:
-    """Ends the sweep: a loss that is not finite, or whose running mean is far above its lowest."""
+    """Ends the sweep: a loss that is not finite, or whose running mean is far above its lowest and above its noise."""
 
     def __init__(self, smoothing: float, stop_factor: float) -> None:
         self.over = False
         self._beta, self._factor = smoothing, stop_factor
         self._sum = self._weight = 0.0
-        self._count = 0
         self._first = self._lowest = math.inf
+        self._jumps: list[float] = []
+        self._last = math.nan
 
     def ran_away(self, loss: float) -> bool:
         """Whether to stop here."""
-        self._count += 1
         self._sum = self._beta * self._sum + loss
         self._weight = self._beta * self._weight + 1.0
         mean = self._sum / self._weight
-        if self._count == 1:
+        if math.isnan(self._last):
             self._first = mean
+        else:
+            self._jumps.append(abs(loss - self._last))
+        self._last = loss
         self._lowest = min(self._lowest, mean)
-        allowed = (self._factor - 1) * max(abs(self._lowest), _SHARE * (self._first - self._lowest))
-        self.over = not math.isfinite(mean) or (self._count > _WARM and mean - self._lowest > allowed)
+        self.over = not math.isfinite(mean) or (len(self._jumps) >= _WARM and mean - self._lowest > self._allowed())
         return self.over
+
+    def _allowed(self) -> float:
+        by_factor = (self._factor - 1) * max(abs(self._lowest), _SHARE * (self._first - self._lowest))
+        return max(by_factor, _NOISE * median(self._jumps))
 
 
 @final
