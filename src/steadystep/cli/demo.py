@@ -34,6 +34,7 @@ class Result:
 def run(*, steps: int, seed: int) -> None:
     """The three runs, with progress, and a table at the end."""
     console = Console()
+    torch.set_num_threads(1)  # why: matrices this small are slower on two threads, far slower on a busy machine
     torch.manual_seed(seed)
     bad_step = steps // 2
     num_parameters = sum(p.numel() for p in GPT(SIZE).parameters())
