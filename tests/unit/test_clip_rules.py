@@ -210,3 +210,17 @@ def test_norms_at_the_ends_of_the_scale(norm: float) -> None:
 def test_settings_that_mean_nothing_are_named(make, bad) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         make(**bad)
+
+
+@pytest.mark.parametrize("make", [lambda: PercentileClip(percentile=50), lambda: TensorEMAClip(warmup_max_norm=0.3)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_scaled_by_the_exact_factor(make, dtype) -> None:
+    clip = make()
+    if isinstance(clip, PercentileClip):
+        limits(clip, [0.3, 0.3, 0.3])
+    p = Parameter(torch.zeros(64, dtype=dtype))
+    p.grad = torch.randn(64).to(dtype)
+    before = p.grad.float()
+    report = clip.clip_([p])
+    assert report.norm_before * report.scale == pytest.approx(0.3)
+    assert torch.equal(p.grad, (before * report.scale).to(dtype))

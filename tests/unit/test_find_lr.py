@@ -144,11 +144,10 @@ def test_a_sweep_ends_at_a_loss_that_is_not_finite() -> None:
 
 def test_noisy_batches_do_not_end_a_sweep() -> None:
     model, optimizer, _ = quadratic(1.0)
-    losses = iter([1.0 if i % 7 else 9.0 for i in range(100)])
-    wobble = iter([2.0 * (i % 2) for i in range(100)])
-    quiet = iter([1.0] * 20 + [9.0] * 80)
-    assert len(find_lr(model, optimizer, lambda: model.weight.sum() * 0 + next(losses) + next(wobble)).losses) == 100
-    assert len(find_lr(model, optimizer, lambda: model.weight.sum() * 0 + next(quiet)).losses) < 25
+    noisy = iter([0.1] * 3 + [4.0, 0.1] * 50)
+    assert len(find_lr(model, optimizer, lambda: model.weight.sum() * 0 + next(noisy)).losses) == 100
+    risen = iter([0.1] * 20 + [4.0] * 80)
+    assert len(find_lr(model, optimizer, lambda: model.weight.sum() * 0 + next(risen)).losses) == 21
 
 
 def test_a_first_loss_that_is_not_finite() -> None:

@@ -182,6 +182,14 @@ def test_backward_twice_is_the_same_too() -> None:
     assert_same(*grads)
 
 
+def test_buffers_stay_the_objects_they_were() -> None:
+    model = net("batch norm")
+    checkpoint_blocks(model)
+    before = list(model.buffers())
+    model(torch.randn(8, WIDTH)).sum().backward()
+    assert all(a is b for a, b in zip(before, model.buffers(), strict=True))
+
+
 def test_it_says_how_much_it_saves_and_leaves_no_trace() -> None:
     model = net("batch norm")
     x = torch.randn(64, WIDTH)
@@ -198,9 +206,10 @@ def test_it_says_how_much_it_saves_and_leaves_no_trace() -> None:
     assert blocks.measure(lambda: model(x).square().mean()).saved == 0
 
 
-def test_without_gradients_nothing_is_checkpointed() -> None:
+def test_without_gradients_nothing_is_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     checkpoint_blocks(model)
+    monkeypatch.delattr("steadystep.memory.checkpointing.checkpoint")
     with torch.no_grad():
         model(torch.randn(2, WIDTH))
     assert [block.calls for block in model.blocks] == [1] * 4
@@ -244,6 +253,8 @@ def test_copies_run_their_own_blocks() -> None:
         assert all(p.grad is not None for p in twin.parameters())
         assert all(p.grad is None for p in model.parameters())
         assert [block.calls for block in twin.blocks] == [2] * 4
+        checkpoint_blocks(twin).remove()  # there is no other handle to it
+        assert all("forward" not in vars(block) for block in twin.blocks)
 
 
 # Which modules are the blocks.

@@ -15,7 +15,6 @@ from steadystep.norms import Layout, dense_values, total_norm, total_norm_in_hal
 
 EPSILON = 1e-6  # torch's
 
-_FULL = (torch.float32, torch.float64)
 _MARGIN = 1.01  # torch adds up in the gradients' dtype, bf16 to two digits; nearer to the limit its arithmetic decides
 
 
@@ -79,5 +78,17 @@ def multiply_(grads: list[Tensor], layout: Layout, factor: Tensor | float) -> No
 def _cheapest(factor: Tensor | float, like: Tensor) -> Tensor | float:
     if isinstance(factor, Tensor):
         return factor.to(like.device)
-    # why: on a CPU a number costs four times as much as a tensor; in half precision the tensor would be rounded first
-    return torch.tensor(factor, dtype=torch.float64) if like.is_cpu and like.dtype in _FULL else factor
+    # why: on a CPU a number costs four times as much as a tensor, and is rounded first if the gradients are bf16
+    return torch.tensor(factor, dtype=torch.float64) if like.is_cpu else factor
+
+
+@torch.no_grad()
+def multiply_each_(grads: list[Tensor], layout: Layout, factors: list[float]) -> None:
+    """Multiply every gradient by a factor of its own; those with a factor of 1 are not touched."""
+    values = dense_values(grads, layout)
+    for positions in layout.groups:
+        scaled = [i for i in positions if factors[i] != 1.0]
+        if scaled:
+            group, numbers = [values[i] for i in scaled], [factors[i] for i in scaled]
+            on_cpu = group[0].is_cpu
+            torch._foreach_mul_(group, torch.tensor(numbers, dtype=torch.float64).unbind() if on_cpu else numbers)

@@ -12,9 +12,9 @@ from typing import Any, final
 import torch
 
 from steadystep.clip import checks
-from steadystep.clip.gradients import Measured, Params, measured, named
+from steadystep.clip.global_norm import multiply_each_
+from steadystep.clip.gradients import Params, measured, named
 from steadystep.clip.report import ClipReport
-from steadystep.norms import dense_values
 
 
 @final
@@ -72,7 +72,7 @@ class TensorEMAClip:
         factors = [min(1.0, limits[name] / norm) if norm else 1.0 for name, norm in norms.items()]
         if not any(factor < 1.0 for factor in factors):
             return ClipReport.scaled(total, 1.0)
-        _multiply_each_(seen, factors)
+        multiply_each_(seen.parts, seen.layout, factors)
         after = math.hypot(*(norm * factor for norm, factor in zip(each, factors, strict=True)))
         return ClipReport(norm_before=total, scale=after / total, clipped=True, finite=True)
 
@@ -121,12 +121,3 @@ class TensorEMAClip:
             checks.keys(f"TensorEMAClip for {name!r}", entry, "level", "steps")
             past[name] = _Past(checks.real("level", entry["level"]), checks.count("steps", entry["steps"]))
         self._past = past
-
-
-@torch.no_grad()
-def _multiply_each_(seen: Measured, factors: list[float]) -> None:
-    values = dense_values(seen.parts, seen.layout)
-    for positions in seen.layout.groups:
-        above = [i for i in positions if factors[i] < 1.0]
-        if above:
-            torch._foreach_mul_([values[i] for i in above], [factors[i] for i in above])
