@@ -96,6 +96,10 @@ def test_healthy_means_nothing_is_bad(loss: float, norm: float, bad: tuple[str, 
     assert record.healthy == (math.isfinite(loss) and math.isfinite(norm) and not bad)
 
 
+def test_numbers_whose_sum_overflows_are_still_finite() -> None:
+    assert Signals(step=0, loss=1.7e308, grad_norm=1.7e308).healthy
+
+
 def test_a_pending_outcome_reads_its_loss_only_when_asked() -> None:
     outcome = Outcome(step=0, reading=torch.tensor(2.5), stepped=False, pending=True)
     assert outcome.loss == 2.5
