@@ -52,6 +52,70 @@ _JSON = ConfigDict(ser_json_inf_nan="strings", extra="forbid")
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Record):
+    """MEASURE, every so many steps: what costs too much to look at each time. Estimated from a sample of each tensor.
+
+    It is taken around one update and travels with the look of the next one. Tuples align with `names`; one that does
+    not apply (moments without Adam) is empty.
+    """
+
+    __pydantic_config__ = _JSON
+
+    step: int
+    """The step whose update was measured."""
+    names: tuple[str, ...] = ()
+    weight_rms: tuple[float, ...] = ()
+    """Root mean square of each parameter, after the update."""
+    update_rms: tuple[float, ...] = ()
+    """Root mean square of what the update changed."""
+    second_moments: tuple[float, ...] = ()
+    """Mean of Adam's v."""
+    surprises: tuple[float, ...] = ()
+    """RMS_t of StableAdamW (Wortsman et al. 2023): sqrt(mean(g² / max(v, eps²)))."""
+    zero_shares: tuple[float, ...] = ()
+    """Share of gradient elements that are exactly zero."""
+    modules: tuple[str, ...] = ()
+    """Activations that were watched; `dead` and `saturated` align with these."""
+    dead: tuple[float, ...] = ()
+    """Share of units that were zero for the whole batch."""
+    saturated: tuple[float, ...] = ()
+    """Share of values in the flat part of a sigmoid or tanh."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputStats(Record):
+    """What the first batches look like: evidence for a diagnosis, never an alarm."""
+
+    __pydantic_config__ = _JSON
+
+    batches: int
+    mean: float
+    std: float
+    largest: float
+    """Largest absolute value."""
+    constant_share: float
+    """Share of features that did not vary."""
+    scale_spread: float
+    """Largest feature scale over the smallest non-zero one; 1.0 for one feature."""
+    finite: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness(Record):
+    """The same batch with the same random numbers, at an older state and now. Asked only in trouble."""
+
+    __pydantic_config__ = _JSON
+
+    step: int
+    """When the batch was first seen."""
+    then: float
+    now: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Signals(Record):
     """MEASURE: what one optimizer step looks like before it is taken."""
 
@@ -81,6 +145,13 @@ class Signals(Record):
     repeatable: bool = False
     """True when every micro-batch can be run again."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    loss_eps: float = 1.1920928955078125e-07
+    """Machine epsilon of the loss's dtype: differences below eps * |loss| are rounding."""
+    probe: Probe | None = None
+    """Heavier signals, at a cadence."""
+    inputs: InputStats | None = None
+    """Only at the step by which the first batches have been seen, and only when `batch=` is given."""
+    witness: Witness | None = None
 
     @property
     def healthy(self) -> bool:
@@ -119,6 +190,8 @@ class Finding(Record):
     """One plain clause: "the loss is NaN"."""
     where: tuple[str, ...] = ()
     """Tensors, buffers or micro-batches concerned."""
+    since: int | None = None
+    """The step it began at, where that is known to be before `step`."""
 
 
 @final
@@ -144,6 +217,12 @@ class Plan(Record):
 
     steps: tuple[str, ...] = ()
     reason: str = ""
+    norm: float | None = None
+    """With "rescale": the gradient norm to come down to."""
+    before: int | None = None
+    """With "rollback" and "restore-moments": the first sign of trouble; only older states will do."""
+    lr: float | None = None
+    """With "cut-lr" and "hold-lr": the ceiling for the learning rate from here on."""
 
     @property
     def proceeds(self) -> bool:
