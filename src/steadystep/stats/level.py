@@ -14,7 +14,7 @@ class Level:
 
     One-sided on purpose: values far below the median (a lucky batch, a zero gradient) must not widen the limit above
     it. A window follows slow drift by itself. It does not learn outliers, so a real shift of the level would stay an
-    outlier for ever: `shifted` collects rejected values and says when `patience` of them in a row agree with each other.
+    outlier for ever: `reject` collects outliers and says when `patience` of them in a row agree with each other.
     """
 
     __slots__ = ("_rejected", "armed_after", "patience", "window")
