@@ -107,6 +107,10 @@ class Buffers:
         if targets:
             torch._foreach_copy_(targets, sources)
 
+    def tensors(self) -> list[Tensor]:
+        """Every buffer that can be copied and put back."""
+        return [slot.tensor for slot in self._slots if slot.tensor is not None]
+
     def suspects(self) -> tuple[list[str], list[Tensor]]:
         """Live floating-point buffers, to be looked at for NaN and infinity."""
         names: list[str] = []

@@ -75,6 +75,15 @@ class TrainingSettings(Settings):
         "fp32", description="fp16 brings a loss scaler with it; bf16 needs none"
     )
     autocast: Switch = Field(True, description="false: your own code does the autocasting")
+    stability_monitoring: Switch = Field(
+        True, description="false: only NaN and infinity are looked for; nothing is learned from the run"
+    )
+    auto_recovery: Switch = Field(
+        True, description="false: no states are kept in memory, so there is no rolling back and no cutting of the rate"
+    )
+    max_recovery_attempts: Count = Field(
+        3, ge=0, description="rollbacks in 1,000 steps before the run is stopped; skipped batches have their own budget"
+    )
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
@@ -119,6 +128,18 @@ class MonitoringSettings(Settings):
         ge=1,
         description="per-layer gradient norms are logged every so many steps (and at every incident)",
     )
+    loss_window_size: Count = Field(128, ge=32, description="losses that a new one is compared with; 32 at least")
+    divergence_threshold: Number = Field(
+        8.0, ge=3, description="sigma above its own level at which a loss counts as raised; below 3 noise would"
+    )
+    gradient_history_size: Count = Field(
+        128, ge=32, description="gradient norms that a new one is compared with; 32 at least"
+    )
+    explosion_threshold: Number = Field(
+        10.0, ge=2, description="times its usual value at which a gradient norm is held back; below 2 noise would be"
+    )
+    lr_min: Number | None = Field(None, ge=0, description="a learning rate that drops below this is worth a warning")
+    lr_max: Number | None = Field(None, gt=0, description="a learning rate above this is worth a warning")
 
 
 class RecoverySettings(Settings):
@@ -126,6 +147,22 @@ class RecoverySettings(Settings):
 
     max_skips_in_a_row: Count = Field(
         20, ge=1, description="so many refused updates one after another mean that skipping does not help"
+    )
+    max_skips: Count = Field(100, ge=1, description="so many refused updates within 200 steps are too many")
+    trust_steps: Count = Field(20, ge=1, description="healthy steps after which a remembered state may be gone back to")
+    lr_mult: Number = Field(
+        0.7, gt=0, le=1, description="the learning rate after a rollback, as a share of what it was; 1 leaves it alone"
+    )
+    rewarm_steps: Count = Field(100, ge=0, description="updates over which the learning rate rises again; 0 for none")
+    skip_batches: Switch = Field(
+        True, description="false: your loop gives the same batches again, so random numbers go back with the weights"
+    )
+    snapshots: Count = Field(3, ge=0, description="states kept in memory, each 12 bytes per parameter with Adam")
+    snapshot_memory_gb: Number | None = Field(
+        None, gt=0, description="the most that all of them may take; a quarter of this machine's memory when left out"
+    )
+    snapshot_time_share: Number = Field(
+        0.005, gt=0, lt=1, description="the most that taking them may add to the time of training"
     )
 
 
@@ -172,7 +209,7 @@ def observe() -> Config:
 
 
 def careful() -> Config:
-    """Refuses bad updates and clips where asked; never more. In this version the same as `autopilot`."""
+    """Refuses or scales down bad updates; never touches weights, moments or the learning rate."""
     return Config(mode="careful")
 
 
@@ -189,17 +226,8 @@ _SECTIONS: dict[str, type[Settings]] = {
 
 # Keys that are part of the file format and whose feature this version does not have.
 NOT_BUILT = {
-    "training.stability_monitoring": "detectors beyond the non-finite gate",
     "training.early_stopping": "early stopping",
     "training.patience": "early stopping",
-    "training.auto_recovery": "rollback",
-    "training.max_recovery_attempts": "rollback",
-    "monitoring.loss_window_size": "loss detectors",
-    "monitoring.divergence_threshold": "loss detectors",
-    "monitoring.gradient_history_size": "gradient detectors",
-    "monitoring.explosion_threshold": "gradient detectors",
-    "monitoring.lr_min": "learning-rate bounds",
-    "monitoring.lr_max": "learning-rate bounds",
     "monitoring.save_checkpoints": "checkpoints on disk",
     "monitoring.checkpoint_frequency": "checkpoints on disk",
 }

@@ -7,6 +7,7 @@ pass writes by itself, and those are put back when the step is refused. Why in t
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, final
 
@@ -17,12 +18,14 @@ from steadystep import state
 from steadystep.accumulation import Closure
 from steadystep.claims import claim, release
 from steadystep.config import Config
-from steadystep.diagnosis import explain, not_repeatable
+from steadystep.detectors import Detector
+from steadystep.diagnosis import explain, first_sign, needs_witness, not_repeatable, weigh
 from steadystep.errors import MisuseError
 from steadystep.look import Look
 from steadystep.notices import warn
 from steadystep.policy import decide
-from steadystep.records import Diagnosis, Outcome, Plan, Signals
+from steadystep.records import Diagnosis, Outcome, Plan
+from steadystep.recovery.snapshots import Kept
 from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
 from steadystep.wiring import build
@@ -53,6 +56,7 @@ class Guard:
         config: Config | Mapping[str, Any] | str | Path | None = None,
         schedule: Schedule | None = None,
         run_dir: str | Path | None = None,
+        detectors: Sequence[Detector] = (),
     ) -> None:
         self.config = Config.load(config)
         self.updates = 0
@@ -65,7 +69,7 @@ class Guard:
         self._inspected: Look | None = None
         claim(self, model, optimizer)
         try:
-            parts = build(self.config, model, optimizer, schedule=schedule, run_dir=run_dir)
+            parts = build(self.config, model, optimizer, schedule=schedule, run_dir=run_dir, extra_detectors=detectors)
         except BaseException:
             release(optimizer)
             raise
@@ -74,7 +78,8 @@ class Guard:
         self._passes, self._looker, self._detectors = parts.passes, parts.looker, parts.detectors
         self._budget, self._action, self._lr = parts.budget, parts.action, parts.learning_rate
         self._log, self._islands = parts.log, parts.islands
-        self._observing = self.config.mode == "observe"
+        self._probes, self._activations = parts.probes, parts.activations
+        self._casebook, self._recovery, self._limits = parts.casebook, parts.recovery, parts.limits
 
     def step(
         self,
@@ -97,7 +102,13 @@ class Guard:
         with self._passes:
             if metrics:
                 self._metrics.update(checked(metrics))
-            member = self._passes.add(closure_or_loss, batch=batch, weight=weight)
+            if not self._recovery.states and not isinstance(closure_or_loss, Tensor):
+                self._recovery.begin(step=self.attempts, updates=self.updates, lr=self._lr.largest)
+            if self._probes.due(self.attempts):
+                with self._activations.watching():
+                    member = self._passes.add(closure_or_loss, batch=batch, weight=weight)
+            else:
+                member = self._passes.add(closure_or_loss, batch=batch, weight=weight)
             if not self._passes.group.full:
                 return Outcome(step=self.attempts, reading=member.loss, stepped=False, pending=True)
             return self._update()
@@ -117,18 +128,40 @@ class Guard:
         yield from loader
         self.flush()
 
+    def keep(self, name: str, thing: Kept) -> None:
+        """Let something else with a state (EMA weights, a scheduler) go back together with the weights."""
+        self._recovery.keep(name, thing)
+
+    def diagnose(self) -> tuple[Diagnosis, ...]:
+        """What is probably wrong with the run so far, the likeliest cause first; one "healthy" when nothing is."""
+        return self._casebook.diagnose()
+
     def _update(self) -> Outcome:
         self._lr.place(self.updates)
         if not self._passes.refresh():
             return self._settled(self._action.drop(self.attempts, not_repeatable()))
         look = self._look(range(len(self._passes.group.members)))
-        diagnosis, plan = self._judge(look.signals)
+        diagnosis, plan = self._judge(look)
         return self._settled(self._action.carry_out(plan, look, diagnosis, look_again=self._look))
 
-    def _judge(self, signals: Signals) -> tuple[Diagnosis, Plan]:
-        found = tuple(finding for detector in self._detectors for finding in detector.update(signals))
-        diagnosis = explain(signals, found)
-        return diagnosis, decide(signals, diagnosis, budget=self._budget, observing=self._observing)
+    def _judge(self, look: Look) -> tuple[Diagnosis, Plan]:
+        found = tuple(finding for detector in self._detectors for finding in detector.update(look.signals))
+        if found and needs_witness(look.signals, found):
+            look.signals = replace(look.signals, witness=self._recovery.testify(before=first_sign(found)))
+            found = weigh(look.signals, found)
+        diagnosis = explain(look.signals, found)
+        self._budget.see(diagnosis)
+        # Going back to the weights that are in place would change nothing.
+        states = [state for state in self._recovery.states if state.updates < self.updates] if found else []
+        return diagnosis, decide(
+            look.signals,
+            diagnosis,
+            budget=self._budget,
+            mode=self.config.mode,
+            states=states,
+            limits=self._limits,
+            ceiling=self._lr.ceiling.lr,
+        )
 
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed, without stepping: for loops that update by themselves.
@@ -138,7 +171,7 @@ class Guard:
         with self._passes:
             self._lr.place(self.updates)
             self._inspected = self._looker.look(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
-            self._verdict = self._judge(self._inspected.signals)
+            self._verdict = self._judge(self._inspected)
             return self._verdict[1]
 
     def commit(self, *, stepped: bool) -> Outcome:
@@ -146,6 +179,8 @@ class Guard:
         if self._inspected is None:
             raise MisuseError("commit() closes an inspect(): call guard.inspect(loss) first")
         look, (diagnosis, plan), self._inspected = self._inspected, self._verdict, None
+        if plan.to is not None and "rollback" in plan.steps and not stepped:
+            return self._settled(self._action.go_back(plan, look, diagnosis))
         return self._settled(self._action.report(plan, look, diagnosis, stepped=stepped))
 
     def _look(self, kept: Sequence[int]) -> Look:
@@ -160,13 +195,18 @@ class Guard:
             metrics=self._metrics,
             batches=[member.batch for member in members if member.batch is not None],
             repeatable=group.repeatable,
+            refused_in_a_row=self._budget.refused_in_a_row,
         )
 
     def _settled(self, outcome: Outcome) -> Outcome:
         self.attempts += 1
-        self.updates += outcome.stepped
-        self._budget.count(stepped=outcome.stepped)
+        self.updates = self.updates + outcome.stepped if outcome.restored is None else outcome.restored
         self._metrics = {}
+        self._budget.count(outcome)
+        if outcome.signals is not None:
+            self._casebook.note(outcome.signals, outcome.diagnosis, stepped=outcome.stepped)
+        calm = not self._budget.episode.open(outcome.step)
+        self._recovery.after(outcome, updates=self.updates, calm=calm)
         self._log.record(outcome)
         if "stop" in outcome.plan.steps and not outcome.stepped:
             raise self._budget.halt(outcome)
@@ -181,6 +221,7 @@ class Guard:
         state.load(self._stateful, saved)
         self.attempts, self.updates = int(saved["attempts"]), int(saved["updates"])
         self._passes.reset()
+        self._recovery.forget()
 
     def close(self) -> None:
         """Write the log's last lines and let go of the optimizer."""
@@ -190,6 +231,7 @@ class Guard:
             if dropped:
                 warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
             self._islands.remove()
+            self._recovery.forget()
             self._log.close()
             release(self._optimizer)
 

@@ -1,7 +1,7 @@
 """What MEASURE hands to ACT: the numbers, and the tensors they came from."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 from torch import Tensor
 
@@ -19,3 +19,23 @@ class Look:
     layout: Layout
     norms: list[Tensor]
     """Of each gradient, still on the device."""
+
+
+class Probing(Protocol):
+    """The heavier look that MEASURE takes around an update; ACT tells it when that is."""
+
+    def due(self, step: int) -> bool:
+        """Whether the update of `step` is to be measured."""
+        ...
+
+    def before(self) -> None:
+        """The update is about to be taken."""
+        ...
+
+    def after(self, step: int) -> None:
+        """It has been taken."""
+        ...
+
+    def cancel(self) -> None:
+        """What was measured no longer holds."""
+        ...

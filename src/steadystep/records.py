@@ -147,6 +147,8 @@ class Signals(Record):
     metrics: Mapping[str, float] = field(default_factory=dict)
     loss_eps: float = 1.1920928955078125e-07
     """Machine epsilon of the loss's dtype: differences below eps * |loss| are rounding."""
+    refused_in_a_row: int = 0
+    """Updates refused directly before this one."""
     probe: Probe | None = None
     """Heavier signals, at a cadence."""
     inputs: InputStats | None = None
@@ -192,6 +194,8 @@ class Finding(Record):
     """Tensors, buffers or micro-batches concerned."""
     since: int | None = None
     """The step it began at, where that is known to be before `step`."""
+    usual: float | None = None
+    """What the value was before, where there is such a thing."""
 
 
 @final
@@ -219,8 +223,8 @@ class Plan(Record):
     reason: str = ""
     norm: float | None = None
     """With "rescale": the gradient norm to come down to."""
-    before: int | None = None
-    """With "rollback" and "restore-moments": the first sign of trouble; only older states will do."""
+    to: int | None = None
+    """With "rollback" and "restore-moments": the step whose state is restored."""
     lr: float | None = None
     """With "cut-lr" and "hold-lr": the ceiling for the learning rate from here on."""
 
@@ -255,6 +259,10 @@ class Outcome(Record):
     left_out: tuple[int, ...] = ()
     """Micro-batches the update was computed without."""
     clipped: bool = False
+    lr_mult: float = 1.0
+    """What the learning rate was multiplied by for this update: below 1 while a run recovers."""
+    restored: int | None = None
+    """After a rollback: the number of updates in the restored weights."""
 
     @property
     def loss(self) -> float:

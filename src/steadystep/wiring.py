@@ -1,5 +1,8 @@
 """Makes a guard's parts from its settings. Nothing here decides anything."""
 
+import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -12,16 +15,35 @@ from steadystep.actions import LearningRate, Update
 from steadystep.buffers import Buffers
 from steadystep.clip import PercentileClip, ZScoreClip
 from steadystep.config import Config
-from steadystep.detectors import Detector, NonFinite
+from steadystep.detectors import (
+    ClipRate,
+    Detector,
+    GradientSpike,
+    GrowingGradient,
+    LearningRateBounds,
+    LearningRateJump,
+    LossScale,
+    LossSpike,
+    NoLearning,
+    NonFinite,
+    NotHealing,
+    Oscillation,
+    SlowDivergence,
+    SuspiciousPerfection,
+    WorseThanBest,
+)
+from steadystep.diagnosis import Casebook
 from steadystep.errors import ConfigError
-from steadystep.policy import Budget
+from steadystep.policy import Budget, Limits
 from steadystep.precision import Fp32Islands, Precision
+from steadystep.recovery import Holdings, InMemory, NoRecovery, Recovery, Snapshots
 from steadystep.schedule import Schedule
-from steadystep.signals import Gradients, Looker
+from steadystep.signals import Activations, Gradients, Inputs, Looker, Probes
 from steadystep.state import Stateful
 from steadystep.track import NoLog, RunLog, Tracker
 
 _RULES = {"zscore": ZScoreClip, "percentile": PercentileClip}
+_MEMORY_SHARE = 0.25  # of the machine's, for snapshots, when the settings do not say
 
 
 @final
@@ -32,26 +54,61 @@ class Parts:
     precision: Precision
     passes: Passes
     looker: Looker
+    probes: Probes
+    activations: Activations
     detectors: tuple[Detector, ...]
+    casebook: Casebook
     budget: Budget
+    limits: Limits
+    recovery: Recovery
     action: Update
-    clip_rule: PercentileClip | ZScoreClip | None
     learning_rate: LearningRate
     log: Tracker
     islands: Fp32Islands
+    stateful: dict[str, Stateful]
+    """What is saved. Precision first: it is the only part that may refuse a state."""
 
-    @property
-    def stateful(self) -> dict[str, Stateful]:
-        """What is saved. Precision first: it is the only part that may refuse a state."""
-        parts: dict[str, Stateful] = {"precision": self.precision, "accumulation": self.passes.group}
-        parts |= {"learning_rate": self.learning_rate, "budget": self.budget}
-        if self.clip_rule is not None:
-            parts["clip rule"] = self.clip_rule
-        return parts | {f"detector {detector.name}": detector for detector in self.detectors}
+
+def detectors(config: Config, *, scheduled: bool = False, extra: Sequence[Detector] = ()) -> tuple[Detector, ...]:
+    """All detectors these settings ask for, the gate first; `scheduled` says that the guard sets the learning rate."""
+    training, watch = config.training, config.monitoring
+    if not training.stability_monitoring:
+        return (NonFinite(), *extra)
+    found: list[Detector] = [
+        NonFinite(),
+        GradientSpike(
+            factor=watch.explosion_threshold,
+            history=watch.gradient_history_size,
+            clipped_to=_clipped_to(config),
+        ),
+        LossSpike(deviations=watch.divergence_threshold, history=watch.loss_window_size),
+        NotHealing(deviations=watch.divergence_threshold, history=watch.loss_window_size),
+        SlowDivergence(),
+        WorseThanBest(),
+        GrowingGradient(),
+        Oscillation(),
+        NoLearning(),
+        SuspiciousPerfection(),
+    ]
+    if not scheduled:
+        found.append(LearningRateJump())
+    if watch.lr_min is not None or watch.lr_max is not None:
+        found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
+    if training.clip_norm is not None:
+        found.append(ClipRate(training.clip_norm))
+    if training.mixed_precision == "fp16":
+        found.append(LossScale())
+    return (*found, *extra)
 
 
 def build(
-    config: Config, model: nn.Module, optimizer: Optimizer, *, schedule: Schedule | None, run_dir: str | Path | None
+    config: Config,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    schedule: Schedule | None,
+    run_dir: str | Path | None,
+    extra_detectors: Sequence[Detector] = (),
 ) -> Parts:
     """All parts, or an error that leaves model and optimizer as they were."""
     training, touches = config.training, config.mode != "observe"
@@ -77,23 +134,87 @@ def build(
     except BaseException:
         islands.remove()
         raise
+    activations = Activations(model)
+    probes, inputs = Probes(gradients, optimizer, activations=activations), Inputs()
+    noticing = detectors(config, scheduled=learning_rate.scheduled, extra=extra_detectors)
+    casebook, limits = Casebook(), _limits(config)
+    budget = Budget(
+        max_skips_in_a_row=config.recovery.max_skips_in_a_row,
+        max_skips=config.recovery.max_skips,
+        max_rollbacks=training.max_recovery_attempts,
+    )
+    going_back: dict[str, Stateful] = {"precision": precision, "accumulation": passes.group}
+    going_back |= {} if rule is None else {"clip rule": rule}
+    going_back |= {f"detector {detector.name}": detector for detector in noticing}
+    recovery: Recovery = NoRecovery()
+    if config.mode == "autopilot" and limits.rolls_back:
+        plateau = learning_rate.plateau
+        snapshots = Snapshots(
+            Holdings(model, optimizer, lambda: gradients.parameters),
+            count=config.recovery.snapshots,
+            device=device,
+            min_interval=limits.trust_steps,
+            time_share=config.recovery.snapshot_time_share,
+            memory_bytes=_memory_bytes(config),
+        )
+        recovery = InMemory(snapshots, passes, going_back | ({} if plateau is None else {"plateau": plateau}))
     return Parts(
         precision=precision,
         passes=passes,
-        looker=Looker(gradients, optimizer, buffers),
-        detectors=(NonFinite(),),
-        budget=Budget(config.recovery.max_skips_in_a_row),
+        looker=Looker(gradients, optimizer, buffers, probes, inputs),
+        probes=probes,
+        activations=activations,
+        detectors=noticing,
+        casebook=casebook,
+        budget=budget,
+        limits=limits,
+        recovery=recovery,
         action=Update(
             optimizer,
             precision,
             buffers,
             passes,
+            learning_rate,
+            recovery,
+            probes,
             clip_norm=training.clip_norm,
             clip_value=training.clip_value,
             clip_rule=rule,
+            rewarm_steps=limits.rewarm_steps,
+            replay=not limits.skips_batches,
         ),
-        clip_rule=rule,
         learning_rate=learning_rate,
         log=log,
         islands=islands,
+        stateful=going_back
+        | {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes, "inputs": inputs},
     )
+
+
+def _clipped_to(config: Config) -> float:
+    """What the user's own clipping brings any norm down to; a learned rule holds back what stands out by itself."""
+    training = config.training
+    if training.clip_rule is not None and training.gradient_clipping is not False:
+        return 0.0
+    return math.inf if training.clip_norm is None else training.clip_norm
+
+
+def _limits(config: Config) -> Limits:
+    recovery = config.recovery
+    return Limits(
+        rolls_back=config.training.auto_recovery and recovery.snapshots > 0,
+        trust_steps=recovery.trust_steps,
+        lr_mult=recovery.lr_mult,
+        lr_mult_again=min(recovery.lr_mult, 0.5) if recovery.lr_mult < 1.0 else 1.0,
+        rewarm_steps=recovery.rewarm_steps,
+        skips_batches=recovery.skip_batches,
+    )
+
+
+def _memory_bytes(config: Config) -> float:
+    if config.recovery.snapshot_memory_gb is not None:
+        return config.recovery.snapshot_memory_gb * 2**30
+    try:
+        return _MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return math.inf

@@ -19,7 +19,11 @@ def build(precision: str):
     guard = steadystep.Guard(
         model,
         optimizer,
-        config={"training": {"mixed_precision": precision}, "recovery": {"max_skips_in_a_row": 4}},
+        # Without rollback: states to go back to live in memory and do not survive a resume.
+        config={
+            "training": {"mixed_precision": precision, "auto_recovery": False},
+            "recovery": {"max_skips_in_a_row": 4},
+        },
         schedule=lambda step: 1.0 / (1 + step),
     )
     return model, optimizer, guard

@@ -405,7 +405,7 @@ def test_a_guard_does_not_keep_model_or_batches_alive() -> None:
     import weakref
 
     model = small_net()
-    guard = steadystep.Guard(model, sgd(model))
+    guard = steadystep.Guard(model, sgd(model), config={"training": {"auto_recovery": False}})
     x = batches(1)[0]
     seen = weakref.ref(x)
     guard.step(lambda given: squared(model, given), batch=x)

@@ -31,7 +31,10 @@ def test_the_schedule_stands_at_the_number_of_updates(good: list[bool]) -> None:
     model = nn.Linear(6, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     guard = steadystep.Guard(
-        model, optimizer, schedule=lambda n: 1.0 / (n + 1), config={"recovery": {"max_skips_in_a_row": 99}}
+        model,
+        optimizer,
+        schedule=lambda n: 1.0 / (n + 1),
+        config={"training": {"auto_recovery": False}, "recovery": {"max_skips_in_a_row": 99}},
     )
     x = batches(1)[0]
     updates = 0

@@ -57,6 +57,9 @@ class Passes:
         self._state: Literal["idle", "collecting", "collected"] = "idle"
         self._busy = False
         self._warned = False
+        self.wants_witness = False
+        """Set to keep the recipe of the next micro-batch that opens a group, as `witness`."""
+        self.witness: Recipe | None = None
 
     def __enter__(self) -> None:
         if self._busy:
@@ -88,8 +91,11 @@ class Passes:
         else:
             if first:
                 self._buffers.remember()
-            if self._keep_recipes:
+            if self._keep_recipes or (first and self.wants_witness):
                 recipe = Recipe(work, batch, device=self._device)
+                if first and self.wants_witness:
+                    self.witness, self.wants_witness = recipe, False
+                recipe = recipe if self._keep_recipes else None
             with self._precision.autocast():
                 loss = work() if batch is None else work(batch)
         self._backward(_checked(loss), number)
@@ -151,6 +157,19 @@ class Passes:
                 return tuple(kept) if self._usable(kept, losses, finite) else ()
         except _NotRepeatableError:
             return ()
+
+    def try_again(self, recipe: Recipe) -> float | None:
+        """The loss of an old micro-batch at the present weights; nothing else changes. None when it cannot be run."""
+        kept = [(buffer, buffer.detach().clone()) for buffer in self._buffers.tensors()]
+        try:
+            with self._random_state_kept(), self._precision.autocast():
+                return float(recipe.run_again())  # sync: only in trouble
+        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "no witness"
+            return None
+        finally:
+            with torch.no_grad():
+                for buffer, value in kept:
+                    buffer.copy_(value)
 
     def _usable(
         self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]

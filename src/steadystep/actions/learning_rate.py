@@ -1,10 +1,12 @@
 """Who owns the learning rate: with a schedule the guard, without one the user."""
 
+import math
 from typing import Any, Protocol, final
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadystep.actions.ceiling import Ceiling
 from steadystep.errors import MisuseError
 from steadystep.schedule import Plateau, Schedule
 
@@ -21,7 +23,9 @@ class Planned(Protocol):
 class LearningRate:
     """Sets `lr = base * schedule(updates)` before each update; without a schedule it sets nothing.
 
-    The position is the number of updates contained in the weights, so a refused step does not move it.
+    The position is the number of updates contained in the weights, so a refused step does not move it. In recovery a
+    ceiling lies over whatever is asked for; it is applied for the length of one update and taken off again, so that
+    schedulers and people see the values they set.
     """
 
     def __init__(
@@ -39,11 +43,48 @@ class LearningRate:
         rates = [_value(group["lr"]) for group in optimizer.param_groups]
         self._schedule = planned(base_lr=max(rates)) if schedule is None and planned else schedule
         self._bases = rates if self._schedule else []
+        self.ceiling = Ceiling()
+        self._asked: list[float | Tensor] = []
+
+    @property
+    def scheduled(self) -> bool:
+        """The guard sets the learning rate."""
+        return self._schedule is not None
+
+    @property
+    def largest(self) -> float:
+        """Of all groups, where it is known without asking a device; infinity otherwise."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        return max(math.inf if isinstance(rate, Tensor) else rate for rate in rates)
+
+    @property
+    def plateau(self) -> Plateau | None:
+        """The schedule, if it is the one kind that remembers."""
+        return self._schedule if isinstance(self._schedule, Plateau) else None
+
+    def lower(self, asked: float) -> float:
+        """Before an update: put the learning rate under the ceiling. Returns the multiplier it used."""
+        if not self.ceiling.low:
+            return 1.0
+        multiplier = self.ceiling.multiplier(asked)
+        if multiplier < 1.0:
+            for group in self._optimizer.param_groups:
+                lr = group["lr"]
+                self._asked.append(lr.clone() if isinstance(lr, Tensor) else lr)
+                _set(group, lr * multiplier)
+        return multiplier
+
+    def put_back(self) -> None:
+        """After it: what was asked for."""
+        if self._asked:
+            for group, lr in zip(self._optimizer.param_groups, self._asked, strict=True):
+                _set(group, lr)
+            self._asked = []
 
     def validated(self, metric: float) -> None:
         """A plateau learns from validation; other schedules do not."""
-        if isinstance(self._schedule, Plateau):
-            self._schedule.update(metric)
+        if self.plateau is not None:
+            self.plateau.update(metric)
 
     def place(self, updates: int) -> None:
         """The learning rate for the update that follows `updates` others."""
@@ -67,11 +108,17 @@ class LearningRate:
         """JSON-ready state."""
         rates = [_value(group["lr"]) for group in self._optimizer.param_groups]
         plateau = self._schedule.state_dict() if isinstance(self._schedule, Plateau) else None
-        return {"bases": list(self._bases), "rates": rates, "plateau": plateau}
+        return {
+            "bases": list(self._bases),
+            "rates": rates,
+            "plateau": plateau,
+            "ceiling": self.ceiling.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`. A start value from the config is for new runs: the saved rates take its place."""
         self._bases = [float(base) for base in state["bases"]]
+        self.ceiling.load_state_dict(state["ceiling"])
         if isinstance(self._schedule, Plateau) and state["plateau"] is not None:
             self._schedule.load_state_dict(state["plateau"])
         if self._sets_start:
@@ -83,8 +130,8 @@ def _value(lr: float | Tensor) -> float:
     return float(lr)  # sync: only when a guard is made or saved, or a group is added
 
 
-def _set(group: dict[str, Any], lr: float) -> None:
+def _set(group: dict[str, Any], lr: float | Tensor) -> None:
     if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(lr)
+        group["lr"].copy_(lr) if isinstance(lr, Tensor) else group["lr"].fill_(lr)
     else:
         group["lr"] = lr

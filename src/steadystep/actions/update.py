@@ -7,15 +7,18 @@ from typing import final
 from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
+from steadystep.actions.learning_rate import LearningRate
 from steadystep.buffers import Buffers
 from steadystep.clip.global_norm import EPSILON, multiply_, scale_by_norm_
 from steadystep.clip.rule import NormRule
 from steadystep.clip.value import clamp_
-from steadystep.look import Look
+from steadystep.look import Look, Probing
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Outcome, Plan
+from steadystep.recovery import Recovery
 
 _MARGIN = 1.0 + 1e-4
+_REFUSALS = frozenset(("skip-step", "leave-out", "back-off-scale"))
 
 
 @final
@@ -28,10 +31,15 @@ class Update:
         precision: Precision,
         buffers: Buffers,
         passes: Passes,
+        learning_rate: LearningRate,
+        recovery: Recovery,
+        probing: Probing,
         *,
         clip_norm: float | None,
         clip_value: float | None,
         clip_rule: NormRule | None,
+        rewarm_steps: int = 0,
+        replay: bool = False,
     ) -> None:
         self._optimizer = optimizer
         self._precision = precision
@@ -40,12 +48,22 @@ class Update:
         self._clip_norm = clip_norm
         self._clip_value = clip_value
         self._clip_rule = clip_rule
+        self._lr = learning_rate
+        self._recovery = recovery
+        self._probing = probing
+        self._rewarm_steps = rewarm_steps
+        self._replay = replay
 
     def carry_out(
         self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: Callable[[Sequence[int]], Look]
     ) -> Outcome:
         """Do what the plan says and report it. `look_again` measures the gradients of some of the micro-batches."""
         if plan.proceeds:
+            return self._take(plan, look, diagnosis)
+        if "rollback" in plan.steps:
+            return self.go_back(plan, look, diagnosis)
+        self._prepare(plan)
+        if _REFUSALS.isdisjoint(plan.steps):
             return self._take(plan, look, diagnosis)
         overflow = "back-off-scale" in plan.steps
         if "leave-out" in plan.steps:
@@ -56,6 +74,35 @@ class Update:
             overflow = fresh.signals.scaled and math.isfinite(fresh.signals.loss)
         self._drop_gradients(overflow=overflow)
         return self.report(plan, look, diagnosis, stepped=False)
+
+    def go_back(self, plan: Plan, look: Look, diagnosis: Diagnosis) -> Outcome:
+        """Restore an older state; the batch at hand is dropped with everything since."""
+        assert plan.to is not None
+        self._drop_gradients(overflow=False)
+        look.grads.clear()
+        restored = self._recovery.roll_back(plan.to, replay=self._replay)
+        self._prepare(plan)
+        if "rewarm" in plan.steps:
+            self._lr.ceiling.rewarm(self._rewarm_steps)
+        self._passes.close()
+        self._probing.cancel()
+        signals = look.signals
+        return Outcome(
+            step=signals.step,
+            reading=signals.loss,
+            stepped=False,
+            plan=plan,
+            diagnosis=diagnosis,
+            signals=signals,
+            restored=restored,
+        )
+
+    def _prepare(self, plan: Plan) -> None:
+        """What a plan asks for beside the update itself."""
+        if plan.lr is not None:
+            self._lr.ceiling.limit(plan.lr)
+        if "restore-moments" in plan.steps and plan.to is not None:
+            self._recovery.restore_moments(plan.to)
 
     def report(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, stepped: bool) -> Outcome:
         """What somebody else did about a plan; a batch that was not used leaves no trace in buffers."""
@@ -81,12 +128,21 @@ class Update:
 
     def _take(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()) -> Outcome:
         signals = look.signals
-        clipped = self._clip(look)
+        clipped = self._clip(look, limit=plan.norm)
+        lr_mult = self._lr.lower(signals.lr)
+        probing = self._probing.due(signals.step)
+        if probing:
+            self._probing.before()
         if look.grads:
             self._precision.step(self._optimizer)
         else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
             self._precision.refuse(overflow=False)
             self._optimizer.step()
+        if probing:
+            self._probing.after(signals.step)
+        if lr_mult != 1.0 or self._lr.ceiling.low:
+            self._lr.put_back()
+            self._lr.ceiling.updated(signals.lr)
         look.grads.clear()  # why: holding them would keep zero_grad from freeing their memory
         self._optimizer.zero_grad()
         self._passes.close()
@@ -100,6 +156,7 @@ class Update:
             signals=signals,
             left_out=left_out,
             clipped=clipped,
+            lr_mult=lr_mult,
         )
 
     def _compute_again(self, look: Look, look_again: Callable[[Sequence[int]], Look]) -> tuple[tuple[int, ...], Look]:
@@ -113,10 +170,12 @@ class Update:
         kept = self._passes.compute_again(look.signals.losses, without=bad, finite=finite)
         return kept, looks[-1]
 
-    def _clip(self, look: Look) -> bool:
+    def _clip(self, look: Look, *, limit: float | None) -> bool:
         norm = look.signals.grad_norm
         fixed = math.inf if self._clip_norm is None else self._clip_norm
         learned = self._learned_limit(norm)
+        if limit is not None:
+            learned = min(limit, learned)
         if learned < min(norm, fixed):
             multiply_(look.grads, look.layout, learned / norm)
         # A factor of exactly 1 changes nothing and is not applied. The margin covers that torch adds the norm up in its

@@ -4,17 +4,45 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Why a step went wrong."""
+    """Why a step, or a run, went wrong."""
 
     HEALTHY = "healthy"
+    # numbers that are no numbers
     NON_FINITE_INPUT = "non-finite-input"
     FORWARD_OVERFLOW = "forward-overflow"
     NON_FINITE_LOSS = "non-finite-loss"
     NON_FINITE_GRADIENT = "non-finite-gradient"
     SCALE_OVERFLOW = "scale-overflow"
     NON_FINITE_BUFFER = "non-finite-buffer"
+    LOSS_SCALE_COLLAPSE = "loss-scale-collapse"
+    GRADIENT_UNDERFLOW = "gradient-underflow"
+    # the loop
     SCHEDULE_ERROR = "schedule-error"
+    MISSING_ZERO_GRAD = "missing-zero-grad"
     CLOSURE_NOT_REPEATABLE = "closure-not-repeatable"
+    CLIPPING_TOO_TIGHT = "clipping-too-tight"
+    # the size of the steps
+    LEARNING_RATE_TOO_HIGH = "learning-rate-too-high"
+    LEARNING_RATE_TOO_LOW = "learning-rate-too-low"
+    BATCH_SIZE_UNFIT = "batch-size-unfit"
+    OSCILLATION = "oscillation"
+    # the data
+    BAD_BATCH = "bad-batch"
+    DATA_SHIFT = "data-shift"
+    UNSCALED_DATA = "unscaled-data"
+    # the model
+    EXPLODING_GRADIENT = "exploding-gradient"
+    VANISHING_GRADIENT = "vanishing-gradient"
+    ZERO_GRADIENT = "zero-gradient"
+    DEAD_UNITS = "dead-units"
+    SATURATION = "saturation"
+    POOR_INITIALISATION = "poor-initialisation"
+    POISONED_MOMENTS = "poisoned-moments"
+    DAMAGED_WEIGHTS = "damaged-weights"
+    # the result
+    NO_LEARNING = "no-learning"
+    SUSPICIOUS_PERFECTION = "suspicious-perfection"
+    UNKNOWN = "unknown"
 
 
 ADVICE: dict[Cause, str] = {
@@ -26,7 +54,50 @@ ADVICE: dict[Cause, str] = {
     Cause.NON_FINITE_GRADIENT: "backward failed where forward did not: look for sqrt or a norm at exactly 0, or "
     "torch.where over an invalid branch, or for gradients too large to be squared",
     Cause.SCALE_OVERFLOW: "routine for fp16: the loss scale was too high and has been halved",
-    Cause.SCHEDULE_ERROR: "the schedule gave a learning rate that is no number: print it for the steps around this one",
-    Cause.CLOSURE_NOT_REPEATABLE: "pass the data as step(closure, batch=...), so that the closure can be run again",
     Cause.NON_FINITE_BUFFER: "an input so large that a running statistic overflowed: check the scale of this batch",
+    Cause.LOSS_SCALE_COLLAPSE: "fp16 overflows again and again: use bf16, lower the learning rate, or keep the modules "
+    "with the largest activations in fp32",
+    Cause.GRADIENT_UNDERFLOW: "gradients round to zero in fp16: use bf16, or a loss scaler with a higher scale; look "
+    "at the loss too, a mean over very many elements makes gradients small",
+    Cause.SCHEDULE_ERROR: "the schedule gave a learning rate that cannot be meant: print it for the steps around this "
+    "one; a scheduler that was restarted or stepped twice is the usual reason",
+    Cause.MISSING_ZERO_GRAD: "gradients pile up from step to step: call optimizer.zero_grad() after every update, or "
+    "let guard.step() do it",
+    Cause.CLOSURE_NOT_REPEATABLE: "pass the data as step(closure, batch=...), so that the closure can be run again",
+    Cause.CLIPPING_TOO_TIGHT: "most updates are clipped, so the limit and not the learning rate sets their size: raise "
+    "max_grad_norm above the usual norm, or lower the learning rate if that makes the run unstable",
+    Cause.LEARNING_RATE_TOO_HIGH: "divide the learning rate by 3 to 10, or warm it up over more steps; find_lr shows "
+    "the range that works",
+    Cause.LEARNING_RATE_TOO_LOW: "multiply the learning rate by 10 and look again; find_lr shows the range that works",
+    Cause.BATCH_SIZE_UNFIT: "the noise between batches hides the progress: use larger batches or "
+    "gradient_accumulation_steps, or a lower learning rate",
+    Cause.OSCILLATION: "the loss jumps up and down around one level: lower the learning rate or the momentum, or use "
+    "larger batches",
+    Cause.BAD_BATCH: "look at the data of this step: wrong labels, a wrong scale, a corrupt file; a single one needs "
+    "no other change",
+    Cause.DATA_SHIFT: "the weights still do as well on older data: the data has changed. Look at what the loader gives "
+    "from here on, and shuffle more widely if it is a new part of the set",
+    Cause.UNSCALED_DATA: "bring inputs to mean 0 and standard deviation 1 for each feature (images: divide by 255), "
+    "and targets of a regression too",
+    Cause.EXPLODING_GRADIENT: "clip the gradient (max_grad_norm: 1.0) and warm the learning rate up; if it comes back, "
+    "add normalisation layers or lower the learning rate",
+    Cause.VANISHING_GRADIENT: "the first layers hardly learn: use ReLU or GELU instead of sigmoid or tanh, residual "
+    "connections, normalisation layers, and an initialisation made for the activation",
+    Cause.ZERO_GRADIENT: "parts of the model get no gradient at all: look for an output that cannot reach the targets "
+    "(a ReLU at the end), for detach() or argmax, and for frozen or unused layers",
+    Cause.DEAD_UNITS: "units that are zero for every input no longer learn: lower the learning rate, use LeakyReLU or "
+    "GELU, and start biases at 0",
+    Cause.SATURATION: "sigmoids or tanhs are stuck in their flat part: scale the inputs, start with smaller weights, "
+    "or put normalisation layers before them",
+    Cause.POOR_INITIALISATION: "the first weights are unfit (all equal, or far too large): use "
+    "steadystep.init.initialise_ with a recipe that suits the activations",
+    Cause.POISONED_MOMENTS: "one huge gradient went into the optimizer's moments and will hold back updates for "
+    "hundreds of steps: clip the gradient, or use a smaller beta2 (0.95)",
+    Cause.DAMAGED_WEIGHTS: "the weights themselves have become worse: go back to a checkpoint from before the first "
+    "sign, with a lower learning rate",
+    Cause.NO_LEARNING: "check that the labels belong to the inputs, that the loss fits the output, and that the "
+    "optimizer holds the model's parameters; try to overfit a single batch first",
+    Cause.SUSPICIOUS_PERFECTION: "a loss of nothing is rarely true: look for the target among the inputs, for a loss "
+    "over no elements, and for a set that is too easy",
+    Cause.UNKNOWN: "no rule explains this: look at the findings in the evidence",
 }

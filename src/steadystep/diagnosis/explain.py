@@ -1,34 +1,128 @@
-"""The rules from evidence to cause, as a table one can read."""
+"""The rules from the findings of one step to a cause, as a table one can read."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
 
 from steadystep.diagnosis.causes import ADVICE, Cause
-from steadystep.records import Diagnosis, Finding, Signals
+from steadystep.diagnosis.damage import acquitted, reach, unmoved
+from steadystep.diagnosis.sentences import sentence
+from steadystep.records import Damage, Diagnosis, Finding, Signals
 
 HEALTHY = Diagnosis()
 
-_NAMED = 3  # names listed in the evidence before "and N more"
+_LOUDNESS = {"info": 0, "warn": 1, "act": 2, "critical": 3}
+# Updates usually change weights by a thousandth; above a tenth they jump (Nikanjam et al. 2021, TheDeepChecker).
+_BIG_UPDATE = 0.1
 
-# First match wins; from the most specific to the most general.
-RULES: tuple[tuple[Cause, Callable[[Signals], bool]], ...] = (
-    (Cause.SCHEDULE_ERROR, lambda s: not math.isfinite(s.lr)),
-    (Cause.NON_FINITE_INPUT, lambda s: s.input_finite is False),
-    (Cause.FORWARD_OVERFLOW, lambda s: s.scaled and not math.isfinite(s.loss)),
-    (Cause.NON_FINITE_LOSS, lambda s: not math.isfinite(s.loss)),
-    (Cause.NON_FINITE_BUFFER, lambda s: bool(s.bad_buffers)),
-    (Cause.SCALE_OVERFLOW, lambda s: s.scaled),
-    (Cause.NON_FINITE_GRADIENT, lambda s: not math.isfinite(s.grad_norm)),
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One step with its findings, in the form that rules ask for."""
+
+    signals: Signals
+    findings: tuple[Finding, ...]
+    loudest: frozenset[str]
+    """Detectors whose findings are the gravest of this step."""
+    any: frozenset[str]
+    """All detectors that said something."""
+    suspicion: bool
+    """Nothing here is more than a note."""
+    damage: Damage
+
+    @property
+    def cleared(self) -> bool:
+        """The loss has been high for long, and an old batch says that it is not the weights."""
+        heard = self.signals.witness is not None and self.damage is not Damage.WEIGHTS
+        return heard and (unmoved(self.signals) if "slow-divergence" in self.loudest else acquitted(self.signals))
+
+    @property
+    def big_updates(self) -> bool:
+        """Something at this step says that updates are too large."""
+        if self.any & {"learning-rate-jump", "learning-rate-bounds"}:
+            return True
+        return any(f.detector == "update-ratio" and f.value >= _BIG_UPDATE for f in self.findings)
+
+    @property
+    def small_updates(self) -> bool:
+        """The update-ratio is what was found, and it is on the low side."""
+        return all(f.value < _BIG_UPDATE for f in self.findings if f.detector == "update-ratio")
+
+
+Rule = tuple[Cause, Callable[[Case], bool]]
+
+
+def _loud(*detectors: str) -> Callable[[Case], bool]:
+    return lambda case: bool(case.loudest.intersection(detectors))
+
+
+_LASTING = _loud("not-healing", "slow-divergence")
+
+# First match wins. Numbers that are no numbers come first, then what asks for action, then the rest; among equals the
+# most specific first. A rule about detectors looks at the gravest findings of the step only.
+RULES: tuple[Rule, ...] = (
+    (Cause.SCHEDULE_ERROR, lambda c: not math.isfinite(c.signals.lr)),
+    (Cause.NON_FINITE_INPUT, lambda c: c.signals.input_finite is False),
+    (Cause.DAMAGED_WEIGHTS, lambda c: not c.signals.healthy and _convicted(c)),
+    (Cause.FORWARD_OVERFLOW, lambda c: c.signals.scaled and not math.isfinite(c.signals.loss)),
+    (Cause.NON_FINITE_LOSS, lambda c: not math.isfinite(c.signals.loss)),
+    (Cause.NON_FINITE_BUFFER, lambda c: bool(c.signals.bad_buffers)),
+    (Cause.LOSS_SCALE_COLLAPSE, lambda c: c.signals.scaled and "loss-scale" in c.loudest),
+    (Cause.SCALE_OVERFLOW, lambda c: c.signals.scaled and not math.isfinite(c.signals.grad_norm)),
+    (Cause.NON_FINITE_GRADIENT, lambda c: not math.isfinite(c.signals.grad_norm)),
+    (Cause.SCHEDULE_ERROR, _loud("learning-rate-jump")),
+    (Cause.UNKNOWN, lambda c: _LASTING(c) and c.suspicion),
+    (Cause.DATA_SHIFT, lambda c: _LASTING(c) and c.cleared),
+    (Cause.LEARNING_RATE_TOO_HIGH, lambda c: _LASTING(c) and c.big_updates),
+    (Cause.DAMAGED_WEIGHTS, lambda c: _LASTING(c) and _convicted(c)),
+    (Cause.POISONED_MOMENTS, _loud("poisoned-moments")),
+    (Cause.LEARNING_RATE_TOO_HIGH, _LASTING),
+    (Cause.BAD_BATCH, lambda c: "gradient-spike" in c.loudest and "loss-spike" in c.any),
+    (Cause.EXPLODING_GRADIENT, _loud("gradient-spike")),
+    (Cause.MISSING_ZERO_GRAD, _loud("growing-gradient")),
+    (Cause.GRADIENT_UNDERFLOW, lambda c: c.signals.scaled and "zero-gradient" in c.loudest),
+    (Cause.DEAD_UNITS, _loud("dead-units")),
+    (Cause.ZERO_GRADIENT, _loud("zero-gradient")),
+    (Cause.SATURATION, _loud("saturated-units")),
+    (Cause.VANISHING_GRADIENT, _loud("vanishing-gradient")),
+    (Cause.SCHEDULE_ERROR, _loud("learning-rate-bounds")),
+    (Cause.LOSS_SCALE_COLLAPSE, _loud("loss-scale")),
+    (Cause.OSCILLATION, _loud("oscillation")),
+    (Cause.LEARNING_RATE_TOO_HIGH, _loud("worse-than-best")),
+    (Cause.CLIPPING_TOO_TIGHT, _loud("clip-rate")),
+    (Cause.NO_LEARNING, _loud("no-learning")),
+    (Cause.SUSPICIOUS_PERFECTION, _loud("suspicious-perfection")),
+    (Cause.BAD_BATCH, _loud("loss-spike")),
+    (Cause.EXPLODING_GRADIENT, _loud("rms-surprise")),
+    (Cause.LEARNING_RATE_TOO_LOW, lambda c: "update-ratio" in c.loudest and c.small_updates),
+    (Cause.LEARNING_RATE_TOO_HIGH, _loud("update-ratio")),
+    (Cause.UNKNOWN, lambda c: True),
 )
 
 
 def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
-    """The likeliest cause. Nothing has been applied yet at this point, so the damage is none."""
+    """The likeliest cause for one step, and what the trouble has reached so far."""
     if not findings:
         return HEALTHY
-    cause = next(cause for cause, holds in RULES if holds(signals))
-    evidence = "; ".join(_sentence(finding) for finding in findings)
-    return Diagnosis(cause=cause.value, findings=findings, evidence=evidence, advice=ADVICE[cause])
+    top = max(_LOUDNESS[finding.severity] for finding in findings)
+    case = Case(
+        signals=signals,
+        findings=findings,
+        loudest=frozenset(f.detector for f in findings if _LOUDNESS[f.severity] == top),
+        any=frozenset(f.detector for f in findings),
+        suspicion=top == 0,
+        damage=reach(signals, findings),
+    )
+    cause = next(cause for cause, holds in RULES if holds(case))
+    return Diagnosis(
+        cause=cause.value,
+        damage=case.damage,
+        findings=findings,
+        evidence="; ".join([*map(sentence, findings), *_testimony(signals)]),
+        advice=ADVICE[cause],
+    )
 
 
 def not_repeatable() -> Diagnosis:
@@ -38,9 +132,13 @@ def not_repeatable() -> Diagnosis:
     return Diagnosis(cause=cause.value, evidence=evidence, advice=ADVICE[cause])
 
 
-def _sentence(finding: Finding) -> str:
-    if not finding.where:
-        return finding.what
-    rest = len(finding.where) - _NAMED
-    names = ", ".join(finding.where[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-    return f"{finding.what} ({names})"
+def _convicted(case: Case) -> bool:
+    return case.damage is Damage.WEIGHTS and case.signals.witness is not None
+
+
+def _testimony(signals: Signals) -> list[str]:
+    witness = signals.witness
+    if witness is None:
+        return []
+    then, now = f"{witness.then:.4g}", f"{witness.now:.4g}"
+    return [f"the batch of step {witness.step} gave a loss of {then} then and gives {now} now"]

@@ -1,5 +1,6 @@
 """English that ships with Python: the help texts of `pydoc_data.topics` (their content varies with the version)."""
 
+from functools import cache
 from typing import final
 
 import torch
@@ -11,9 +12,7 @@ class TopicsText:
     """Random windows of bytes, the last tenth of the text held out."""
 
     def __init__(self, *, context: int, batch_size: int, seed: int) -> None:
-        from pydoc_data import topics
-
-        data = torch.tensor(list("\n".join(topics.topics.values()).encode()), dtype=torch.long)
+        data = _topics()
         split = len(data) * 9 // 10
         self._train, self._held_out = data[:split], data[split:]
         self._window = context + 1
@@ -31,3 +30,10 @@ class TopicsText:
     def _windows(self, data: Tensor, count: int, rng: torch.Generator) -> Tensor:
         starts = torch.randint(len(data) - self._window, (count,), generator=rng)
         return data[starts[:, None] + torch.arange(self._window)]
+
+
+@cache
+def _topics() -> Tensor:
+    from pydoc_data import topics
+
+    return torch.tensor(list("\n".join(topics.topics.values()).encode()), dtype=torch.long)

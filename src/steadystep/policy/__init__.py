@@ -1,6 +1,8 @@
 """DECIDE: from a diagnosis to a plan. Pure, so that every rank decides alike."""
 
 from steadystep.policy.budget import Budget
+from steadystep.policy.episode import Episode
 from steadystep.policy.ladder import decide
+from steadystep.policy.limits import Limits
 
-__all__ = ["Budget", "decide"]
+__all__ = ["Budget", "Episode", "Limits", "decide"]

@@ -3,39 +3,89 @@
 from typing import Any, final
 
 from steadystep.errors import TrainingHalted
-from steadystep.records import Outcome
+from steadystep.policy.episode import Episode
+from steadystep.records import Diagnosis, Outcome
+
+_SKIP_WINDOW = 200  # attempts
+_ROLLBACK_WINDOW = 1000  # attempts
+_AGAIN_STEPS = 500  # a rollback this soon after another one means that the last one did not go back far enough
 
 
 @final
 class Budget:
-    """Counts refused updates one after another; an accepted one settles the account."""
+    """Counts refused updates and rollbacks in a window; each kind has a limit of its own."""
 
-    def __init__(self, max_skips_in_a_row: int) -> None:
+    def __init__(self, *, max_skips_in_a_row: int = 20, max_skips: int = 100, max_rollbacks: int = 3) -> None:
         self.max_skips_in_a_row = max_skips_in_a_row
+        self.max_skips = max_skips
+        self.max_rollbacks = max_rollbacks
         self.skips_in_a_row = 0
+        self.refused_in_a_row = 0
+        """As `skips_in_a_row`, without the overflows that are a loss scaler's routine."""
+        self.episode = Episode()
+        self._skips: list[int] = []
+        self._rollbacks: list[tuple[int, int]] = []
 
-    @property
-    def spent(self) -> bool:
+    def see(self, diagnosis: Diagnosis) -> None:
+        """Take in what was found, before deciding about it."""
+        if diagnosis.findings:
+            self.episode.note(diagnosis.findings)
+
+    def skips_spent(self, step: int) -> bool:
         """One more refusal would be the one too many."""
-        return self.skips_in_a_row + 1 >= self.max_skips_in_a_row
+        recent = sum(step - skip < _SKIP_WINDOW for skip in self._skips)
+        return self.skips_in_a_row + 1 >= self.max_skips_in_a_row or recent + 1 >= self.max_skips
 
-    def count(self, *, stepped: bool) -> None:
+    def rollbacks_spent(self, step: int) -> bool:
+        """No rollback is left in this window."""
+        return sum(step - at < _ROLLBACK_WINDOW for at, _ in self._rollbacks) >= self.max_rollbacks
+
+    def last_target(self, step: int) -> int | None:
+        """Where the last rollback went, if that is so recent that it has not helped."""
+        at, to = self._rollbacks[-1] if self._rollbacks else (0, 0)
+        return to if self._rollbacks and step - at < _AGAIN_STEPS else None
+
+    def count(self, outcome: Outcome) -> None:
         """Book the outcome of one attempt."""
-        self.skips_in_a_row = 0 if stepped else self.skips_in_a_row + 1
+        if outcome.stepped:
+            self.skips_in_a_row = self.refused_in_a_row = 0
+            return
+        if outcome.plan.to is not None and outcome.restored is not None:
+            self._rollbacks = [*self._rollbacks[-20:], (outcome.step, outcome.plan.to)]
+            self.skips_in_a_row = self.refused_in_a_row = 0
+            self.episode.close()
+            return
+        self.skips_in_a_row += 1
+        self.refused_in_a_row += "back-off-scale" not in outcome.plan.steps
+        self._skips = [*(skip for skip in self._skips if outcome.step - skip < _SKIP_WINDOW), outcome.step]
 
     def halt(self, outcome: Outcome) -> TrainingHalted:
         """The error that ends the run."""
+        did = [f"refused {self.skips_in_a_row} updates in a row" if self.skips_in_a_row > 1 else "refused the update"]
+        recent = [to for at, to in self._rollbacks if outcome.step - at < _ROLLBACK_WINDOW]
+        if recent:
+            did.insert(0, f"rolled back to the state of step {', '.join(str(to) for to in recent)}")
         return TrainingHalted(
             step=outcome.step,
-            what=outcome.diagnosis.evidence,
-            did=f"refused {self.skips_in_a_row} updates in a row; the last good weights are in place",
+            what=f"{outcome.diagnosis.evidence} [{outcome.diagnosis.cause}]",
+            did=f"{', '.join(did)}; the last good weights are in place",
             try_next=outcome.diagnosis.advice,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
-        return {"skips_in_a_row": self.skips_in_a_row}
+        return {
+            "skips_in_a_row": self.skips_in_a_row,
+            "refused_in_a_row": self.refused_in_a_row,
+            "skips": list(self._skips),
+            "rollbacks": [list(pair) for pair in self._rollbacks],
+            "episode": self.episode.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.skips_in_a_row = int(state["skips_in_a_row"])
+        self.refused_in_a_row = int(state["refused_in_a_row"])
+        self._skips = [int(step) for step in state["skips"]]
+        self._rollbacks = [(int(at), int(to)) for at, to in state["rollbacks"]]
+        self.episode.load_state_dict(state["episode"])

@@ -1,25 +1,128 @@
-"""The ladder: the smallest response that keeps the weights clean."""
+"""The ladder: the smallest response that keeps the weights clean, chosen by the damage and not by how loud it was.
+
+nothing reached      skip-step, leave-out, back-off-scale or rescale; the learning rate stays
+moments              restore-moments, then the update as usual
+weights              rollback to a state before the first sign, cut-lr, skip-batches, rewarm
+the same again       an older state, a deeper cut
+budget spent         stop
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 from steadystep.policy.budget import Budget
-from steadystep.records import Diagnosis, Plan, Signals
+from steadystep.policy.limits import Limits
+from steadystep.records import Damage, Diagnosis, Finding, Plan, Signals
 
 PROCEED = Plan()
+Mode = Literal["observe", "careful", "autopilot"]
+
+_EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 
-def decide(signals: Signals, diagnosis: Diagnosis, *, budget: Budget, observing: bool) -> Plan:
+class Remembered(Protocol):
+    """A state one could go back to."""
+
+    @property
+    def step(self) -> int:
+        """The step after which it was taken."""
+        ...
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that was in use."""
+        ...
+
+
+def decide(
+    signals: Signals,
+    diagnosis: Diagnosis,
+    *,
+    budget: Budget,
+    mode: Mode = "autopilot",
+    states: Sequence[Remembered] = (),
+    limits: Limits | None = None,
+    ceiling: float | None = None,
+) -> Plan:
     """What to do about this step.
 
-    skip-step        no update; the batch leaves no trace
-    back-off-scale   no update; the loss scaler halves its scale
-    leave-out        compute the group again without its bad micro-batches, and update with the rest if any is left
-    stop             if still no update: raise, because refusing has not helped so far
+    Args:
+        signals: what was measured.
+        diagnosis: what it means.
+        budget: what was done before.
+        mode: observe does nothing; careful never touches weights, moments or the learning rate.
+        states: remembered states, oldest first.
+        limits: how deep to cut and how long to trust.
+        ceiling: the limit on the learning rate that is in force already.
     """
-    if not diagnosis.findings or observing:
+    if not diagnosis.findings or mode == "observe":
         return PROCEED
-    if all(finding.severity == "info" for finding in diagnosis.findings):
-        first = "back-off-scale"
-    elif signals.repeatable and len(signals.losses) > 1:
-        first = "leave-out"
-    else:
-        first = "skip-step"
-    return Plan(steps=(first, "stop") if budget.spent else (first,), reason=diagnosis.cause)
+    limits = limits or Limits()
+    if diagnosis.damage is Damage.WEIGHTS and mode == "autopilot" and limits.rolls_back:
+        return _go_back(signals, diagnosis, budget, states, limits, ceiling)
+    steps = [*_refusal(signals, diagnosis)]
+    if steps and budget.skips_spent(signals.step):
+        steps.append("stop")
+    norm = lr = to = None
+    spike = _asked_for(diagnosis, "gradient-spike")
+    if spike is not None and not steps:
+        steps.append("rescale")
+        norm = spike.usual
+    jump = _asked_for(diagnosis, "learning-rate-jump")
+    if jump is not None and mode == "autopilot":
+        steps.append("hold-lr")
+        lr = jump.usual
+    if diagnosis.damage is Damage.MOMENTS and mode == "autopilot":
+        to = _before_poison(diagnosis, states)
+        steps = steps if to is None else ["restore-moments", *steps]
+    return Plan(steps=tuple(steps), reason=diagnosis.cause, norm=norm, lr=lr, to=to) if steps else PROCEED
+
+
+def _before_poison(diagnosis: Diagnosis, states: Sequence[Remembered]) -> int | None:
+    poisoned = _asked_for(diagnosis, "poisoned-moments")
+    clean = [s.step for s in states if poisoned is not None and poisoned.since is not None and s.step <= poisoned.since]
+    return clean[-1] if clean else None
+
+
+def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[str, ...]:
+    """How the update is refused, if it is."""
+    refuse = "leave-out" if signals.repeatable and len(signals.losses) > 1 else "skip-step"
+    if any(f.severity == "critical" for f in diagnosis.findings):
+        return (refuse,)
+    if any(f.detector == "non-finite" for f in diagnosis.findings):  # a note: the loss scaler's routine
+        return ("back-off-scale",)
+    spike = _asked_for(diagnosis, "gradient-spike")
+    extreme = spike is not None and spike.value > _EXTREME * spike.limit
+    return ("skip-step",) if extreme else ()
+
+
+def _go_back(
+    signals: Signals,
+    diagnosis: Diagnosis,
+    budget: Budget,
+    states: Sequence[Remembered],
+    limits: Limits,
+    ceiling: float | None,
+) -> Plan:
+    if budget.rollbacks_spent(signals.step):
+        return Plan(steps=("skip-step", "stop"), reason=diagnosis.cause)
+    before = signals.step if budget.episode.first_sign is None else budget.episode.first_sign
+    # What was there before the first forward pass is the user's own, and needs no trial.
+    good = [s for s in states if s.step + limits.trust_steps <= before or s.step < 0]
+    again = budget.last_target(signals.step)
+    if again is not None:
+        good = [s for s in good if s.step < again] or good[:1]
+    cut = limits.lr_mult if again is None else limits.lr_mult_again
+    lrs = [lr for lr in (signals.lr, ceiling) if lr is not None]
+    if not good:
+        steps = _refusal(signals, diagnosis) or ("cut-lr",)
+        steps += ("stop",) if "cut-lr" not in steps and budget.skips_spent(signals.step) else ()
+        return Plan(steps=steps, reason=diagnosis.cause, lr=cut * min(lrs) if "cut-lr" in steps else None)
+    lr = max(cut * min(*lrs, good[-1].lr), limits.lr_floor_mult * min(signals.lr, good[-1].lr))
+    steps = ("rollback",) + (("cut-lr",) if cut < 1.0 else ()) + (("skip-batches",) if limits.skips_batches else ())
+    steps += ("rewarm",) if limits.rewarm_steps else ()
+    return Plan(steps=steps, reason=diagnosis.cause, to=good[-1].step, lr=lr if cut < 1.0 else None)
+
+
+def _asked_for(diagnosis: Diagnosis, detector: str) -> Finding | None:
+    return next((f for f in diagnosis.findings if f.detector == detector and f.severity == "act"), None)

@@ -17,18 +17,27 @@ from steadystep.norms import Layout, measure
 from steadystep.records import Signals
 from steadystep.signals.batch import is_finite
 from steadystep.signals.gradients import Gradients
+from steadystep.signals.inputs import Inputs
+from steadystep.signals.probes import Probes
 
 Metrics = Mapping[str, float | Tensor]
+
+_EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+_NO_METRICS: dict[str, float] = {}
 
 
 @final
 class Looker:
     """Takes one `Look` per optimizer step."""
 
-    def __init__(self, gradients: Gradients, optimizer: Optimizer, buffers: Buffers) -> None:
+    def __init__(
+        self, gradients: Gradients, optimizer: Optimizer, buffers: Buffers, probes: Probes, inputs: Inputs
+    ) -> None:
         self._gradients = gradients
         self._optimizer = optimizer
         self._buffers = buffers
+        self._probes = probes
+        self._inputs = inputs
 
     def look(
         self,
@@ -40,6 +49,7 @@ class Looker:
         metrics: Metrics | None = None,
         batches: list[Any] | None = None,
         repeatable: bool = False,
+        refused_in_a_row: int = 0,
     ) -> Look:
         """Measure the gradients as they stand, unscaled and unclipped."""
         names, grads, layout = self._gradients.collect()
@@ -50,9 +60,13 @@ class Looker:
         peaks = torch._foreach_norm(buffers, torch.inf) if buffers else ()  # no overflow, unlike an L2 norm
         probes = self._buffers.probe(step)
         tensor_metrics = [v for v in metrics.values() if isinstance(v, Tensor)] if metrics else []
+        if batches:
+            self._inputs.add(batches[0])
+        samples, first_batches = self._probes.pending(), self._inputs.pending()
 
         # The only host read of a healthy step; everything rides along.
-        host = iter(_to_host([*norms, *losses, *scales, *tensor_lrs, *peaks, *probes, *tensor_metrics]))
+        scalars = [*norms, *losses, *scales, *tensor_lrs, *peaks, *probes, *tensor_metrics]
+        host = iter(_to_host(scalars, [*samples, *first_batches]))
         each = tuple(islice(host, len(norms)))
         seen = tuple(islice(host, len(losses)))
         loss_scale = next(host) if scales else 1.0
@@ -61,6 +75,9 @@ class Looker:
         if probes:
             self._buffers.learn(list(islice(host, len(probes))))
 
+        named_metrics = (
+            {k: next(host) if isinstance(v, Tensor) else v for k, v in metrics.items()} if metrics else _NO_METRICS
+        )
         signals = Signals(
             step=step,
             loss=seen[0] if len(seen) == 1 else _mean(seen, weights),
@@ -73,7 +90,11 @@ class Looker:
             scale=loss_scale,
             scaled=scale is not None,
             repeatable=repeatable,
-            metrics={k: next(host) if isinstance(v, Tensor) else v for k, v in metrics.items()} if metrics else {},
+            metrics=named_metrics,
+            loss_eps=_EPS.get(losses[0].dtype, _EPS[torch.float32]),
+            refused_in_a_row=refused_in_a_row,
+            probe=self._probes.read(list(islice(host, _count(samples)))),
+            inputs=self._inputs.read(list(host)),
         )
         look = Look(signals, grads, layout, norms)
         return look if signals.healthy else self._look_closer(look, batches or [])
@@ -108,13 +129,19 @@ class Looker:
         return numbers, tensors
 
 
-def _to_host(scalars: list[Tensor]) -> list[float]:
+def _to_host(scalars: list[Tensor], flat: list[Tensor] | None = None) -> list[float]:
     try:
         together = torch.stack(scalars)
     except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
         together = torch.stack([scalar.to(scalars[0].device) for scalar in scalars])
+    if flat:
+        together = torch.cat([together, *(numbers.to(together.device, together.dtype) for numbers in flat)])
     values: list[float] = together.tolist()  # sync: once per look
     return values
+
+
+def _count(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def _largest(lrs: list[float]) -> float:

@@ -1,0 +1,86 @@
+"""Curves of other people's runs, or our own, through the detectors alone. Nothing is acted upon."""
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from judge.table import show
+from steadystep.config import Config
+from steadystep.records import Finding, Signals
+
+Point = tuple[float, float, float]
+"""loss, grad_norm, lr"""
+_UNKNOWN_NORM, _UNKNOWN_LR = 1.0, 3e-4
+
+
+def read(path: Path) -> list[Point]:
+    """The curve in a file; a norm or a rate that was not logged is a constant."""
+    if path.suffix == ".npz":
+        with numpy.load(path) as curve:
+            return list(zip(*(curve[name].tolist() for name in ("loss", "grad_norm", "lr")), strict=True))
+    with path.open(encoding="utf-8", newline="") as lines:
+        return [
+            (
+                float(row["loss"]),
+                float(row.get("grad_norm") or 0.0) or _UNKNOWN_NORM,
+                float(row.get("lr") or 0.0) or _UNKNOWN_LR,
+            )
+            for row in csv.DictReader(lines)
+            if row["loss"]
+        ]
+
+
+def inside(incident: Sequence[Point], healthy: Sequence[Point], at: int = 3000) -> list[Point]:
+    """The incident in the middle of a healthy stretch, moved to its level."""
+    before = sorted(healthy[at - 50 : at])[25]
+    norms = sorted(norm for _, norm, _ in healthy[at - 50 : at])
+    loss, norm, _ = incident[0]
+    moved = [(before[0] + x - loss, norms[25] * n / norm, healthy[at][2]) for x, n, _ in incident]
+    return [*healthy[:at], *moved, *healthy[at : at + 1000]]
+
+
+def replay(points: Iterable[Point]) -> list[Finding]:
+    """All that the detectors of the default configuration say."""
+    from steadystep.wiring import detectors
+
+    made = detectors(Config())
+    return [
+        finding
+        for step, (loss, norm, lr) in enumerate(points)
+        for signals in [Signals(step=step, loss=loss, grad_norm=norm, lr=lr)]
+        for detector in made
+        for finding in detector.update(signals)
+    ]
+
+
+def report(folders: Sequence[Path]) -> dict[str, Any]:
+    """One line per file; returns the lines."""
+    files = sorted(path for folder in folders for path in folder.iterdir() if path.suffix in (".csv", ".npz"))
+    curves = {path: read(path) for path in files}
+    long = [curve for path, curve in curves.items() if path.suffix == ".csv" and len(curve) > 5000]
+    lines: list[dict[str, Any]] = []
+    for path, curve in curves.items():
+        if len(curve) < 50 and not long:
+            continue
+        points = inside(curve, long[0]) if len(curve) < 50 else curve
+        found = replay(points)
+        said = Counter((f.detector, f.severity) for f in found)
+        loud = [f.step for f in found if f.severity in ("act", "critical")]
+        severities = Counter(f.severity for f in found)
+        lines.append(
+            {
+                "file": path.stem,
+                "steps": len(points),
+                **{severity: severities[severity] for severity in ("info", "warn", "act", "critical")},
+                "warn/10k": severities["warn"] * 1e4 / len(points),
+                "first act": min(loud, default=math.nan),
+                "who": ", ".join(f"{who} {how} {n}" for (who, how), n in said.most_common()),
+            }
+        )
+    show("Detectors alone", list(lines[0]) if lines else [], [list(line.values()) for line in lines])
+    return {"lines": lines}

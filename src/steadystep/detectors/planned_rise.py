@@ -1,0 +1,53 @@
+"""Telling a learning rate that comes back from one that climbs to where it has never been."""
+
+from typing import Any, final
+
+_RISE = 1.5
+
+
+@final
+class PlannedRise:
+    """True once when the learning rate has risen 1.5 times from a low, to no more than what it was before that low.
+
+    A warm restart makes the loss jump, and that was the plan: loss baselines then begin anew. A learning rate that
+    creeps up beyond its old peak gets no such grace.
+
+    >>> rise = PlannedRise()
+    >>> [rise.update(lr) for lr in (1.0, 0.1, 0.9, 1.0, 2.0, 4.0)]
+    [False, False, True, False, False, False]
+    """
+
+    __slots__ = ("_largest", "_low", "_peak")
+
+    def __init__(self) -> None:
+        self._low = float("inf")
+        self._peak = 0.0
+        self._largest = 0.0
+
+    def update(self, lr: float) -> bool:
+        """The learning rate of this step."""
+        if lr == self._low:
+            return False
+        if lr < self._low:
+            self._low = lr
+            self._peak = self._largest
+        self._largest = max(self._largest, lr)
+        if self._low * _RISE < lr <= self._peak * 1.001:
+            self._low = lr
+            self._peak = self._largest
+            return True
+        return False
+
+    @property
+    def climbing(self) -> bool:
+        """The learning rate has risen 1.5 times and lies beyond its old peak."""
+        return self._largest > _RISE * max(self._low, self._peak)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"low": self._low if self._low != float("inf") else None, "peak": self._peak, "largest": self._largest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._low = float("inf") if state["low"] is None else float(state["low"])
+        self._peak, self._largest = float(state["peak"]), float(state["largest"])

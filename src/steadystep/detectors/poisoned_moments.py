@@ -1,0 +1,124 @@
+"""Adam's second moment blown up by gradients that have passed: the loss stays finite and learning stops.
+
+One batch with gradients x 1e4 adds 1e5 times the usual v at beta2 = 0.999, and it takes thousands of steps to fade.
+"""
+
+import math
+from typing import Any, final
+
+from steadystep.detectors.tensor_history import TensorHistory
+from steadystep.records import Finding, Probe, Signals
+
+_JUMP = 100.0
+_SHARE = 0.25
+_UNEXPLAINED = 3.0  # sqrt(v) rose this many times more than the gradient did
+_QUIET_STEPS = 32  # v fills up from zero
+_PATIENCE = 4  # probes after which a jump is the new level
+_INTERVALS = 8
+_TOTAL = ""  # the global norm, beside those of the tensors
+_HABIT = 2  # earlier intervals with a gradient as large: then it is this run's way
+
+
+@final
+class PoisonedMoments:
+    """Asks for action when v of a quarter of the tensors is a hundred times its median and the gradients are not.
+
+    A run whose gradients are always spiky (rare rewards under a small beta2) is left alone: the largest gradient norm
+    between two probes must be new to it, unless no large one was seen at all.
+    """
+
+    name = "poisoned-moments"
+
+    def __init__(self) -> None:
+        self._moments = TensorHistory()
+        self._norms = TensorHistory()
+        self._peak = 0.0
+        self._peaks: list[float] = []
+        self._jumped_in_a_row = 0
+        self._clean: int | None = None
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """At most one finding for each probe; after four in a row the new level counts as usual."""
+        probe = signals.probe
+        if probe is None:
+            # why: between probes only the largest norm is of interest; NaN and infinity fail the comparison
+            if self._peak < signals.grad_norm < math.inf:
+                self._peak = signals.grad_norm
+            return ()
+        if not probe.second_moments or probe.step <= _QUIET_STEPS:
+            return ()
+        norms = dict(zip(signals.names, signals.norms, strict=False))
+        judged, jumps = self._jumps(probe, norms)
+        poisoned = bool(jumps) and len(jumps) >= _SHARE * judged and not self._is_habit()
+        since = self._clean
+        self._learn(signals, probe, norms, jumps if poisoned else {})
+        if not poisoned:
+            return ()
+        worst = max(jumps.values())
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="act",
+                value=worst,
+                limit=_JUMP,
+                what=f"Adam's second moment is up to {worst:.0e} times its usual size while the gradients are not",
+                where=tuple(jumps),
+                since=since,
+            ),
+        )
+
+    def _jumps(self, probe: Probe, norms: dict[str, float]) -> tuple[int, dict[str, float]]:
+        judged = 0
+        jumps = {}
+        for name, moment in zip(probe.names, probe.second_moments, strict=False):
+            usual, usual_norm = self._moments.median(name), self._norms.median(name)
+            norm = norms.get(name, math.nan)
+            if not (usual > 0.0 and usual_norm > 0.0 and norm < math.inf) or math.isnan(moment):
+                continue
+            judged += 1
+            jump = moment / usual
+            if jump > _JUMP and math.sqrt(jump) > _UNEXPLAINED * norm / usual_norm:
+                jumps[name] = jump
+        return judged, jumps
+
+    def _is_habit(self) -> bool:
+        """A gradient large enough to do this came by, and others as large did before."""
+        if not self._peak > math.sqrt(_JUMP) * self._norms.median(_TOTAL):
+            return False
+        return sum(2.0 * peak > self._peak for peak in self._peaks) >= _HABIT
+
+    def _learn(self, signals: Signals, probe: Probe, norms: dict[str, float], jumps: dict[str, float]) -> None:
+        self._jumped_in_a_row = self._jumped_in_a_row + 1 if jumps else 0
+        moved = self._jumped_in_a_row >= _PATIENCE
+        for name, moment in zip(probe.names, probe.second_moments, strict=False):
+            if name in jumps and not moved:
+                continue
+            if name in jumps:
+                self._moments.forget(name)
+            self._moments.learn(name, moment)
+            self._norms.learn(name, norms.get(name, math.nan))
+        self._norms.learn(_TOTAL, signals.grad_norm)
+        self._peaks = [*self._peaks, self._peak][-_INTERVALS:]
+        self._peak = signals.grad_norm if signals.grad_norm < math.inf else 0.0
+        if not jumps:
+            self._clean = probe.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {
+            "moments": self._moments.state_dict(),
+            "norms": self._norms.state_dict(),
+            "peak": self._peak,
+            "peaks": list(self._peaks),
+            "jumped_in_a_row": self._jumped_in_a_row,
+            "clean": self._clean,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._moments.load_state_dict(state["moments"])
+        self._norms.load_state_dict(state["norms"])
+        self._peak, self._peaks = float(state["peak"]), [float(peak) for peak in state["peaks"]]
+        self._jumped_in_a_row = int(state["jumped_in_a_row"])
+        self._clean = None if state["clean"] is None else int(state["clean"])

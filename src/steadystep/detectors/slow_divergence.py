@@ -1,0 +1,143 @@
+"""A loss that creeps upwards by less than its own noise: a cumulative sum (Page 1954) against its recent best level.
+
+The best level is the lowest of the trailing means of the last few hundred steps; sigma comes from differences of
+neighbouring losses, which a trend does not widen. Losses above the level add to the sum, losses below take from it.
+"""
+
+import math
+from collections import deque
+from itertools import pairwise
+from typing import Any, final
+
+from steadystep.detectors.planned_rise import PlannedRise
+from steadystep.records import Finding, Severity, Signals
+from steadystep.stats import Cusum
+
+_BLOCK = 16  # losses
+_TRAILING = 4  # blocks in a trailing mean
+_REMEMBERED = 24  # trailing means the best is taken from
+_SIGNED = 16  # blocks for which a negative loss is remembered
+_SLACK = 0.4  # sigma; covers that the best of several means lies below the true level
+_SUSPECT, _WARN, _ACT = 7.0, 20.0, 80.0
+_WARN_CLIMBING = 12.0  # while the learning rate goes where it has never been
+_MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
+
+
+@final
+class SlowDivergence:
+    """Suspects at 7 sigma in sum, warns at 20, asks for action at 80.
+
+    A suspicion is a note; it is worth running one old batch again, and that settles it either way.
+    """
+
+    name = "slow-divergence"
+
+    def __init__(self) -> None:
+        self._sum = Cusum(slack=_SLACK, cap=4.0)
+        self._rise = PlannedRise()
+        self._losses: list[float] = []
+        self._blocks: deque[float] = deque(maxlen=_TRAILING)
+        self._means: deque[float] = deque(maxlen=_REMEMBERED)
+        self._first = math.nan
+        self._signed = 0
+        self._best = math.nan
+        self._sigma = math.nan
+        self._said = 0.0
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """A finding each time the sum passes the next mark."""
+        loss = signals.loss
+        if loss - loss != 0.0:
+            return ()
+        if self._rise.update(signals.lr):
+            self._start_again()
+        self._losses.append(loss)
+        total = self._sum.add((loss - self._best) / self._sigma) if self._sigma > 0.0 else 0.0
+        if len(self._losses) == _BLOCK:
+            self._close_block(signals.loss_eps)
+        if total < _SUSPECT or self._signed:
+            self._said = 0.0
+            return ()
+        return self._judge(signals, total) if total >= self._said else ()
+
+    def _close_block(self, eps: float) -> None:
+        losses = self._losses
+        ordered = sorted(losses)
+        # why a trimmed mean: one wild batch must not move the level
+        self._blocks.append(sum(ordered[2:-2]) / (_BLOCK - 4))
+        if math.isnan(self._first):
+            self._first = self._blocks[0]
+        # A negative loss (policy gradients) may rise for good reasons: its level says nothing.
+        self._signed = _SIGNED if ordered[0] < 0.0 else max(self._signed - 1, 0)
+        jumps = sorted(abs(b - a) for a, b in pairwise(losses))
+        noise = jumps[len(jumps) // 2] / 0.954  # the median |difference| of neighbours of a normal sequence, in sigma
+        self._sigma = noise if math.isnan(self._sigma) else 0.8 * self._sigma + 0.2 * noise
+        self._losses = []
+        if len(self._blocks) == _TRAILING:
+            mean = sum(self._blocks) / _TRAILING
+            self._sigma = max(self._sigma, 4.0 * eps * abs(mean))
+            self._means.append(mean)
+            self._best = min(self._means)
+        else:
+            self._best = math.nan
+
+    def _judge(self, signals: Signals, total: float) -> tuple[Finding, ...]:
+        now = self._blocks[-1] if self._blocks else signals.loss
+        warn = _WARN_CLIMBING if self._rise.climbing else _WARN
+        severity: Severity = "act" if total >= _ACT else "warn" if total >= warn else "info"
+        material = _MATERIAL * max(abs(self._best), self._first - self._best)
+        if now - self._best < material:
+            severity = "info"
+        self._said = total + (_SUSPECT / 2.0 if severity == "info" else _WARN)
+        since = signals.step - self._sum.since
+        what = f"the loss has been rising since about step {since}: from {self._best:.4g} towards {signals.loss:.4g}"
+        found = Finding(
+            detector=self.name,
+            step=signals.step,
+            severity=severity,
+            value=total,
+            limit=_SUSPECT,
+            usual=self._best,
+            since=since,
+            what=what,
+        )
+        if severity == "act":
+            self._start_again()
+        return (found,)
+
+    def _start_again(self) -> None:
+        self._sum.reset()
+        self._losses = []
+        self._blocks.clear()
+        self._means.clear()
+        self._best = self._sigma = math.nan
+        self._said = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {
+            "sum": self._sum.state_dict(),
+            "rise": self._rise.state_dict(),
+            "losses": list(self._losses),
+            "blocks": list(self._blocks),
+            "means": list(self._means),
+            "level": [_or_none(value) for value in (self._first, self._best, self._sigma)],
+            "signed": self._signed,
+            "said": self._said,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._sum.load_state_dict(state["sum"])
+        self._rise.load_state_dict(state["rise"])
+        self._losses = [float(loss) for loss in state["losses"]]
+        for held, saved in ((self._blocks, state["blocks"]), (self._means, state["means"])):
+            held.clear()
+            held.extend(float(value) for value in saved)
+        self._first, self._best, self._sigma = (math.nan if v is None else float(v) for v in state["level"])
+        self._signed = int(state["signed"])
+        self._said = float(state["said"])
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,64 @@
+"""How large the updates are compared with the weights they change: a healthy one is about a thousandth."""
+
+import math
+from statistics import median_low
+from typing import Any, final
+
+from steadystep.records import Finding, Probe, Signals
+
+_HIGH, _LOW = 0.1, 1e-6
+_PATIENCE = 3  # probes
+_QUIET_STEPS = 64  # the first updates of Adam are large against small weights
+_ZERO = 1e-8  # a weight tensor below this has not begun: any update is large against it
+
+
+@final
+class UpdateRatio:
+    """Notes when the median over all tensors of update RMS over weight RMS stays far too high or too low."""
+
+    name = "update-ratio"
+
+    def __init__(self) -> None:
+        self._above = 0
+        self._below = 0
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """A note when three probes in a row agree, once until the ratio comes back."""
+        probe = signals.probe
+        if probe is None or probe.step <= _QUIET_STEPS:
+            return ()
+        ratio = _ratio(probe)
+        if ratio is None:
+            return ()
+        learns = 0.0 < signals.lr < math.inf
+        self._above = self._above + 1 if ratio > _HIGH else 0
+        self._below = self._below + 1 if ratio < _LOW and learns else 0
+        if self._above == _PATIENCE:
+            return (self._finding(signals, ratio, _HIGH, "updates are large against the weights they change"),)
+        if self._below == _PATIENCE:
+            return (self._finding(signals, ratio, _LOW, "updates are too small to change the weights"),)
+        return ()
+
+    def _finding(self, signals: Signals, ratio: float, limit: float, what: str) -> Finding:
+        return Finding(
+            detector=self.name,
+            step=signals.step,
+            severity="info",
+            value=ratio,
+            limit=limit,
+            what=f"{what} ({ratio:.1e})",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"above": self._above, "below": self._below}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._above, self._below = int(state["above"]), int(state["below"])
+
+
+def _ratio(probe: Probe) -> float | None:
+    pairs = zip(probe.update_rms, probe.weight_rms, strict=False)
+    ratios = [u / w for u, w in pairs if _ZERO < w < math.inf and u < math.inf]
+    return median_low(ratios) if ratios else None

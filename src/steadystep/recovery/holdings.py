@@ -1,0 +1,101 @@
+"""Every tensor a training loop owns, as it is now: parameters, buffers, optimizer state."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Key = tuple[str, int, str]
+
+# Whoever schedules the learning rate owns it; recursive schedules of torch compute the next value from this one.
+_NOT_OURS = ("params", "lr", "initial_lr")
+
+
+@final
+class Holdings:
+    """Names the tensors, copies them out and copies them back. Frozen parameters do not change and are left out."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, parameters: Callable[[], Sequence[Tensor]]) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._parameters = parameters
+
+    def tensors(self) -> dict[Key, Tensor]:
+        """What is copied: alive, not copies."""
+        found: dict[Key, Tensor] = {}
+        for i, parameter in enumerate(self._parameters()):
+            found["parameter", i, ""] = parameter.detach()
+            for name, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    found["state", i, name] = value.detach()
+        for i, (_, name, buffer) in enumerate(self._buffers()):
+            if buffer is not None and buffer.layout is torch.strided and not nn.parameter.is_lazy(buffer):
+                found["buffer", i, name] = buffer.detach()
+        return found
+
+    def numbers(self) -> dict[str, Any]:
+        """Optimizer state that is no tensor, and what the groups hold beside the learning rate."""
+        state = {}
+        for i, parameter in enumerate(self._parameters()):
+            held = self._optimizer.state.get(parameter)
+            if held is not None:
+                state[i] = {name: copy.deepcopy(v) for name, v in held.items() if not isinstance(v, Tensor)}
+        groups = [{k: _copied(v) for k, v in g.items() if k not in _NOT_OURS} for g in self._optimizer.param_groups]
+        return {"state": state, "groups": groups}
+
+    @torch.no_grad()
+    def put_back(self, tensors: dict[Key, Tensor], numbers: dict[str, Any], *, moments_only: bool = False) -> None:
+        """In place, so that whoever holds a reference (a compiled model, an EMA) sees the old values too."""
+        state: dict[int, dict[str, Tensor]] = {i: {} for i in numbers["state"]}
+        for (kind, i, name), kept in tensors.items():
+            if kind == "state":
+                state[i][name] = kept
+        for i, parameter in enumerate(self._parameters()):
+            if not moments_only:
+                parameter.copy_(tensors["parameter", i, ""])
+            if i in state:
+                _put_state_back(self._optimizer.state[parameter], state[i], numbers["state"][i], parameter.device)
+            else:
+                self._optimizer.state.pop(parameter, None)
+        if moments_only:
+            return
+        for group, saved in zip(self._optimizer.param_groups, numbers["groups"], strict=False):
+            group.update({key: _copied(value) for key, value in saved.items()})
+        for i, (owner, name, buffer) in enumerate(self._buffers()):
+            kept_buffer = tensors.get(("buffer", i, name))
+            if kept_buffer is None:
+                continue
+            if buffer is not None and _alike(buffer, kept_buffer):
+                buffer.copy_(kept_buffer)
+            else:
+                owner[name] = kept_buffer.to(kept_buffer.device if buffer is None else buffer.device, copy=True)
+
+    def _buffers(self) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor | None]]:
+        for module in self._model.modules():
+            for name, buffer in module._buffers.items():
+                yield module._buffers, name, buffer
+
+
+def _put_state_back(
+    held: dict[str, Any], tensors: dict[str, Tensor], numbers: dict[str, Any], device: torch.device
+) -> None:
+    for name in held.keys() - tensors.keys() - numbers.keys():
+        del held[name]
+    held.update(copy.deepcopy(numbers))
+    for name, kept in tensors.items():
+        now = held.get(name)
+        if isinstance(now, Tensor) and _alike(now, kept):
+            now.copy_(kept)
+        else:
+            held[name] = kept.to(device, copy=True)
+
+
+def _alike(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)

@@ -1,0 +1,148 @@
+"""Going back: what is remembered, asking an old batch, and restoring everything a loop owns together."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol, final
+
+from steadystep import state
+from steadystep.accumulation import Passes
+from steadystep.records import Outcome, Witness
+from steadystep.recovery.snapshots import Kept, Snapshot, Snapshots
+
+
+class Recovery(Protocol):
+    """What the guard needs of it."""
+
+    @property
+    def states(self) -> Sequence[Snapshot]:
+        """What one could go back to, oldest first."""
+        ...
+
+    def keep(self, name: str, thing: Kept) -> None:
+        """Let `thing` go back together with the weights."""
+        ...
+
+    def begin(self, *, step: int, updates: int, lr: float) -> None:
+        """Called before a forward pass while nothing is remembered yet."""
+        ...
+
+    def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
+        """Called after each attempt; `calm` says that no trouble is under way."""
+        ...
+
+    def testify(self, *, before: int) -> Witness | None:
+        """How an old batch does now; None when there is none to ask."""
+        ...
+
+    def roll_back(self, step: int, *, replay: bool) -> int:
+        """Restore the state of `step`; returns the number of updates it contains."""
+        ...
+
+    def restore_moments(self, step: int) -> None:
+        """Restore the optimizer's state of `step`; weights stay."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what is remembered: somebody else replaced the weights."""
+        ...
+
+
+@final
+class NoRecovery:
+    """Nothing is remembered: `observe` and `careful`, or `auto_recovery: false`."""
+
+    states: Sequence[Snapshot] = ()
+
+    def keep(self, name: str, thing: Kept) -> None:
+        """There is no going back for anything."""
+
+    def begin(self, *, step: int, updates: int, lr: float) -> None:
+        """Nothing to remember."""
+
+    def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
+        """Nothing to remember."""
+
+    def testify(self, *, before: int) -> Witness | None:
+        """Nobody to ask."""
+        return None
+
+    def roll_back(self, step: int, *, replay: bool) -> int:
+        """Never planned without a state to go to."""
+        raise AssertionError("a rollback without a state")
+
+    def restore_moments(self, step: int) -> None:
+        """Never planned without a state to go to."""
+        raise AssertionError("a rollback without a state")
+
+    def forget(self) -> None:
+        """Nothing to forget."""
+
+
+@final
+class InMemory:
+    """Snapshots of weights, buffers, optimizer and the guard's own parts, with one batch each as a witness."""
+
+    def __init__(self, snapshots: Snapshots, passes: Passes, parts: Mapping[str, state.Stateful]) -> None:
+        self._snapshots = snapshots
+        self._passes = passes
+        self._parts = parts
+
+    @property
+    def states(self) -> Sequence[Snapshot]:
+        """Oldest first."""
+        return self._snapshots.states
+
+    def keep(self, name: str, thing: Kept) -> None:
+        """Let `thing` go back together with the weights."""
+        self._snapshots.keep(name, thing)
+
+    def begin(self, *, step: int, updates: int, lr: float) -> None:
+        """Remember the state before the first forward pass of all."""
+        self._take(step - 1, updates, lr)
+
+    def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
+        """Hear the witness of the last snapshot; take another one when it is time."""
+        recipe = self._passes.witness
+        if recipe is not None:
+            self._passes.witness = None
+            if outcome.stepped and calm and outcome.signals is not None and self._snapshots.states:
+                self._snapshots.states[-1].witness = (recipe, outcome.signals.losses[0])
+        if calm and outcome.stepped and self._snapshots.due(outcome.step) and outcome.signals is not None:
+            self._take(outcome.step, updates, outcome.signals.lr * outcome.lr_mult)
+
+    def testify(self, *, before: int) -> Witness | None:
+        """The same batch with the same random numbers, now. Of several the one that has worsened least counts."""
+        heard = []
+        for snapshot in self._snapshots.states:
+            if snapshot.witness is not None and snapshot.step < before:
+                recipe, then = snapshot.witness
+                now = self._passes.try_again(recipe)
+                if now is None:  # the closure cannot be run again: no use asking it any more
+                    snapshot.witness = None
+                else:
+                    heard.append(Witness(step=snapshot.step + 1, then=then, now=now))
+        return min(heard, key=_worsening) if heard else None
+
+    def roll_back(self, step: int, *, replay: bool) -> int:
+        """Everything together: weights, buffers, optimizer, kept objects, and the guard's own parts."""
+        snapshot = self._snapshots.go_back(step, replay=replay)
+        state.load(self._parts, snapshot.parts)
+        self._passes.witness = None
+        return snapshot.updates
+
+    def restore_moments(self, step: int) -> None:
+        """Restore the optimizer's state of `step`; weights stay."""
+        self._snapshots.moments_back(step)
+
+    def forget(self) -> None:
+        """Drop all states."""
+        self._snapshots.forget()
+
+    def _take(self, step: int, updates: int, lr: float) -> None:
+        self._snapshots.take(step=step, updates=updates, lr=lr, parts=state.save(self._parts))
+        self._passes.wants_witness = True
+
+
+def _worsening(witness: Witness) -> float:
+    change = witness.now - witness.then
+    return change if math.isfinite(change) else math.inf

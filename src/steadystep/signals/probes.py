@@ -1,0 +1,149 @@
+"""What one update did to the weights, and how it surprised Adam; looked at every so many steps."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from steadystep.records import Probe
+from steadystep.signals.activations import Activations
+from steadystep.signals.gradients import Gradients
+from steadystep.signals.lot import Lot
+from steadystep.signals.moments import Moments
+from steadystep.signals.samples import is_plain
+
+
+@final
+class Probes:
+    """Looks at samples of weights, gradients and second moments around one update.
+
+    At a due step: `before`, the update, `after`; or `cancel` when it is refused. What `pending` returns then rides
+    along with the host read of the next look, and `read` makes the record. Parameters without a gradient are left out;
+    what is not known of one (no second moment, a sparse gradient) is NaN.
+    """
+
+    def __init__(
+        self, gradients: Gradients, optimizer: Optimizer, *, activations: Activations | None = None, every: int = 64
+    ) -> None:
+        self._gradients = gradients
+        self._optimizer = optimizer
+        self._activations = activations
+        self._every = every
+        self._names: tuple[str, ...] = ()
+        self._params: tuple[Parameter, ...] = ()
+        self._lots: list[Lot] = []
+        self._modules: tuple[str, ...] = ()
+        self._open = False
+        self._step = 0
+        self._pending: list[Tensor] = []
+        self._record: Probe | None = None
+
+    def due(self, step: int) -> bool:
+        """True at 1, 2, 4, 8, … and from `every` on at its multiples."""
+        return step > 0 and (step % self._every == 0 or (step < self._every and not step & (step - 1)))
+
+    def before(self) -> None:
+        """Just before the update, with its gradients in place: remember samples of the weights."""
+        try:
+            self._remember()
+        except RuntimeError:  # why: a tensor that cannot be sampled costs the probe, never the step
+            self.cancel()
+
+    def after(self, step: int) -> None:
+        """Just after the update of `step`, with its gradients still in place: compare."""
+        if not self._open:
+            return
+        try:
+            self._compare(step)
+        except RuntimeError:  # why: as in `before`
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Forget what is open or pending: the update was refused, or undone."""
+        for lot in self._lots:
+            lot.forget()
+        self._open, self._pending, self._record = False, [], None
+        if self._activations is not None:
+            self._activations.clear()
+
+    def pending(self) -> list[Tensor]:
+        """Flat tensors for the next host read, in the order `read` wants them."""
+        return self._pending
+
+    def read(self, values: Sequence[float]) -> Probe | None:
+        """The record, once; None when nothing was pending. `values`: the numbers of `pending`, one after the other."""
+        record = self._make(values) if self._pending else self._record
+        if record is not None:
+            self._pending, self._record = [], None
+        return record
+
+    @torch.no_grad()
+    def _remember(self) -> None:
+        names, _, _ = self._gradients.collect()
+        if names != self._names or self._gradients.parameters is not self._params:
+            self._lots = []  # so that a failure below is not taken for a plan
+            self._names, self._params = names, self._gradients.parameters
+            self._lots = self._plan()
+        for lot in self._lots:
+            lot.remember()
+        self._open = bool(self._lots)
+
+    @torch.no_grad()
+    def _compare(self, step: int) -> None:
+        self._pending = [lot.measure() for lot in self._lots]
+        self._open, self._step = False, step
+        if self._activations is not None:
+            self._modules = self._activations.modules
+            self._pending += self._activations.pending()
+            self._activations.clear()  # its hooks may be at work again before these numbers are read
+
+    def _plan(self) -> list[Lot]:
+        params = [p for p in self._params if p.grad is not None]
+        by_device: dict[torch.device, tuple[list[str], list[Parameter]]] = {}
+        for name, p in zip(self._names, params, strict=True):
+            if is_plain(p) and p.numel():
+                names, members = by_device.setdefault(p.device, ([], []))
+                names.append(name)
+                members.append(p)
+        return [Lot(names, held, Moments(self._optimizer, held)) for names, held in by_device.values()]
+
+    def _make(self, values: Sequence[float]) -> Probe:
+        host = iter(values)
+        parts = [lot.read(host) for lot in self._lots]
+        weights, updates, moments, surprises, zeros = (
+            tuple(value for part in parts for value in part[column]) for column in range(5)
+        )
+        dead, saturated = Activations.read(tuple(host))
+        return Probe(
+            step=self._step,
+            names=tuple(name for lot in self._lots for name in lot.names),
+            weight_rms=weights,
+            update_rms=updates,
+            second_moments=_unless_unknown(moments),
+            surprises=_unless_unknown(surprises),
+            zero_shares=zeros,
+            modules=self._modules,
+            dead=dead,
+            saturated=saturated,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What waits to be read, ready for JSON."""
+        if self._pending:
+            home = self._pending[0].device
+            values = torch.cat([tensor.to(home) for tensor in self._pending]).tolist()  # sync: only when saved
+            self._pending, self._record = [], self._make(values)
+        return {"record": None if self._record is None else self._record.to_json()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.cancel()
+        self._record = None if state["record"] is None else Probe.from_json(state["record"])
+
+
+def _unless_unknown(values: tuple[float, ...]) -> tuple[float, ...]:
+    return () if all(math.isnan(value) for value in values) else values

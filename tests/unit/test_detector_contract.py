@@ -1,0 +1,316 @@
+"""Every detector keeps the contract, and the contract notices those that do not."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadystep.detectors import Detector, NonFinite
+from steadystep.detectors.clip_rate import ClipRate
+from steadystep.detectors.cooldown import Cooldown
+from steadystep.detectors.growing_gradient import GrowingGradient
+from steadystep.detectors.learning_rate_bounds import LearningRateBounds
+from steadystep.detectors.loss_scale import LossScale
+from steadystep.detectors.no_learning import NoLearning
+from steadystep.detectors.oscillation import Oscillation
+from steadystep.detectors.perfection import SuspiciousPerfection
+from steadystep.records import Finding, Signals
+from steadystep.testing import check_detector, signal_streams
+
+# A new detector is added here, with arguments that let it speak within 400 steps.
+FACTORIES: dict[str, Callable[[], Detector]] = {
+    "non-finite": NonFinite,
+    "cooldown": lambda: Cooldown(Oscillation(quiet_steps=1), quiet_steps=128),
+    "oscillation": lambda: Oscillation(quiet_steps=100),
+    "growing-gradient": lambda: GrowingGradient(quiet_steps=100),
+    "clip-rate": lambda: ClipRate(1.0, quiet_steps=100),
+    "loss-scale": lambda: LossScale(quiet_steps=20),
+    "no-learning": NoLearning,
+    "suspicious-perfection": SuspiciousPerfection,
+    "learning-rate-bounds": lambda: LearningRateBounds(1e-4, 5e-3),
+}
+
+
+@pytest.mark.parametrize("make", FACTORIES.values(), ids=FACTORIES)
+def test_ours_keep_the_contract(make: Callable[[], Detector]) -> None:
+    check_detector(make, steps=400)
+
+
+def test_the_streams_make_each_of_them_speak() -> None:
+    """A contract proved on silence proves nothing."""
+    streams = signal_streams(steps=400)
+    for name, make in FACTORIES.items():
+        detectors = [(make(), stream) for stream in streams.values()]
+        assert any(detector.update(signals) for detector, stream in detectors for signals in stream), name
+
+
+numbers = st.floats() | st.sampled_from([0.0, 1.0, 1.0, 2.0, math.nan, math.inf])
+curve = st.lists(st.tuples(numbers, numbers, numbers, st.booleans()), max_size=150)
+
+
+@pytest.mark.parametrize("make", FACTORIES.values(), ids=FACTORIES)
+@given(curve, st.integers(0, 150))
+def test_resume_is_invisible_whatever_the_numbers(
+    make: Callable[[], Detector], values: list[tuple[float, float, float, bool]], cut: int
+) -> None:
+    stream = [
+        Signals(step=i, loss=loss, grad_norm=abs(norm), lr=lr, scale=lr, scaled=scaled)
+        for i, (loss, norm, lr, scaled) in enumerate(values)
+    ]
+    whole, first, second = make(), make(), make()
+    expected = [whole.update(signals) for signals in stream]
+    got = [first.update(signals) for signals in stream[:cut]]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
+    got += [second.update(signals) for signals in stream[cut:]]
+    assert repr(expected) == repr(got)
+
+
+def test_streams_are_the_same_for_the_same_seed() -> None:
+    assert repr(signal_streams(steps=60)) == repr(signal_streams(steps=60))
+    assert repr(signal_streams(steps=60)) != repr(signal_streams(steps=60, seed=1))
+
+
+def test_streams_hold_what_a_detector_may_meet() -> None:
+    streams = signal_streams()
+    everything = [signals for stream in streams.values() for signals in stream]
+    for odd in (
+        lambda s: math.isnan(s.loss),
+        lambda s: math.isinf(s.grad_norm),
+        lambda s: math.isnan(s.lr),
+        lambda s: not s.norms,
+        lambda s: s.probe is not None,
+        lambda s: s.inputs is not None,
+        lambda s: s.witness is not None,
+        lambda s: bool(s.metrics),
+        lambda s: s.scaled,
+        lambda s: bool(s.bad_buffers),
+        lambda s: s.loss < 0.0,
+        lambda s: s.loss > 1e300,
+    ):
+        assert any(odd(s) for s in everything)
+    assert all(
+        [s.step for s in stream] == list(range(stream[0].step, stream[0].step + len(stream)))
+        for stream in streams.values()
+    )
+    assert all(s.healthy for s in streams["healthy"])
+    assert all(Signals.from_json(s.to_json()).to_json() == s.to_json() for s in everything[::50])
+
+
+class Honest:
+    """Says when the loss is above the mean of those before; subclassed here only to break one promise at a time."""
+
+    name = "honest"
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        if not math.isfinite(signals.loss):
+            return ()
+        self.losses.append(signals.loss / 8)
+        limit = sum(self.losses[-8:])
+        return (self.finding(signals, limit),) if signals.loss > limit else ()
+
+    def finding(self, signals: Signals, limit: float, **changes: Any) -> Finding:
+        plain = {"detector": self.name, "step": signals.step, "severity": "info", "value": signals.loss}
+        return Finding(**plain | {"limit": limit} | changes)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses[-8:]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = list(state["losses"])
+
+
+def test_an_honest_one_passes() -> None:
+    check_detector(Honest, steps=60)
+
+
+class Nameless(Honest):
+    name = ""
+
+
+class Renamed(Honest):
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        self.name = f"at {signals.step}"
+        return ()
+
+
+class EachOther(Honest):
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = f"{id(self)} {random.random()}"
+
+
+class Raises(Honest):
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        signals.loss**2
+        return ()
+
+
+class Lists(Honest):
+    def update(self, signals: Signals) -> Any:
+        return []
+
+
+class Words(Honest):
+    def update(self, signals: Signals) -> Any:
+        return ("the loss is high",)
+
+
+class Louder(Honest):
+    def finding(self, signals: Signals, limit: float, **changes: Any) -> Finding:
+        return super().finding(signals, limit, severity="loud")
+
+
+class OtherStep(Honest):
+    def finding(self, signals: Signals, limit: float, **changes: Any) -> Finding:
+        return super().finding(signals, limit, step=0)
+
+
+class OtherName(Honest):
+    def finding(self, signals: Signals, limit: float, **changes: Any) -> Finding:
+        return super().finding(signals, limit, detector="somebody")
+
+
+class NoNumber(Honest):
+    def finding(self, signals: Signals, limit: float, **changes: Any) -> Finding:
+        return super().finding(signals, limit, value=None)
+
+
+class Prophet(Honest):
+    def finding(self, signals: Signals, limit: float, **changes: Any) -> Finding:
+        return super().finding(signals, limit, since=signals.step + 1)
+
+
+class Lister(Honest):
+    def finding(self, signals: Signals, limit: float, **changes: Any) -> Finding:
+        return super().finding(signals, limit, where=["a"])
+
+
+class Dice(Honest):
+    def finding(self, signals: Signals, limit: float, **changes: Any) -> Finding:
+        return super().finding(signals, limit, value=random.random())
+
+
+class Shared(Honest):
+    everything: list[float] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.losses = self.everything
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Forgetful(Honest):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = []
+
+
+class Half(Honest):
+    """Adds to what it has, instead of replacing it: right only in a fresh one."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = [*state["losses"], *self.losses]
+
+
+class NotJson(Honest):
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": tuple(self.losses)}
+
+
+class Infinite(Honest):
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"best": math.inf}
+
+
+class Alias(Honest):
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses}
+
+
+class Borrower(Honest):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = state["losses"]
+
+
+class Resetting(Honest):
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        self.losses = []
+        return state
+
+
+class Picky(Honest):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.losses:
+            raise ValueError("already in use")
+        super().load_state_dict(state)
+
+
+class Scribbler(Honest):
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        if isinstance(signals.metrics, dict):
+            signals.metrics["seen"] = 1.0
+        return ()
+
+
+class Poisoned(Honest):
+    """Takes a NaN for a loss of zero."""
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        if math.isnan(signals.loss):
+            self.losses.append(0.0)
+        return super().update(signals)
+
+
+COMPLAINTS: dict[Callable[[], Detector], str] = {
+    Nameless: "not empty",
+    Renamed: "name changed",
+    EachOther: "name must not change",
+    Raises: "update raised OverflowError",
+    Lists: "must return a tuple",
+    Words: "not a Finding",
+    Louder: "severity must be one of",
+    OtherStep: "step must be",
+    OtherName: "detector must be 'honest'",
+    NoNumber: "must be numbers",
+    Prophet: "since must be",
+    Lister: "tuple of strings",
+    Dice: "a second one of its kind",
+    Shared: "a second one of its kind",
+    Forgetful: "a fresh one, it goes on differently",
+    Half: "a used one, it goes on differently",
+    NotJson: "does not survive JSON",
+    Infinite: "not JSON",
+    Alias: "state_dict must copy: what it gave",
+    Borrower: "load_state_dict must copy",
+    Resetting: "calling state_dict before step .* changed it",
+    Picky: "load_state_dict raised ValueError",
+    Scribbler: "changed the signals",
+    Poisoned: "of NaN before step .* were learned",
+}
+
+
+def test_a_broken_promise_is_told() -> None:
+    for broken, complaint in COMPLAINTS.items():
+        with pytest.raises(AssertionError, match=complaint):
+            check_detector(broken, steps=60)
+
+
+def test_the_complaint_says_where() -> None:
+    with pytest.raises(AssertionError, match=r"stream 'rubbish', step \d+: update raised OverflowError"):
+        check_detector(Raises, steps=60)
+
+
+def test_one_that_counts_steps_may_say_so() -> None:
+    check_detector(Poisoned, steps=60, nan_leaves_no_trace=False)

@@ -1,0 +1,220 @@
+"""One step: from findings to a cause, the reach of the damage, evidence and advice."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadystep.diagnosis import ADVICE, Cause, explain
+from steadystep.diagnosis.damage import is_worse
+from steadystep.records import Damage, Diagnosis, Finding, Severity, Signals, Witness
+
+GOOD = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1, losses=(2.0,))
+DETECTORS = [
+    "non-finite",
+    "gradient-spike",
+    "loss-spike",
+    "not-healing",
+    "slow-divergence",
+    "worse-than-best",
+    "learning-rate-jump",
+    "learning-rate-bounds",
+    "oscillation",
+    "vanishing-gradient",
+    "zero-gradient",
+    "growing-gradient",
+    "clip-rate",
+    "update-ratio",
+    "poisoned-moments",
+    "rms-surprise",
+    "loss-scale",
+    "dead-units",
+    "saturated-units",
+    "no-learning",
+    "suspicious-perfection",
+]
+
+
+def finding(detector: str, severity: Severity = "warn", *, value: float = 1.0, **more) -> Finding:
+    return Finding(detector=detector, step=100, severity=severity, value=value, limit=0.5, **more)
+
+
+def cause(*found: Finding, signals: Signals = GOOD) -> str:
+    return explain(signals, found).cause
+
+
+def test_nothing_found_is_healthy() -> None:
+    assert explain(GOOD, ()) == Diagnosis()
+
+
+def test_every_cause_but_healthy_has_advice() -> None:
+    assert set(ADVICE) == set(Cause)
+    assert {c for c, text in ADVICE.items() if not text} == {Cause.HEALTHY}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([finding("gradient-spike", "act")], "exploding-gradient"),
+        ([finding("gradient-spike", "act"), finding("loss-spike", "info")], "bad-batch"),
+        ([finding("loss-spike", "info")], "bad-batch"),
+        ([finding("learning-rate-jump", "act"), finding("gradient-spike", "act")], "schedule-error"),
+        ([finding("learning-rate-bounds")], "schedule-error"),
+        ([finding("not-healing", "act")], "learning-rate-too-high"),
+        ([finding("slow-divergence", "act")], "learning-rate-too-high"),
+        ([finding("poisoned-moments", "act"), finding("worse-than-best")], "poisoned-moments"),
+        ([finding("oscillation")], "oscillation"),
+        ([finding("worse-than-best"), finding("gradient-spike", "info")], "learning-rate-too-high"),
+        ([finding("vanishing-gradient")], "vanishing-gradient"),
+        ([finding("zero-gradient")], "zero-gradient"),
+        ([finding("zero-gradient"), finding("dead-units")], "dead-units"),
+        ([finding("growing-gradient")], "missing-zero-grad"),
+        ([finding("clip-rate")], "clipping-too-tight"),
+        ([finding("update-ratio", "info", value=0.5)], "learning-rate-too-high"),
+        ([finding("update-ratio", "info", value=1e-8)], "learning-rate-too-low"),
+        ([finding("rms-surprise", "info")], "exploding-gradient"),
+        ([finding("loss-scale")], "loss-scale-collapse"),
+        ([finding("saturated-units")], "saturation"),
+        ([finding("no-learning", "info")], "no-learning"),
+        ([finding("suspicious-perfection", "info")], "suspicious-perfection"),
+        ([finding("somebody's own")], "unknown"),
+    ],
+    ids=lambda value: "+".join(f.detector for f in value) if isinstance(value, list) else value,
+)
+def test_cause_of_findings(found: list[Finding], expected: str) -> None:
+    assert cause(*found) == expected
+    assert cause(*reversed(found)) == expected
+
+
+def test_the_gravest_finding_decides() -> None:
+    assert cause(finding("dead-units"), finding("gradient-spike", "act")) == "exploding-gradient"
+    assert cause(finding("dead-units", "info"), finding("oscillation")) == "oscillation"
+
+
+def test_a_scaler_changes_the_reading() -> None:
+    overflow = replace(GOOD, scaled=True, grad_norm=math.inf)
+    assert cause(finding("non-finite", "info"), signals=overflow) == "scale-overflow"
+    assert cause(finding("non-finite", "info"), finding("loss-scale"), signals=overflow) == "loss-scale-collapse"
+    assert cause(finding("zero-gradient"), signals=replace(GOOD, scaled=True)) == "gradient-underflow"
+    assert cause(finding("gradient-spike", "act"), signals=replace(GOOD, scaled=True)) == "exploding-gradient"
+
+
+def test_evidence_names_what_and_where() -> None:
+    found = finding("dead-units", what="90 % of the units are dead", where=("a", "b", "c", "d", "e"))
+    assert explain(GOOD, (found,)).evidence == "90 % of the units are dead (a, b, c and 2 more)"
+    assert explain(GOOD, (finding("mine", value=3.0),)).evidence == "mine: 3, limit 0.5"
+
+
+def test_damage_is_none_unless_something_says_so() -> None:
+    for detector in DETECTORS:
+        assert explain(GOOD, (finding(detector, "warn"),)).damage is Damage.NONE
+    assert explain(GOOD, (finding("gradient-spike", "act"),)).damage is Damage.NONE
+    assert explain(GOOD, (finding("poisoned-moments", "act"),)).damage is Damage.MOMENTS
+    for detector in ("not-healing", "slow-divergence"):
+        both = (finding(detector, "act"), finding("poisoned-moments", "act"))
+        assert explain(GOOD, both).damage is Damage.WEIGHTS
+
+
+def test_refusing_again_and_again_means_that_the_weights_are_bad() -> None:
+    bad = replace(GOOD, loss=math.nan)
+    critical = (finding("non-finite", "critical"),)
+    damages = [explain(replace(bad, refused_in_a_row=n), critical).damage for n in range(4)]
+    assert damages == [Damage.NONE, Damage.NONE, Damage.WEIGHTS, Damage.WEIGHTS]
+    assert explain(replace(bad, refused_in_a_row=5, input_finite=False), critical).damage is Damage.NONE
+    assert explain(replace(GOOD, refused_in_a_row=5), (finding("gradient-spike", "act"),)).damage is Damage.NONE
+
+
+def test_a_witness_tells_damaged_weights_from_changed_data() -> None:
+    lasting = (finding("not-healing", "act"),)
+    high = replace(GOOD, loss=4.0)
+    same = explain(replace(high, witness=Witness(step=50, then=2.0, now=2.01)), lasting)
+    assert (same.cause, same.damage) == ("data-shift", Damage.NONE)
+    assert "step 50 gave a loss of 2 then and gives 2.01 now" in same.evidence
+    worse = explain(replace(high, witness=Witness(step=50, then=2.0, now=3.9)), lasting)
+    assert (worse.cause, worse.damage) == ("damaged-weights", Damage.WEIGHTS)
+    steps = (*lasting, finding("update-ratio", "info", value=0.3))
+    assert explain(replace(high, witness=Witness(step=50, then=2.0, now=3.9)), steps).cause == "learning-rate-too-high"
+
+
+def test_a_witness_is_heard_about_losses_that_are_no_numbers() -> None:
+    stuck = replace(GOOD, loss=math.nan, refused_in_a_row=3)
+    critical = (finding("non-finite", "critical"),)
+    proven = explain(replace(stuck, witness=Witness(step=50, then=2.0, now=math.nan)), critical)
+    assert (proven.cause, proven.damage) == ("damaged-weights", Damage.WEIGHTS)
+    clean = explain(replace(stuck, witness=Witness(step=50, then=2.0, now=2.1)), critical)
+    assert (clean.cause, clean.damage) == ("non-finite-loss", Damage.NONE)
+
+
+def test_an_acquittal_of_the_weights_leaves_the_moments() -> None:
+    found = (finding("slow-divergence", "act"), finding("poisoned-moments", "act"))
+    acquitted = replace(GOOD, loss=4.0, witness=Witness(step=50, then=2.0, now=2.0))
+    assert explain(acquitted, found).damage is Damage.MOMENTS
+
+
+losses = st.floats(-1e6, 1e6)
+anything = st.floats()
+
+
+def worse(then: float, now: float, loss: float) -> bool:
+    return is_worse(Witness(step=0, then=then, now=now), loss)
+
+
+@given(losses, losses, losses, st.floats(0, 1e6))
+def test_the_worse_the_old_batch_the_stronger_the_case(then: float, now: float, loss: float, more: float) -> None:
+    assert worse(then, now + more, loss) >= worse(then, now, loss)
+
+
+@given(losses, losses, losses, st.floats(0, 1e6))
+def test_the_higher_the_loss_the_more_must_be_explained(then: float, now: float, loss: float, more: float) -> None:
+    assert worse(then, now, loss + more) <= worse(then, now, loss)
+
+
+@given(losses, anything)
+def test_an_old_batch_that_is_as_good_as_it_was_clears_the_weights(then: float, loss: float) -> None:
+    assert not worse(then, then, loss)
+    assert not worse(then, then + 0.01 * abs(then), loss)
+
+
+@given(losses, anything, st.sampled_from([math.nan, math.inf]))
+def test_an_old_batch_without_a_number_convicts(then: float, loss: float, now: float) -> None:
+    assert worse(then, now, loss)
+
+
+@given(losses, st.floats(1e-3, 1e6))
+def test_weights_that_explain_the_whole_elevation_are_damaged(then: float, up: float) -> None:
+    loss = then + up
+    if up > 0.03 * abs(then):
+        assert worse(then, loss, loss)
+
+
+def test_an_outlier_batch_does_not_hide_a_loss_that_has_doubled() -> None:
+    assert worse(2.0, 5.0, 50.0)
+    assert not worse(2.0, 5.0, 1e6)
+    assert worse(2.0, 5.0, math.nan)
+    assert not worse(2.0, 2.05, math.nan)
+
+
+severities = st.sampled_from(["info", "warn", "act", "critical"])
+some_findings = st.lists(st.builds(finding, st.sampled_from(DETECTORS), severities, value=anything), max_size=4)
+some_signals = st.builds(
+    Signals,
+    step=st.just(100),
+    loss=anything,
+    grad_norm=anything,
+    lr=anything,
+    scaled=st.booleans(),
+    input_finite=st.sampled_from([None, True, False]),
+    refused_in_a_row=st.integers(0, 5),
+    witness=st.none() | st.builds(Witness, step=st.just(3), then=anything, now=anything),
+)
+
+
+@given(some_signals, some_findings)
+def test_every_case_has_a_cause_of_the_list_and_its_advice(signals: Signals, found: list[Finding]) -> None:
+    diagnosis = explain(signals, tuple(found))
+    assert diagnosis.findings == tuple(found)
+    assert (diagnosis.cause == "healthy") == (not found)
+    assert diagnosis.advice == ADVICE[Cause(diagnosis.cause)]
+    assert diagnosis.damage is Damage.NONE or found

@@ -1,0 +1,117 @@
+"""The reference tasks: fixed by their seed, repeatable, and each as special as it claims to be."""
+
+import itertools
+import statistics
+
+import pytest
+import torch
+from torch import Tensor
+
+from steadystep.lab.tasks import TASKS, Task
+
+
+def train(task: Task, num_steps: int) -> list[float]:
+    losses = []
+    for _ in range(num_steps):
+        task.optimizer.zero_grad()
+        loss = task.loss(task.batch())
+        loss.backward()  # type: ignore[no-untyped-call]
+        task.optimizer.step()
+        task.after_step()
+        losses.append(loss.item())
+    return losses
+
+
+def norm_of(task: Task) -> float:
+    grads = [p.grad for p in task.model.parameters() if p.grad is not None]
+    return float(torch.nn.utils.get_total_norm(grads))
+
+
+def tensors(batch: object) -> list[Tensor]:
+    return list(batch) if isinstance(batch, tuple) else [batch]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("name", TASKS)
+class TestEveryTask:
+    def test_a_seed_fixes_the_run(self, name: str) -> None:
+        first, second, other = (train(TASKS[name].make(seed), 8) for seed in (1, 1, 2))
+        assert first == second
+        assert first != other
+        assert TASKS[name].name == name
+
+    def test_a_loss_is_repeatable_with_the_same_random_numbers(self, name: str) -> None:
+        task = TASKS[name].make(0)
+        batch = task.batch()
+        another = tensors(task.batch())
+        assert not all(torch.equal(a, b) for a, b in zip(tensors(batch), another, strict=True))
+        state = torch.get_rng_state()
+        first = task.loss(batch).item()
+        torch.set_rng_state(state)
+        assert task.loss(batch).item() == first
+
+    def test_looking_at_held_out_data_changes_nothing(self, name: str) -> None:
+        plain = TASKS[name].make(0)
+        train(plain, 4)
+        watched = TASKS[name].make(0)
+        for _ in range(4):
+            watched.held_out()
+            train(watched, 1)
+        assert watched.model.training
+        assert plain.held_out() == watched.held_out() == watched.held_out()
+
+
+def test_seeds_are_judged_on_the_same_held_out_data() -> None:
+    for name in TASKS.keys() - {"flat"}:  # its targets are made from its own weights
+        one, two = TASKS[name].make(1), TASKS[name].make(2)
+        two.model.load_state_dict(one.model.state_dict())
+        assert one.held_out() == two.held_out(), name
+
+
+def test_there_is_something_to_learn() -> None:
+    for name in TASKS.keys() - {"flat"}:
+        task = TASKS[name].make(0)
+        before = task.held_out()
+        train(task, 100)
+        assert task.held_out() < 0.95 * before, name
+
+
+def test_the_sum_loss_is_as_large_as_it_says() -> None:
+    task = TASKS["autoencoder"].make(0)
+    assert train(task, 1)[0] > 1e5
+    assert norm_of(task) > 5e3
+
+
+def test_policy_losses_have_both_signs_and_are_nothing_but_noise() -> None:
+    losses = train(TASKS["policy"].make(0), 200)
+    assert min(losses) < 0 < max(losses)
+    assert abs(statistics.mean(losses)) < 0.3 * statistics.stdev(losses)
+
+
+def test_centred_advantages_leave_only_rounding_of_the_loss() -> None:
+    task = TASKS["grpo"].make(0)
+    assert max(map(abs, train(task, 50))) < 1e-6
+    assert norm_of(task) > 0.01
+
+
+def test_a_flat_loss_stays_where_it_is() -> None:
+    task = TASKS["flat"].make(0)
+    before = task.held_out()
+    train(task, 100)
+    assert task.held_out() == pytest.approx(before, rel=1e-3)
+
+
+def test_an_epoch_ends_with_a_short_batch_and_sees_every_sample() -> None:
+    task = TASKS["epochs"].make(0)
+    sizes = [len(task.batch()[0]) for _ in range(34)]
+    assert sizes == [*[32] * 16, 2] * 2
+
+
+def test_warm_restarts_come_from_the_loop() -> None:
+    task = TASKS["restarts"].make(0)
+    lrs = []
+    for _ in range(402):
+        lrs.append(task.optimizer.param_groups[0]["lr"])
+        task.optimizer.step()
+        task.after_step()
+    jumps = [i for i, (a, b) in enumerate(itertools.pairwise(lrs), start=1) if b > 10 * a]
+    assert jumps == [200, 400]
