@@ -1,7 +1,14 @@
-"""Slow divergence: when was it noticed, and what had it cost by then?"""
+"""Slow divergence: when was it noticed, and what had it cost by then?
+
+The cost is the held-out loss (with the drift, where the loss itself drifts) less the best of the run so far. Also shown:
+the mean of the last 20 training losses less the lowest such mean, which noise alone raises to about .1 here; and the
+distance to a twin without the fault on the same batches, which also counts what the twin has learned meanwhile.
+"""
 
 import math
 from typing import Any
+
+import torch
 
 from judge.catalogue import SLOW, first_step
 from judge.jobs import Job, Row
@@ -11,7 +18,7 @@ from steadystep.lab.tasks import TASKS
 
 LIMIT = 0.2
 """Nats."""
-_WINDOW = 20
+_WINDOW, _EVERY = 20, 10
 
 
 def jobs(seeds: list[int], tasks: list[str]) -> list[Job]:
@@ -29,7 +36,14 @@ def run(job: Job) -> Row:
     """A guarded run with the fault and a plain one without."""
     start = first_step(job.seed)
     task = TASKS[job.task].make(job.seed)
-    done = guarded_run(task, num_steps=job.num_steps, fault=SLOW[job.fault].make(task, job.seed))
+    fault = SLOW[job.fault].make(task, job.seed)
+    seen: dict[int, float] = {}
+
+    def look(step: int) -> None:
+        if step >= start - _EVERY and step % _EVERY == 0:
+            seen[step] = fault.loss(step, torch.tensor(task.held_out(), dtype=torch.float64)).item()
+
+    done = guarded_run(task, num_steps=job.num_steps, fault=fault, after=look)
     twin = plain_run(TASKS[job.task].make(job.seed), num_steps=job.num_steps)
     loud = [f for f in done.findings if f[2] in LOUD and f[0] >= start]
     first = loud[0] if loud else None
@@ -38,12 +52,19 @@ def run(job: Job) -> Row:
         "first": first,
         "false_alarms": sum(f[2] in LOUD and f[0] < start for f in done.findings),
         "after": at - start if first else None,
-        "cost": above_best(done, at),
+        "cost": _held_out_above_best(seen, at),
+        "smoothed": above_best(done, at),
         "paired": _above_twin(done, twin, at),
         "plans": done.plans[:50],
         "halted": done.halted,
         "ratio": done.held_out / twin.held_out,
     }
+
+
+def _held_out_above_best(seen: dict[int, float], at: int) -> float:
+    """What a fresh batch would lose at the time, less the best it would have lost before."""
+    before = [loss for step, loss in seen.items() if step <= at]
+    return before[-1] - min(before)
 
 
 def above_best(run: Run, at: int) -> float:
@@ -68,6 +89,7 @@ def report(rows: list[Row]) -> dict[str, Any]:
         mine = [r for r in rows if (r["fault"], r["task"]) == (fault, name)]
         noticed = [r for r in mine if r["first"]]
         costs = sorted(r["cost"] for r in noticed) or [math.nan]
+        smoothed = sorted(r["smoothed"] for r in noticed) or [math.nan]
         paired = sorted(r["paired"] for r in noticed) or [math.nan]
         lines.append(
             {
@@ -76,10 +98,10 @@ def report(rows: list[Row]) -> dict[str, Any]:
                 "runs": len(mine),
                 "noticed": len(noticed),
                 f"before {LIMIT}": sum(r["cost"] < LIMIT for r in noticed),
-                "above the twin": sum(r["paired"] < LIMIT for r in noticed),
                 "median cost": costs[len(costs) // 2],
-                "worst cost": costs[-1],
-                "median above twin": paired[len(paired) // 2],
+                "worst": costs[-1],
+                "smoothed": smoothed[len(smoothed) // 2],
+                "above twin": paired[len(paired) // 2],
                 "steps after": ", ".join(str(r["after"]) for r in mine),
                 "by": ", ".join(sorted({r["first"][1] for r in noticed})),
                 "false": sum(r["false_alarms"] for r in mine),

@@ -35,13 +35,26 @@ def read(path: Path) -> list[Point]:
         ]
 
 
-def inside(incident: Sequence[Point], healthy: Sequence[Point], at: int = 3000) -> list[Point]:
-    """The incident in the middle of a healthy stretch, moved to its level."""
-    before = sorted(healthy[at - 50 : at])[25]
-    norms = sorted(norm for _, norm, _ in healthy[at - 50 : at])
-    loss, norm, _ = incident[0]
-    moved = [(before[0] + x - loss, norms[25] * n / norm, healthy[at][2]) for x, n, _ in incident]
-    return [*healthy[:at], *moved, *healthy[at : at + 1000]]
+def inside(incident: Sequence[Point], healthy: Sequence[Point], *, every: int, at: int = 3000) -> list[Point]:
+    """A short incident, logged `every` so many steps, on top of a healthy stretch; it stays as it ended for 300 steps.
+
+    Between logged steps it goes along a straight line, and the healthy run's own noise is kept.
+    """
+    first_loss, first_norm, _ = incident[0]
+    offsets = [(loss - first_loss, norm / first_norm) for loss, norm, _ in incident]
+    points = list(healthy[:at])
+    for i in range((len(incident) - 1) * every + 300):
+        row, part = min(i // every, len(incident) - 1), i % every / every
+        (a, b), (c, d) = offsets[row], offsets[min(row + 1, len(incident) - 1)]
+        loss, norm, lr = healthy[at + i]
+        points.append((loss + a + part * (c - a), norm * (b + part * (d - b)), lr))
+    return points + list(healthy[len(points) : len(points) + 1000])
+
+
+def _every(path: Path) -> int:
+    with path.open(encoding="utf-8", newline="") as lines:
+        steps = [int(row["step"]) for row in csv.DictReader(lines)]
+    return steps[1] - steps[0]
 
 
 def replay(points: Iterable[Point]) -> list[Finding]:
@@ -67,7 +80,7 @@ def report(folders: Sequence[Path]) -> dict[str, Any]:
     for path, curve in curves.items():
         if len(curve) < 50 and not long:
             continue
-        points = inside(curve, long[0]) if len(curve) < 50 else curve
+        points = inside(curve, long[0], every=_every(path)) if len(curve) < 50 else curve
         found = replay(points)
         said = Counter((f.detector, f.severity) for f in found)
         loud = [f.step for f in found if f.severity in ("act", "critical")]

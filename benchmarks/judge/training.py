@@ -65,10 +65,16 @@ def plain_run(task: Task, *, num_steps: int, fault: Fault = NO_FAULT, without: C
     return _finished(run, task)
 
 
-def guarded_run(task: Task, *, num_steps: int, fault: Fault = NO_FAULT, config: dict[str, Any] | None = None) -> Run:
-    """The same loop with a guard as it comes out of the box."""
+def guarded_run(
+    task: Task,
+    *,
+    num_steps: int,
+    fault: Fault = NO_FAULT,
+    after: Callable[[int], None] = lambda _: None,
+) -> Run:
+    """The same loop with a guard as it comes out of the box; `after` is called with every step that was done."""
     run = Run()
-    guard = steadystep.Guard(task.model, task.optimizer, config=config)
+    guard = steadystep.Guard(task.model, task.optimizer)
     try:
         for step in range(num_steps):
             batch = fault.batch(step, task.batch())
@@ -76,6 +82,7 @@ def guarded_run(task: Task, *, num_steps: int, fault: Fault = NO_FAULT, config: 
                 outcome = guard.step(_closure(task, fault, step), batch=batch)
             _note(run, step, outcome)
             task.after_step()
+            after(step)
     except TrainingHalted as halt:
         run.halted = f"{halt.step}: {halt.what}; {halt.did}"
     finally:

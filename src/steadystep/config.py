@@ -153,7 +153,7 @@ class RecoverySettings(Settings):
     lr_mult: Number = Field(
         0.7, gt=0, le=1, description="the learning rate after a rollback, as a share of what it was; 1 leaves it alone"
     )
-    rewarm_steps: Count = Field(100, ge=0, description="updates over which the learning rate rises again; 0 for none")
+    rewarm_steps: Count = Field(50, ge=0, description="updates over which the learning rate rises again; 0 for none")
     skip_batches: Switch = Field(
         True, description="false: your loop gives the same batches again, so random numbers go back with the weights"
     )

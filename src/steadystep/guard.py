@@ -147,7 +147,9 @@ class Guard:
     def _judge(self, look: Look) -> tuple[Diagnosis, Plan]:
         found = tuple(finding for detector in self._detectors for finding in detector.update(look.signals))
         if found and needs_witness(look.signals, found):
-            look.signals = replace(look.signals, witness=self._recovery.testify(before=first_sign(found)))
+            stuck = look.signals.refused_in_a_row > 0
+            witness = self._recovery.testify(before=first_sign(found), backward=stuck)
+            look.signals = replace(look.signals, witness=witness)
             found = weigh(look.signals, found)
         diagnosis = explain(look.signals, found)
         self._budget.see(diagnosis)

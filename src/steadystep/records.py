@@ -112,6 +112,8 @@ class Witness(Record):
     """When the batch was first seen."""
     then: float
     now: float
+    lr: float = 0.0
+    """The learning rate that was in use then."""
 
 
 @final

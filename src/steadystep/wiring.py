@@ -17,6 +17,8 @@ from steadystep.clip import PercentileClip, ZScoreClip
 from steadystep.config import Config
 from steadystep.detectors import (
     ClipRate,
+    Cooldown,
+    DeadUnits,
     Detector,
     GradientSpike,
     GrowingGradient,
@@ -28,9 +30,15 @@ from steadystep.detectors import (
     NonFinite,
     NotHealing,
     Oscillation,
+    PoisonedMoments,
+    RmsSurprise,
+    SaturatedUnits,
     SlowDivergence,
     SuspiciousPerfection,
+    UpdateRatio,
+    VanishingGradient,
     WorseThanBest,
+    ZeroGradient,
 )
 from steadystep.diagnosis import Casebook
 from steadystep.errors import ConfigError
@@ -89,6 +97,13 @@ def detectors(config: Config, *, scheduled: bool = False, extra: Sequence[Detect
         Oscillation(),
         NoLearning(),
         SuspiciousPerfection(),
+        VanishingGradient(),
+        ZeroGradient(),
+        UpdateRatio(),
+        PoisonedMoments(),
+        Cooldown(RmsSurprise(), quiet_steps=500),
+        DeadUnits(),
+        SaturatedUnits(),
     ]
     if not scheduled:
         found.append(LearningRateJump())

@@ -56,7 +56,7 @@ class TestOscillation:
         losses = [1.0 + 0.1 * 1.02**i * (1 + (-1) ** i) + n for i, n in enumerate(noise(256, 0.01))]
         found = seen(Oscillation(), loss=losses)
         assert said([f for f in found if f.severity == "warn"]) == [(63, "warn")]
-        assert "period of 2 steps" in found[0].what
+        assert "every 2 steps" in found[0].what
         assert found[0].value > found[0].limit
 
     def test_a_steady_cycle_is_a_note(self) -> None:
@@ -65,7 +65,7 @@ class TestOscillation:
             losses = [2.0 + 0.3 * math.cos(2 * math.pi * i / period) + n for i, n in enumerate(noise(2100, 0.02))]
             found = seen(Oscillation(), loss=losses)
             assert said(found) == [(63, "info"), (2047, "info")]
-            assert f"period of {period} steps" in found[0].what
+            assert f"every {period} steps" in found[0].what
 
     def test_two_tasks_of_which_one_is_learned_are_healthy(self) -> None:
         losses = [2.3 * (0.99**i if i % 2 else 1.0) + n for i, n in enumerate(noise(640, 0.01))]
@@ -86,6 +86,10 @@ class TestOscillation:
     def test_independent_noise_is_healthy(self) -> None:
         for seed, (level, sigma) in enumerate([(3.0, 0.5), (0.0, 1.0), (-1e5, 2e4), (2.0, 1.0)]):
             assert seen(Oscillation(), loss=noise(10_000, sigma, level=level, seed=seed)) == []
+
+    def test_half_a_cycle_and_half_noise_is_no_cycle(self) -> None:
+        losses = [2.0 + 0.5 * (-1) ** i + n for i, n in enumerate(noise(64, 0.5, seed=10))]
+        assert seen(Oscillation(), loss=losses) == []
 
     def test_a_short_last_batch_is_healthy(self) -> None:
         losses = [2.0 + (1.0 if i % 20 == 19 else 0.0) + n for i, n in enumerate(noise(2000, 0.1))]
@@ -112,15 +116,11 @@ class TestGrowingGradient:
     def test_a_ramp_from_the_start_is_told_after_32_steps_once(self) -> None:
         found = seen(GrowingGradient(), grad_norm=[0.5 * (i + 1) for i in range(1500)])
         assert growth(found) == [31]
-        assert found[0].since == 0
+        assert 24.0 < found[0].value < 25.0
         assert "never cleared" in found[0].what
 
-    def test_a_ramp_that_begins_later_is_told_with_its_beginning(self) -> None:
-        for begins in (1, 5, 40, 111):
-            norms = [*noise(begins, 0.05, level=0.5), *(0.5 * (i + 1) for i in range(60))]
-            (found,) = seen(GrowingGradient(), grad_norm=norms)
-            assert found.since is not None
-            assert abs(found.since - begins) <= 1
+    def test_later_on_a_ramp_is_not_its_business(self) -> None:
+        assert seen(GrowingGradient(), grad_norm=[0.5] * 32 + [0.5 * (i + 1) for i in range(100)]) == []
 
     def test_other_ways_to_grow_are_not_its_business(self) -> None:
         ways = {
@@ -132,13 +132,18 @@ class TestGrowingGradient:
             "zero": [0.0] * 200,
             "a line that is not steep": [1.0 + 0.2 * i for i in range(200)],
             "a sum of independent gradients": [math.sqrt(i + 1.0) for i in range(200)],
+            "a deep net that starts near zero": [(1.0 + i) ** 1.2 for i in range(200)],
+            "levels off": [1.0, 2.2, 4.4, 4.8, *(9.0 + 0.01 * i for i in range(200))],
+            "late burst": [1.0, 1.3, 1.6, 1.7, *(2.1 + 0.1 * i for i in range(12)), *(12.0 + i for i in range(50))],
+            "a line with teeth": [(i + 1.0) * (1.0 if i % 3 else 1.2) for i in range(200)],
         }
         for way, norms in ways.items():
             assert seen(GrowingGradient(), grad_norm=norms) == [], way
 
     def test_noise_is_healthy(self) -> None:
-        rng = random.Random(0)
-        assert seen(GrowingGradient(), grad_norm=[math.exp(rng.gauss(0.0, 1.0)) for _ in range(8000)]) == []
+        for seed in range(100):
+            rng = random.Random(seed)
+            assert seen(GrowingGradient(), grad_norm=[math.exp(rng.gauss(0.0, 1.0)) for _ in range(40)]) == []
 
     @pytest.mark.parametrize("clears", [False, True])
     @pytest.mark.parametrize("name", ["Adam", "SGD"])
@@ -247,8 +252,9 @@ class TestNoLearning:
         assert seen(NoLearning(), loss=[2.3 * 0.9999**i for i in range(3000)]) == []
 
     def test_a_gain_within_the_noise_is_none(self) -> None:
-        losses = [n - 0.02 * (i > 100) for i, n in enumerate(noise(320, 0.3, level=1.0))]
+        losses = [n - 0.15 * (i > 100) for i, n in enumerate(noise(320, 0.5, level=2.5))]
         assert len(seen(NoLearning(), loss=losses)) == 1
+        assert seen(NoLearning(), loss=[loss - 0.4 * (i > 100) for i, loss in enumerate(losses)]) == []
 
     def test_it_waits_for_the_warm_up(self) -> None:
         rates = [1e-6 * i for i in range(1000)]
@@ -301,6 +307,8 @@ class TestLearningRateBounds:
             "short line": [1e-3 * (1 - i / 20) for i in range(21)],
             "cosine": [5e-4 * (1 + math.cos(math.pi * i / 500)) for i in range(501)],
             "exponential": [1e-3 * 0.6**i for i in range(100)],
+            "a small step": [1.5e-4] * 50 + [0.9e-4] * 200,
+            "further down": [5e-5] * 50 + [1e-5] * 200,
             "late start": [1e-5] * 50 + [1e-3] * 100,
             "constant": [1e-3] * 500,
             "not a number": [math.nan, 1e-3, math.nan, 1e-3],

@@ -27,7 +27,7 @@ FACTORIES: dict[str, Callable[[], Detector]] = {
     "non-finite": NonFinite,
     "cooldown": lambda: Cooldown(Oscillation(quiet_steps=1), quiet_steps=128),
     "oscillation": lambda: Oscillation(quiet_steps=100),
-    "growing-gradient": lambda: GrowingGradient(quiet_steps=100),
+    "growing-gradient": GrowingGradient,
     "clip-rate": lambda: ClipRate(1.0, quiet_steps=100),
     "loss-scale": lambda: LossScale(quiet_steps=20),
     "no-learning": NoLearning,

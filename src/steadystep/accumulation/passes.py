@@ -15,7 +15,7 @@ from steadystep.accumulation.recipe import Closure, Recipe, RngState
 from steadystep.buffers import Buffers
 from steadystep.clip.global_norm import multiply_
 from steadystep.errors import MisuseError
-from steadystep.norms import layout_of
+from steadystep.norms import layout_of, measure
 from steadystep.notices import warn
 from steadystep.precision import Precision
 
@@ -158,18 +158,31 @@ class Passes:
         except _NotRepeatableError:
             return ()
 
-    def try_again(self, recipe: Recipe) -> float | None:
-        """The loss of an old micro-batch at the present weights; nothing else changes. None when it cannot be run."""
+    def try_again(self, recipe: Recipe, *, backward: bool) -> float | None:
+        """The loss of an old micro-batch at the present weights; nothing else changes. None when it cannot be run.
+
+        With `backward` a gradient that is not finite counts as an infinite loss.
+        """
         kept = [(buffer, buffer.detach().clone()) for buffer in self._buffers.tensors()]
         try:
-            with self._random_state_kept(), self._precision.autocast():
-                return float(recipe.run_again())  # sync: only in trouble
+            with self._random_state_kept():
+                with self._precision.autocast():
+                    loss = recipe.run_again()
+                if backward and not self._has_finite_gradient(loss):
+                    return math.inf
+                return float(loss.detach())  # sync: only in trouble
         except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "no witness"
             return None
         finally:
             with torch.no_grad():
                 for buffer, value in kept:
                     buffer.copy_(value)
+
+    def _has_finite_gradient(self, loss: Tensor) -> bool:
+        wanted = [p for p in self._parameters() if p.requires_grad]
+        grads = [g for g in torch.autograd.grad(loss, wanted, allow_unused=True) if g is not None]
+        norms = measure(grads, layout_of(grads))
+        return all(math.isfinite(float(norm)) for norm in norms)  # sync: only in trouble
 
     def _usable(
         self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]

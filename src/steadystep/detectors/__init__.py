@@ -2,6 +2,7 @@
 
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.cooldown import Cooldown
+from steadystep.detectors.dead_units import DeadUnits
 from steadystep.detectors.detector import Detector
 from steadystep.detectors.gradient_spike import GradientSpike
 from steadystep.detectors.growing_gradient import GrowingGradient
@@ -14,12 +15,19 @@ from steadystep.detectors.non_finite import NonFinite
 from steadystep.detectors.not_healing import NotHealing
 from steadystep.detectors.oscillation import Oscillation
 from steadystep.detectors.perfection import SuspiciousPerfection
+from steadystep.detectors.poisoned_moments import PoisonedMoments
+from steadystep.detectors.rms_surprise import RmsSurprise
+from steadystep.detectors.saturated_units import SaturatedUnits
 from steadystep.detectors.slow_divergence import SlowDivergence
+from steadystep.detectors.update_ratio import UpdateRatio
+from steadystep.detectors.vanishing_gradient import VanishingGradient
 from steadystep.detectors.worse_than_best import WorseThanBest
+from steadystep.detectors.zero_gradient import ZeroGradient
 
 __all__ = [
     "ClipRate",
     "Cooldown",
+    "DeadUnits",
     "Detector",
     "GradientSpike",
     "GrowingGradient",
@@ -31,7 +39,13 @@ __all__ = [
     "NonFinite",
     "NotHealing",
     "Oscillation",
+    "PoisonedMoments",
+    "RmsSurprise",
+    "SaturatedUnits",
     "SlowDivergence",
     "SuspiciousPerfection",
+    "UpdateRatio",
+    "VanishingGradient",
     "WorseThanBest",
+    "ZeroGradient",
 ]

@@ -17,6 +17,7 @@ _REMEMBER_EVERY = 16  # steps
 _COHERENT = 0.6  # of the limit: enough when nearly all tensors rose together, as a scaled loss or gradient makes them
 _EXPLAINED = 3.0  # times the limit: what a batch may do whose loss is high too, such as an epoch's last with one sample
 _AGREEMENT = math.log(4.0)
+_SETTLED = 128  # steps; before, the first features form and norms leap: the limit is 1 + 128 / steps times as high
 
 
 @final
@@ -42,6 +43,7 @@ class GradientSpike:
         self._losses = Level(history)
         self._tensors: deque[tuple[float, ...]] = deque(maxlen=_REMEMBERED)
         self._until_next = 0
+        self._learned = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """A finding when this gradient is no member of its own history."""
@@ -56,6 +58,7 @@ class GradientSpike:
 
     def _learn(self, log_norm: float, signals: Signals) -> None:
         norms = signals.norms
+        self._learned += 1
         self._level.accept(log_norm)
         self._losses.accept(signals.loss)
         self._until_next -= 1
@@ -84,12 +87,13 @@ class GradientSpike:
 
     def _margin(self, loss: float, ratios: list[tuple[float, int]]) -> float:
         """How far above its median the logarithm of this norm may be."""
+        young = math.log1p(_SETTLED / max(self._learned, 1))
         spread = self._deviations * self._level.spread
         if loss - self._losses.median > 4.0 * self._losses.spread:
-            return max(self._factor + math.log(_EXPLAINED), spread)
+            return young + max(self._factor + math.log(_EXPLAINED), spread)
         if ratios and ratios[len(ratios) // 5][0] >= _exp(self._gate):
-            return max(self._gate, _COHERENT * spread)
-        return max(self._factor, spread)
+            return young + max(self._gate, _COHERENT * spread)
+        return young + max(self._factor, spread)
 
     def _ratios(self, norms: tuple[float, ...]) -> list[tuple[float, int]]:
         """Each tensor's norm over its own usual one, rising, with its position. Only looked at when in doubt."""
@@ -123,6 +127,7 @@ class GradientSpike:
             "losses": self._losses.state_dict(),
             "tensors": [list(norms) for norms in self._tensors],
             "until_next": self._until_next,
+            "learned": self._learned,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,7 +136,7 @@ class GradientSpike:
         self._losses.load_state_dict(state["losses"])
         self._tensors.clear()
         self._tensors.extend(tuple(float(norm) for norm in norms) for norms in state["tensors"])
-        self._until_next = int(state["until_next"])
+        self._until_next, self._learned = int(state["until_next"]), int(state["learned"])
 
 
 def _exp(value: float) -> float:

@@ -92,7 +92,7 @@ def _guessing(level: float) -> str:
     """What the level would be worth as the cross-entropy of a guess."""
     if level > math.log(_MOST_CLASSES) * (1.0 + _ABOUT):
         return ""
-    classes = max(2, round(math.exp(level)))
+    classes = round(math.exp(level))
     if abs(level - math.log(classes)) > _ABOUT * math.log(classes):
         return ""
     return f", about ln({classes}): what guessing among {classes} classes costs"

@@ -65,11 +65,10 @@ class Oscillation:
         found = _NOTHING
         if size > material and sum(losses[:_HALF]) - sum(losses[_HALF:]) < _HALF * _FALL * size:
             half = _half_period(swings, power)
-            around = f"the loss swings by {size:.3g} around {level:.3g}"
             if half:
-                found = self._cycle(signals, losses, size, material, f"{around} with a period of {2 * half} steps")
+                found = self._cycle(signals, losses, size, material, f"{_swings(size, level)} every {2 * half} steps")
             elif size > _WILD * abs(level):
-                found = self._jumps(signals, level, size, around)
+                found = self._jumps(signals, level, size)
         if size < self._calmest[0]:
             self._calmest = (size, level)
         return found
@@ -83,13 +82,13 @@ class Oscillation:
             return self._say(signals, "warn", last, _GREW * first, f"{what}; its reach doubled within {_SIZE} steps")
         return self._say(signals, "info", size, material, f"{what} and does not go down")
 
-    def _jumps(self, signals: Signals, level: float, size: float, what: str) -> tuple[Finding, ...]:
+    def _jumps(self, signals: Signals, level: float, size: float) -> tuple[Finding, ...]:
         calm, before = self._calmest
         if size > _LOUDER * calm and level >= before:
-            what = f"{what}, {size / calm:.3g} times as far as it once did, and is no lower"
+            what = f"{_swings(size, level)}, {size / calm:.3g} times as far as it once did, and is no lower"
             return self._say(signals, "info", size, _LOUDER * calm, what)
         if self._start is not None and level > _WORSE * self._start > 0.0:
-            what = f"{what}, having begun at {self._start:.3g}"
+            what = f"{_swings(size, level)}, having begun at {self._start:.3g}"
             return self._say(signals, "info", level, _WORSE * self._start, what)
         return _NOTHING
 
@@ -115,6 +114,10 @@ class Oscillation:
         swing, level = state["calmest"]
         self._calmest = (float(swing), float(level))
         self._rest = {severity: int(rest) for severity, rest in state["rest"].items()}
+
+
+def _swings(size: float, level: float) -> str:
+    return f"the loss swings by {size:.3g} around {level:.3g}"
 
 
 def _half_period(swings: list[float], power: float) -> int:

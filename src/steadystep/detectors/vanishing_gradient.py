@@ -23,16 +23,19 @@ class VanishingGradient:
 
     def __init__(self) -> None:
         self._in_a_row = 0
+        self._names: tuple[str, ...] = ()
+        self._ends: tuple[list[int], list[int]] = ([], [])
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """A warning when four evaluations in a row agree, once until the gradient comes back."""
         if signals.step % _EVERY_STEPS or not signals.grad_norm < math.inf:
             return ()
-        weights = [x for n, x in zip(signals.names, signals.norms, strict=False) if n.endswith("weight")]
-        if len(weights) < _FEWEST or not all(map(math.isfinite, weights)):
+        if signals.names != self._names:
+            self._names, self._ends = signals.names, _ends(signals.names)
+        low, high = ([signals.norms[i] for i in end] for end in self._ends)
+        if not low or not all(map(math.isfinite, low + high)):
             return ()
-        quarter = len(weights) // 4
-        first, last = median_low(weights[:quarter]), median_low(weights[-quarter:])
+        first, last = median_low(low), median_low(high)
         if last <= 0.0:  # why: zero everywhere is another fault
             return ()
         ratio = first / last
@@ -47,7 +50,7 @@ class VanishingGradient:
                 value=ratio,
                 limit=_LIMIT,
                 what=f"the first layers get {ratio:.0e} of the gradient of the last ones",
-                where=tuple(n for n in signals.names if n.endswith("weight"))[:quarter],
+                where=tuple(signals.names[i] for i in self._ends[0]),
                 since=max(0, signals.step - _EVERY_STEPS * (_PATIENCE - 1)),
             ),
         )
@@ -59,3 +62,10 @@ class VanishingGradient:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._in_a_row = int(state["in_a_row"])
+
+
+def _ends(names: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """Positions of the first and the last quarter of the weights; none when there is no depth."""
+    weights = [i for i, name in enumerate(names) if name.endswith("weight")]
+    quarter = len(weights) // 4 if len(weights) >= _FEWEST else 0
+    return weights[:quarter], weights[len(weights) - quarter :]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from steadystep.diagnosis import signs
+from steadystep.diagnosis import beginnings, signs, step_size
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.signs import noted, warned
@@ -32,6 +32,7 @@ class Charge:
 CHARGES: tuple[Charge, ...] = (
     # one sign is enough
     Charge(Cause.MISSING_ZERO_GRAD, 1.8, warned("growing-gradient")),
+    Charge(Cause.MISSING_ZERO_GRAD, 1.1, signs.piles_up),
     Charge(Cause.DEAD_UNITS, 1.3, signs.dead_units),
     Charge(Cause.DEAD_UNITS, 1.0, signs.dead_layer),
     Charge(Cause.SATURATION, 1.0, warned("saturated-units")),
@@ -50,28 +51,34 @@ CHARGES: tuple[Charge, ...] = (
     Charge(Cause.LEARNING_RATE_TOO_LOW, 1.1, signs.hardly_moves),
     Charge(Cause.UNKNOWN, 1.0, signs.unexplained),
     # a learning rate that is too high shows in many ways
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("slow-divergence"), forgivable=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.8, warned("slow-divergence"), forgivable=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("worse-than-best"), forgivable=True),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, signs.huge_updates),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, signs.large_updates, forgivable=True),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, signs.rose, forgivable=True),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, signs.went_up),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, signs.never_recovered),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, signs.leaped),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, signs.climbed),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, signs.bold_adam),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, step_size.huge_updates),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.large_updates, forgivable=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.fell_back),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.rose, forgivable=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.went_up),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.never_recovered),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.leaped),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size.climbed),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.bold_adam),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size.reckless_adam),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, warned("oscillation"), forgivable=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, noted("oscillation"), forgivable=True),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, signs.spikes, forgivable=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.spikes, forgivable=True),
     Charge(Cause.OSCILLATION, 1.0, warned("oscillation"), forgivable=True),
     Charge(Cause.BATCH_SIZE_UNFIT, 1.0, signs.drowned),
     # wrong from the start
-    Charge(Cause.UNSCALED_DATA, 0.8, signs.large_inputs),
-    Charge(Cause.UNSCALED_DATA, 0.5, signs.uneven_inputs),
-    Charge(Cause.UNSCALED_DATA, 0.8, signs.suffers),
-    Charge(Cause.POOR_INITIALISATION, 0.6, signs.large_weights),
-    Charge(Cause.POOR_INITIALISATION, 0.5, signs.high_start),
+    Charge(Cause.UNSCALED_DATA, 0.8, beginnings.large_inputs),
+    Charge(Cause.UNSCALED_DATA, 0.5, beginnings.uneven_inputs),
+    Charge(Cause.UNSCALED_DATA, 0.8, beginnings.suffers),
+    Charge(Cause.POOR_INITIALISATION, 1.0, beginnings.all_weights_large),
+    Charge(Cause.POOR_INITIALISATION, 0.6, beginnings.large_weights),
+    Charge(Cause.POOR_INITIALISATION, 0.5, beginnings.high_start),
 )
+
+# What a fact rules out, whatever speaks for it.
+REFUTED: dict[Cause, Sign] = {Cause.LEARNING_RATE_TOO_HIGH: signs.hardly_moves}
 
 _BLOW_UPS = {
     Cause.NON_FINITE_LOSS,

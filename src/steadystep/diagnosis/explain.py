@@ -15,6 +15,7 @@ HEALTHY = Diagnosis()
 _LOUDNESS = {"info": 0, "warn": 1, "act": 2, "critical": 3}
 # Updates usually change weights by a thousandth; above a tenth they jump (Nikanjam et al. 2021, TheDeepChecker).
 _BIG_UPDATE = 0.1
+_RISEN = 1.3
 
 
 @final
@@ -46,6 +47,12 @@ class Case:
         return any(f.detector == "update-ratio" and f.value >= _BIG_UPDATE for f in self.findings)
 
     @property
+    def risen(self) -> bool:
+        """The learning rate is well above the one under which the old batch was seen."""
+        witness = self.signals.witness
+        return witness is not None and self.signals.lr > _RISEN * witness.lr
+
+    @property
     def small_updates(self) -> bool:
         """The update-ratio is what was found, and it is on the low side."""
         return all(f.value < _BIG_UPDATE for f in self.findings if f.detector == "update-ratio")
@@ -75,8 +82,8 @@ RULES: tuple[Rule, ...] = (
     (Cause.SCHEDULE_ERROR, _loud("learning-rate-jump")),
     (Cause.UNKNOWN, lambda c: _LASTING(c) and c.suspicion),
     (Cause.DATA_SHIFT, lambda c: _LASTING(c) and c.cleared),
-    (Cause.LEARNING_RATE_TOO_HIGH, lambda c: _LASTING(c) and c.big_updates),
-    (Cause.DAMAGED_WEIGHTS, lambda c: _LASTING(c) and _convicted(c)),
+    (Cause.LEARNING_RATE_TOO_HIGH, lambda c: _LASTING(c) and (c.big_updates or c.risen)),
+    (Cause.DAMAGED_WEIGHTS, lambda c: "not-healing" in c.loudest and _convicted(c)),
     (Cause.POISONED_MOMENTS, _loud("poisoned-moments")),
     (Cause.LEARNING_RATE_TOO_HIGH, _LASTING),
     (Cause.BAD_BATCH, lambda c: "gradient-spike" in c.loudest and "loss-spike" in c.any),

@@ -79,13 +79,12 @@ class Facts:
         """Tensors the last probe looked at, biases aside."""
         return () if self.probe is None else tuple(n for n in self.probe.names if not is_bias(n))
 
-    @property
-    def large_weights(self) -> tuple[str, ...]:
-        """Weights that had a variance above 10 from the start, biases aside (Wardat et al. 2022, DeepDiagnosis)."""
+    def weights_above(self, rms: float) -> tuple[str, ...]:
+        """Weights that were larger than this at the first probe, biases aside."""
         if self.first_probe is None:
             return ()
         sizes = zip(self.first_probe.names, self.first_probe.weight_rms, strict=False)
-        return tuple(n for n, rms in sizes if rms > math.sqrt(10.0) and not is_bias(n))
+        return tuple(n for n, size in sizes if size > rms and not is_bias(n))
 
     @property
     def peak(self) -> tuple[float, int]:

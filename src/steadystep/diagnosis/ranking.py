@@ -3,10 +3,9 @@
 import math
 
 from steadystep.diagnosis.causes import ADVICE, Cause
-from steadystep.diagnosis.charges import CHARGES, CONSEQUENCES
+from steadystep.diagnosis.charges import CHARGES, CONSEQUENCES, REFUTED
 from steadystep.diagnosis.facts import Facts
-from steadystep.diagnosis.sentences import names
-from steadystep.diagnosis.tally import Tally
+from steadystep.diagnosis.sentences import told
 from steadystep.records import Diagnosis
 
 _ENOUGH = 1.0
@@ -17,32 +16,31 @@ _FORGIVEN = 0.5
 def rank(facts: Facts) -> tuple[Diagnosis, ...]:
     """Every cause with enough against it, or the one diagnosis "healthy"."""
     scores: dict[Cause, float] = {}
-    evidence: dict[Cause, list[str]] = {}
+    evidence: dict[Cause, dict[str, str]] = {}
 
     def count(cause: Cause, weight: float, text: str) -> None:
         scores[cause] = scores.get(cause, 0.0) + weight
-        evidence.setdefault(cause, []).append(text)
+        evidence.setdefault(cause, {}).setdefault(text.rpartition(",")[0] or text, text)  # the same thing only once
 
     for name, tally in facts.incidents.items():
-        count(Cause(name), _INCIDENT + 0.1 * min(math.log2(tally.count), 5.0), _incident(tally))
+        count(Cause(name), _INCIDENT + 0.1 * min(math.log2(tally.count), 5.0), told(tally))
     for charge in CHARGES:
         text = charge.sign(facts)
         if text:
             forgiven = charge.forgivable and facts.going_well
             count(charge.cause, charge.weight * (_FORGIVEN if forgiven else 1.0), text)
+    for cause, refutes in REFUTED.items():
+        if refutes(facts):
+            scores.pop(cause, None)
     guilty = [cause for cause, score in scores.items() if score >= _ENOUGH]
     if not guilty:
         return (_healthy(facts),)
     consequences = {effect for cause in guilty for effect in CONSEQUENCES.get(cause, ())}
     guilty.sort(key=lambda cause: (cause in consequences, -scores[cause]))
     return tuple(
-        Diagnosis(cause=cause.value, evidence="; ".join(evidence[cause]), advice=ADVICE[cause]) for cause in guilty
+        Diagnosis(cause=cause.value, evidence="; ".join(evidence[cause].values()), advice=ADVICE[cause])
+        for cause in guilty
     )
-
-
-def _incident(tally: Tally) -> str:
-    where = f" ({names(tally.where)})" if tally.names else ""
-    return f"{tally.what}{where}, {tally.when}"
 
 
 def _healthy(facts: Facts) -> Diagnosis:

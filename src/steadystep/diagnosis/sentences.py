@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from steadystep.diagnosis.tally import Tally
 from steadystep.records import Finding
 
 _NAMED = 3  # names listed before "and N more"
@@ -11,6 +12,12 @@ def sentence(finding: Finding) -> str:
     """One finding as one clause."""
     what = finding.what or f"{finding.detector}: {finding.value:.3g}, limit {finding.limit:.3g}"
     return f"{what} ({names(finding.where)})" if finding.where else what
+
+
+def told(tally: Tally) -> str:
+    """What was found over a run, where, and when."""
+    where = f" ({names(tally.where)})" if tally.names else ""
+    return f"{tally.what}{where}, {tally.when}"
 
 
 def names(where: Sequence[str]) -> str:

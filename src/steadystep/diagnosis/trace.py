@@ -4,17 +4,18 @@ from typing import Any, final
 
 _MOST = 512
 _FIRST = 8
+_FIRST_NORMS = 16
 
 
 @final
 class Trace:
     """Loss, gradient norm and learning rate of every n-th update; n doubles whenever the points become too many.
 
-    Points are single steps, not means: how far they scatter is evidence too. The first few losses are kept apart, and
-    so is the highest loss of all points ever kept.
+    Points are single steps, not means: how far they scatter is evidence too. The first losses and norms are kept
+    apart, and so is the highest loss of all points ever kept.
     """
 
-    __slots__ = ("_mask", "_seen", "first", "losses", "lrs", "norms", "peak", "peak_step", "steps")
+    __slots__ = ("_mask", "_seen", "first", "first_norms", "losses", "lrs", "norms", "peak", "peak_step", "steps")
 
     def __init__(self) -> None:
         self._mask = 0
@@ -24,6 +25,7 @@ class Trace:
         self.norms: list[float] = []
         self.lrs: list[float] = []
         self.first: list[float] = []
+        self.first_norms: list[float] = []
         self.peak: float | None = None
         self.peak_step = 0
 
@@ -41,6 +43,8 @@ class Trace:
         self.lrs.append(lr)
         if len(self.first) < _FIRST:
             self.first.append(loss)
+        if len(self.first_norms) < _FIRST_NORMS:
+            self.first_norms.append(norm)
         if self.peak is None or loss > self.peak:
             self.peak, self.peak_step = loss, step
         if len(self.steps) == _MOST:
@@ -63,6 +67,7 @@ class Trace:
             "norms": list(self.norms),
             "lrs": list(self.lrs),
             "first": list(self.first),
+            "first_norms": list(self.first_norms),
             "peak": self.peak,
             "peak_step": self.peak_step,
         }
@@ -73,6 +78,7 @@ class Trace:
         self.steps = [int(step) for step in state["steps"]]
         self.losses, self.norms = _floats(state["losses"]), _floats(state["norms"])
         self.lrs, self.first = _floats(state["lrs"]), _floats(state["first"])
+        self.first_norms = _floats(state["first_norms"])
         self.peak = None if state["peak"] is None else float(state["peak"])
         self.peak_step = int(state["peak_step"])
 

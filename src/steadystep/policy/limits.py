@@ -16,6 +16,6 @@ class Limits:
     lr_mult_again: float = 0.5
     lr_floor_mult: float = 0.01
     """No cut goes below this share of the learning rate of the state that is restored."""
-    rewarm_steps: int = 100
+    rewarm_steps: int = 50
     skips_batches: bool = True
     """False: the loop will give the same batches again, so random numbers go back too."""

@@ -9,6 +9,8 @@ from steadystep.accumulation import Passes
 from steadystep.records import Outcome, Witness
 from steadystep.recovery.snapshots import Kept, Snapshot, Snapshots
 
+_WITNESSES = 2  # older ones have seen weights so much worse that nothing looks bad to them
+
 
 class Recovery(Protocol):
     """What the guard needs of it."""
@@ -30,8 +32,8 @@ class Recovery(Protocol):
         """Called after each attempt; `calm` says that no trouble is under way."""
         ...
 
-    def testify(self, *, before: int) -> Witness | None:
-        """How an old batch does now; None when there is none to ask."""
+    def testify(self, *, before: int, backward: bool) -> Witness | None:
+        """How an old batch does now, its gradient too with `backward`; None when there is none to ask."""
         ...
 
     def roll_back(self, step: int, *, replay: bool) -> int:
@@ -62,7 +64,7 @@ class NoRecovery:
     def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
         """Nothing to remember."""
 
-    def testify(self, *, before: int) -> Witness | None:
+    def testify(self, *, before: int, backward: bool) -> Witness | None:
         """Nobody to ask."""
         return None
 
@@ -110,17 +112,17 @@ class InMemory:
         if calm and outcome.stepped and self._snapshots.due(outcome.step) and outcome.signals is not None:
             self._take(outcome.step, updates, outcome.signals.lr * outcome.lr_mult)
 
-    def testify(self, *, before: int) -> Witness | None:
-        """The same batch with the same random numbers, now. Of several the one that has worsened least counts."""
+    def testify(self, *, before: int, backward: bool) -> Witness | None:
+        """The same batch with the same random numbers, now. Of the last two the one that has worsened less counts."""
+        old = [snapshot for snapshot in self._snapshots.states if snapshot.witness is not None]
         heard = []
-        for snapshot in self._snapshots.states:
-            if snapshot.witness is not None and snapshot.step < before:
-                recipe, then = snapshot.witness
-                now = self._passes.try_again(recipe)
-                if now is None:  # the closure cannot be run again: no use asking it any more
-                    snapshot.witness = None
-                else:
-                    heard.append(Witness(step=snapshot.step + 1, then=then, now=now))
+        for snapshot in [snapshot for snapshot in old if snapshot.step < before][-_WITNESSES:]:
+            recipe, then = snapshot.witness
+            now = self._passes.try_again(recipe, backward=backward)
+            if now is None:  # the closure cannot be run again: no use asking it any more
+                snapshot.witness = None
+            else:
+                heard.append(Witness(step=snapshot.step + 1, then=then, now=now, lr=snapshot.lr))
         return min(heard, key=_worsening) if heard else None
 
     def roll_back(self, step: int, *, replay: bool) -> int:

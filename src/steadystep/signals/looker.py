@@ -135,7 +135,7 @@ def _to_host(scalars: list[Tensor], flat: list[Tensor] | None = None) -> list[fl
     except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
         together = torch.stack([scalar.to(scalars[0].device) for scalar in scalars])
     if flat:
-        together = torch.cat([together, *(numbers.to(together.device, together.dtype) for numbers in flat)])
+        together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
     values: list[float] = together.tolist()  # sync: once per look
     return values
 

@@ -154,7 +154,7 @@ _STREAMS: dict[str, Make] = {
     "huge": lambda step, rng: {"loss": 1e307 * (1 + rng.random()), "norms": (1e307 * rng.random(), 1e300, 1.0)},
     "tiny": lambda step, rng: {"loss": 5e-324, "norms": (5e-324, 0.0, 1e-300 * rng.random()), "lr": 5e-324},
     "alternating": lambda step, rng: {"loss": 2.0 + (-1) ** step * 1.02 ** min(step, 400) + rng.gauss(0.0, 0.01)},
-    "adding up": lambda step, rng: {"norms": (step + 1.0, 2.0 * step + 1.0, 0.0)},
+    "adding up": lambda step, rng: {"norms": (step + 1.0, 2.0 * step + 2.0, 0.0)},
     "micro-batches": lambda step, rng: {"losses": (2.0, 3.0, math.nan if step % 40 == 39 else 4.0)},
     "tensors come and go": lambda step, rng: {"norms": (1.0, 1.0, 1.0)[: 1 + step % 3]},
 }

@@ -2,7 +2,7 @@
 
 from steadystep.records import Outcome
 
-_DID = {
+_REFUSED = {
     "skip-step": "update skipped",
     "back-off-scale": "update skipped, loss scale halved",
     "leave-out": "no usable micro-batch, update skipped",
@@ -12,11 +12,25 @@ _DID = {
 def describe(outcome: Outcome) -> str:
     """What was seen, what was done, why."""
     diagnosis = outcome.diagnosis
+    return f"step {outcome.step}: {diagnosis.evidence or outcome.plan.reason}: {_did(outcome)} [{diagnosis.cause}]"
+
+
+def _did(outcome: Outcome) -> str:
+    plan = outcome.plan
+    if outcome.restored is not None:
+        cut = f", learning rate held at {plan.lr:.3g} or below" if plan.lr is not None else ""
+        return f"went back to the state of step {plan.to}{cut}"
+    done = []
+    if "restore-moments" in plan.steps:
+        done.append(f"optimizer state of step {plan.to} restored")
+    if plan.lr is not None:
+        done.append(f"learning rate held at {plan.lr:.3g} or below")
     if outcome.left_out:
-        left = ", ".join(str(i) for i in outcome.left_out)
-        did = f"updated without micro-batch {left} of its group"
-    elif outcome.stepped:
-        did = "updated all the same (observe mode)"
-    else:
-        did = next((_DID[step] for step in outcome.plan.steps if step in _DID), "update skipped")
-    return f"step {outcome.step}: {diagnosis.evidence or outcome.plan.reason}: {did} [{diagnosis.cause}]"
+        done.append(f"updated without micro-batch {', '.join(str(i) for i in outcome.left_out)} of its group")
+    elif not outcome.stepped:
+        done.append(next((_REFUSED[step] for step in plan.steps if step in _REFUSED), "update skipped"))
+    elif plan.norm is not None:
+        done.append(f"gradient scaled down to {plan.norm:.3g}")
+    elif any(f.severity == "critical" for f in outcome.findings):
+        done.append("updated all the same (observe mode)")
+    return ", ".join(done) or "updated"

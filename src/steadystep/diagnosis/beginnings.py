@@ -1,0 +1,76 @@
+"""Signs of what was wrong before the first step: the scale of the data and of the weights."""
+
+import math
+
+from steadystep.diagnosis.facts import Facts
+from steadystep.diagnosis.sentences import names
+from steadystep.diagnosis.signs import dead_layer, saturated_layer
+from steadystep.diagnosis.step_size import huge_updates, rose, spikes, went_up
+
+# Root mean square. A variance above 10 is never meant (Wardat et al. 2022, DeepDiagnosis); 1 is for norms.
+_LARGE_WEIGHT, _UNIT_WEIGHT = math.sqrt(10.0), 0.8
+
+
+def large_inputs(facts: Facts) -> str:
+    """Inputs far from unit scale."""
+    inputs = facts.inputs
+    if inputs is None or max(abs(inputs.mean), inputs.std) < 20.0:
+        return ""
+    return f"inputs have mean {inputs.mean:.3g}, standard deviation {inputs.std:.3g}, largest {inputs.largest:.3g}"
+
+
+def uneven_inputs(facts: Facts) -> str:
+    """Features of very different scale."""
+    inputs = facts.inputs
+    if inputs is None or inputs.scale_spread < 1e3 or inputs.largest < 20.0:
+        return ""
+    return f"the largest scale of an input feature is {inputs.scale_spread:.3g} times the smallest"
+
+
+def suffers(facts: Facts) -> str:
+    """Inputs of a wrong scale, and a run that shows it."""
+    if not (large_inputs(facts) or uneven_inputs(facts)):
+        return ""
+    looks = [went_up, dead_layer, huge_updates, cold_start, saturated_layer]
+    if not facts.going_well:
+        looks += [high_start, rose, spikes, _slow]
+    return next((text for text in (look(facts) for look in looks) if text), "")
+
+
+def large_weights(facts: Facts) -> str:
+    """Some weights far larger than any recipe gives, or most of them larger."""
+    large = facts.weights_above(_LARGE_WEIGHT) or _most(facts, facts.weights_above(_UNIT_WEIGHT))
+    return f"the first weights are large: {names(large)}" if large else ""
+
+
+def all_weights_large(facts: Facts) -> str:
+    """Most weights far larger than any recipe gives."""
+    large = _most(facts, facts.weights_above(_LARGE_WEIGHT))
+    return f"{len(large)} of {len(facts.weights)} weights began with a variance above 10" if large else ""
+
+
+def cold_start(facts: Facts) -> str:
+    """A first loss far above the size that losses are meant to have."""
+    curve, first = facts.curve, facts.trace.first
+    if curve is None or facts.signed or first[0] < 20.0 or not curve.best < min(10.0, first[0] / 10.0):
+        return ""
+    return f"the first loss was {first[0]:.4g}, against {curve.best:.4g} later"
+
+
+def high_start(facts: Facts) -> str:
+    """A first loss far above what soon followed."""
+    curve, first = facts.curve, facts.trace.first
+    if curve is None or not first or facts.signed or first[0] < 30.0 * max(abs(curve.best), 1e-3) or first[0] < 20.0:
+        return ""
+    return f"the first loss was {first[0]:.4g}, against {curve.best:.4g} later"
+
+
+def _most(facts: Facts, some: tuple[str, ...]) -> tuple[str, ...]:
+    return some if len(some) >= 3 and len(some) > 0.6 * len(facts.weights) else ()
+
+
+def _slow(facts: Facts) -> str:
+    curve = facts.curve
+    if curve is None or curve.learned:
+        return ""
+    return f"the loss went from {curve.start:.4g} to {curve.late:.4g}"

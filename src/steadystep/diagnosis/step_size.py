@@ -1,0 +1,88 @@
+"""Signs that the steps are too large: what a learning rate that is too high does to a run."""
+
+from steadystep.diagnosis.facts import Facts
+
+_LARGE_UPDATE, _HUGE_UPDATE = 0.1, 0.3  # of the weights, in one step; a thousandth is usual
+
+
+def huge_updates(facts: Facts) -> str:
+    """Updates nearly as large as the weights."""
+    ratio = facts.ratio
+    return _moves(ratio) if ratio is not None and ratio >= _HUGE_UPDATE and len(facts.ratios) >= 4 else ""
+
+
+def large_updates(facts: Facts) -> str:
+    """Updates of a tenth of the weights."""
+    ratio = facts.ratio
+    return _moves(ratio) if ratio is not None and _LARGE_UPDATE <= ratio < _HUGE_UPDATE else ""
+
+
+def leaped(facts: Facts) -> str:
+    """The first updates were nearly as large as the weights."""
+    ratio = max(facts.ratios[:4], default=0.0)
+    return f"early updates changed the weights by {ratio:.2g} of their size" if ratio >= _HUGE_UPDATE else ""
+
+
+def climbed(facts: Facts) -> str:
+    """The first updates made it worse."""
+    curve, first, (peak, step) = facts.curve, facts.trace.first, facts.peak
+    if curve is None or facts.signed or step > 32 or peak - first[0] <= max(0.25 * first[0], 5.0 * curve.noise):
+        return ""
+    return f"at first the loss rose, from {first[0]:.4g} to {peak:.4g} at step {step}"
+
+
+def never_recovered(facts: Facts) -> str:
+    """The loss went up and has not been below its start since."""
+    curve, first, (peak, step) = facts.curve, facts.trace.first, facts.peak
+    if curve is None or facts.signed or curve.learned or peak < 3.0 * first[0]:
+        return ""
+    return f"the loss went up to {peak:.4g} at step {step} and is not below its start since"
+
+
+def bold_adam(facts: Facts) -> str:
+    """A learning rate that Adam, whose updates are about as large as the rate, is hardly ever given."""
+    lr = max(facts.trace.lrs, default=0.0)
+    adam = facts.probe is not None and facts.probe.second_moments
+    return f"a learning rate of {lr:.2g} with Adam" if adam and lr >= 0.1 else ""
+
+
+def reckless_adam(facts: Facts) -> str:
+    """A rate with which Adam overwrites small weights at once."""
+    return bold_adam(facts) if max(facts.trace.lrs, default=0.0) >= 0.3 else ""
+
+
+def rose(facts: Facts) -> str:
+    """The loss is above its start."""
+    curve = facts.curve
+    if curve is None or facts.signed or not curve.rose:
+        return ""
+    return f"the loss is {curve.late:.4g} and began at {curve.start:.4g}"
+
+
+def fell_back(facts: Facts) -> str:
+    """What was learned has been lost again."""
+    curve = facts.curve
+    if curve is None or facts.signed or not curve.learned or curve.near_best:
+        return ""
+    return f"the loss is {curve.late:.4g} and has been {curve.best:.4g}"
+
+
+def went_up(facts: Facts) -> str:
+    """The loss has been far above what it was at first."""
+    first, (peak, step) = facts.trace.first, facts.peak
+    if facts.signed or not first or not 0.0 < 30.0 * first[0] < peak:
+        return ""
+    return f"the loss rose from {first[0]:.4g} to {peak:.4g} at step {step}"
+
+
+def spikes(facts: Facts) -> str:
+    """Spikes of loss or gradient in more than one step of a hundred."""
+    found = [tallies.get(d) for tallies in (facts.warned, facts.noted) for d in ("gradient-spike", "loss-spike")]
+    count = sum(tally.count for tally in found if tally is not None)
+    if count < max(3.0, 0.01 * facts.trace.num_updates):
+        return ""
+    return f"{count} spikes of loss or gradient in {facts.trace.num_updates} updates"
+
+
+def _moves(ratio: float) -> str:
+    return f"an update changes the weights by {ratio:.2g} of their size (1e-3 is usual)"
