@@ -1,7 +1,7 @@
 """Slow divergence: when was it noticed, and what had it cost by then?
 
-The cost is the held-out loss (with the drift, where the loss itself drifts) less the best of the run so far. Also shown:
-the mean of the last 20 training losses less the lowest such mean, which noise alone raises to about .1 here; and the
+The cost is the held-out loss (with the drift, where the loss itself drifts) less the best so far in the run. Beside it:
+the mean of the last 20 training losses less the lowest such mean, which noise alone raises to .05 to .12 here; and the
 distance to a twin without the fault on the same batches, which also counts what the twin has learned meanwhile.
 """
 

@@ -111,6 +111,11 @@ class Buffers:
         """Every buffer that can be copied and put back."""
         return [slot.tensor for slot in self._slots if slot.tensor is not None]
 
+    @property
+    def finite(self) -> bool:
+        """Whether none that is judged holds NaN or infinity."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.suspects()[1])  # sync: only in trouble
+
     def suspects(self) -> tuple[list[str], list[Tensor]]:
         """Live floating-point buffers, to be looked at for NaN and infinity."""
         names: list[str] = []

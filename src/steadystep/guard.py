@@ -7,7 +7,6 @@ pass writes by itself, and those are put back when the step is refused. Why in t
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, final
 
@@ -19,11 +18,10 @@ from steadystep.accumulation import Closure
 from steadystep.claims import claim, release
 from steadystep.config import Config
 from steadystep.detectors import Detector
-from steadystep.diagnosis import explain, first_sign, needs_witness, not_repeatable, weigh
+from steadystep.diagnosis import not_repeatable
 from steadystep.errors import MisuseError
 from steadystep.look import Look
 from steadystep.notices import warn
-from steadystep.policy import decide
 from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.recovery.snapshots import Kept
 from steadystep.schedule import Schedule
@@ -73,13 +71,10 @@ class Guard:
         except BaseException:
             release(optimizer)
             raise
-        self.precision = parts.precision
-        self._stateful = parts.stateful
-        self._passes, self._looker, self._detectors = parts.passes, parts.looker, parts.detectors
-        self._budget, self._action, self._lr = parts.budget, parts.action, parts.learning_rate
-        self._log, self._islands = parts.log, parts.islands
-        self._probes, self._activations = parts.probes, parts.activations
-        self._casebook, self._recovery, self._limits = parts.casebook, parts.recovery, parts.limits
+        self.precision, self._parts = parts.precision, parts
+        self._passes, self._probes, self._looker = parts.passes, parts.probes, parts.looker
+        self._judge, self._action, self._lr = parts.judge, parts.action, parts.learning_rate
+        self._budget, self._recovery = parts.budget, parts.recovery
 
     def step(
         self,
@@ -100,14 +95,10 @@ class Guard:
         if self._closed:
             raise MisuseError("this guard was closed: make another")
         with self._passes:
-            if metrics:
-                self._metrics.update(checked(metrics))
-            if not self._recovery.states and not isinstance(closure_or_loss, Tensor):
-                self._recovery.begin(step=self.attempts, updates=self.updates, lr=self._lr.largest)
-            if self._probes.due(self.attempts):
-                with self._activations.watching():
-                    member = self._passes.add(closure_or_loss, batch=batch, weight=weight)
-            else:
+            self._metrics.update(checked(metrics) if metrics else {})
+            if not isinstance(closure_or_loss, Tensor) and not self._passes.group.members:
+                self._recovery.begin(step=self.attempts, updates=self.updates)
+            with self._probes.watching(self.attempts):
                 member = self._passes.add(closure_or_loss, batch=batch, weight=weight)
             if not self._passes.group.full:
                 return Outcome(step=self.attempts, reading=member.loss, stepped=False, pending=True)
@@ -121,7 +112,9 @@ class Guard:
     def validate(self, val_loss: float, **metrics: float) -> None:
         """Tell the guard how a validation went. All of it is logged, and `val_loss` moves a plateau schedule."""
         self._lr.validated(float(val_loss))
-        self._log.validated(self.attempts, {"val_loss": float(val_loss)} | {k: float(v) for k, v in metrics.items()})
+        self._parts.log.validated(
+            self.attempts, {"val_loss": float(val_loss)} | {k: float(v) for k, v in metrics.items()}
+        )
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The loader's batches; a short last group is flushed when they end."""
@@ -134,36 +127,15 @@ class Guard:
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """What is probably wrong with the run so far, the likeliest cause first; one "healthy" when nothing is."""
-        return self._casebook.diagnose()
+        return self._parts.casebook.diagnose()
 
     def _update(self) -> Outcome:
         self._lr.place(self.updates)
         if not self._passes.refresh():
             return self._settled(self._action.drop(self.attempts, not_repeatable()))
         look = self._look(range(len(self._passes.group.members)))
-        diagnosis, plan = self._judge(look)
+        diagnosis, plan = self._judge.judge(look, updates=self.updates)
         return self._settled(self._action.carry_out(plan, look, diagnosis, look_again=self._look))
-
-    def _judge(self, look: Look) -> tuple[Diagnosis, Plan]:
-        found = tuple(finding for detector in self._detectors for finding in detector.update(look.signals))
-        if found and needs_witness(look.signals, found):
-            stuck = look.signals.refused_in_a_row > 0
-            witness = self._recovery.testify(before=first_sign(found), backward=stuck)
-            look.signals = replace(look.signals, witness=witness)
-            found = weigh(look.signals, found)
-        diagnosis = explain(look.signals, found)
-        self._budget.see(diagnosis)
-        # Going back to the weights that are in place would change nothing.
-        states = [state for state in self._recovery.states if state.updates < self.updates] if found else []
-        return diagnosis, decide(
-            look.signals,
-            diagnosis,
-            budget=self._budget,
-            mode=self.config.mode,
-            states=states,
-            limits=self._limits,
-            ceiling=self._lr.ceiling.lr,
-        )
 
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed, without stepping: for loops that update by themselves.
@@ -173,7 +145,7 @@ class Guard:
         with self._passes:
             self._lr.place(self.updates)
             self._inspected = self._looker.look(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
-            self._verdict = self._judge(self._inspected)
+            self._verdict = self._judge.judge(self._inspected, updates=self.updates)
             return self._verdict[1]
 
     def commit(self, *, stepped: bool) -> Outcome:
@@ -187,8 +159,7 @@ class Guard:
 
     def _look(self, kept: Sequence[int]) -> Look:
         self._passes.finish(kept)
-        group = self._passes.group
-        members = [group.members[i] for i in kept]
+        members = [self._passes.group.members[i] for i in kept]
         return self._looker.look(
             step=self.attempts,
             losses=[member.loss for member in members],
@@ -196,7 +167,7 @@ class Guard:
             scale=self.precision.scale(members[0].loss.device),
             metrics=self._metrics,
             batches=[member.batch for member in members if member.batch is not None],
-            repeatable=group.repeatable,
+            repeatable=self._passes.group.repeatable,
             refused_in_a_row=self._budget.refused_in_a_row,
         )
 
@@ -205,22 +176,18 @@ class Guard:
         self.updates = self.updates + outcome.stepped if outcome.restored is None else outcome.restored
         self._metrics = {}
         self._budget.count(outcome)
-        if outcome.signals is not None:
-            self._casebook.note(outcome.signals, outcome.diagnosis, stepped=outcome.stepped)
-        calm = not self._budget.episode.open(outcome.step)
-        self._recovery.after(outcome, updates=self.updates, calm=calm)
-        self._log.record(outcome)
+        self._parts.record(outcome, updates=self.updates)
         if "stop" in outcome.plan.steps and not outcome.stepped:
             raise self._budget.halt(outcome)
         return outcome
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the guard remembers, ready for JSON. Micro-batches of an open group count as not seen."""
-        return state.save(self._stateful) | {"attempts": self.attempts, "updates": self.updates}
+        return state.save(self._parts.stateful) | {"attempts": self.attempts, "updates": self.updates}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue as if never interrupted. Load model and optimizer first; an open group is dropped."""
-        state.load(self._stateful, saved)
+        state.load(self._parts.stateful, saved)
         self.attempts, self.updates = int(saved["attempts"]), int(saved["updates"])
         self._passes.reset()
         self._recovery.forget()
@@ -232,9 +199,7 @@ class Guard:
             dropped = self._passes.reset()
             if dropped:
                 warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
-            self._islands.remove()
-            self._recovery.forget()
-            self._log.close()
+            self._parts.close()
             release(self._optimizer)
 
     def __enter__(self) -> Self:

@@ -42,8 +42,10 @@ from steadystep.detectors import (
 )
 from steadystep.diagnosis import Casebook
 from steadystep.errors import ConfigError
+from steadystep.judge import Judge
 from steadystep.policy import Budget, Limits
 from steadystep.precision import Fp32Islands, Precision
+from steadystep.records import Outcome
 from steadystep.recovery import Holdings, InMemory, NoRecovery, Recovery, Snapshots
 from steadystep.schedule import Schedule
 from steadystep.signals import Activations, Gradients, Inputs, Looker, Probes
@@ -64,10 +66,9 @@ class Parts:
     looker: Looker
     probes: Probes
     activations: Activations
-    detectors: tuple[Detector, ...]
+    judge: Judge
     casebook: Casebook
     budget: Budget
-    limits: Limits
     recovery: Recovery
     action: Update
     learning_rate: LearningRate
@@ -75,6 +76,19 @@ class Parts:
     islands: Fp32Islands
     stateful: dict[str, Stateful]
     """What is saved. Precision first: it is the only part that may refuse a state."""
+
+    def record(self, outcome: Outcome, *, updates: int) -> None:
+        """One attempt is over: it goes into the casebook, among the remembered states and into the log."""
+        if outcome.signals is not None:
+            self.casebook.note(outcome.signals, outcome.diagnosis, stepped=outcome.stepped)
+        self.recovery.after(outcome, updates=updates, calm=self.budget.episode.calm(outcome.step))
+        self.log.record(outcome)
+
+    def close(self) -> None:
+        """Let go of files, hooks and memory."""
+        self.islands.remove()
+        self.recovery.forget()
+        self.log.close()
 
 
 def detectors(config: Config, *, scheduled: bool = False, extra: Sequence[Detector] = ()) -> tuple[Detector, ...]:
@@ -179,10 +193,16 @@ def build(
         looker=Looker(gradients, optimizer, buffers, probes, inputs),
         probes=probes,
         activations=activations,
-        detectors=noticing,
+        judge=Judge(
+            detectors=noticing,
+            budget=budget,
+            recovery=recovery,
+            learning_rate=learning_rate,
+            limits=limits,
+            mode=config.mode,
+        ),
         casebook=casebook,
         budget=budget,
-        limits=limits,
         recovery=recovery,
         action=Update(
             optimizer,

@@ -60,6 +60,8 @@ class Passes:
         self.wants_witness = False
         """Set to keep the recipe of the next micro-batch that opens a group, as `witness`."""
         self.witness: Recipe | None = None
+        self.given_losses = False
+        """The loop computes its losses itself."""
 
     def __enter__(self) -> None:
         if self._busy:
@@ -87,8 +89,10 @@ class Passes:
         recipe = None
         if isinstance(work, Tensor):
             self._warn_about_autocast()
+            self.given_losses = True
             loss = work
         else:
+            self.given_losses = False
             if first:
                 self._buffers.remember()
             if self._keep_recipes or (first and self.wants_witness):
@@ -161,14 +165,15 @@ class Passes:
     def try_again(self, recipe: Recipe, *, backward: bool) -> float | None:
         """The loss of an old micro-batch at the present weights; nothing else changes. None when it cannot be run.
 
-        With `backward` a gradient that is not finite counts as an infinite loss.
+        With `backward` a gradient or a buffer that is not finite counts as an infinite loss.
         """
         kept = [(buffer, buffer.detach().clone()) for buffer in self._buffers.tensors()]
         try:
+            self._buffers.put_back()
             with self._random_state_kept():
                 with self._precision.autocast():
                     loss = recipe.run_again()
-                if backward and not self._has_finite_gradient(loss):
+                if backward and not (self._has_finite_gradient(loss) and self._buffers.finite):
                     return math.inf
                 return float(loss.detach())  # sync: only in trouble
         except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "no witness"

@@ -1,6 +1,5 @@
 """Who owns the learning rate: with a schedule the guard, without one the user."""
 
-import math
 from typing import Any, Protocol, final
 
 from torch import Tensor
@@ -50,12 +49,6 @@ class LearningRate:
     def scheduled(self) -> bool:
         """The guard sets the learning rate."""
         return self._schedule is not None
-
-    @property
-    def largest(self) -> float:
-        """Of all groups, where it is known without asking a device; infinity otherwise."""
-        rates = [group["lr"] for group in self._optimizer.param_groups]
-        return max(math.inf if isinstance(rate, Tensor) else rate for rate in rates)
 
     @property
     def plateau(self) -> Plateau | None:

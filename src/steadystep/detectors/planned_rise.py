@@ -26,7 +26,7 @@ class PlannedRise:
 
     def update(self, lr: float) -> bool:
         """The learning rate of this step."""
-        if lr == self._low:
+        if lr == self._low or lr - lr != 0.0:
             return False
         if lr < self._low:
             self._low = lr

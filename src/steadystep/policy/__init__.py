@@ -2,7 +2,7 @@
 
 from steadystep.policy.budget import Budget
 from steadystep.policy.episode import Episode
-from steadystep.policy.ladder import decide
+from steadystep.policy.ladder import Mode, decide
 from steadystep.policy.limits import Limits
 
-__all__ = ["Budget", "Episode", "Limits", "decide"]
+__all__ = ["Budget", "Episode", "Limits", "Mode", "decide"]

@@ -5,6 +5,8 @@ from typing import Any, final
 from steadystep.records import Finding
 
 _APART_STEPS = 50  # signs further apart than this belong to different troubles
+_LONGEST_STEPS = 300  # and so do a first and a last one this far apart: bad batches may come for ever
+_CALM_STEPS = 10
 
 
 @final
@@ -16,20 +18,21 @@ class Episode:
         self._last_sign = 0
 
     def note(self, findings: tuple[Finding, ...]) -> None:
-        """Take in what was found at one step; notes do not count as signs."""
-        signs = [f for f in findings if f.severity != "info"]
+        """Take in what was found at one step; a sign is what asks for action."""
+        signs = [f for f in findings if f.severity in ("act", "critical")]
         if not signs:
             return
         step = signs[0].step
         began = min(step if f.since is None else f.since for f in signs)
-        if self.first_sign is None or step - self._last_sign > _APART_STEPS:
+        apart = step - self._last_sign > _APART_STEPS
+        if self.first_sign is None or apart or step - self.first_sign > _LONGEST_STEPS:
             self.first_sign = began
         self.first_sign = min(self.first_sign, began)
         self._last_sign = step
 
-    def open(self, step: int) -> bool:
-        """Whether a sign was seen a short while ago."""
-        return self.first_sign is not None and step - self._last_sign <= _APART_STEPS
+    def calm(self, step: int) -> bool:
+        """Whether the last sign was a while ago, so that it is worth remembering the present state."""
+        return self.first_sign is None or step - self._last_sign > _CALM_STEPS
 
     def close(self) -> None:
         """The trouble was dealt with."""

@@ -24,8 +24,8 @@ class Recovery(Protocol):
         """Let `thing` go back together with the weights."""
         ...
 
-    def begin(self, *, step: int, updates: int, lr: float) -> None:
-        """Called before a forward pass while nothing is remembered yet."""
+    def begin(self, *, step: int, updates: int) -> None:
+        """Called before the forward pass of `step`, when that is known."""
         ...
 
     def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
@@ -58,7 +58,7 @@ class NoRecovery:
     def keep(self, name: str, thing: Kept) -> None:
         """There is no going back for anything."""
 
-    def begin(self, *, step: int, updates: int, lr: float) -> None:
+    def begin(self, *, step: int, updates: int) -> None:
         """Nothing to remember."""
 
     def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
@@ -88,6 +88,8 @@ class InMemory:
         self._snapshots = snapshots
         self._passes = passes
         self._parts = parts
+        self._due: float | None = math.inf
+        """A snapshot is to be taken; the learning rate it belongs to."""
 
     @property
     def states(self) -> Sequence[Snapshot]:
@@ -98,19 +100,22 @@ class InMemory:
         """Let `thing` go back together with the weights."""
         self._snapshots.keep(name, thing)
 
-    def begin(self, *, step: int, updates: int, lr: float) -> None:
-        """Remember the state before the first forward pass of all."""
-        self._take(step - 1, updates, lr)
+    def begin(self, *, step: int, updates: int) -> None:
+        """Between two steps, when the loop has done with the last one (averaged weights, stepped a scheduler)."""
+        if self._due is not None:
+            self._take(step - 1, updates, self._due)
 
     def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
-        """Hear the witness of the last snapshot; take another one when it is time."""
-        recipe = self._passes.witness
+        """Take down what the witness of the last snapshot said; plan another snapshot when it is time."""
+        signals, recipe = outcome.signals, self._passes.witness
         if recipe is not None:
             self._passes.witness = None
-            if outcome.stepped and calm and outcome.signals is not None and self._snapshots.states:
-                self._snapshots.states[-1].witness = (recipe, outcome.signals.losses[0])
-        if calm and outcome.stepped and self._snapshots.due(outcome.step) and outcome.signals is not None:
-            self._take(outcome.step, updates, outcome.signals.lr * outcome.lr_mult)
+            if outcome.stepped and calm and signals is not None and self._snapshots.states:
+                self._snapshots.states[-1].witness = (recipe, signals.losses[0])
+        if calm and outcome.stepped and signals is not None and self._snapshots.due(outcome.step):
+            self._due = signals.lr * outcome.lr_mult
+            if self._passes.given_losses:  # the next forward pass will be over before we are called again
+                self._take(outcome.step, updates, self._due)
 
     def testify(self, *, before: int, backward: bool) -> Witness | None:
         """The same batch with the same random numbers, now. Of the last two the one that has worsened less counts."""
@@ -129,7 +134,7 @@ class InMemory:
         """Everything together: weights, buffers, optimizer, kept objects, and the guard's own parts."""
         snapshot = self._snapshots.go_back(step, replay=replay)
         state.load(self._parts, snapshot.parts)
-        self._passes.witness = None
+        self._passes.witness, self._due = None, None
         return snapshot.updates
 
     def restore_moments(self, step: int) -> None:
@@ -139,10 +144,11 @@ class InMemory:
     def forget(self) -> None:
         """Drop all states."""
         self._snapshots.forget()
+        self._due = math.inf
 
     def _take(self, step: int, updates: int, lr: float) -> None:
         self._snapshots.take(step=step, updates=updates, lr=lr, parts=state.save(self._parts))
-        self._passes.wants_witness = True
+        self._passes.wants_witness, self._due = True, None
 
 
 def _worsening(witness: Witness) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
@@ -15,6 +16,8 @@ from steadystep.signals.gradients import Gradients
 from steadystep.signals.lot import Lot
 from steadystep.signals.moments import Moments
 from steadystep.signals.samples import is_plain
+
+_NOTHING = nullcontext()
 
 
 @final
@@ -45,6 +48,10 @@ class Probes:
     def due(self, step: int) -> bool:
         """True at 1, 2, 4, 8, … and from `every` on at its multiples."""
         return step > 0 and (step % self._every == 0 or (step < self._every and not step & (step - 1)))
+
+    def watching(self, step: int) -> AbstractContextManager[None]:
+        """Around the forward pass of `step`: hooks on activations when it is due, nothing otherwise."""
+        return self._activations.watching() if self._activations is not None and self.due(step) else _NOTHING
 
     def before(self) -> None:
         """Just before the update, with its gradients in place: remember samples of the weights."""

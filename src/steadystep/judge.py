@@ -1,0 +1,45 @@
+"""NOTICE ─► EXPLAIN ─► DECIDE for one look. The stages do not know each other; here they meet."""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from steadystep.actions import LearningRate
+from steadystep.detectors import Detector
+from steadystep.diagnosis import explain, first_sign, needs_witness, weigh
+from steadystep.look import Look
+from steadystep.policy import Budget, Limits, Mode, decide
+from steadystep.records import Diagnosis, Plan
+from steadystep.recovery import Recovery
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """From what was measured to what is to be done about it."""
+
+    detectors: tuple[Detector, ...]
+    budget: Budget
+    recovery: Recovery
+    learning_rate: LearningRate
+    limits: Limits
+    mode: Mode
+
+    def judge(self, look: Look, *, updates: int) -> tuple[Diagnosis, Plan]:
+        """`updates` is how many the weights contain: going back to those in place would change nothing."""
+        found = tuple([finding for detector in self.detectors for finding in detector.update(look.signals)])
+        if found and needs_witness(look.signals, found):
+            stuck = look.signals.refused_in_a_row > 0
+            witness = self.recovery.testify(before=first_sign(found), backward=stuck)
+            look.signals = replace(look.signals, witness=witness)
+            found = weigh(look.signals, found)
+        diagnosis = explain(look.signals, found)
+        self.budget.see(diagnosis)
+        return diagnosis, decide(
+            look.signals,
+            diagnosis,
+            budget=self.budget,
+            mode=self.mode,
+            states=[state for state in self.recovery.states if state.updates < updates] if found else (),
+            limits=self.limits,
+            ceiling=self.learning_rate.ceiling.lr,
+        )
