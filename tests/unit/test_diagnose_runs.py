@@ -1,6 +1,5 @@
 """Whole runs, healthy and broken: real training loops, watched by the detectors, explained by the casebook."""
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -8,8 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,10 +30,9 @@ from steadystep.detectors.vanishing_gradient import VanishingGradient
 from steadystep.detectors.worse_than_best import WorseThanBest
 from steadystep.detectors.zero_gradient import ZeroGradient
 from steadystep.diagnosis import Casebook, explain
-from steadystep.diagnosis.curve import guessing
 from steadystep.lab.gpt import GPT, GPTSize
 from steadystep.lab.text import TopicsText
-from steadystep.records import Diagnosis, Finding, InputStats, Probe, Signals, Witness
+from steadystep.records import InputStats, Probe, Signals
 
 Batch = tuple[Tensor, ...]
 
@@ -69,7 +65,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     batch: Callable[[], Batch]
     loss: Callable[..., Tensor]
-    num_steps: int = 320
+    num_steps: int = 240
     zero_grad: bool = True
     casebook: Casebook = field(default_factory=Casebook)
 
@@ -213,7 +209,7 @@ def curve(seed: int, *, count: int = 32, offset: float = 0.0):
 
 def mlp(*widths: int, act: Callable[[], nn.Module] = nn.ReLU, last: Iterable[nn.Module] = ()) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), act()]
     return nn.Sequential(*layers[:-1], *last)
 
@@ -377,17 +373,17 @@ FAULTS: dict[str, tuple[Callable[[int], Run], str]] = {
 }
 
 
-SEEDS = [0, 1, pytest.param(2, marks=pytest.mark.slow)]
+MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [0, 1, MORE[1]])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_runs_are_called_healthy(name: str, seed: int) -> None:
     run = HEALTHY[name](seed).go()
     assert run.causes == ["healthy"], run.casebook.diagnose()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [0, *MORE])
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_named_first(name: str, seed: int) -> None:
     make, cause = FAULTS[name]
@@ -403,200 +399,3 @@ def test_a_guard_has_a_casebook() -> None:
         first = guard.diagnose()[0]
     assert first.cause == "poor-initialisation"
     assert "2.weight" in first.evidence
-
-
-# --- what is easier to show by numbers ------------------------------------------------------------------------------
-
-
-def numbers(losses: Iterable[float], *, norm: float = 1.0, **more) -> Casebook:
-    casebook = Casebook()
-    for step, loss in enumerate(losses):
-        signals = Signals(step=step, loss=loss, grad_norm=norm, lr=0.1, **more)
-        casebook.note(signals, Diagnosis(), stepped=True)
-    return casebook
-
-
-def first(casebook: Casebook) -> Diagnosis:
-    return casebook.diagnose()[0]
-
-
-def falling(count: int = 300) -> list[float]:
-    return [2.0 / (1 + step / 20) for step in range(count)]
-
-
-def usual(ratio: float, **more) -> Probe:
-    return Probe(step=9, names=("a.weight", "b.weight"), weight_rms=(0.1, 0.1), update_rms=(0.1 * ratio,) * 2, **more)
-
-
-def warning(detector: str, step: int = 100, **more) -> Finding:
-    return Finding(detector=detector, step=step, severity="warn", value=1.0, limit=0.5, what="something", **more)
-
-
-def test_fp16_gradients_that_round_to_zero() -> None:
-    lost = usual(1e-3, zero_shares=(0.9, 0.95))
-    assert first(numbers(falling(), scaled=True, probe=lost)).cause == "gradient-underflow"
-    assert first(numbers(falling(), scaled=False, probe=lost)).cause == "healthy"
-
-
-def test_noise_as_large_as_the_loss() -> None:
-    noisy = [0.1 if step % 2 else 4.0 for step in range(300)]
-    assert first(numbers(noisy, probe=usual(1e-3))).cause == "batch-size-unfit"
-    assert first(numbers([loss - 2.0 for loss in noisy], probe=usual(1e-3))).cause == "healthy"
-
-
-def test_updates_as_large_as_the_weights() -> None:
-    assert first(numbers(falling(), probe=usual(0.5))).cause == "learning-rate-too-high"
-    assert first(numbers(falling(), probe=usual(0.05))).cause == "healthy"
-
-
-def test_a_run_that_loses_what_it_learned() -> None:
-    lost = [*falling(200), *(0.2 + step / 50 for step in range(100))]
-    casebook = numbers(lost)
-    assert first(casebook).cause == "healthy"
-    found = warning("slow-divergence", step=299)
-    casebook.note(
-        Signals(step=300, loss=2.2, grad_norm=1.0),
-        explain(Signals(step=300, loss=2.2, grad_norm=1.0), (found,)),
-        stepped=True,
-    )
-    assert first(casebook).cause == "learning-rate-too-high"
-    assert "has been 0." in first(casebook).evidence
-
-
-def test_a_warning_that_healed_is_forgiven() -> None:
-    casebook = numbers(falling())
-    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
-    for detector in ("oscillation", "slow-divergence", "worse-than-best"):
-        casebook.note(signals, explain(signals, (warning(detector),)), stepped=True)
-    assert first(casebook).cause in ("healthy", "learning-rate-too-high")
-    assert first(numbers(falling())).cause == "healthy"
-
-
-def test_notes_alone_never_make_a_run_unhealthy() -> None:
-    casebook = numbers(falling())
-    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
-    names = "loss-spike oscillation no-learning suspicious-perfection clip-rate update-ratio rms-surprise slow-divergence zero-gradient"
-    found = tuple(Finding(detector=n, step=300, severity="info", value=1.0, limit=0.5) for n in names.split())
-    casebook.note(signals, explain(signals, found), stepped=True)
-    assert first(casebook).cause == "healthy"
-
-
-def test_a_detector_of_your_own_is_passed_on() -> None:
-    casebook = numbers(falling())
-    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
-    casebook.note(signals, explain(signals, (warning("mine", where=("a", "b")),)), stepped=True)
-    assert (first(casebook).cause, first(casebook).evidence) == ("unknown", "something (a, b), at step 100")
-
-
-def test_incidents_are_counted_and_dated() -> None:
-    casebook = numbers(falling())
-    for step in (300, 305, 311):
-        signals = Signals(step=step, loss=math.nan, grad_norm=1.0)
-        casebook.note(signals, explain(signals, NonFinite().update(signals)), stepped=False)
-    diagnosis = first(casebook)
-    assert diagnosis.cause == "non-finite-loss"
-    assert diagnosis.evidence == "the loss is NaN, 3 times between steps 300 and 311"
-    assert "log(0)" in diagnosis.advice
-
-
-def test_a_cause_comes_before_its_consequences() -> None:
-    casebook = numbers(falling())
-    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
-    found = (warning("growing-gradient"), warning("dead-units"), warning("vanishing-gradient"), warning("clip-rate"))
-    casebook.note(signals, explain(signals, found), stepped=True)
-    assert [d.cause for d in casebook.diagnose()][0] == "missing-zero-grad"
-    assert {d.cause for d in casebook.diagnose()} > {"dead-units", "clipping-too-tight"}
-
-
-def test_old_data_that_is_still_good_means_a_data_shift() -> None:
-    casebook = numbers(falling())
-    signals = Signals(step=300, loss=2.0, grad_norm=1.0, witness=Witness(step=250, then=0.2, now=0.2))
-    found = Finding(detector="not-healing", step=300, severity="warn", value=2.0, limit=0.3, what="the loss stays at 2")
-    casebook.note(signals, explain(signals, (found,)), stepped=True)
-    assert first(casebook).cause == "data-shift"
-
-
-@pytest.mark.parametrize(
-    ("level", "classes"), [(math.log(2), 2), (2.31, 10), (math.log(100), 100), (2.0, None), (0.1, None)]
-)
-def test_what_guessing_costs(level: float, classes: int | None) -> None:
-    assert guessing(level, precision=0.001) == classes
-
-
-# --- memory and resume ----------------------------------------------------------------------------------------------
-
-anything = st.floats()
-some_probes = st.none() | st.builds(
-    Probe,
-    step=st.integers(0, 9),
-    names=st.just(("a.weight", "a.bias")),
-    weight_rms=st.tuples(anything, anything),
-    update_rms=st.tuples(anything, anything),
-)
-some_signals = st.builds(
-    Signals,
-    step=st.integers(0, 1000),
-    loss=anything,
-    grad_norm=anything,
-    lr=anything,
-    scaled=st.booleans(),
-    probe=some_probes,
-    inputs=st.none()
-    | st.just(
-        InputStats(batches=1, mean=9.0, std=80.0, largest=9.0, constant_share=0.0, scale_spread=1.0, finite=True)
-    ),
-)
-some_findings = st.lists(
-    st.builds(
-        Finding,
-        detector=st.sampled_from(["non-finite", "gradient-spike", "dead-units", "worse-than-best", "mine"]),
-        step=st.integers(0, 1000),
-        severity=st.sampled_from(["info", "warn", "act", "critical"]),
-        value=anything,
-        limit=anything,
-        where=st.lists(st.sampled_from("abc")).map(tuple),
-    ),
-    max_size=2,
-).map(tuple)
-attempts = st.lists(st.tuples(some_signals, some_findings, st.booleans()), max_size=60)
-
-
-@given(attempts, st.integers(0, 60))
-def test_resume_is_invisible(run: list[tuple[Signals, tuple[Finding, ...], bool]], cut: int) -> None:
-    whole, before, after = Casebook(), Casebook(), Casebook()
-    for signals, found, stepped in run:
-        whole.note(signals, explain(signals, found), stepped=stepped)
-    for signals, found, stepped in run[:cut]:
-        before.note(signals, explain(signals, found), stepped=stepped)
-    after.load_state_dict(json.loads(json.dumps(before.state_dict(), allow_nan=False)))
-    for signals, found, stepped in run[cut:]:
-        after.note(signals, explain(signals, found), stepped=stepped)
-    assert repr(after.state_dict()) == repr(whole.state_dict())
-    assert repr(after.diagnose()) == repr(whole.diagnose())
-
-
-def test_memory_is_bounded_and_covers_the_whole_run() -> None:
-    casebook = Casebook()
-    steps = 20_000
-    for step in range(steps):
-        name = f"layer {step}"
-        found = (warning("mine", step, where=(name,)),) if step % 10 == 0 else ()
-        signals = Signals(step=step, loss=float(step), grad_norm=1.0, probe=usual(1e-3) if step % 16 == 0 else None)
-        casebook.note(signals, explain(signals, found), stepped=True)
-    facts = casebook.facts()
-    assert 256 <= len(facts.trace.steps) < 512
-    assert facts.trace.steps[0] == 0
-    assert facts.trace.steps[-1] > steps * 0.99
-    assert len({b - a for a, b in pairwise(facts.trace.steps)}) == 1
-    assert facts.trace.num_updates == steps
-    assert len(facts.ratios) < 128
-    assert len(facts.warned["mine"].names) == 64
-    assert len(json.dumps(casebook.state_dict())) < 60_000
-
-
-def test_what_was_refused_is_not_part_of_the_curve() -> None:
-    casebook = Casebook()
-    for step in range(100):
-        good = step % 2 == 0
-        casebook.note(Signals(step=step, loss=1.0 if good else 1e9, grad_norm=1.0), Diagnosis(), stepped=good)
-    assert set(casebook.facts().trace.losses) == {1.0}

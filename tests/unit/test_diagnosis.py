@@ -138,6 +138,32 @@ def test_a_witness_tells_damaged_weights_from_changed_data() -> None:
     assert explain(replace(high, witness=Witness(step=50, then=2.0, now=3.9)), steps).cause == "learning-rate-too-high"
 
 
+def test_weights_damaged_under_a_risen_learning_rate() -> None:
+    lasting = (finding("not-healing", "act"),)
+    before = Witness(step=50, then=2.0, now=3.9, lr=0.01)
+    assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=0.3, witness=before)) == "learning-rate-too-high"
+    assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=0.01, witness=before)) == "damaged-weights"
+
+
+def test_a_loss_that_creeps_is_judged_by_the_old_batch_alone() -> None:
+    creeping = (finding("slow-divergence", "act"),)
+    noisy = replace(GOOD, loss=3.0)  # this batch is a hard one: half of its elevation would ask for too much
+    moved = explain(replace(noisy, witness=Witness(step=50, then=2.0, now=2.1)), creeping)
+    assert (moved.cause, moved.damage) == ("learning-rate-too-high", Damage.WEIGHTS)
+    still = explain(replace(noisy, witness=Witness(step=50, then=2.0, now=2.01)), creeping)
+    assert (still.cause, still.damage) == ("data-shift", Damage.NONE)
+    assert cause(finding("slow-divergence", "warn"), signals=still_signals(noisy)) == "data-shift"
+
+
+def still_signals(signals: Signals) -> Signals:
+    return replace(signals, witness=Witness(step=50, then=2.0, now=2.0))
+
+
+def test_a_suspicion_has_no_cause_yet() -> None:
+    assert cause(finding("slow-divergence", "info")) == "unknown"
+    assert cause(finding("slow-divergence", "info"), signals=still_signals(GOOD)) == "unknown"
+
+
 def test_a_witness_is_heard_about_losses_that_are_no_numbers() -> None:
     stuck = replace(GOOD, loss=math.nan, refused_in_a_row=3)
     critical = (finding("non-finite", "critical"),)

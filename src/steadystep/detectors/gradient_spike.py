@@ -89,9 +89,10 @@ class GradientSpike:
         """How far above its median the logarithm of this norm may be."""
         young = math.log1p(_SETTLED / max(self._learned, 1))
         spread = self._deviations * self._level.spread
-        if loss - self._losses.median > 4.0 * self._losses.spread:
+        raised = loss - self._losses.median
+        if raised > 4.0 * self._losses.spread:
             return young + max(self._factor + math.log(_EXPLAINED), spread)
-        if ratios and ratios[len(ratios) // 5][0] >= _exp(self._gate):
+        if raised <= self._losses.spread and ratios and ratios[len(ratios) // 5][0] >= _exp(self._gate):
             return young + max(self._gate, _COHERENT * spread)
         return young + max(self._factor, spread)
 

@@ -19,6 +19,7 @@ _REMEMBERED = 24  # trailing means the best is taken from
 _SIGNED = 16  # blocks for which a negative loss is remembered
 _SLACK = 0.4  # sigma; covers that the best of several means lies below the true level
 _SUSPECT, _WARN, _ACT = 7.0, 20.0, 80.0
+_NOISE = 0.5  # sigma: less than this cannot be told from the noise of an old batch either
 _WARN_CLIMBING = 12.0  # while the learning rate goes where it has never been
 _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
 
@@ -61,8 +62,11 @@ class SlowDivergence:
         return self._judge(signals, total) if total >= self._said else ()
 
     def _close_block(self, eps: float) -> None:
-        losses = self._losses
+        losses, self._losses = self._losses, []
         ordered = sorted(losses)
+        if not math.isfinite(sum(abs(loss) for loss in losses) * _TRAILING):  # beyond what can be added up
+            self._start_again()
+            return
         # why a trimmed mean: one wild batch must not move the level
         self._blocks.append(sum(ordered[2:-2]) / (_BLOCK - 4))
         if math.isnan(self._first):
@@ -72,7 +76,6 @@ class SlowDivergence:
         jumps = sorted(abs(b - a) for a, b in pairwise(losses))
         noise = jumps[len(jumps) // 2] / 0.954  # the median |difference| of neighbours of a normal sequence, in sigma
         self._sigma = noise if math.isnan(self._sigma) else 0.8 * self._sigma + 0.2 * noise
-        self._losses = []
         if len(self._blocks) == _TRAILING:
             mean = sum(self._blocks) / _TRAILING
             self._sigma = max(self._sigma, 4.0 * eps * abs(mean))
@@ -83,23 +86,22 @@ class SlowDivergence:
 
     def _judge(self, signals: Signals, total: float) -> tuple[Finding, ...]:
         now = self._blocks[-1] if self._blocks else signals.loss
+        material = max(_MATERIAL * max(abs(self._best), self._first - self._best), _NOISE * self._sigma)
         warn = _WARN_CLIMBING if self._rise.climbing else _WARN
         severity: Severity = "act" if total >= _ACT else "warn" if total >= warn else "info"
-        material = _MATERIAL * max(abs(self._best), self._first - self._best)
         if now - self._best < material:
             severity = "info"
         self._said = total + (_SUSPECT / 2.0 if severity == "info" else _WARN)
         since = signals.step - self._sum.since
-        what = f"the loss has been rising since about step {since}: from {self._best:.4g} towards {signals.loss:.4g}"
         found = Finding(
             detector=self.name,
             step=signals.step,
             severity=severity,
-            value=total,
-            limit=_SUSPECT,
+            value=now,
+            limit=self._best + material,
             usual=self._best,
             since=since,
-            what=what,
+            what=f"the loss has been rising since about step {since}: from {self._best:.4g} to about {now:.4g}",
         )
         if severity == "act":
             self._start_again()

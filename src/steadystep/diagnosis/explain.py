@@ -50,7 +50,7 @@ class Case:
     def risen(self) -> bool:
         """The learning rate is well above the one under which the old batch was seen."""
         witness = self.signals.witness
-        return witness is not None and self.signals.lr > _RISEN * witness.lr
+        return witness is not None and 0.0 < _RISEN * witness.lr < self.signals.lr
 
     @property
     def small_updates(self) -> bool:

@@ -68,7 +68,7 @@ def update_ratios(probe: Probe) -> list[float]:
     """How much of its size each weight changed by; all tensors when there are only biases."""
     found = {}
     for name, weight, update in zip(probe.names, probe.weight_rms, probe.update_rms, strict=False):
-        if weight > 0.0 and math.isfinite(weight) and math.isfinite(update):
+        if weight > 0.0 and math.isfinite(update / weight):
             found[name] = update / weight
     return [ratio for name, ratio in found.items() if not is_bias(name)] or list(found.values())
 

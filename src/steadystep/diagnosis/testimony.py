@@ -18,7 +18,7 @@ _DRIFT = 0.03  # of the loss: more than a healthy run forgets about a batch
 def needs_witness(signals: Signals, findings: tuple[Finding, ...]) -> bool:
     """Whether the answer would change what is done."""
     stuck = signals.refused_in_a_row >= _STUCK and signals.input_finite is not False
-    return any(f.detector in _LASTING or (stuck and f.severity == "critical") for f in findings)
+    return any((f.detector in _LASTING and f.value > f.limit) or (stuck and f.severity == "critical") for f in findings)
 
 
 def first_sign(findings: tuple[Finding, ...]) -> int:
@@ -33,19 +33,19 @@ def weigh(signals: Signals, findings: tuple[Finding, ...]) -> tuple[Finding, ...
 
 def _weighed(signals: Signals, finding: Finding) -> Finding:
     if finding.detector == "slow-divergence":
-        return replace(finding, severity="act" if has_drifted(signals) else _at_most_warn(finding.severity))
+        return replace(finding, severity="act" if has_drifted(signals, finding) else _at_most_warn(finding.severity))
     if finding.detector == "not-healing" and acquitted(signals):
         return replace(finding, severity="warn")
     return finding
 
 
-def has_drifted(signals: Signals) -> bool:
-    """The old batch is worse than it was by more than a healthy run forgets."""
+def has_drifted(signals: Signals, finding: Finding) -> bool:
+    """The old batch is worse than it was: by more than a healthy run forgets, and by more than the finding's margin."""
     witness = signals.witness
-    if witness is None:
+    if witness is None or finding.usual is None:
         return False
-    worse = witness.now - witness.then
-    return not worse <= _DRIFT * abs(witness.then)
+    material = max(_DRIFT * abs(witness.then), finding.limit - finding.usual)
+    return finding.value > finding.limit and not witness.now - witness.then <= material
 
 
 def _at_most_warn(severity: Severity) -> Severity:

@@ -18,6 +18,8 @@ from steadystep.notices import warn
 from steadystep.recovery.holdings import Holdings, Key
 from steadystep.recovery.ring import to_replace
 
+_LONGEST = 200  # steps between two states, whatever they cost: more would be lost by going back than won by not copying
+
 
 class Kept(Protocol):
     """Anything with a state that should go back together with the weights."""
@@ -74,7 +76,7 @@ class Snapshots:
         self._kept: dict[str, Kept] = {}
         self._last_step = 0
         self._last_taken = 0.0
-        self._step_s = float("inf")
+        self._step_s = self._copy_s = float("inf")
         self.interval = min_interval
         """Steps between two states."""
 
@@ -158,12 +160,14 @@ class Snapshots:
         return affordable > 0
 
     def _set_interval(self, step: int, started: float) -> None:
-        """From what this copy took and what a step takes; the fastest stretch counts, pauses of the user's do not."""
+        """From what a copy takes and what a step takes, the fastest of each: pauses of the machine do not count."""
         now = self._clock()
+        if len(self._states) > 1:  # the first copies allocate
+            self._copy_s = min(self._copy_s, now - started)
         if step > self._last_step and self._last_taken:
             self._step_s = min(self._step_s, (started - self._last_taken) / (step - self._last_step))
-            needed = (now - started) / max(self._time_share * self._step_s, 1e-12)
-            self.interval = max(self._min_interval, min(int(needed) + 1, 1000))
+            needed = min(self._copy_s, now - started) / max(self._time_share * self._step_s, 1e-12)
+            self.interval = max(self._min_interval, min(int(needed) + 1, _LONGEST))
         self._last_step, self._last_taken = step, now
 
 

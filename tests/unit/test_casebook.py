@@ -1,0 +1,230 @@
+"""What a casebook remembers, and what it makes of it: rules shown by numbers, resume, bounded memory."""
+
+import json
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadystep.detectors import NonFinite
+from steadystep.diagnosis import Casebook, explain
+from steadystep.diagnosis.curve import guessing
+from steadystep.records import Diagnosis, Finding, InputStats, Probe, Signals, Witness
+
+
+def numbers(losses: Iterable[float], *, norm: float = 1.0, **more) -> Casebook:
+    casebook = Casebook()
+    for step, loss in enumerate(losses):
+        signals = Signals(step=step, loss=loss, grad_norm=norm, lr=0.1, **more)
+        casebook.note(signals, Diagnosis(), stepped=True)
+    return casebook
+
+
+def first(casebook: Casebook) -> Diagnosis:
+    return casebook.diagnose()[0]
+
+
+def falling(count: int = 300) -> list[float]:
+    return [2.0 / (1 + step / 20) for step in range(count)]
+
+
+def usual(ratio: float, **more) -> Probe:
+    return Probe(step=9, names=("a.weight", "b.weight"), weight_rms=(0.1, 0.1), update_rms=(0.1 * ratio,) * 2, **more)
+
+
+def warning(detector: str, step: int = 100, **more) -> Finding:
+    return Finding(detector=detector, step=step, severity="warn", value=1.0, limit=0.5, what="something", **more)
+
+
+def test_fp16_gradients_that_round_to_zero() -> None:
+    lost = usual(1e-3, zero_shares=(0.9, 0.95))
+    assert first(numbers(falling(), scaled=True, probe=lost)).cause == "gradient-underflow"
+    assert first(numbers(falling(), scaled=False, probe=lost)).cause == "healthy"
+
+
+def test_noise_as_large_as_the_loss() -> None:
+    noisy = [0.1 if step % 2 else 4.0 for step in range(300)]
+    assert first(numbers(noisy, probe=usual(1e-3))).cause == "batch-size-unfit"
+    assert first(numbers([loss - 2.0 for loss in noisy], probe=usual(1e-3))).cause == "healthy"
+
+
+def test_updates_as_large_as_the_weights() -> None:
+    assert first(numbers(falling(), probe=usual(0.5))).cause == "learning-rate-too-high"
+    assert first(numbers(falling(), probe=usual(0.05))).cause == "healthy"
+
+
+def test_a_run_that_loses_what_it_learned() -> None:
+    lost = [*falling(200), *(0.2 + step / 50 for step in range(100))]
+    casebook = numbers(lost)
+    assert first(casebook).cause == "healthy"
+    found = warning("slow-divergence", step=299)
+    casebook.note(
+        Signals(step=300, loss=2.2, grad_norm=1.0),
+        explain(Signals(step=300, loss=2.2, grad_norm=1.0), (found,)),
+        stepped=True,
+    )
+    assert first(casebook).cause == "learning-rate-too-high"
+    assert "has been 0." in first(casebook).evidence
+
+
+@pytest.mark.parametrize("detector", ["oscillation", "slow-divergence", "worse-than-best"])
+def test_a_warning_that_healed_is_forgiven(detector: str) -> None:
+    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
+    well, badly = numbers(falling()), numbers([2.0] * 300)
+    for casebook in (well, badly):
+        casebook.note(signals, explain(signals, (warning(detector),)), stepped=True)
+    assert first(well).cause == "healthy"
+    assert (first(badly).cause == "healthy") == (detector == "slow-divergence")
+
+
+def test_notes_alone_never_make_a_run_unhealthy() -> None:
+    casebook = numbers(falling())
+    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
+    names = ["loss-spike", "oscillation", "no-learning", "suspicious-perfection", "clip-rate", "update-ratio"]
+    names += ["rms-surprise", "slow-divergence", "zero-gradient", "gradient-spike"]
+    found = tuple(Finding(detector=n, step=300, severity="info", value=1.0, limit=0.5) for n in names)
+    casebook.note(signals, explain(signals, found), stepped=True)
+    assert first(casebook).cause == "healthy"
+
+
+def test_a_detector_of_your_own_is_passed_on() -> None:
+    casebook = numbers(falling())
+    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
+    casebook.note(signals, explain(signals, (warning("mine", where=("a", "b")),)), stepped=True)
+    assert (first(casebook).cause, first(casebook).evidence) == ("unknown", "something (a, b), at step 100")
+
+
+def test_incidents_are_counted_and_dated() -> None:
+    casebook = numbers(falling())
+    for step in (300, 305, 311):
+        signals = Signals(step=step, loss=math.nan, grad_norm=1.0)
+        casebook.note(signals, explain(signals, NonFinite().update(signals)), stepped=False)
+    diagnosis = first(casebook)
+    assert diagnosis.cause == "non-finite-loss"
+    assert diagnosis.evidence == "the loss is NaN, 3 times between steps 300 and 311"
+    assert "log(0)" in diagnosis.advice
+
+
+def test_a_cause_comes_before_its_consequences() -> None:
+    casebook = numbers(falling())
+    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
+    found = (warning("growing-gradient"), warning("dead-units"), warning("vanishing-gradient"), warning("clip-rate"))
+    casebook.note(signals, explain(signals, found), stepped=True)
+    assert first(casebook).cause == "missing-zero-grad"
+    assert {d.cause for d in casebook.diagnose()} > {"dead-units", "clipping-too-tight"}
+
+
+def test_old_data_that_is_still_good_means_a_data_shift() -> None:
+    casebook = numbers(falling())
+    signals = Signals(step=300, loss=2.0, grad_norm=1.0, witness=Witness(step=250, then=0.2, now=0.2))
+    found = Finding(detector="not-healing", step=300, severity="warn", value=2.0, limit=0.3, what="the loss stays at 2")
+    casebook.note(signals, explain(signals, (found,)), stepped=True)
+    assert first(casebook).cause == "data-shift"
+
+
+@pytest.mark.parametrize(
+    ("level", "classes"), [(math.log(2), 2), (2.31, 10), (math.log(100), 100), (2.0, None), (0.1, None)]
+)
+def test_what_guessing_costs(level: float, classes: int | None) -> None:
+    assert guessing(level, precision=0.001) == classes
+
+
+def attempts(seed: int, count: int) -> list[tuple[Signals, tuple[Finding, ...], bool]]:
+    """Anything that may happen, in any order."""
+    rng = Random(seed)
+    odd = [math.nan, math.inf, -math.inf, 0.0, 1e308, 1e-308, -3.0]
+
+    def number() -> float:
+        return rng.choice(odd) if rng.random() < 0.2 else rng.lognormvariate(0.0, 2.0)
+
+    def finding(step: int) -> Finding:
+        return Finding(
+            detector=rng.choice(["non-finite", "gradient-spike", "dead-units", "worse-than-best", "mine"]),
+            step=step,
+            severity=rng.choice(["info", "warn", "act", "critical"]),
+            value=number(),
+            limit=1.0,
+            what="something",
+            where=tuple(rng.choices("abc", k=rng.randrange(3))),
+        )
+
+    run = []
+    for step in range(count):
+        probe = Probe(
+            step=step, names=("a.weight", "a.bias"), weight_rms=(number(), number()), update_rms=(number(), number())
+        )
+        signals = Signals(
+            step=step,
+            loss=number(),
+            grad_norm=number(),
+            lr=number(),
+            scaled=rng.random() < 0.5,
+            probe=probe if rng.random() < 0.3 else None,
+            inputs=stats(number()) if rng.random() < 0.1 else None,
+        )
+        run.append((signals, tuple(finding(step) for _ in range(rng.choice([0, 0, 0, 1, 2]))), rng.random() < 0.8))
+    return run
+
+
+def stats(std: float) -> InputStats:
+    return InputStats(batches=1, mean=0.0, std=std, largest=9.0, constant_share=0.0, scale_spread=1.0, finite=True)
+
+
+def follow(casebook: Casebook, run: list[tuple[Signals, tuple[Finding, ...], bool]]) -> None:
+    for signals, found, stepped in run:
+        casebook.note(signals, explain(signals, found), stepped=stepped)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 100), st.integers(0, 100))
+def test_resume_is_invisible(seed: int, count: int, cut: int) -> None:
+    run = attempts(seed, count)
+    whole, before, after = Casebook(), Casebook(), Casebook()
+    follow(whole, run)
+    follow(before, run[:cut])
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(), allow_nan=False)))
+    follow(after, run[cut:])
+    assert repr(after.state_dict()) == repr(whole.state_dict())
+    assert repr(after.diagnose()) == repr(whole.diagnose())
+
+
+def test_resume_across_a_thinning() -> None:
+    run = [(Signals(step=n, loss=1.0 + n, grad_norm=1.0), (), True) for n in range(1200)]
+    whole = Casebook()
+    follow(whole, run)
+    for cut in (511, 512, 513, 1023, 1025):
+        before, after = Casebook(), Casebook()
+        follow(before, run[:cut])
+        after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+        follow(after, run[cut:])
+        assert after.state_dict() == whole.state_dict()
+
+
+def test_memory_is_bounded_and_covers_the_whole_run() -> None:
+    casebook = Casebook()
+    steps = 20_000
+    for step in range(steps):
+        name = f"layer {step}"
+        found = (warning("mine", step, where=(name,)),) if step % 10 == 0 else ()
+        signals = Signals(step=step, loss=float(step), grad_norm=1.0, probe=usual(1e-3) if step % 16 == 0 else None)
+        casebook.note(signals, explain(signals, found), stepped=True)
+    facts = casebook.facts()
+    assert 256 <= len(facts.trace.steps) < 512
+    assert facts.trace.steps[0] == 0
+    assert facts.trace.steps[-1] > steps * 0.99
+    assert len({b - a for a, b in pairwise(facts.trace.steps)}) == 1
+    assert facts.trace.num_updates == steps
+    assert len(facts.ratios) < 128
+    assert len(facts.warned["mine"].names) == 64
+    assert len(json.dumps(casebook.state_dict())) < 60_000
+
+
+def test_what_was_refused_is_not_part_of_the_curve() -> None:
+    casebook = Casebook()
+    for step in range(100):
+        good = step % 2 == 0
+        casebook.note(Signals(step=step, loss=1.0 if good else 1e9, grad_norm=1.0), Diagnosis(), stepped=good)
+    assert set(casebook.facts().trace.losses) == {1.0}
