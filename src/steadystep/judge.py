@@ -1,5 +1,6 @@
 """NOTICE ─► EXPLAIN ─► DECIDE for one look. The stages do not know each other; here they meet."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -28,8 +29,9 @@ class Judge:
         """`updates` is how many the weights contain: going back to those in place would change nothing."""
         found = tuple([finding for detector in self.detectors for finding in detector.update(look.signals)])
         if found and needs_witness(look.signals, found):
+            level = max((f.value for f in found if f.since is not None), default=math.inf)
             stuck = look.signals.refused_in_a_row > 0
-            witness = self.recovery.testify(before=first_sign(found), backward=stuck)
+            witness = self.recovery.testify(before=first_sign(found), level=level, backward=stuck)
             look.signals = replace(look.signals, witness=witness)
             found = weigh(look.signals, found)
         diagnosis = explain(look.signals, found)

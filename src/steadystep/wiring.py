@@ -81,7 +81,13 @@ class Parts:
         """One attempt is over: it goes into the casebook, among the remembered states and into the log."""
         if outcome.signals is not None:
             self.casebook.note(outcome.signals, outcome.diagnosis, stepped=outcome.stepped)
-        self.recovery.after(outcome, updates=updates, calm=self.budget.episode.calm(outcome.step))
+        episode = self.budget.episode
+        self.recovery.after(
+            outcome,
+            updates=updates,
+            calm=episode.calm(outcome.step),
+            suspected_since=episode.suspected_since(outcome.step),
+        )
         self.log.record(outcome)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steadystep.detectors import NonFinite
 from steadystep.diagnosis import Casebook, explain
-from steadystep.diagnosis.curve import guessing
+from steadystep.diagnosis.curve import Curve, guessing
 from steadystep.records import Diagnosis, Finding, InputStats, Probe, Signals, Witness
 
 
@@ -50,6 +50,7 @@ def test_noise_as_large_as_the_loss() -> None:
     noisy = [0.1 if step % 2 else 4.0 for step in range(300)]
     assert first(numbers(noisy, probe=usual(1e-3))).cause == "batch-size-unfit"
     assert first(numbers([loss - 2.0 for loss in noisy], probe=usual(1e-3))).cause == "healthy"
+    assert first(numbers(noisy, probe=usual(0.2))).cause == "healthy"
 
 
 def test_updates_as_large_as_the_weights() -> None:
@@ -118,6 +119,44 @@ def test_a_cause_comes_before_its_consequences() -> None:
     assert {d.cause for d in casebook.diagnose()} > {"dead-units", "clipping-too-tight"}
 
 
+def test_a_cause_comes_before_louder_consequences() -> None:
+    casebook = numbers([*falling(200), *(0.2 + step / 50 for step in range(100))])
+    signals = Signals(step=300, loss=2.2, grad_norm=1.0)
+    found = tuple(warning(detector) for detector in ("slow-divergence", "worse-than-best", "oscillation"))
+    casebook.note(signals, explain(signals, found), stepped=True)
+    assert first(casebook).cause == "learning-rate-too-high"
+    casebook.note(signals, explain(signals, (warning("growing-gradient"),)), stepped=True)
+    assert [d.cause for d in casebook.diagnose()][:2] == ["missing-zero-grad", "learning-rate-too-high"]
+
+
+def test_weights_that_hardly_move_have_no_learning_rate_too_high() -> None:
+    signals = Signals(step=300, loss=2.0, grad_norm=1.0)
+    for ratio, expected in ((1e-7, ["learning-rate-too-low"]), (1e-3, ["learning-rate-too-high"])):
+        casebook = numbers([2.0] * 300, probe=usual(ratio))
+        casebook.note(signals, explain(signals, (warning("worse-than-best"),)), stepped=True)
+        assert [d.cause for d in casebook.diagnose()] == expected
+
+
+def test_a_run_that_only_came_back_has_learned_nothing() -> None:
+    exploded = [1.6, 3.0, 50.0, 900.0, 900.0, 80.0, 20.0, 5.0] + [1.61] * 100
+    curve = Curve.read(exploded[:8], exploded)
+    assert curve is not None
+    assert not curve.learned
+
+
+def test_gradients_that_are_never_cleared() -> None:
+    def cause(norms: Iterable[float]) -> str:
+        casebook = Casebook()
+        for step, norm in enumerate(norms):
+            casebook.note(Signals(step=step, loss=1.0, grad_norm=norm), Diagnosis(), stepped=True)
+        return first(casebook).cause
+
+    assert cause(0.5 * (step + 1) for step in range(40)) == "missing-zero-grad"
+    assert cause(0.5 * (step + 1) ** 0.8 for step in range(40)) == "missing-zero-grad"
+    assert cause(0.5 * 1.24**step for step in range(40)) == "healthy"  # the escape from a saddle
+    assert cause(0.5 * (step + 1) ** 0.3 for step in range(40)) == "healthy"
+
+
 def test_old_data_that_is_still_good_means_a_data_shift() -> None:
     casebook = numbers(falling())
     signals = Signals(step=300, loss=2.0, grad_norm=1.0, witness=Witness(step=250, then=0.2, now=0.2))
@@ -127,7 +166,8 @@ def test_old_data_that_is_still_good_means_a_data_shift() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "classes"), [(math.log(2), 2), (2.31, 10), (math.log(100), 100), (2.0, None), (0.1, None)]
+    ("level", "classes"),
+    [(math.log(2), 2), (2.31, 10), (math.log(100), 100), (math.log(37), None), (2.0, None), (0.1, None)],
 )
 def test_what_guessing_costs(level: float, classes: int | None) -> None:
     assert guessing(level, precision=0.001) == classes
@@ -220,6 +260,14 @@ def test_memory_is_bounded_and_covers_the_whole_run() -> None:
     assert len(facts.ratios) < 128
     assert len(facts.warned["mine"].names) == 64
     assert len(json.dumps(casebook.state_dict())) < 60_000
+
+
+def test_ratios_are_kept_from_the_whole_run() -> None:
+    casebook = Casebook()
+    for step in range(1000):
+        casebook.note(Signals(step=step, loss=1.0, grad_norm=1.0, probe=usual(step * 1e-4)), Diagnosis(), stepped=True)
+    ratios = [round(ratio * 1e4) for ratio in casebook.facts().ratios]
+    assert ratios == list(range(0, 1000, ratios[1]))
 
 
 def test_what_was_refused_is_not_part_of_the_curve() -> None:

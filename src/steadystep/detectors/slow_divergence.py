@@ -17,6 +17,7 @@ _BLOCK = 16  # losses
 _TRAILING = 4  # blocks in a trailing mean
 _REMEMBERED = 24  # trailing means the best is taken from
 _SIGNED = 16  # blocks for which a negative loss is remembered
+_ASK_AGAIN = 32  # steps: a suspicion that stays is worth another look at an old batch
 _SLACK = 0.4  # sigma; covers that the best of several means lies below the true level
 _SUSPECT, _WARN, _ACT = 7.0, 20.0, 80.0
 _NOISE = 0.5  # sigma: less than this cannot be told from the noise of an old batch either
@@ -44,6 +45,8 @@ class SlowDivergence:
         self._best = math.nan
         self._sigma = math.nan
         self._said = 0.0
+        self._warned = False
+        self._silent = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """A finding each time the sum passes the next mark."""
@@ -57,9 +60,10 @@ class SlowDivergence:
         if len(self._losses) == _BLOCK:
             self._close_block(signals.loss_eps)
         if total < _SUSPECT or self._signed:
-            self._said = 0.0
+            self._said, self._warned = 0.0, False
             return ()
-        return self._judge(signals, total) if total >= self._said else ()
+        self._silent += 1
+        return self._judge(signals, total) if total >= self._said or self._silent >= _ASK_AGAIN else ()
 
     def _close_block(self, eps: float) -> None:
         losses, self._losses = self._losses, []
@@ -89,9 +93,12 @@ class SlowDivergence:
         material = max(_MATERIAL * max(abs(self._best), self._first - self._best), _NOISE * self._sigma)
         warn = _WARN_CLIMBING if self._rise.climbing else _WARN
         severity: Severity = "act" if total >= _ACT else "warn" if total >= warn else "info"
+        self._said, self._silent = total + _SUSPECT / 2.0, 0
         if now - self._best < material:
+            return ()
+        if severity == "warn" and self._warned:
             severity = "info"
-        self._said = total + (_SUSPECT / 2.0 if severity == "info" else _WARN)
+        self._warned = self._warned or severity == "warn"
         since = signals.step - self._sum.since
         found = Finding(
             detector=self.name,
@@ -113,7 +120,7 @@ class SlowDivergence:
         self._blocks.clear()
         self._means.clear()
         self._best = self._sigma = math.nan
-        self._said = 0.0
+        self._said, self._warned, self._silent = 0.0, False, 0
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -125,7 +132,7 @@ class SlowDivergence:
             "means": list(self._means),
             "level": [_or_none(value) for value in (self._first, self._best, self._sigma)],
             "signed": self._signed,
-            "said": self._said,
+            "said": [self._said, self._silent, self._warned],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -138,7 +145,8 @@ class SlowDivergence:
             held.extend(float(value) for value in saved)
         self._first, self._best, self._sigma = (math.nan if v is None else float(v) for v in state["level"])
         self._signed = int(state["signed"])
-        self._said = float(state["said"])
+        said, silent, warned = state["said"]
+        self._said, self._silent, self._warned = float(said), int(silent), bool(warned)
 
 
 def _or_none(value: float) -> float | None:

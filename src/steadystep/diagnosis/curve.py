@@ -54,8 +54,8 @@ class Curve:
 
     @property
     def learned(self) -> bool:
-        """It has been lower than at the start by more than its noise, and by more than one per cent."""
-        return self.start - self.best > max(self.noise, 0.01 * abs(self.start))
+        """It has been lower than at the start by more than half its noise, and by more than one per cent."""
+        return self.start - self.best > max(0.5 * self.noise, 0.01 * abs(self.start))
 
     @property
     def near_best(self) -> bool:

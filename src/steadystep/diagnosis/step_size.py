@@ -32,11 +32,13 @@ def climbed(facts: Facts) -> str:
 
 
 def never_recovered(facts: Facts) -> str:
-    """The loss went up and has not been below its start since."""
+    """The loss went up early and has hardly been below its start since."""
     curve, first, (peak, step) = facts.curve, facts.trace.first, facts.peak
-    if curve is None or facts.signed or curve.learned or peak < 3.0 * first[0]:
+    if curve is None or facts.signed or curve.best < 0.9 * curve.start or 4 * step > facts.trace.steps[-1]:
         return ""
-    return f"the loss went up to {peak:.4g} at step {step} and is not below its start since"
+    if peak - first[0] <= max(2.0 * first[0], 10.0 * curve.noise):
+        return ""
+    return f"the loss went up to {peak:.4g} at step {step} and has hardly been below its start since"
 
 
 def bold_adam(facts: Facts) -> str:

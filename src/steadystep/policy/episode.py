@@ -16,9 +16,14 @@ class Episode:
     def __init__(self) -> None:
         self.first_sign: int | None = None
         self._last_sign = 0
+        self._suspected: int | None = None
+        self._suspected_at = 0
 
     def note(self, findings: tuple[Finding, ...]) -> None:
         """Take in what was found at one step; a sign is what asks for action."""
+        for finding in findings:
+            if finding.detector == "slow-divergence":
+                self._suspected, self._suspected_at = finding.since, finding.step
         signs = [f for f in findings if f.severity in ("act", "critical")]
         if not signs:
             return
@@ -34,15 +39,23 @@ class Episode:
         """Whether the last sign was a while ago, so that it is worth remembering the present state."""
         return self.first_sign is None or step - self._last_sign > _CALM_STEPS
 
+    def suspected_since(self, step: int) -> int | None:
+        """When a suspicion began that may yet turn out to be true: a state from before is worth keeping."""
+        return self._suspected if step - self._suspected_at <= _APART_STEPS else None
+
     def close(self) -> None:
         """The trouble was dealt with."""
-        self.first_sign = None
+        self.first_sign = self._suspected = None
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
-        return {"first_sign": self.first_sign, "last_sign": self._last_sign}
+        return {
+            "first_sign": self.first_sign,
+            "last_sign": self._last_sign,
+            "suspected": [self._suspected, self._suspected_at],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        first = state["first_sign"]
-        self.first_sign, self._last_sign = None if first is None else int(first), int(state["last_sign"])
+        self.first_sign, self._last_sign = state["first_sign"], int(state["last_sign"])
+        self._suspected, self._suspected_at = state["suspected"]

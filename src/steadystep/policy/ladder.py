@@ -7,6 +7,7 @@ the same again       an older state, a deeper cut
 budget spent         stop
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -117,7 +118,8 @@ def _go_back(
     if not good:
         steps = _refusal(signals, diagnosis) or ("cut-lr",)
         steps += ("stop",) if "cut-lr" not in steps and budget.skips_spent(signals.step) else ()
-        return Plan(steps=steps, reason=diagnosis.cause, lr=cut * min(lrs) if "cut-lr" in steps else None)
+        lower = cut * min(*lrs, *(s.lr for s in states), math.inf)
+        return Plan(steps=steps, reason=diagnosis.cause, lr=lower if "cut-lr" in steps else None)
     lr = max(cut * min(*lrs, good[-1].lr), limits.lr_floor_mult * min(signals.lr, good[-1].lr))
     steps = ("rollback",) + (("cut-lr",) if cut < 1.0 else ()) + (("skip-batches",) if limits.skips_batches else ())
     steps += ("rewarm",) if limits.rewarm_steps else ()

@@ -28,12 +28,15 @@ class Recovery(Protocol):
         """Called before the forward pass of `step`, when that is known."""
         ...
 
-    def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
-        """Called after each attempt; `calm` says that no trouble is under way."""
+    def after(self, outcome: Outcome, *, updates: int, calm: bool, suspected_since: int | None) -> None:
+        """Called after each attempt; `calm` says that no trouble is under way, `suspected_since` that one may be."""
         ...
 
-    def testify(self, *, before: int, backward: bool) -> Witness | None:
-        """How an old batch does now, its gradient too with `backward`; None when there is none to ask."""
+    def testify(self, *, before: int, level: float, backward: bool) -> Witness | None:
+        """How a batch from `before` does now, its gradient too with `backward`; None when there is none to ask.
+
+        Where the loss was above `level` even then, nothing can be told.
+        """
         ...
 
     def roll_back(self, step: int, *, replay: bool) -> int:
@@ -61,10 +64,10 @@ class NoRecovery:
     def begin(self, *, step: int, updates: int) -> None:
         """Nothing to remember."""
 
-    def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
+    def after(self, outcome: Outcome, *, updates: int, calm: bool, suspected_since: int | None) -> None:
         """Nothing to remember."""
 
-    def testify(self, *, before: int, backward: bool) -> Witness | None:
+    def testify(self, *, before: int, level: float, backward: bool) -> Witness | None:
         """Nobody to ask."""
         return None
 
@@ -90,6 +93,7 @@ class InMemory:
         self._parts = parts
         self._due: float | None = math.inf
         """A snapshot is to be taken; the learning rate it belongs to."""
+        self._suspected_since: int | None = None
 
     @property
     def states(self) -> Sequence[Snapshot]:
@@ -105,9 +109,9 @@ class InMemory:
         if self._due is not None:
             self._take(step - 1, updates, self._due)
 
-    def after(self, outcome: Outcome, *, updates: int, calm: bool) -> None:
+    def after(self, outcome: Outcome, *, updates: int, calm: bool, suspected_since: int | None) -> None:
         """Take down what the witness of the last snapshot said; plan another snapshot when it is time."""
-        signals, recipe = outcome.signals, self._passes.witness
+        signals, recipe, self._suspected_since = outcome.signals, self._passes.witness, suspected_since
         if recipe is not None:
             self._passes.witness = None
             if outcome.stepped and calm and signals is not None and self._snapshots.states:
@@ -117,11 +121,11 @@ class InMemory:
             if self._passes.given_losses:  # the next forward pass will be over before we are called again
                 self._take(outcome.step, updates, self._due)
 
-    def testify(self, *, before: int, backward: bool) -> Witness | None:
+    def testify(self, *, before: int, level: float, backward: bool) -> Witness | None:
         """The same batch with the same random numbers, now. Of the last two the one that has worsened less counts."""
-        old = [snapshot for snapshot in self._snapshots.states if snapshot.witness is not None]
         heard = []
-        for snapshot in [snapshot for snapshot in old if snapshot.step < before][-_WITNESSES:]:
+        old = [s for s in self._snapshots.states if s.witness is not None and s.step < before and s.witness[1] < level]
+        for snapshot in old[-_WITNESSES:]:
             recipe, then = snapshot.witness
             now = self._passes.try_again(recipe, backward=backward)
             if now is None:  # the closure cannot be run again: no use asking it any more
@@ -147,7 +151,9 @@ class InMemory:
         self._due = math.inf
 
     def _take(self, step: int, updates: int, lr: float) -> None:
-        self._snapshots.take(step=step, updates=updates, lr=lr, parts=state.save(self._parts))
+        self._snapshots.take(
+            step=step, updates=updates, lr=lr, parts=state.save(self._parts), suspected_since=self._suspected_since
+        )
         self._passes.wants_witness, self._due = True, None
 
 

@@ -1,23 +1,26 @@
 """Which of a few remembered states to give up for the next one, so that their ages stay spread."""
 
-import math
 from collections.abc import Sequence
 
+_TOO_OLD = 8  # intervals: the oldest is given up after that,
+_OLD = 5  # for one that is at least this old
 
-def to_replace(steps: Sequence[int], *, now: int, interval: int) -> int:
+
+def to_replace(steps: Sequence[int], *, now: int, interval: int, suspected_since: int | None = None) -> int:
     """Position in `steps` (oldest first) of the state to overwrite at step `now`.
 
-    Wanted ages are 1, 4, 16, … intervals: a young state loses little, an old one lies before the first sign of
-    trouble. The newest is kept: it is on its way to being trusted. A single slot is always replaced.
+    The young ones lose little when one goes back to them; the oldest lies before the first sign of a trouble that came
+    slowly. It can only be followed by a state that has itself become old: until one has, the newest is overwritten
+    instead and the one before it ages. While something is suspected to have begun at `suspected_since`, the newest
+    state from before is kept.
 
-    >>> to_replace([0, 100, 120], now=140, interval=20)
-    1
+    >>> to_replace([0, 100, 120], now=140, interval=20), to_replace([0, 160, 180], now=200, interval=20)
+    (1, 2)
+    >>> to_replace([0, 160, 240], now=260, interval=20)
+    0
     """
-    if len(steps) == 1:
-        return 0
-
-    def misfit(without: int) -> float:
-        ages = [now - step for i, step in enumerate(steps) if i != without]
-        return sum(abs(math.log(max(age, 1) / (interval * 4.0**i))) for i, age in enumerate(reversed(ages)))
-
-    return min(range(len(steps) - 1), key=misfit)
+    wanted = [1, len(steps) - 1, 0] if len(steps) > 1 else [0]
+    if now - steps[0] > _TOO_OLD * interval and len(steps) > 1:
+        wanted = [0, len(steps) - 1, 1] if now - steps[1] >= _OLD * interval else [len(steps) - 1, 1, 0]
+    before = [i for i, step in enumerate(steps) if suspected_since is not None and step < suspected_since]
+    return next((i for i in wanted if i not in before[-1:]), wanted[0])

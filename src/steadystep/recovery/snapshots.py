@@ -93,13 +93,15 @@ class Snapshots:
         """Time for another one."""
         return self._count > 0 and (not self._states or step - self._last_step >= self.interval)
 
-    def take(self, *, step: int, updates: int, lr: float, parts: Mapping[str, Any]) -> None:
-        """Remember the state as it is now."""
+    def take(
+        self, *, step: int, updates: int, lr: float, parts: Mapping[str, Any], suspected_since: int | None = None
+    ) -> None:
+        """Remember the state as it is now; not in the place of the last one before `suspected_since`."""
         started = self._clock()
         live = self._holdings.tensors()
         if not self._states and not self._affordable(live):
             return
-        buffers = self._slot(step, live)
+        buffers = self._slot(step, live, suspected_since)
         torch._foreach_copy_(list(buffers.values()), list(live.values()))
         self._states.append(
             Snapshot(
@@ -137,12 +139,13 @@ class Snapshots:
         self._states = []
         self._last_step = 0
 
-    def _slot(self, step: int, live: dict[Key, Tensor]) -> dict[Key, Tensor]:
+    def _slot(self, step: int, live: dict[Key, Tensor], suspected_since: int | None) -> dict[Key, Tensor]:
         """Memory for the next state: that of the one it replaces, where shapes allow."""
         old: dict[Key, Tensor] = {}
         if len(self._states) >= self._count:
             steps = [state.step for state in self._states]
-            old = self._states.pop(to_replace(steps, now=step, interval=self.interval)).tensors
+            which = to_replace(steps, now=step, interval=self.interval, suspected_since=suspected_since)
+            old = self._states.pop(which).tensors
         return {key: _room(tensor, old.get(key)) for key, tensor in live.items()}
 
     def _affordable(self, live: dict[Key, Tensor]) -> bool:
