@@ -19,15 +19,15 @@ _REMEMBERED = 24  # trailing means the best is taken from
 _SIGNED = 16  # blocks for which a negative loss is remembered
 _ASK_AGAIN = 32  # steps: a suspicion that stays is worth another look at an old batch
 _SLACK = 0.4  # sigma; covers that the best of several means lies below the true level
-_SUSPECT, _WARN, _ACT = 7.0, 20.0, 80.0
+_SUSPECT, _WARN, _ACT = 7.0, 18.0, 80.0
 _NOISE = 0.5  # sigma: less than this cannot be told from the noise of an old batch either
-_WARN_CLIMBING = 12.0  # while the learning rate goes where it has never been
+_WARN_CLIMBING = 9.0  # while the learning rate goes where it has never been
 _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
 
 
 @final
 class SlowDivergence:
-    """Suspects at 7 sigma in sum, warns at 20, asks for action at 80.
+    """Suspects at 7 sigma in sum, warns at 18, asks for action at 80.
 
     A suspicion is a note; it is worth running one old batch again, and that settles it either way.
     """
