@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 from steadystep.version import __version__
 
 if TYPE_CHECKING:
-    from steadystep import clip, groups, init, layers, memory, precision, schedule
+    from steadystep import (
+        clip,
+        detectors,
+        faults,
+        groups,
+        init,
+        layers,
+        memory,
+        precision,
+        recovery,
+        schedule,
+        testing,
+    )
     from steadystep.config import Config, autopilot, careful, observe
     from steadystep.errors import (
         ConfigError,
@@ -40,7 +52,19 @@ _HOMES = {
     "UnsupportedError": "errors",
     "TrainingHalted": "errors",
 }
-_PARTS = ("clip", "groups", "init", "layers", "memory", "precision", "schedule")
+_PARTS = (
+    "clip",
+    "detectors",
+    "faults",
+    "groups",
+    "init",
+    "layers",
+    "memory",
+    "precision",
+    "recovery",
+    "schedule",
+    "testing",
+)
 
 __all__ = [
     "Config",
@@ -59,6 +83,8 @@ __all__ = [
     "autopilot",
     "careful",
     "clip",
+    "detectors",
+    "faults",
     "find_lr",
     "groups",
     "init",
@@ -66,7 +92,9 @@ __all__ = [
     "memory",
     "observe",
     "precision",
+    "recovery",
     "schedule",
+    "testing",
 ]
 
 

@@ -42,12 +42,16 @@ def test_a_users_mistake_is_a_message_and_exit_code_2(arguments: tuple[str, ...]
 
 
 def test_demo_tells_the_story_without_control_codes_in_a_pipe() -> None:
-    done = steadystep("demo", "--steps", "30")
+    done = steadystep("demo", "--steps", "280")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
-    assert "step 15 the gradient norm is NaN (blocks.2.qkv.weight)" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert "At step 200 all gradients are multiplied by 10. At step 240 one bit flips" in said
+    assert "step 200 the gradient norm is" in said
+    assert "cause damaged-weights" in said
+    assert "went back to the weights of step" in said
     assert done.stderr == ""
     rows = {line.split("│")[1].strip(): line for line in done.stdout.splitlines() if line.startswith("│")}
     assert "nan" in rows["unguarded"]
-    assert "29 of 30" in rows["guarded"]
+    assert "lost" in rows["unguarded"]
     assert "finite" in rows["guarded"]

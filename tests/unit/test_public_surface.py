@@ -26,6 +26,8 @@ PUBLIC = [
     "autopilot",
     "careful",
     "clip",
+    "detectors",
+    "faults",
     "find_lr",
     "groups",
     "init",
@@ -33,7 +35,9 @@ PUBLIC = [
     "memory",
     "observe",
     "precision",
+    "recovery",
     "schedule",
+    "testing",
 ]
 
 
@@ -54,14 +58,15 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_guards_face() -> None:
     members = sorted(n for n in vars(steadystep.Guard) if not n.startswith("_"))
-    saved = ["load_state_dict", "state_dict"]
-    assert members == sorted(["batches", "close", "commit", "flush", "inspect", "step", "validate", *saved])
+    saved = ["keep", "load_state_dict", "state_dict"]
+    assert members == sorted(["batches", "close", "commit", "diagnose", "flush", "inspect", "step", "validate", *saved])
     assert list(inspect.signature(steadystep.Guard).parameters) == [
         "model",
         "optimizer",
         "config",
         "schedule",
         "run_dir",
+        "detectors",
     ]
     assert list(inspect.signature(steadystep.Guard.step).parameters)[2:] == ["batch", "weight", "metrics"]
 
@@ -71,6 +76,7 @@ def test_the_settings() -> None:
         name: sorted(type(getattr(Config(), name)).model_fields) for name in Config.model_fields if name != "mode"
     } == {
         "training": [
+            "auto_recovery",
             "autocast",
             "clip_rule",
             "fp32_modules",
@@ -80,14 +86,34 @@ def test_the_settings() -> None:
             "lr_scheduler",
             "max_grad_norm",
             "max_grad_value",
+            "max_recovery_attempts",
             "min_lr",
             "mixed_precision",
             "scheduler_options",
+            "stability_monitoring",
             "total_steps",
             "warmup_steps",
         ],
-        "monitoring": ["log_frequency"],
-        "recovery": ["max_skips_in_a_row"],
+        "monitoring": [
+            "divergence_threshold",
+            "explosion_threshold",
+            "gradient_history_size",
+            "log_frequency",
+            "loss_window_size",
+            "lr_max",
+            "lr_min",
+        ],
+        "recovery": [
+            "lr_mult",
+            "max_skips",
+            "max_skips_in_a_row",
+            "rewarm_steps",
+            "skip_batches",
+            "snapshot_memory_gb",
+            "snapshot_time_share",
+            "snapshots",
+            "trust_steps",
+        ],
     }
 
 

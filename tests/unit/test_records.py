@@ -137,7 +137,7 @@ from steadystep.diagnosis import explain
 from steadystep.policy import Budget, decide
 signals = Signals(step=3, loss=float("nan"), grad_norm=1.0)
 diagnosis = explain(signals, NonFinite().update(signals))
-print(decide(signals, diagnosis, budget=Budget(5), observing=False).steps, Config().mode)
+print(decide(signals, diagnosis, budget=Budget()).steps, Config().mode)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "('skip-step',) autopilot\n"

@@ -31,12 +31,12 @@ def options(
 
 @app.command()
 def demo(
-    steps: int = typer.Option(400, min=10, help="Optimizer steps for each of the two runs."),
+    steps: int = typer.Option(700, min=70, help="Optimizer steps for each of the three runs."),
     seed: int = typer.Option(0, min=0, help="Another seed, another model and other batches."),
 ) -> None:
-    """Train a small transformer, plant a NaN half-way, and see it caught.
+    """Train a small transformer, break it twice on purpose, and see it caught, explained and recovered.
 
-    Example: steadystep demo --steps 400
+    Example: steadystep demo --steps 700
     """
     from steadystep.cli.demo import run
 

@@ -1,24 +1,41 @@
 """`steadystep demo`: the same small transformer three times: healthy, broken, and broken with a guard."""
 
 import logging
-import math
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import Tensor
 
+from steadystep.faults import Fault, flipped_bit, scaled_gradients
 from steadystep.guard import Guard
 from steadystep.lab.gpt import GPT, GPTSize
 from steadystep.lab.text import TopicsText
-from steadystep.records import Outcome
+from steadystep.records import Diagnosis, Outcome
 
 SIZE = GPTSize()
 BATCH_SIZE = 16
 LEARNING_RATE = 3e-3
+BROKEN = "norm.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """When what goes wrong."""
+
+    steps: int
+    spike_at: int
+    flip_at: int
+
+    def faults(self, model: GPT) -> tuple[Fault, ...]:
+        """The exercise, and something worse."""
+        return (
+            scaled_gradients(model, steps={self.spike_at}, factor=10.0),
+            flipped_bit(model, steps={self.flip_at}, parameter=BROKEN),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,71 +52,59 @@ def run(*, steps: int, seed: int) -> None:
     """The three runs, with progress, and a table at the end."""
     console = Console()
     torch.set_num_threads(1)  # why: matrices this small are slower on two threads, far slower on a busy machine
-    torch.manual_seed(seed)
-    bad_step = steps // 2
+    story = Story(steps=steps, spike_at=steps * 5 // 7, flip_at=steps * 6 // 7)
     num_parameters = sum(p.numel() for p in GPT(SIZE).parameters())
     console.print(
         f"A transformer of {num_parameters:,} parameters learns Python's help texts in {steps} steps.\n"
-        f"At step {bad_step} one element of one gradient becomes NaN: a bad batch, a flaky kernel.\n"
+        f"At step {story.spike_at} all gradients are multiplied by 10.\n"
+        f"At step {story.flip_at} one bit flips in one weight, as failing memory does.\n"
     )
     logging.getLogger("steadystep").setLevel(logging.ERROR)  # this screen tells the story itself
     results = {
-        "no fault": _train(console, "no fault", steps=steps, bad_step=None, seed=seed, guarded=False),
-        "unguarded": _train(console, "unguarded", steps=steps, bad_step=bad_step, seed=seed, guarded=False),
-        "guarded": _train(console, "guarded", steps=steps, bad_step=bad_step, seed=seed, guarded=True),
+        "no fault": _train(console, "no fault", story, seed=seed, faulty=False, guarded=False),
+        "unguarded": _train(console, "unguarded", story, seed=seed, faulty=True, guarded=False),
+        "guarded": _train(console, "guarded", story, seed=seed, faulty=True, guarded=True),
     }
     console.print()
     console.print(_table(results, steps=steps))
 
 
-def _train(console: Console, label: str, *, steps: int, bad_step: int | None, seed: int, guarded: bool) -> Result:
+def _train(console: Console, label: str, story: Story, *, seed: int, faulty: bool, guarded: bool) -> Result:
     torch.manual_seed(seed)
     model = GPT(SIZE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     text = TopicsText(context=SIZE.context, batch_size=BATCH_SIZE, seed=seed)
     guard = Guard(model, optimizer) if guarded else None
-    plant = _NaNOnce(model.get_parameter("blocks.2.qkv.weight"))
-    updates, started = 0, time.perf_counter()
+    faults = story.faults(model) if faulty else ()
+    updates, lost, started = 0, False, time.perf_counter()
     with _progress(console) as bar:
-        task = bar.add_task(label, total=steps, loss="")
-        for step in range(steps):
+        task = bar.add_task(label, total=story.steps, loss="")
+        for step in range(story.steps):
             batch = text.batch()
-            plant.armed = step == bad_step
-            if guard is None:
-                loss = model.loss(batch)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                optimizer.zero_grad()
-                value, updates = loss.item(), updates + 1
-                if step == bad_step:
-                    bar.console.print(
-                        f"  [red]step {step}[/red] a NaN gradient went into the optimizer; nobody noticed"
-                    )
-            else:
-                outcome = guard.step(lambda batch=batch: model.loss(batch))
-                value, updates = outcome.loss, guard.updates
-                if outcome.findings:
-                    bar.console.print(_caught(outcome))
+            with ExitStack() as stack:
+                for fault in faults:
+                    stack.enter_context(fault.at(step))
+                if guard is None:
+                    loss = model.loss(batch)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    value, updates = loss.item(), updates + 1
+                else:
+                    outcome = guard.step(lambda batch=batch: model.loss(batch))
+                    value, updates = outcome.loss, guard.updates
+                    if not outcome.plan.proceeds:
+                        bar.console.print(_caught(outcome))
+            if guard is None and value != value and not lost:
+                lost = True
+                bar.console.print(f"  [red]step {step}[/red] the loss is NaN; everything learned is lost")
             bar.update(task, advance=1, loss=f"loss {value:.3f}")
+    if guard is not None:
+        console.print(_verdict(guard.diagnose()))
     with torch.no_grad():
         held_out = model.loss(text.held_out()).item()
     healthy = all(bool(p.isfinite().all()) for p in model.parameters())
     return Result(held_out=held_out, updates=updates, healthy_weights=healthy, seconds=time.perf_counter() - started)
-
-
-class _NaNOnce:
-    """Makes one gradient element NaN in the backward pass that follows `armed = True`."""
-
-    def __init__(self, parameter: Tensor) -> None:
-        self.armed = False
-        parameter.register_hook(self._poison)  # type: ignore[no-untyped-call]
-
-    def _poison(self, grad: Tensor) -> Tensor | None:
-        if not self.armed:
-            return None
-        poisoned = grad.clone()
-        poisoned.view(-1)[0] = math.nan
-        return poisoned
 
 
 def _progress(console: Console) -> Progress:
@@ -118,8 +123,26 @@ def _caught(outcome: Outcome) -> Table:
     card = Table.grid(padding=(0, 1))
     card.add_row(f"  [green]step {outcome.step}[/green]", diagnosis.evidence)
     card.add_row("     cause", diagnosis.cause)
-    card.add_row("      done", f"{', '.join(outcome.plan.steps)}: as if this batch had never been seen")
-    card.add_row("       try", diagnosis.advice)
+    card.add_row("      done", _done(outcome))
+    return card
+
+
+def _done(outcome: Outcome) -> str:
+    plan = outcome.plan
+    if outcome.restored is not None:
+        return (
+            f"went back to the weights of step {plan.to}; learning rate at most {plan.lr:.2g} until it is steady again"
+        )
+    if plan.norm is not None:
+        return f"gradient scaled down to {plan.norm:.3g}; the update is taken"
+    return "no update: as if this batch had never been seen"
+
+
+def _verdict(found: tuple[Diagnosis, ...]) -> Table:
+    card = Table.grid(padding=(0, 1))
+    card.add_row("  [bold]diagnose()[/bold]", "")
+    for diagnosis in found[:3]:
+        card.add_row(f"  {diagnosis.cause}", diagnosis.advice)
     return card
 
 
@@ -132,7 +155,7 @@ def _table(results: dict[str, Result], *, steps: int) -> Table:
             name,
             f"{result.held_out:.3f}",
             f"{result.updates} of {steps}",
-            "[green]finite[/green]" if result.healthy_weights else "[red]NaN[/red]",
+            "[green]finite[/green]" if result.healthy_weights else "[red]lost[/red]",
             f"{result.seconds:.1f} s",
         )
     return table
