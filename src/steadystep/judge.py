@@ -12,6 +12,8 @@ from steadystep.policy import Budget, Limits, Mode, decide
 from steadystep.records import Diagnosis, Plan
 from steadystep.recovery import Recovery
 
+_HEALTHY = (Diagnosis(), Plan())  # what nearly every step comes to; made once
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,9 @@ class Judge:
     def judge(self, look: Look, *, updates: int) -> tuple[Diagnosis, Plan]:
         """`updates` is how many the weights contain: going back to those in place would change nothing."""
         found = tuple([finding for detector in self.detectors for finding in detector.update(look.signals)])
-        if found and needs_witness(look.signals, found):
+        if not found:
+            return _HEALTHY
+        if needs_witness(look.signals, found):
             level = max((f.value for f in found if f.since is not None), default=math.inf)
             stuck = look.signals.refused_in_a_row > 0
             witness = self.recovery.testify(before=first_sign(found), level=level, backward=stuck)
@@ -41,7 +45,7 @@ class Judge:
             diagnosis,
             budget=self.budget,
             mode=self.mode,
-            states=[state for state in self.recovery.states if state.updates < updates] if found else (),
+            states=[state for state in self.recovery.states if state.updates < updates],
             limits=self.limits,
             ceiling=self.learning_rate.ceiling.lr,
         )

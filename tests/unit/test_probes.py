@@ -122,7 +122,7 @@ def test_cadence() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     probes = Probes(Gradients(model, optimizer), optimizer)
-    assert [s for s in range(300) if probes.due(s)] == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
+    assert [s for s in range(300) if probes.due(s)] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
 def test_sgd_has_no_moments_and_missing_gradients_are_left_out() -> None:

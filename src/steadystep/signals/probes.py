@@ -30,7 +30,7 @@ class Probes:
     """
 
     def __init__(
-        self, gradients: Gradients, optimizer: Optimizer, *, activations: Activations | None = None, every: int = 64
+        self, gradients: Gradients, optimizer: Optimizer, *, activations: Activations | None = None, every: int = 128
     ) -> None:
         self._gradients = gradients
         self._optimizer = optimizer
