@@ -33,6 +33,7 @@ from steadystep.detectors import (
     PoisonedMoments,
     RmsSurprise,
     SaturatedUnits,
+    ShortWarmup,
     SlowDivergence,
     SuspiciousPerfection,
     UpdateRatio,
@@ -97,7 +98,9 @@ class Parts:
         self.log.close()
 
 
-def detectors(config: Config, *, scheduled: bool = False, extra: Sequence[Detector] = ()) -> tuple[Detector, ...]:
+def detectors(
+    config: Config, *, scheduled: bool = False, beta2: float | None = None, extra: Sequence[Detector] = ()
+) -> tuple[Detector, ...]:
     """All detectors these settings ask for, the gate first; `scheduled` says that the guard sets the learning rate."""
     training, watch = config.training, config.monitoring
     if not training.stability_monitoring:
@@ -127,6 +130,8 @@ def detectors(config: Config, *, scheduled: bool = False, extra: Sequence[Detect
     ]
     if not scheduled:
         found.append(LearningRateJump())
+    if beta2 is not None:
+        found.append(ShortWarmup(beta2=beta2))
     if watch.lr_min is not None or watch.lr_max is not None:
         found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
     if training.clip_norm is not None:
@@ -171,7 +176,7 @@ def build(
         raise
     activations = Activations(model)
     probes, inputs = Probes(gradients, optimizer, activations=activations), Inputs()
-    noticing = detectors(config, scheduled=learning_rate.scheduled, extra=extra_detectors)
+    noticing = detectors(config, scheduled=learning_rate.scheduled, beta2=_beta2(optimizer), extra=extra_detectors)
     casebook, limits = Casebook(), _limits(config)
     budget = Budget(
         max_skips_in_a_row=config.recovery.max_skips_in_a_row,
@@ -230,6 +235,13 @@ def build(
         stateful=going_back
         | {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes, "inputs": inputs},
     )
+
+
+def _beta2(optimizer: Optimizer) -> float | None:
+    betas = optimizer.param_groups[0].get("betas")
+    if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(betas[1], float):
+        return None
+    return betas[1] if 0.0 < betas[1] < 1.0 else None
 
 
 def _clipped_to(config: Config) -> float:

@@ -360,3 +360,21 @@ def test_small_real_runs_raise_no_warning(optimizer: str, full_batch: bool) -> N
         steps.step()
     assert losses[-1] < 0.5 * losses[0]
     assert warnings_about(losses, norms) == []
+
+
+@pytest.mark.parametrize(
+    ("lrs", "speaks"),
+    [
+        ([i / 50 for i in range(51)] + [1.0] * 20, True),  # 50 steps are few for a beta2 of 0.99
+        ([i / 300 for i in range(301)] + [1.0] * 20, False),
+        ([1.0] * 60, False),  # no warm-up is no short warm-up
+        ([0.9 + i / 100 for i in range(11)] + [1.0] * 5, False),
+        ([1.0 - i / 100 for i in range(50)], False),
+    ],
+)
+def test_a_warm_up_too_short_for_beta2_is_a_note(lrs: list[float], speaks: bool) -> None:
+    from steadystep.detectors import ShortWarmup
+
+    detector = ShortWarmup(beta2=0.99)
+    found = [f for i, lr in enumerate(lrs) for f in detector.update(Signals(step=i, loss=1.0, grad_norm=1.0, lr=lr))]
+    assert [(f.severity, f.value, f.limit) for f in found] == ([("info", 50.0, pytest.approx(200.0))] if speaks else [])

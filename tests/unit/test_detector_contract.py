@@ -21,6 +21,7 @@ from steadystep.detectors import (
     PoisonedMoments,
     RmsSurprise,
     SaturatedUnits,
+    ShortWarmup,
     SlowDivergence,
     UpdateRatio,
     VanishingGradient,
@@ -57,6 +58,7 @@ FACTORIES: dict[str, Callable[[], Detector]] = {
 SILENT: dict[str, Callable[[], Detector]] = {
     "not-healing": NotHealing,
     "learning-rate-jump": LearningRateJump,
+    "short-warmup": lambda: ShortWarmup(beta2=0.999),
     "update-ratio": UpdateRatio,
     "poisoned-moments": PoisonedMoments,
     "rms-surprise": RmsSurprise,

@@ -18,6 +18,7 @@ from steadystep.detectors.perfection import SuspiciousPerfection
 from steadystep.detectors.poisoned_moments import PoisonedMoments
 from steadystep.detectors.rms_surprise import RmsSurprise
 from steadystep.detectors.saturated_units import SaturatedUnits
+from steadystep.detectors.short_warmup import ShortWarmup
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.update_ratio import UpdateRatio
 from steadystep.detectors.vanishing_gradient import VanishingGradient
@@ -42,6 +43,7 @@ __all__ = [
     "PoisonedMoments",
     "RmsSurprise",
     "SaturatedUnits",
+    "ShortWarmup",
     "SlowDivergence",
     "SuspiciousPerfection",
     "UpdateRatio",

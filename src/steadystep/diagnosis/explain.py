@@ -99,6 +99,7 @@ RULES: tuple[Rule, ...] = (
     (Cause.OSCILLATION, _loud("oscillation")),
     (Cause.LEARNING_RATE_TOO_HIGH, _loud("worse-than-best")),
     (Cause.CLIPPING_TOO_TIGHT, _loud("clip-rate")),
+    (Cause.SCHEDULE_ERROR, _loud("short-warmup")),
     (Cause.NO_LEARNING, _loud("no-learning")),
     (Cause.SUSPICIOUS_PERFECTION, _loud("suspicious-perfection")),
     (Cause.BAD_BATCH, _loud("loss-spike")),
