@@ -3,6 +3,8 @@
 from typing import Any, final
 
 _GROWTH = 1.02  # per update once the stretch of healthy updates is over: 0.7 is won back in 18 of them
+_KNOWN = 1.5  # times where it was lowered to: beyond that the learning rate was not in use before,
+_UNKNOWN_GROWTH = 1.003  # and has to show step by step that it is harmless
 _HOLD = 100  # healthy updates before it is lifted
 _LONGEST_HOLD = 1600
 _SAFE = 0.7  # of a learning rate under which trouble came back: as far as the ceiling rises again
@@ -17,6 +19,7 @@ class Ceiling:
         self.lr: float | None = None
         """The limit now; None when there is none."""
         self._cap: float | None = None
+        self._known = 0.0
         self._hold = _HOLD
         self._left = 0
         self._rewarm_left = self._rewarm_steps = 0
@@ -32,6 +35,7 @@ class Ceiling:
             self._cap = _SAFE * self.lr if self._cap is None else min(self._cap, _SAFE * self.lr)
             self._hold = min(2 * self._hold, _LONGEST_HOLD)
         self.lr = lr if self.lr is None else min(lr, self.lr)
+        self._known = _KNOWN * self.lr
         self._left = self._hold
 
     def rewarm(self, steps: int) -> None:
@@ -54,7 +58,8 @@ class Ceiling:
         if self._left > 0:
             self._left -= 1
             return
-        self.lr = min(self.lr * _GROWTH, self._cap) if self._cap is not None else self.lr * _GROWTH
+        lifted = self.lr * (_GROWTH if self.lr < self._known else _UNKNOWN_GROWTH)
+        self.lr = lifted if self._cap is None else min(lifted, self._cap)
         if self.lr >= asked:
             self.lr = self._cap = None
             self._hold = _HOLD
@@ -62,10 +67,11 @@ class Ceiling:
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
         rewarm = [self._rewarm_left, self._rewarm_steps]
-        return {"lr": self.lr, "cap": self._cap, "hold": self._hold, "left": self._left, "rewarm": rewarm}
+        lifting = {"lr": self.lr, "cap": self._cap, "known": self._known}
+        return lifting | {"hold": self._hold, "left": self._left, "rewarm": rewarm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        self.lr, self._cap = state["lr"], state["cap"]
+        self.lr, self._cap, self._known = state["lr"], state["cap"], float(state["known"])
         self._hold, self._left = int(state["hold"]), int(state["left"])
         self._rewarm_left, self._rewarm_steps = (int(value) for value in state["rewarm"])

@@ -8,13 +8,18 @@ from steadystep.records import Finding, Signals
 from steadystep.stats import Level
 
 _MATERIAL = 0.02  # of the loss itself and of the progress made: less is not worth an intervention
+_LOST = 0.5  # of the progress made
 _SPEAK_AT = (6, 18, 36)  # raised losses in a row, less those in between that were not
 _PATIENCE = 48  # of them in agreement are the new level of this run
 
 
 @final
 class NotHealing:
-    """Speaks after six losses that are all `deviations` sigma above the level, by an amount that matters."""
+    """Speaks after six losses that are all `deviations` sigma above the level, by an amount that matters.
+
+    Harder data does that too, so by itself it is a warning, unless half of what was learned is lost. An old batch can
+    make it more or less than that (diagnosis/testimony.py).
+    """
 
     name = "not-healing"
 
@@ -57,7 +62,7 @@ class NotHealing:
         return Finding(
             detector=self.name,
             step=signals.step,
-            severity="act",
+            severity="act" if signals.loss - usual >= _LOST * (self._first - usual) else "warn",
             value=signals.loss,
             limit=limit,
             usual=usual,

@@ -20,6 +20,7 @@ _SIGNED = 16  # blocks for which a negative loss is remembered
 _ASK_AGAIN = 32  # steps: a suspicion that stays is worth another look at an old batch
 _SLACK = 0.4  # sigma; covers that the best of several means lies below the true level
 _SUSPECT, _WARN, _ACT = 7.0, 18.0, 80.0
+_LOST = 0.25  # of the progress made: by itself a smaller rise may as well be harder data
 _NOISE = 0.5  # sigma: less than this cannot be told from the noise of an old batch either
 _WARN_CLIMBING = 9.0  # while the learning rate goes where it has never been
 _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
@@ -27,7 +28,7 @@ _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than th
 
 @final
 class SlowDivergence:
-    """Suspects at 7 sigma in sum, warns at 18, asks for action at 80.
+    """Suspects at 7 sigma in sum, warns at 18, asks for action at 80 if much is lost or the learning rate climbs.
 
     A suspicion is a note; it is worth running one old batch again, and that settles it either way.
     """
@@ -92,7 +93,9 @@ class SlowDivergence:
         now = self._blocks[-1] if self._blocks else signals.loss
         material = max(_MATERIAL * max(abs(self._best), self._first - self._best), _NOISE * self._sigma)
         warn = _WARN_CLIMBING if self._rise.climbing else _WARN
-        severity: Severity = "act" if total >= _ACT else "warn" if total >= warn else "info"
+        severity: Severity = "warn" if total >= warn else "info"
+        if total >= _ACT and (self._rise.climbing or now - self._best >= _LOST * (self._first - self._best)):
+            severity = "act"
         self._said, self._silent = total + _SUSPECT / 2.0, 0
         if now - self._best < material:
             return ()

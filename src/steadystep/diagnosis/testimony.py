@@ -34,8 +34,8 @@ def weigh(signals: Signals, findings: tuple[Finding, ...]) -> tuple[Finding, ...
 def _weighed(signals: Signals, finding: Finding) -> Finding:
     if finding.detector == "slow-divergence":
         return replace(finding, severity="act" if has_drifted(signals, finding) else _at_most_warn(finding.severity))
-    if finding.detector == "not-healing" and acquitted(signals):
-        return replace(finding, severity="warn")
+    if finding.detector == "not-healing":
+        return replace(finding, severity="warn" if acquitted(signals) else "act")
     return finding
 
 
