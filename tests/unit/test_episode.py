@@ -1,0 +1,107 @@
+"""Which signs of trouble belong together, and when the present one began."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadystep.policy import Episode
+from steadystep.records import Finding, Severity
+
+
+def sign(
+    step: int, *, since: int | None = None, severity: Severity = "act", detector: str = "not-healing"
+) -> tuple[Finding, ...]:
+    return (Finding(detector=detector, step=step, severity=severity, value=2.0, limit=1.0, since=since),)
+
+
+def noted(*signs: tuple[Finding, ...]) -> Episode:
+    episode = Episode()
+    for findings in signs:
+        episode.note(findings)
+    return episode
+
+
+def test_nothing_noted_is_calm() -> None:
+    assert Episode().first_sign is None
+    assert Episode().calm(0)
+    assert Episode().suspected_since(0) is None
+
+
+def test_notes_and_warnings_are_no_signs() -> None:
+    for severity in ("info", "warn"):
+        episode = noted(sign(10, severity=severity, since=3))
+        assert episode.first_sign is None
+        assert episode.calm(10)
+    assert noted(sign(10, severity="critical")).first_sign == 10
+
+
+def test_it_began_where_the_earliest_finding_of_the_step_says() -> None:
+    assert noted(sign(100, since=90) + sign(100, since=80) + sign(100)).first_sign == 80
+    assert noted(sign(100)).first_sign == 100
+
+
+def test_signs_close_together_are_one_trouble() -> None:
+    assert noted(sign(100), sign(150)).first_sign == 100
+    assert noted(sign(100), sign(151)).first_sign == 151
+    assert noted(sign(100), sign(130), sign(170), sign(210)).first_sign == 100
+
+
+def test_a_later_sign_that_began_earlier_moves_the_beginning() -> None:
+    assert noted(sign(100), sign(120, since=60)).first_sign == 60
+
+
+def test_bad_batches_for_ever_are_not_one_trouble() -> None:
+    episode = noted(*(sign(step) for step in range(100, 401, 50)))
+    assert episode.first_sign == 100
+    episode.note(sign(440))
+    assert episode.first_sign == 440
+
+
+def test_calm_comes_ten_steps_after_the_last_sign() -> None:
+    episode = noted(sign(100), sign(105))
+    assert [episode.calm(step) for step in (105, 115, 116)] == [False, False, True]
+
+
+def test_a_rollback_closes_it() -> None:
+    episode = noted(sign(100, detector="slow-divergence", since=40))
+    episode.close()
+    assert episode.first_sign is None
+    assert episode.suspected_since(100) is None
+    assert episode.calm(100)
+
+
+def test_a_suspicion_lasts_for_fifty_steps_and_needs_no_severity() -> None:
+    episode = noted(sign(100, severity="info", detector="slow-divergence", since=70))
+    assert episode.first_sign is None
+    assert [episode.suspected_since(step) for step in (100, 150, 151)] == [70, 70, None]
+    assert noted(sign(100, severity="info", detector="loss-spike", since=70)).suspected_since(100) is None
+
+
+steps = st.lists(
+    st.tuples(st.integers(0, 120), st.integers(0, 200), st.sampled_from(["info", "warn", "act", "critical"])),
+    max_size=30,
+)
+
+
+@given(steps, st.integers(0, 30), st.booleans())
+def test_it_began_no_later_than_the_last_sign_and_resumes(
+    gaps: list[tuple[int, int, Severity]], cut: int, closes: bool
+) -> None:
+    episode, step = Episode(), 0
+    for i, (gap, back, severity) in enumerate(gaps):
+        step += gap
+        since = max(0, step - back)
+        episode.note(sign(step, since=since, severity=severity, detector="slow-divergence"))
+        assert episode.suspected_since(step) == since
+        if severity in ("act", "critical"):
+            assert episode.first_sign is not None
+            assert episode.first_sign <= since
+            assert not episode.calm(step)
+        if i == cut:
+            if closes:
+                episode.close()
+            saved = json.loads(json.dumps(episode.state_dict()))
+            episode = Episode()
+            episode.load_state_dict(saved)
+            assert episode.state_dict() == saved

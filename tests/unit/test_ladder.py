@@ -1,0 +1,303 @@
+"""From a diagnosis to a plan: the smallest response that keeps the weights clean."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadystep.policy import Budget, Limits, decide
+from steadystep.records import Damage, Diagnosis, Finding, Outcome, Plan, Severity, Signals
+
+GOOD = Signals(step=500, loss=2.0, losses=(2.0,), grad_norm=1.0, lr=0.1)
+LR_STEPS = {"cut-lr", "hold-lr", "rewarm"}
+NOT_CAREFUL = LR_STEPS | {"rollback", "restore-moments", "skip-batches"}
+
+
+@dataclass
+class State:
+    step: int
+    lr: float = 0.1
+
+
+def finding(detector: str, severity: Severity = "act", *, value: float = 20.0, **more: object) -> Finding:
+    return Finding(detector=detector, step=500, severity=severity, value=value, limit=10.0, **more)
+
+
+def diagnosed(*found: Finding, damage: Damage = Damage.NONE) -> Diagnosis:
+    return Diagnosis(cause="unknown", damage=damage, findings=found)
+
+
+def rolled_back(budget: Budget, at: int, to: int) -> None:
+    plan = Plan(steps=("rollback",), to=to)
+    budget.count(Outcome(step=at, reading=1.0, stepped=False, plan=plan, restored=to))
+
+
+def skipped(budget: Budget, *steps: int) -> Budget:
+    for step in steps:
+        budget.count(Outcome(step=step, reading=1.0, stepped=False, plan=Plan(steps=("skip-step",))))
+    return budget
+
+
+SPIKE = finding("gradient-spike", usual=3.0)
+EXTREME = finding("gradient-spike", value=101.0, usual=3.0)
+NAN = finding("non-finite", "critical", value=math.nan)
+OVERFLOW = finding("non-finite", "info", value=math.inf)
+JUMP = finding("learning-rate-jump", usual=0.02)
+POISON = finding("poisoned-moments", since=400)
+STUCK = finding("not-healing", since=490)
+GROUP = replace(GOOD, losses=(2.0, 2.0), repeatable=True)
+
+
+@pytest.mark.parametrize(
+    ("signals", "diagnosis", "expected"),
+    [
+        (GOOD, diagnosed(), Plan()),
+        (GOOD, diagnosed(finding("loss-spike", "info")), Plan()),
+        (GOOD, diagnosed(finding("oscillation", "warn")), Plan()),
+        (GOOD, diagnosed(replace(SPIKE, severity="info")), Plan()),
+        (GOOD, diagnosed(replace(JUMP, severity="warn")), Plan()),
+        (GOOD, diagnosed(finding("loss-spike", "act")), Plan()),
+        (GOOD, diagnosed(SPIKE), Plan(steps=("rescale",), norm=3.0)),
+        (GROUP, diagnosed(SPIKE), Plan(steps=("rescale",), norm=3.0)),
+        (GOOD, diagnosed(replace(EXTREME, value=100.0)), Plan(steps=("rescale",), norm=3.0)),
+        (GOOD, diagnosed(EXTREME), Plan(steps=("skip-step",))),
+        (GROUP, diagnosed(EXTREME), Plan(steps=("skip-step",))),
+        (GOOD, diagnosed(NAN), Plan(steps=("skip-step",))),
+        (GROUP, diagnosed(NAN), Plan(steps=("leave-out",))),
+        (replace(GROUP, repeatable=False), diagnosed(NAN), Plan(steps=("skip-step",))),
+        (GOOD, diagnosed(NAN, SPIKE), Plan(steps=("skip-step",))),
+        (GOOD, diagnosed(OVERFLOW), Plan(steps=("back-off-scale",))),
+        (GOOD, diagnosed(OVERFLOW, NAN), Plan(steps=("skip-step",))),
+        (GOOD, diagnosed(JUMP), Plan(steps=("hold-lr",), lr=0.02)),
+        (GOOD, diagnosed(JUMP, SPIKE), Plan(steps=("rescale", "hold-lr"), norm=3.0, lr=0.02)),
+        (GOOD, diagnosed(JUMP, NAN), Plan(steps=("skip-step", "hold-lr"), lr=0.02)),
+        (GOOD, diagnosed(POISON, damage=Damage.MOMENTS), Plan(steps=("restore-moments",), to=390)),
+        (GOOD, diagnosed(POISON, NAN, damage=Damage.MOMENTS), Plan(steps=("restore-moments", "skip-step"), to=390)),
+        (GOOD, diagnosed(replace(POISON, since=None), damage=Damage.MOMENTS), Plan()),
+        (GOOD, diagnosed(replace(POISON, since=100), damage=Damage.MOMENTS), Plan()),
+        (GOOD, diagnosed(replace(POISON, since=390), damage=Damage.MOMENTS), Plan(steps=("restore-moments",), to=390)),
+    ],
+)
+def test_what_is_planned(signals: Signals, diagnosis: Diagnosis, expected: Plan) -> None:
+    plan = decide(signals, diagnosis, budget=Budget(), states=[State(300), State(390), State(480)])
+    assert replace(plan, reason="") == expected
+    assert plan.proceeds or plan.reason == "unknown"
+
+
+class TestGoingBack:
+    def plan(self, *, budget: Budget | None = None, states: list[State] | None = None, **more: object) -> Plan:
+        found = diagnosed(STUCK, damage=Damage.WEIGHTS)
+        budget = budget or Budget()
+        budget.see(found)
+        states = [State(300), State(390), State(470), State(480)] if states is None else states
+        return decide(more.pop("signals", GOOD), found, budget=budget, states=states, **more)
+
+    def test_the_whole_plan(self) -> None:
+        plan = self.plan()
+        assert plan.steps == ("rollback", "cut-lr", "skip-batches", "rewarm")
+        assert plan.to == 470  # the newest that was followed by 20 steps before the first sign at 490
+        assert plan.lr == pytest.approx(0.7 * 0.1)
+
+    def test_again_means_older_and_deeper(self) -> None:
+        budget = Budget()
+        rolled_back(budget, at=450, to=390)
+        plan = self.plan(budget=budget)
+        assert plan.to == 300
+        assert plan.lr == pytest.approx(0.5 * 0.1)
+
+    def test_again_with_nothing_older_goes_to_the_oldest(self) -> None:
+        budget = Budget()
+        rolled_back(budget, at=450, to=300)
+        assert self.plan(budget=budget).to == 300
+
+    def test_long_ago_is_not_again(self) -> None:
+        budget = Budget()
+        rolled_back(budget, at=0, to=-1)
+        plan = self.plan(budget=budget)
+        assert plan.to == 470
+        assert plan.lr == pytest.approx(0.7 * 0.1)
+
+    def test_what_the_user_started_with_needs_no_trial(self) -> None:
+        early = replace(GOOD, step=5)
+        found = diagnosed(replace(STUCK, step=5, since=1), damage=Damage.WEIGHTS)
+        plan = decide(early, found, budget=Budget(), states=[State(-1), State(0)])
+        assert plan.to == -1
+
+    @pytest.mark.parametrize(
+        ("lr", "state_lr", "ceiling", "expected"),
+        [
+            (0.1, 0.1, None, 0.07),
+            (0.3, 0.1, None, 0.07),  # the learning rate that did the damage is not what to cut from
+            (0.1, 0.3, None, 0.07),
+            (0.1, 0.1, 0.05, 0.035),
+            (0.1, 0.1, 1e-9, 0.001),  # never below a hundredth
+            (0.1, 0.02, 1e-9, 0.0002),
+        ],
+    )
+    def test_how_deep_it_cuts(self, lr: float, state_lr: float, ceiling: float | None, expected: float) -> None:
+        plan = self.plan(signals=replace(GOOD, lr=lr), states=[State(300, state_lr)], ceiling=ceiling)
+        assert plan.lr == pytest.approx(expected)
+
+    def test_settings_leave_parts_of_it_out(self) -> None:
+        plan = self.plan(limits=Limits(lr_mult=1.0, rewarm_steps=0, skips_batches=False))
+        assert plan.steps == ("rollback",)
+        assert plan.lr is None
+        assert self.plan(limits=Limits(trust_steps=150)).to == 300
+        assert "rollback" not in self.plan(limits=Limits(rolls_back=False)).steps
+
+    def test_with_nothing_to_go_back_to_the_rate_is_cut(self) -> None:
+        plan = self.plan(states=[])
+        assert plan.steps == ("cut-lr",)
+        assert plan.lr == pytest.approx(0.07)
+        assert self.plan(states=[State(485, lr=0.01)]).lr == pytest.approx(0.007)  # too young to trust, yet a witness
+
+    def test_with_nothing_to_go_back_to_a_bad_update_is_refused(self) -> None:
+        found = diagnosed(NAN, damage=Damage.WEIGHTS)
+        assert decide(GOOD, found, budget=Budget()).steps == ("skip-step",)
+        spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
+        assert decide(GOOD, found, budget=spent).steps == ("skip-step", "stop")
+
+    def test_rollbacks_spent_is_the_end(self) -> None:
+        budget = Budget(max_rollbacks=2)
+        rolled_back(budget, at=300, to=200)
+        assert "rollback" in self.plan(budget=budget).steps
+        rolled_back(budget, at=400, to=200)
+        assert self.plan(budget=budget).steps == ("skip-step", "stop")
+
+
+def test_skips_spent_is_the_end() -> None:
+    for found in (diagnosed(NAN), diagnosed(EXTREME)):
+        assert decide(GOOD, found, budget=skipped(Budget(max_skips_in_a_row=3), 499)).steps == ("skip-step",)
+        spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
+        assert decide(GOOD, found, budget=spent).steps == ("skip-step", "stop")
+    assert decide(GOOD, diagnosed(SPIKE), budget=spent).steps == ("rescale",)
+
+
+detectors = st.sampled_from(
+    ["non-finite", "gradient-spike", "loss-spike", "not-healing", "slow-divergence", "learning-rate-jump"]
+    + ["poisoned-moments", "worse-than-best", "somebody's own"]
+)
+findings = st.builds(
+    Finding,
+    detector=detectors,
+    step=st.just(500),
+    severity=st.sampled_from(["info", "warn", "act", "critical"]),
+    value=st.floats(0.0, 1e6),
+    limit=st.floats(0.01, 100.0),
+    usual=st.floats(0.001, 10.0),
+    since=st.none() | st.integers(0, 500),
+)
+diagnoses = st.builds(
+    Diagnosis,
+    cause=st.just("unknown"),
+    damage=st.sampled_from(Damage),
+    findings=st.lists(findings, min_size=1, max_size=4).map(tuple),
+)
+situations = st.builds(
+    Signals,
+    step=st.just(500),
+    loss=st.floats(),
+    losses=st.lists(st.floats(), min_size=1, max_size=3).map(tuple),
+    grad_norm=st.floats(min_value=0.0),
+    lr=st.floats(1e-6, 1.0),
+    repeatable=st.booleans(),
+)
+remembered = st.lists(st.builds(State, st.integers(-1, 499), st.floats(1e-6, 1.0)), max_size=4).map(
+    lambda states: sorted(states, key=lambda state: state.step)
+)
+limits = st.builds(
+    Limits,
+    rolls_back=st.booleans(),
+    trust_steps=st.integers(1, 100),
+    lr_mult=st.floats(0.05, 1.0),
+    lr_mult_again=st.floats(0.05, 1.0),
+    rewarm_steps=st.integers(0, 100),
+    skips_batches=st.booleans(),
+)
+
+
+@st.composite
+def budgets(draw: st.DrawFn) -> Budget:
+    budget = Budget(max_skips_in_a_row=4, max_skips=6, max_rollbacks=2)
+    for step in range(488, 500):
+        kind = draw(st.sampled_from(["step", "step", "step", "skip", "rollback"]))
+        if kind == "skip":
+            skipped(budget, step)
+        elif kind == "rollback":
+            rolled_back(budget, at=step, to=draw(st.integers(-1, 400)))
+        else:
+            budget.count(Outcome(step=step, reading=1.0, stepped=True))
+    return budget
+
+
+@given(situations, diagnoses, remembered, limits, budgets())
+def test_observe_never_plans(
+    signals: Signals, diagnosis: Diagnosis, states: list[State], limits: Limits, budget: Budget
+) -> None:
+    assert decide(signals, diagnosis, budget=budget, mode="observe", states=states, limits=limits).proceeds
+
+
+@given(situations, diagnoses, remembered, limits, budgets())
+def test_careful_touches_neither_rate_nor_moments_nor_weights(
+    signals: Signals, diagnosis: Diagnosis, states: list[State], limits: Limits, budget: Budget
+) -> None:
+    plan = decide(signals, diagnosis, budget=budget, mode="careful", states=states, limits=limits)
+    assert not NOT_CAREFUL.intersection(plan.steps)
+    assert plan.lr is None
+    assert plan.to is None
+
+
+@given(situations, findings, remembered, st.sampled_from(["careful", "autopilot"]))
+def test_one_isolated_finding_never_changes_the_rate(
+    signals: Signals, found: Finding, states: list[State], mode: str
+) -> None:
+    """But for a leap of the rate itself, or weights that are damaged already."""
+    plan = decide(signals, diagnosed(found), budget=Budget(), mode=mode, states=states)
+    if found.detector != "learning-rate-jump":
+        assert not LR_STEPS.intersection(plan.steps)
+        assert plan.lr is None
+        assert "rollback" not in plan.steps
+
+
+@given(situations, diagnoses, remembered, limits, budgets(), st.none() | st.floats(1e-6, 1.0))
+def test_every_plan_makes_sense(
+    signals: Signals,
+    diagnosis: Diagnosis,
+    states: list[State],
+    limits: Limits,
+    budget: Budget,
+    ceiling: float | None,
+) -> None:
+    budget.see(diagnosis)
+    before = budget.state_dict()
+    plan = decide(signals, diagnosis, budget=budget, states=states, limits=limits, ceiling=ceiling)
+    assert budget.state_dict() == before
+    steps = set(plan.steps)
+    assert len(steps) == len(plan.steps)
+    refused = steps & {"skip-step", "leave-out", "back-off-scale"}
+    assert len(refused) <= 1
+    assert not (refused and "rescale" in steps)
+    assert not (refused and "rollback" in steps)
+    if any(f.severity == "critical" for f in diagnosis.findings):
+        assert refused or "rollback" in steps
+    assert (plan.norm is None) == ("rescale" not in steps)
+    if "rescale" in steps:
+        assert plan.norm in [f.usual for f in diagnosis.findings if f.detector == "gradient-spike"]
+    assert (plan.to is None) == steps.isdisjoint({"rollback", "restore-moments"})
+    assert plan.to is None or plan.to in [state.step for state in states]
+    assert (plan.lr is None) == steps.isdisjoint({"cut-lr", "hold-lr"})
+    if "stop" in steps:
+        assert refused
+        assert budget.skips_spent(500) or budget.rollbacks_spent(500)
+    if refused and budget.skips_spent(500):
+        assert "stop" in steps
+    if "rollback" in steps:
+        target = next(state for state in reversed(states) if state.step == plan.to)
+        assert not budget.rollbacks_spent(500)
+        assert target.step < 0 or target.step + limits.trust_steps <= (budget.episode.first_sign or 500)
+        if plan.lr is not None:
+            lowest = min([signals.lr, target.lr] if ceiling is None else [signals.lr, target.lr, ceiling])
+            floor = limits.lr_floor_mult * min(signals.lr, target.lr)
+            assert floor * 0.999 <= plan.lr <= max(lowest, floor) * 1.001
