@@ -50,20 +50,19 @@ HEALTHY: dict[str, Curve] = {
     "early transient": lambda i, rng: 2.3 + (4.0 * math.exp(-((i - 5) ** 2) / 8.0)) + rng.gauss(0.0, 0.05) - i / 2000,
     "one jump that heals": lambda i, rng: 2.0 + rng.gauss(0.0, 0.05) + (3.0 if i % 500 in (400, 401) else 0.0),
 }
-DETECTORS = [LossSpike, NotHealing, SlowDivergence, WorseThanBest]
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
-@pytest.mark.parametrize("make", DETECTORS)
-def test_no_more_than_a_note_on_healthy_losses(make: Callable[[], Detector], kind: str) -> None:
+def test_no_more_than_a_note_on_healthy_losses(kind: str) -> None:
     for seed in range(3):
         rng = random.Random(f"{seed} {kind}")
         losses = [HEALTHY[kind](i, rng) for i in range(STEPS)]
         rates = [_restarts(i) for i in range(STEPS)] if kind == "warm restarts" else None
-        found = fed(make(), losses, lrs=rates)
-        assert {f.severity for f in found} <= {"info"}
-        if make is NotHealing or kind in ("falling", "zero mean", "flat", "constant"):
-            assert found == []
+        for detector in (LossSpike(), SlowDivergence(), WorseThanBest()):
+            found = fed(detector, losses, lrs=rates)
+            assert {f.severity for f in found} <= {"info"}, detector.name
+            assert found == [] or kind not in ("falling", "zero mean", "flat", "constant"), detector.name
+        assert fed(NotHealing(), losses, lrs=rates) == []
 
 
 class TestLossSpike:
