@@ -4,6 +4,7 @@ No key is parsed and then ignored. A key that belongs to a feature which is not 
 """
 
 import difflib
+import math
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -52,14 +53,19 @@ class TrainingSettings(Settings):
         None, gt=0, description="gradients are scaled down to this global L2 norm; 0.5 to 5 is usual"
     )
     max_grad_value: Number | None = Field(None, gt=0, description="each gradient element is clamped to [-value, value]")
-    clip_rule: Literal["zscore", "percentile"] | None = Field(
-        None, description="a limit learned from the run's own gradient norms, beside max_grad_norm"
+    clip_rule: Literal["zscore", "percentile", "tensor-ema", "agc"] | None = Field(
+        None, description="limits from the run's own gradient norms or weights, beside max_grad_norm; see docs/clip.md"
     )
     gradient_clipping: Switch | None = Field(
         None, description="the limit itself is max_grad_norm; true without one means 1.0, false switches clipping off"
     )
     gradient_accumulation_steps: Count = Field(
         1, ge=1, description="calls of step() that share one update; 1 is no accumulation"
+    )
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none",
+        description="the learning rate was right for one micro-batch: times gradient_accumulation_steps (linear, for "
+        "SGD) or its square root (sqrt, for Adam)",
     )
     lr_scheduler: str | None = Field(None, description=f"one of {', '.join(NAMES)}")
     warmup_steps: Annotated[Count, Field(ge=0)] | Annotated[Number, Field(gt=0, lt=1)] = Field(
@@ -103,6 +109,12 @@ class TrainingSettings(Settings):
         return named(
             name, total_steps=self.total_steps, warmup_steps=self.warmup_steps, floor=floor, **self.scheduler_options
         )
+
+    @property
+    def lr_times(self) -> float:
+        """What the learning rate is multiplied by for the effective batch."""
+        size = self.gradient_accumulation_steps
+        return {"none": 1.0, "linear": float(size), "sqrt": math.sqrt(size)}[self.lr_scaling]
 
     @property
     def clip_norm(self) -> float | None:

@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
-from steadystep.actions import LearningRate, Update
+from steadystep.actions import ByTensors, ByUnits, LearningRate, TensorClip, Update
 from steadystep.buffers import Buffers
-from steadystep.clip import PercentileClip, ZScoreClip
+from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.config import Config
 from steadystep.detectors import (
     ClipRate,
@@ -53,7 +53,7 @@ from steadystep.signals import Activations, Gradients, Inputs, Looker, Probes
 from steadystep.state import Stateful
 from steadystep.track import NoLog, RunLog, Tracker
 
-_RULES = {"zscore": ZScoreClip, "percentile": PercentileClip}
+_RULES = {"zscore": ZScoreClip, "percentile": PercentileClip, "tensor-ema": TensorEMAClip, "agc": None}
 _MEMORY_SHARE = 0.25  # of the machine's, for snapshots, when the settings do not say
 
 
@@ -165,11 +165,20 @@ def build(
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
     log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=config.monitoring.log_frequency)
-    rule = None if training.clip_rule is None or training.gradient_clipping is False else _RULES[training.clip_rule]()
+    rule_name = None if training.gradient_clipping is False else training.clip_rule
+    make_rule = None if rule_name is None else _RULES[rule_name]
+    rule = None if make_rule is None else make_rule()
+    tensor_clip: TensorClip | None = ByUnits(lambda: gradients.parameters) if rule_name == "agc" else None
+    if isinstance(rule, TensorEMAClip):
+        tensor_clip = ByTensors(rule)
     islands = Fp32Islands(model, list(training.fp32_modules))
     try:
         learning_rate = LearningRate(
-            optimizer, start=training.learning_rate, schedule=schedule, planned=training.schedule
+            optimizer,
+            start=training.learning_rate,
+            schedule=schedule,
+            planned=training.schedule,
+            times=training.lr_times,
         )
     except BaseException:
         islands.remove()
@@ -225,7 +234,8 @@ def build(
             probes,
             clip_norm=training.clip_norm,
             clip_value=training.clip_value,
-            clip_rule=rule,
+            clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
+            tensor_clip=tensor_clip,
             rewarm_steps=limits.rewarm_steps,
             replay=not limits.skips_batches,
         ),

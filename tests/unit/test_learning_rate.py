@@ -143,3 +143,19 @@ def test_fp32_modules_from_yaml() -> None:
     guard.close()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(batches(1)[0]).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("rule", "times"), [("none", 1.0), ("linear", 9.0), ("sqrt", 3.0)])
+def test_lr_scaling_follows_the_effective_batch_and_resumes_once(rule: str, times: float) -> None:
+    def make() -> tuple[torch.optim.Optimizer, steadystep.Guard]:
+        model = nn.Linear(6, 1)
+        optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.02}], lr=0.01)
+        training = {"gradient_accumulation_steps": 9, "lr_scaling": rule}
+        return optimizer, steadystep.Guard(model, optimizer, config={"training": training})
+
+    optimizer, guard = make()
+    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.01 * times, 0.02 * times])
+    other, again = make()
+    other.load_state_dict(optimizer.state_dict())
+    again.load_state_dict(guard.state_dict())
+    assert [g["lr"] for g in other.param_groups] == pytest.approx([0.01 * times, 0.02 * times])

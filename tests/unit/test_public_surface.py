@@ -83,6 +83,7 @@ def test_the_settings() -> None:
             "gradient_accumulation_steps",
             "gradient_clipping",
             "learning_rate",
+            "lr_scaling",
             "lr_scheduler",
             "max_grad_norm",
             "max_grad_value",

@@ -1,6 +1,7 @@
 """ACT: the only stage that changes weights, moments or learning rates."""
 
 from steadystep.actions.learning_rate import LearningRate
+from steadystep.actions.tensor_clip import ByTensors, ByUnits, TensorClip
 from steadystep.actions.update import Update
 
-__all__ = ["LearningRate", "Update"]
+__all__ = ["ByTensors", "ByUnits", "LearningRate", "TensorClip", "Update"]

@@ -28,7 +28,13 @@ class LearningRate:
     """
 
     def __init__(
-        self, optimizer: Optimizer, *, start: float | None, schedule: Schedule | None, planned: Planned | None = None
+        self,
+        optimizer: Optimizer,
+        *,
+        start: float | None,
+        schedule: Schedule | None,
+        planned: Planned | None = None,
+        times: float = 1.0,
     ) -> None:
         if schedule is not None and not callable(schedule):
             raise MisuseError(
@@ -36,9 +42,12 @@ class LearningRate:
                 "use steadystep.schedule.from_torch for torch's own"
             )
         self._optimizer = optimizer
-        self._sets_start = start is not None
+        self._sets_start = start is not None or times != 1.0
         if start is not None:
             self._restart_from(start)
+        if times != 1.0:
+            for group in optimizer.param_groups:
+                _set(group, _value(group["lr"]) * times)
         rates = [_value(group["lr"]) for group in optimizer.param_groups]
         self._schedule = planned(base_lr=max(rates)) if schedule is None and planned else schedule
         self._bases = rates if self._schedule else []

@@ -8,11 +8,13 @@ from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
 from steadystep.actions.learning_rate import LearningRate
+from steadystep.actions.tensor_clip import TensorClip
 from steadystep.buffers import Buffers
 from steadystep.clip.global_norm import EPSILON, multiply_, scale_by_norm_
 from steadystep.clip.rule import NormRule
 from steadystep.clip.value import clamp_
 from steadystep.look import Look, Probing
+from steadystep.norms import measure
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.recovery import Recovery
@@ -38,6 +40,7 @@ class Update:
         clip_norm: float | None,
         clip_value: float | None,
         clip_rule: NormRule | None,
+        tensor_clip: TensorClip | None = None,
         rewarm_steps: int = 0,
         replay: bool = False,
     ) -> None:
@@ -48,6 +51,7 @@ class Update:
         self._clip_norm = clip_norm
         self._clip_value = clip_value
         self._clip_rule = clip_rule
+        self._tensor_clip = tensor_clip
         self._lr = learning_rate
         self._recovery = recovery
         self._probing = probing
@@ -172,6 +176,12 @@ class Update:
 
     def _clip(self, look: Look, *, limit: float | None) -> bool:
         norm = look.signals.grad_norm
+        if self._tensor_clip is not None and math.isfinite(norm):
+            clipped = self._tensor_clip.clip_(look)
+            if self._clip_norm is not None:  # what was measured no longer holds
+                look.norms = measure(look.grads, look.layout)
+                scale_by_norm_(look.grads, look.layout, look.norms, max_norm=self._clip_norm)
+            return clipped
         fixed = math.inf if self._clip_norm is None else self._clip_norm
         learned = self._learned_limit(norm)
         if limit is not None:

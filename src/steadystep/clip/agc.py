@@ -60,6 +60,12 @@ def agc_(params: Params, *, clip_factor: float = 0.01, eps: float = 1e-3, exclud
     return ClipReport(norm_before=before, scale=after / before, clipped=True, finite=True)
 
 
+def scale_units_(params: Iterable[Parameter], *, clip_factor: float = 0.01, eps: float = 1e-3) -> None:
+    """As `agc_` for gradients that are known to be finite, without a report and without a host read."""
+    for parameter in params:
+        _units(parameter, clip_factor, eps).scale_()
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Units:

@@ -1,0 +1,362 @@
+"""States kept in memory: which, how often, how many, and that going back is exact."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import steadystep
+from steadystep.recovery import Holdings, Snapshots
+from steadystep.recovery.ring import to_replace
+from tests.loops import OPTIMIZERS, assert_same, batches, full_state, small_net, squared
+
+CPU = torch.device("cpu")
+
+
+class TestRing:
+    def walk(self, interval: int, count: int, times: int, *, suspected: int | None = None) -> list[list[int]]:
+        """The steps that are remembered after each of `times` snapshots."""
+        steps: list[int] = []
+        seen = []
+        for now in range(0, interval * times, interval):
+            if len(steps) >= count:
+                since = suspected if suspected is not None and suspected < now else None
+                steps.pop(to_replace(steps, now=now, interval=interval, suspected_since=since))
+            steps.append(now)
+            seen.append(list(steps))
+        return seen
+
+    @given(st.integers(1, 200), st.integers(2, 6), st.integers(1, 80))
+    def test_young_and_old_are_always_at_hand(self, interval: int, count: int, times: int) -> None:
+        for steps in self.walk(interval, count, times):
+            ages = [(steps[-1] - step) // interval for step in steps]
+            assert steps == sorted(steps)
+            assert len(steps) <= count
+            assert ages[-1] == 0
+            if steps[-1] >= 5 * interval and count > 2:
+                assert 4 <= ages[0] <= 13  # an old one, but not for ever
+
+    @given(st.integers(1, 50), st.integers(2, 5), st.integers(1, 2000), st.integers(1, 30))
+    def test_the_last_from_before_a_suspicion_is_kept(self, interval: int, count: int, since: int, more: int) -> None:
+        began = since // interval
+        seen = self.walk(interval, count, began + more, suspected=since)
+        before = [step for step in seen[min(began, len(seen) - 1)] if step < since]
+        assert all(before[-1] in steps for steps in seen[began:])
+
+    def test_one_place_is_overwritten_each_time(self) -> None:
+        assert to_replace([7], now=100, interval=20) == 0
+        assert to_replace([7], now=1000, interval=20, suspected_since=50) == 0
+
+    @given(
+        st.lists(st.integers(-1, 500), min_size=1, max_size=5, unique=True).map(sorted),
+        st.integers(1, 100),
+        st.none() | st.integers(0, 500),
+    )
+    def test_it_is_always_a_place(self, steps: list[int], interval: int, since: int | None) -> None:
+        place = to_replace(steps, now=steps[-1] + interval, interval=interval, suspected_since=since)
+        assert 0 <= place < len(steps)
+
+
+def holdings(model: nn.Module, optimizer: Optimizer) -> Holdings:
+    return Holdings(model, optimizer, lambda: [p for p in model.parameters() if p.requires_grad])
+
+
+def snapshots(model: nn.Module, optimizer: Optimizer, **options: Any) -> Snapshots:
+    return Snapshots(holdings(model, optimizer), **{"count": 3, "device": CPU} | options)
+
+
+def train(model: nn.Module, optimizer: Optimizer, data: list[Tensor]) -> None:
+    for x in data:
+        optimizer.zero_grad()
+        squared(model, x).backward()
+        optimizer.step()
+
+
+def take(kept: Snapshots, step: int, **more: Any) -> None:
+    kept.take(step=step, updates=step, lr=0.1, parts={}, **more)
+
+
+class TestGoingBack:
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    @pytest.mark.parametrize("before", [0, 4])
+    def test_weights_buffers_and_moments_are_what_they_were(self, name: str, before: int) -> None:
+        """With `before` 0 the optimizer has no state yet: what it makes later must go again."""
+        model = small_net()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        kept = snapshots(model, optimizer)
+        train(model, optimizer, batches(before))
+        expected, references = full_state(model, optimizer), [p.data_ptr() for p in model.parameters()]
+        take(kept, 7)
+        train(model, optimizer, batches(5, seed=2))
+        assert any(not torch.equal(a, b) for a, b in zip(expected.values(), model.state_dict().values(), strict=False))
+        assert kept.go_back(7, replay=False).updates == 7
+        assert_same(expected, full_state(model, optimizer))
+        assert [p.data_ptr() for p in model.parameters()] == references  # in place: others hold them too
+        # And twice: going back does not wear the snapshot out.
+        train(model, optimizer, batches(5, seed=3))
+        kept.go_back(7, replay=False)
+        assert_same(expected, full_state(model, optimizer))
+
+    def test_training_goes_on_as_it_did(self) -> None:
+        data = batches(8)
+        for make in OPTIMIZERS.values():
+            model = small_net(dropout=0.0)
+            optimizer = make(model.parameters())
+            kept = snapshots(model, optimizer)
+            train(model, optimizer, data[:3])
+            take(kept, 0)
+            train(model, optimizer, data[3:])
+            expected = full_state(model, optimizer)
+            kept.go_back(0, replay=False)
+            train(model, optimizer, data[3:])
+            assert_same(expected, full_state(model, optimizer))
+
+    def test_groups_go_back_but_the_learning_rate_is_its_owners(self) -> None:
+        model = small_net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.2)
+        group = optimizer.param_groups[0]
+        group["betas"], group["mark"], group["initial_lr"] = (0.8, 0.9), torch.tensor(1.0), 0.1
+        kept = snapshots(model, optimizer)
+        take(kept, 0)
+        group["mark"].fill_(5.0)
+        group.update(lr=0.3, weight_decay=0.5, betas=(0.1, 0.2), initial_lr=0.4)
+        kept.go_back(0, replay=False)
+        assert (group["weight_decay"], group["betas"], float(group["mark"])) == (0.2, (0.8, 0.9), 1.0)
+        assert (group["lr"], group["initial_lr"]) == (0.3, 0.4)
+        assert group["params"] == list(model.parameters())
+
+    def test_buffers_that_changed_their_shape_or_came_and_went(self) -> None:
+        model = small_net()
+        model.register_buffer("cache", torch.ones(2))
+        model.register_buffer("none", None)
+        kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        take(kept, 0)
+        model.cache = torch.zeros(5)
+        model.none = torch.zeros(1)
+        kept.go_back(0, replay=False)
+        assert model.cache.tolist() == [1.0, 1.0]
+        model.cache.fill_(9.0)
+        model.cache = None
+        kept.go_back(0, replay=False)
+        assert model.cache.tolist() == [1.0, 1.0]
+
+    def test_moments_alone(self) -> None:
+        model = small_net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        kept = snapshots(model, optimizer)
+        train(model, optimizer, batches(3))
+        old = full_state(model, optimizer)
+        take(kept, 0)
+        train(model, optimizer, batches(3, seed=2))
+        optimizer.param_groups[0]["weight_decay"] = 0.5
+        new = full_state(model, optimizer)
+        kept.moments_back(0)
+        now = full_state(model, optimizer)
+        assert_same({k: v for k, v in now.items() if k.startswith("model.")}, {k: new[k] for k in new if "model." in k})
+        assert_same({k: v for k, v in now.items() if k.startswith("opt")}, {k: old[k] for k in old if "optim" in k})
+        assert optimizer.param_groups[0]["weight_decay"] == 0.5
+
+    def test_frozen_parameters_are_left_out_and_alone(self) -> None:
+        model = small_net()
+        model[0].weight.requires_grad_(False)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        kept = snapshots(model, optimizer)
+        take(kept, 0)
+        assert sum(key[0] == "parameter" for key in kept.states[0].tensors) == len(list(model.parameters())) - 1
+        with torch.no_grad():
+            model[0].weight.fill_(3.0)
+        kept.go_back(0, replay=False)
+        assert bool((model[0].weight == 3.0).all())
+
+    @pytest.mark.parametrize("replay", [True, False])
+    def test_random_numbers_go_back_only_for_a_replay(self, replay: bool) -> None:
+        model = small_net()
+        kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        take(kept, 0)
+        first = torch.rand(3)
+        second_state = torch.get_rng_state()
+        kept.go_back(0, replay=replay)
+        if replay:
+            assert torch.equal(torch.rand(3), first)
+        else:
+            assert torch.equal(torch.get_rng_state(), second_state)
+
+    def test_younger_states_are_forgotten(self) -> None:
+        model = small_net()
+        kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in (0, 20, 40):
+            take(kept, step)
+        kept.go_back(20, replay=False)
+        assert [state.step for state in kept.states] == [0, 20]
+
+    def test_kept_objects_go_along_by_value(self) -> None:
+        class Meter:
+            def __init__(self) -> None:
+                self.state = {"mean": torch.zeros(2), "seen": [1, (2, 3)], "name": "m"}
+
+            def state_dict(self) -> dict[str, Any]:
+                return self.state
+
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                self.state = state
+
+        model, meter = small_net(), Meter()
+        kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        kept.keep("meter", meter)
+        take(kept, 0)
+        for _ in range(2):
+            meter.state["mean"].add_(1.0)
+            meter.state["seen"].append(4)
+            kept.go_back(0, replay=False)
+            assert meter.state["mean"].tolist() == [0.0, 0.0]
+            assert meter.state["seen"] == [1, (2, 3)]
+
+    def test_memory_is_used_again(self) -> None:
+        model = small_net()
+        kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1), count=2)
+        take(kept, 0)
+        take(kept, 20)
+        places = {tensor.data_ptr() for state in kept.states for tensor in state.tensors.values()}
+        for step in range(40, 400, 20):
+            take(kept, step)
+        assert {tensor.data_ptr() for state in kept.states for tensor in state.tensors.values()} == places
+
+    def test_forget(self) -> None:
+        model = small_net()
+        kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        take(kept, 100)
+        assert not kept.due(101)
+        kept.forget()
+        assert kept.states == ()
+        assert kept.due(5)
+
+
+class Clock:
+    """Time that passes only when told to: each copy takes `copy_s`."""
+
+    def __init__(self, copy_s: float) -> None:
+        self.now, self.copy_s, self.reads = 1000.0, copy_s, 0
+
+    def __call__(self) -> float:
+        self.reads += 1
+        if self.reads % 2 == 0:  # asked once before the copy and once after
+            self.now += self.copy_s
+        return self.now
+
+
+class TestHowOften:
+    def interval(self, *, copy_s: float, step_s: float, share: float = 0.01, least: int = 20) -> int:
+        model = small_net()
+        clock = Clock(copy_s)
+        kept = snapshots(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            clock=clock,
+            time_share=share,
+            min_interval=least,
+        )
+        step = 0
+        for _ in range(5):
+            take(kept, step)
+            step += kept.interval
+            clock.now += kept.interval * step_s
+        return kept.interval
+
+    @pytest.mark.parametrize(
+        ("copy_s", "step_s", "share", "least", "expected"),
+        [
+            (1.0, 1.0, 0.01, 20, 101),  # a copy per 100 steps is a hundredth
+            (1.0, 1.0, 0.05, 20, 21),
+            (0.1, 1.0, 0.01, 20, 20),  # cheap: no more often than a state takes to become good
+            (0.1, 1.0, 0.01, 5, 11),
+            (50.0, 1.0, 0.01, 20, 200),  # dear: more would be lost by going back
+        ],
+    )
+    def test_copying_stays_within_its_share(
+        self, copy_s: float, step_s: float, share: float, least: int, expected: int
+    ) -> None:
+        found = self.interval(copy_s=copy_s, step_s=step_s, share=share, least=least)
+        assert found == pytest.approx(expected, abs=1)
+
+    @given(st.floats(1e-4, 1.9), st.floats(0.001, 0.5), st.integers(1, 50))
+    def test_whatever_it_costs(self, copy_s: float, share: float, least: int) -> None:
+        found = self.interval(copy_s=copy_s, step_s=1.0, share=share, least=least)
+        assert least <= found <= max(least, 200)
+        assert found >= min(200, copy_s / share) * 0.999
+
+    def test_a_pause_of_the_machine_does_not_count(self) -> None:
+        model = small_net()
+        clock = Clock(1.0)
+        kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1), clock=clock, time_share=0.02)
+        for i, pause in enumerate((0.0, 0.0, 0.0, 1e6, 0.0)):
+            take(kept, 100 * i)
+            clock.now += 100.0 + pause
+        assert kept.interval == pytest.approx(50, abs=1)
+
+    def test_due_follows_the_interval(self) -> None:
+        model = small_net()
+        kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1), min_interval=30)
+        assert kept.due(0)
+        take(kept, 10)
+        assert [kept.due(step) for step in (11, 39, 40)] == [False, False, True]
+
+
+class TestHowMany:
+    def affordable(self, states: float, count: int = 3) -> Snapshots:
+        model = nn.Linear(100, 10, bias=False)
+        size = 1000 * 4 * 3  # Adam's moments are not there yet, and will be
+        optimizer = torch.optim.AdamW(model.parameters())
+        return snapshots(model, optimizer, count=count, memory_bytes=states * size)
+
+    def test_what_the_memory_bears_is_taken_and_the_rest_is_told(self) -> None:
+        kept = self.affordable(2.5)
+        with pytest.warns(UserWarning, match="2 instead of 3"):
+            take(kept, 0)
+        for step in (20, 40, 60):
+            take(kept, step)
+        assert len(kept.states) == 2
+
+    def test_none_is_told_too(self) -> None:
+        kept = self.affordable(0.9)
+        with pytest.warns(UserWarning, match="no rolling back"):
+            take(kept, 0)
+        assert kept.states == ()
+        assert not kept.due(1000)
+
+    def test_enough_is_not_worth_a_word(self) -> None:
+        kept = self.affordable(3.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for step in range(0, 100, 20):
+                take(kept, step)
+        assert len(kept.states) == 3
+
+    def test_zero_means_none(self) -> None:
+        kept = self.affordable(math.inf, count=0)
+        assert not kept.due(0)
+        take(kept, 0)
+        assert kept.states == ()
+
+
+def test_a_guard_gives_each_state_a_witness() -> None:
+    model = small_net(dropout=0.0)
+    guard = steadystep.Guard(
+        model,
+        torch.optim.AdamW(model.parameters()),
+        config={"recovery": {"trust_steps": 5, "snapshot_time_share": 0.9}},
+    )
+    losses = [guard.step(lambda x=x: squared(model, x)).loss for x in batches(30)]
+    states = guard._recovery.states
+    assert len(states) == 3
+    assert states[0].step == -1
+    for state in states:
+        recipe, then = state.witness
+        assert then == losses[state.step + 1]
+        assert float(recipe.run_again().detach()) != then  # the weights have moved on
+        assert state.updates == state.step + 1
