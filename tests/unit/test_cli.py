@@ -1,5 +1,6 @@
 """The command as a person runs it: in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -55,3 +56,20 @@ def test_demo_tells_the_story_without_control_codes_in_a_pipe() -> None:
     assert "nan" in rows["unguarded"]
     assert "lost" in rows["unguarded"]
     assert "finite" in rows["guarded"]
+
+
+def test_find_lr_on_a_built_in_task() -> None:
+    done = steadystep("find-lr", "clusters", "--steps", "40", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert 1e-4 < told["suggested"] < 10.0
+    shown = steadystep("find-lr", "clusters", "--steps", "40").stdout
+    assert "suggested:" in shown
+    assert "verdict:" in shown
+
+
+def test_find_lr_names_the_nearest_task() -> None:
+    done = steadystep("find-lr", "cluster")
+    assert done.returncode == 2
+    assert "clusters" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -43,6 +43,22 @@ def demo(
     run(steps=steps, seed=seed)
 
 
+@app.command("find-lr")
+def find_lr(
+    task: str = typer.Argument(help="A built-in task, such as gpt, clusters, regression or rnn."),
+    seed: int = typer.Option(0, min=0, help="Another seed, another model and other batches."),
+    steps: int = typer.Option(100, min=20, help="Learning rates to try, one training step each."),
+    as_json: bool = typer.Option(False, "--json", help="For a program."),
+) -> None:
+    """Sweep the learning rate of a built-in task and say which one to train with.
+
+    Example: steadystep find-lr gpt
+    """
+    from steadystep.cli.find_lr import run
+
+    run(task, seed=seed, steps=steps, as_json=as_json)
+
+
 def main() -> None:
     """Entry point: a user's mistake is a message and exit code 2, Ctrl-C is 130."""
     try:
