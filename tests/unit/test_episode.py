@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.policy import Episode
-from steadystep.records import Finding, Severity
+from steadystep.policy import Budget, Episode
+from steadystep.records import Diagnosis, Finding, Outcome, Plan, Severity
 
 
 def sign(
@@ -69,6 +69,16 @@ def test_a_rollback_closes_it() -> None:
     assert episode.first_sign is None
     assert episode.suspected_since(100) is None
     assert episode.calm(100)
+
+
+def test_a_budget_closes_it_when_a_rollback_was_carried_out() -> None:
+    budget = Budget()
+    budget.see(Diagnosis(findings=sign(100)))
+    plan = Plan(steps=("rollback",), to=40)
+    budget.count(Outcome(step=100, reading=1.0, stepped=False, plan=plan))
+    assert budget.episode.first_sign == 100
+    budget.count(Outcome(step=101, reading=1.0, stepped=False, plan=plan, restored=41))
+    assert budget.episode.first_sign is None
 
 
 def test_a_suspicion_lasts_for_fifty_steps_and_needs_no_severity() -> None:

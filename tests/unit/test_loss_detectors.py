@@ -4,7 +4,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -52,17 +52,16 @@ HEALTHY: dict[str, Curve] = {
 }
 
 
-@pytest.mark.parametrize("kind", HEALTHY)
-def test_no_more_than_a_note_on_healthy_losses(kind: str) -> None:
-    for seed in range(3):
+def test_no_more_than_a_note_on_healthy_losses() -> None:
+    for seed, (kind, curve) in product(range(3), HEALTHY.items()):
         rng = random.Random(f"{seed} {kind}")
-        losses = [HEALTHY[kind](i, rng) for i in range(STEPS)]
+        losses = [curve(i, rng) for i in range(STEPS)]
         rates = [_restarts(i) for i in range(STEPS)] if kind == "warm restarts" else None
         for detector in (LossSpike(), SlowDivergence(), WorseThanBest()):
             found = fed(detector, losses, lrs=rates)
-            assert {f.severity for f in found} <= {"info"}, detector.name
-            assert found == [] or kind not in ("falling", "zero mean", "flat", "constant"), detector.name
-        assert fed(NotHealing(), losses, lrs=rates) == []
+            assert {f.severity for f in found} <= {"info"}, (kind, detector.name)
+            assert found == [] or kind not in ("falling", "zero mean", "flat", "constant"), (kind, detector.name)
+        assert fed(NotHealing(), losses, lrs=rates) == [], kind
 
 
 class TestLossSpike:
@@ -332,9 +331,8 @@ class TestLearningRateJump:
         assert found.usual == 0.01
         assert found.limit == pytest.approx(0.1)
 
-    @pytest.mark.parametrize(
-        ("rates", "told"),
-        [
+    def test_which_leaps_count(self) -> None:
+        for rates, told in (
             ([0.01] * 40 + [0.1] * 9, []),  # ten times is not more than ten times
             ([0.01] * 40 + [0.101] * 9, [40]),
             ([0.01] * 31 + [0.3] * 9, []),  # the first steps of a warm-up
@@ -344,10 +342,8 @@ class TestLearningRateJump:
             ([0.01] * 40 + [math.nan] + [0.3], [41]),
             ([0.01] * 40 + [0.3, 0.01, 0.3, 0.01, 0.3], [40]),
             ([0.01] * 40 + [0.3] * 3 + [9.0], [40, 43]),
-        ],
-    )
-    def test_which_leaps_count(self, rates: list[float], told: list[int]) -> None:
-        assert [f.step for f in self.jumps(rates)] == told
+        ):
+            assert [f.step for f in self.jumps(rates)] == told
 
     @pytest.mark.xfail(reason="steps at a learning rate of exactly 0 count", strict=True)
     def test_steps_without_a_rate_do_not_count(self) -> None:

@@ -268,21 +268,16 @@ class TestHowOften:
             clock.now += kept.interval * step_s
         return kept.interval
 
-    @pytest.mark.parametrize(
-        ("copy_s", "step_s", "share", "least", "expected"),
-        [
+    def test_copying_stays_within_its_share(self) -> None:
+        for copy_s, step_s, share, least, expected in (
             (1.0, 1.0, 0.01, 20, 101),  # a copy per 100 steps is a hundredth
             (1.0, 1.0, 0.05, 20, 21),
             (0.1, 1.0, 0.01, 20, 20),  # cheap: no more often than a state takes to become good
             (0.1, 1.0, 0.01, 5, 11),
             (50.0, 1.0, 0.01, 20, 200),  # dear: more would be lost by going back
-        ],
-    )
-    def test_copying_stays_within_its_share(
-        self, copy_s: float, step_s: float, share: float, least: int, expected: int
-    ) -> None:
-        found = self.interval(copy_s=copy_s, step_s=step_s, share=share, least=least)
-        assert found == pytest.approx(expected, abs=1)
+        ):
+            found = self.interval(copy_s=copy_s, step_s=step_s, share=share, least=least)
+            assert found == pytest.approx(expected, abs=1)
 
     @given(st.floats(1e-4, 1.9), st.floats(0.001, 0.5), st.integers(1, 50))
     def test_whatever_it_costs(self, copy_s: float, share: float, least: int) -> None:

@@ -29,9 +29,8 @@ def finding(detector: str, severity: Severity = "act", *, value: float = 3.0, **
 
 
 class TestWhenItIsAsked:
-    @pytest.mark.parametrize(
-        ("found", "refused", "input_finite", "asked"),
-        [
+    def test_when(self) -> None:
+        for found, refused, input_finite, asked in (
             (finding("not-healing"), 0, None, True),
             (finding("slow-divergence", "info"), 0, None, True),
             (finding("slow-divergence", "warn", value=2.1), 0, None, False),  # cannot become a drift
@@ -42,12 +41,10 @@ class TestWhenItIsAsked:
             (finding("non-finite", "critical"), 2, True, True),
             (finding("non-finite", "critical"), 2, False, False),  # the data is the cause
             (finding("non-finite", "info"), 9, None, False),  # a scaler's routine
-        ],
-    )
-    def test_when(self, found: Finding, refused: int, input_finite: bool | None, asked: bool) -> None:
-        signals = replace(CALM, refused_in_a_row=refused, input_finite=input_finite)
-        assert needs_witness(signals, (found,)) is asked
-        assert needs_witness(signals, (finding("loss-spike", "info"), found)) is asked
+        ):
+            signals = replace(CALM, refused_in_a_row=refused, input_finite=input_finite)
+            assert needs_witness(signals, (found,)) is asked, found
+            assert needs_witness(signals, (finding("loss-spike", "info"), found)) is asked, found
 
     def test_nothing_found_asks_nobody(self) -> None:
         assert not needs_witness(replace(CALM, refused_in_a_row=9), ())
@@ -72,17 +69,16 @@ class TestWhatItWeighs:
         (found,) = weigh(heard(2.0, 2.3), (finding("slow-divergence", severity),))
         assert found == finding("slow-divergence", "act")
 
-    @pytest.mark.parametrize(
-        ("severity", "left"), [("info", "info"), ("warn", "warn"), ("act", "warn"), ("critical", "warn")]
-    )
-    def test_one_that_has_not_takes_the_urgency_away(self, severity: Severity, left: Severity) -> None:
-        (found,) = weigh(heard(2.0, 2.0), (finding("slow-divergence", severity),))
-        assert found.severity == left
+    def test_one_that_has_not_takes_the_urgency_away(self) -> None:
+        for severity, left in (("info", "info"), ("warn", "warn"), ("act", "warn"), ("critical", "warn")):
+            (found,) = weigh(heard(2.0, 2.0), (finding("slow-divergence", severity),))
+            assert found.severity == left
 
     def test_a_jump_that_the_weights_do_not_explain_is_a_warning(self) -> None:
         assert weigh(heard(2.0, 2.0), (finding("not-healing"),))[0].severity == "warn"
         assert weigh(heard(2.0, 2.9), (finding("not-healing"),))[0].severity == "act"
         assert weigh(heard(2.0, math.nan), (finding("not-healing"),))[0].severity == "act"
+        assert weigh(heard(2.0, 2.9), (finding("not-healing", "warn"),))[0].severity == "act"
 
     def test_others_are_not_its_business(self) -> None:
         found = (finding("gradient-spike"), finding("non-finite", "critical"), finding("mine"))
@@ -90,9 +86,8 @@ class TestWhatItWeighs:
 
 
 class TestDrift:
-    @pytest.mark.parametrize(
-        ("then", "now", "found", "drifted"),
-        [
+    def test_when(self) -> None:
+        for then, now, found, drifted in (
             (2.0, 2.21, finding("slow-divergence"), True),
             (2.0, 2.19, finding("slow-divergence"), False),  # the finding's own margin is 0.2
             (10.0, 10.29, finding("slow-divergence"), False),  # three hundredths of the batch's own loss
@@ -103,10 +98,8 @@ class TestDrift:
             (2.0, math.nan, finding("slow-divergence"), True),
             (2.0, math.inf, finding("slow-divergence"), True),
             (2.0, 9.0, finding("slow-divergence", usual=None), False),
-        ],
-    )
-    def test_when(self, then: float, now: float, found: Finding, drifted: bool) -> None:
-        assert has_drifted(heard(then, now), found) is drifted
+        ):
+            assert has_drifted(heard(then, now), found) is drifted, (then, now, found)
 
     def test_nobody_heard_is_no_drift(self) -> None:
         assert not has_drifted(CALM, finding("slow-divergence"))

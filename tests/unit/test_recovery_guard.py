@@ -1,0 +1,345 @@
+"""Recovery through the guard: real small models, findings at will, and what each setting does."""
+
+import gc
+import math
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import steadystep
+from steadystep.records import Finding, Outcome, Signals
+from steadystep.testing import check_detector
+from tests.loops import assert_same, batches, full_state, plain_run, small_net, squared
+
+# Only the gate and what a test adds itself.
+ALONE = {"training": {"stability_monitoring": False}}
+
+
+class Says:
+    """Claims what it is told to, at the steps it is told to; without a margin, so that no old batch is asked."""
+
+    def __init__(self, detector: str, at: Mapping[int, int | None], **more: Any) -> None:
+        self.name = detector
+        self._at = at
+        self._more = more
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        if signals.step not in self._at:
+            return ()
+        plain = {"severity": "act", "value": 1.0, "limit": 2.0, "since": self._at[signals.step]}
+        return (Finding(detector=self.name, step=signals.step, **plain | self._more),)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class LowAccuracy:
+    """A detector of one's own, in ten lines."""
+
+    name = "low-accuracy"
+
+    def __init__(self) -> None:
+        self.best = 0.0
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        now = signals.metrics.get("accuracy", self.best)
+        self.best = max(self.best, now if math.isfinite(now) else 0.0)
+        low = now < self.best / 2
+        what = {"value": now, "limit": self.best / 2, "what": "accuracy fell"}
+        return (Finding(detector=self.name, step=signals.step, severity="warn", **what),) if low else ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+
+
+def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
+    sections = {key for config in configs for key in config}
+    return {key: {k: v for config in configs for k, v in config.get(key, {}).items()} for key in sections}
+
+
+def rolling(at: int = 60, *, steps: int = 80, **recovery: Any) -> tuple[list[Outcome], steadystep.Guard]:
+    """A healthy run that is made to go back once; snapshots as often as they may be taken."""
+    model = small_net(dropout=0.0)
+    config = merged(ALONE, {"recovery": {"trust_steps": 4, "snapshot_time_share": 0.9} | recovery})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says("not-healing", {at: at})])
+    return [guard.step(lambda x=x: squared(model, x)) for x in batches(steps)], guard
+
+
+class TestADetectorOfOnesOwn:
+    def test_keeps_the_contract(self) -> None:
+        check_detector(LowAccuracy)
+
+    def test_is_heard_saved_and_taken_back(self) -> None:
+        model = small_net(dropout=0.0)
+        mine = LowAccuracy()
+        config = merged(ALONE, {"recovery": {"trust_steps": 4, "snapshot_time_share": 0.9}})
+        guard = steadystep.Guard(
+            model,
+            torch.optim.AdamW(model.parameters()),
+            config=config,
+            detectors=[mine, Says("not-healing", {40: 40})],
+        )
+        for i, x in enumerate(batches(41)):
+            outcome = guard.step(lambda x=x: squared(model, x), metrics={"accuracy": 0.9 if i == 38 else 0.3})
+            assert [f.what for f in outcome.findings if f.severity == "warn"] == ["accuracy fell"] * (i > 38)
+        assert outcome.restored is not None
+        assert outcome.plan.to < 38
+        assert mine.best == 0.3
+        assert guard.state_dict()["detector low-accuracy"] == {"best": 0.3}
+
+
+def test_poisoned_moments_are_restored_and_the_update_is_taken_with_them() -> None:
+    model = small_net(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    config = merged(ALONE, {"recovery": {"trust_steps": 5, "snapshot_time_share": 0.9}})
+    guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says("poisoned-moments", {50: 43})])
+    data, moments = batches(51), {}
+    for i, x in enumerate(data[:50]):
+        guard.step(lambda x=x: squared(model, x))
+        moments[i] = {n: optimizer.state[p]["exp_avg_sq"].clone() for n, p in model.named_parameters()}
+    clean = max(state.step for state in guard._recovery.states if state.step <= 43)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["exp_avg_sq"].mul_(1e8)
+    weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+    outcome = guard.step(lambda: squared(model, data[50]))
+    assert outcome.plan.steps == ("restore-moments",)
+    assert outcome.plan.to == clean
+    assert outcome.stepped
+    assert outcome.restored is None
+    for name, parameter in model.named_parameters():
+        twin, grad = optimizer.state[parameter], parameter.detach() - weights[name]
+        assert float(grad.abs().max()) > 0.0  # the weights went on from where they were
+        assert float(twin["exp_avg_sq"].max()) < 2.0 * float(moments[clean][name].max()) + 1.0
+        assert float(twin["step"]) == clean + 2  # as many as there were, and this one
+
+
+@pytest.mark.parametrize("given", ["closures", "tensors"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_rollback_restores_what_was_there(given: str, accumulate: int) -> None:
+    model = small_net(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    training = {"training": {"gradient_accumulation_steps": accumulate}}
+    config = merged(ALONE, training, {"recovery": {"trust_steps": 4, "snapshot_time_share": 0.9}})
+    guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says("not-healing", {30: 28})])
+    data, states = batches(40 * accumulate), {}
+    for i, x in enumerate(data):
+        outcome = guard.step((lambda x=x: squared(model, x)) if given == "closures" else squared(model, x))
+        if outcome.pending:
+            continue
+        if outcome.restored is not None:
+            break
+        states[i // accumulate] = full_state(model, optimizer)
+    assert outcome.step == 30
+    assert 0 < outcome.plan.to <= 24
+    assert_same(states[outcome.plan.to], full_state(model, optimizer))
+    assert guard.updates == outcome.restored == outcome.plan.to + 1
+    assert all(p.grad is None for p in model.parameters())
+    for x in data[:accumulate]:
+        outcome = guard.step((lambda x=x: squared(model, x)) if given == "closures" else squared(model, x))
+    assert outcome.stepped
+
+
+def test_closing_gives_the_memory_back() -> None:
+    _, guard = rolling()
+    assert guard._recovery.states
+    held = [weakref.ref(tensor) for state in guard._recovery.states for tensor in state.tensors.values()]
+    guard.close()
+    gc.collect()
+    assert not guard._recovery.states
+    assert all(ref() is None for ref in held)
+
+
+def test_another_state_loaded_means_other_weights() -> None:
+    _, guard = rolling(steps=50)
+    guard.load_state_dict(guard.state_dict())
+    assert not guard._recovery.states
+
+
+def test_careful_touches_neither_weights_nor_rate() -> None:
+    """Whatever is claimed, it is the plain loop to the bit; only gradients may be refused or made smaller."""
+    claims = [
+        Says("not-healing", {20: 10}),
+        Says("slow-divergence", {25: 10}),
+        Says("poisoned-moments", {30: 20}),
+        Says("learning-rate-jump", {35: None}, usual=1e-9),
+    ]
+    model, plain = small_net(dropout=0.0), small_net(dropout=0.0)
+    optimizer, plain_optimizer = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain))
+    guard = steadystep.Guard(model, optimizer, config=ALONE | {"mode": "careful"}, detectors=claims)
+    outcomes = [guard.step(lambda x=x: squared(model, x)) for x in batches(40)]
+    assert sum(len(outcome.findings) for outcome in outcomes) == 4
+    assert all(outcome.plan.proceeds and outcome.lr_mult == 1.0 for outcome in outcomes)
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    assert len(guard._recovery.states) == 0
+    plain_run(plain, plain_optimizer, batches(40))
+    assert_same(full_state(plain, plain_optimizer), full_state(model, optimizer))
+
+
+class TestRecoverySettings:
+    def test_lr_mult_is_what_a_rollback_leaves_of_the_rate(self) -> None:
+        for share in (0.3, 0.9):
+            outcomes, _ = rolling(lr_mult=share, rewarm_steps=0)
+            assert outcomes[60].plan.lr == pytest.approx(share * 1e-2)
+            assert outcomes[61].lr_mult == pytest.approx(share)
+        outcomes, _ = rolling(lr_mult=1.0, rewarm_steps=0)
+        assert "cut-lr" not in outcomes[60].plan.steps
+        assert {outcome.lr_mult for outcome in outcomes} == {1.0}
+
+    def test_rewarm_steps_is_how_long_the_rate_rises(self) -> None:
+        outcomes, _ = rolling(lr_mult=1.0, rewarm_steps=4)
+        assert [o.lr_mult for o in outcomes[61:66]] == pytest.approx([0.1, 0.325, 0.55, 0.775, 1.0])
+        outcomes, _ = rolling(lr_mult=1.0, rewarm_steps=0)
+        assert "rewarm" not in outcomes[60].plan.steps
+
+    def test_trust_steps_is_how_old_a_state_must_be(self) -> None:
+        for trust in (3, 12):
+            outcomes, _ = rolling(trust_steps=trust)
+            assert 60 - 3 * trust <= outcomes[60].plan.to <= 60 - trust
+
+    @pytest.mark.parametrize("skips", [True, False])
+    def test_skip_batches_false_gives_the_random_numbers_back(self, skips: bool) -> None:
+        model = small_net(dropout=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        config = merged(ALONE, {"recovery": {"trust_steps": 4, "skip_batches": skips}})
+        guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says("not-healing", {20: 20})])
+        numbers = {}
+        for i, x in enumerate(batches(21)):
+            numbers[i] = torch.get_rng_state()
+            outcome = guard.step(lambda x=x: squared(model, x))
+        assert torch.equal(torch.get_rng_state(), numbers[outcome.plan.to + 1]) is not skips
+        assert ("skip-batches" in outcome.plan.steps) is skips
+
+    def test_snapshots_is_how_many_are_kept(self) -> None:
+        for count in (1, 2, 5):
+            outcomes, guard = rolling(at=99, snapshots=count)
+            assert len(guard._recovery.states) == count
+        outcomes, guard = rolling(snapshots=0)
+        assert not guard._recovery.states
+        assert outcomes[60].restored is None
+
+    def test_snapshot_memory_gb_bounds_them(self) -> None:
+        size = 3 * 4 * sum(p.numel() for p in small_net().parameters())
+        with pytest.warns(UserWarning, match="1 instead of 3"):
+            _, guard = rolling(at=99, snapshot_memory_gb=1.5 * size / 2**30)
+        assert len(guard._recovery.states) == 1
+        with pytest.warns(UserWarning, match="no rolling back"):
+            outcomes, guard = rolling(snapshot_memory_gb=1e-9)
+        assert not guard._recovery.states
+        assert outcomes[60].plan.steps == ("cut-lr",)
+
+    def test_snapshot_time_share_is_how_often_they_are_taken(self) -> None:
+        intervals = []
+        for share in (0.5, 0.05):
+            _, guard = rolling(steps=0, snapshot_time_share=share)
+            kept = guard._recovery._snapshots
+            ticks = iter(range(4, 1000, 4))
+            kept._clock = lambda ticks=ticks: float(next(ticks))  # four seconds for a copy, as for ten steps
+            for step in (10, 20, 30):
+                kept.take(step=step, updates=step, lr=0.1, parts={})
+            intervals.append(kept.interval)
+        assert intervals == [21, 200]
+
+    def test_auto_recovery_false_keeps_nothing_and_never_goes_back(self) -> None:
+        model = small_net(dropout=0.0)
+        config = {"training": {"auto_recovery": False, "stability_monitoring": False}}
+        guard = steadystep.Guard(
+            model, torch.optim.AdamW(model.parameters()), config=config, detectors=[Says("not-healing", {60: 60})]
+        )
+        outcomes = [guard.step(lambda x=x: squared(model, x)) for x in batches(80)]
+        assert outcomes[60].diagnosis.damage == "weights"
+        assert all(outcome.plan.proceeds and outcome.lr_mult == 1.0 for outcome in outcomes)
+        assert not guard._recovery.states
+
+
+class Puppet:
+    """A loss and a gradient norm exactly as asked for; the weight hardly moves."""
+
+    def __init__(self, **monitoring: Any) -> None:
+        self.model = nn.Linear(1, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-9)
+        training = monitoring.pop("training", {})
+        self.guard = steadystep.Guard(
+            self.model, self.optimizer, config={"monitoring": monitoring, "training": training}
+        )
+
+    def step(self, *, loss: float = 2.0, norm: float = 2.0, lr: float = 1e-9) -> Outcome:
+        self.optimizer.param_groups[0]["lr"] = lr
+
+        def closure() -> Tensor:
+            weight = self.model.weight.sum()
+            return loss + norm * (weight - weight.detach())
+
+        return self.guard.step(closure)
+
+    def said(self, **look: float) -> set[str]:
+        return {finding.detector for finding in self.step(**look).findings}
+
+
+class TestMonitoringSettings:
+    def test_stability_monitoring_false_looks_for_nan_only(self) -> None:
+        for monitoring in (True, False):
+            puppet = Puppet(training={"stability_monitoring": monitoring})
+            for _ in range(60):
+                puppet.step()
+            assert puppet.step(norm=1e9).stepped is not monitoring
+            assert not puppet.step(loss=math.nan).stepped
+
+    def test_explosion_threshold_is_when_a_gradient_is_held_back(self) -> None:
+        for threshold, held in ((2.0, True), (10.0, True), (100.0, False)):
+            puppet = Puppet(explosion_threshold=threshold)
+            for _ in range(128):
+                puppet.step()
+            outcome = puppet.step(norm=2.0 * 15.0)  # 0.6 times the threshold, twice that for a run so young
+            assert (outcome.plan.steps == ("rescale",)) is held
+            assert outcome.clipped is held
+
+    def test_gradient_history_size_is_what_a_norm_is_compared_with(self) -> None:
+        for size, held in ((32, False), (128, True)):
+            puppet = Puppet(gradient_history_size=size)
+            for _ in range(300):
+                puppet.step()
+            for _ in range(20):
+                assert puppet.step(norm=10.0).plan.proceeds
+            assert ("gradient-spike" in puppet.said(norm=40.0)) is held
+
+    def test_divergence_threshold_is_when_a_loss_is_raised(self) -> None:
+        for threshold, noted in ((3.0, True), (8.0, False)):
+            puppet = Puppet(divergence_threshold=threshold)
+            for i in range(60):
+                puppet.step(loss=2.0 + (i % 5 - 2) / 10)
+            found = [puppet.said(loss=2.9) for _ in range(6)]
+            assert ("loss-spike" in found[0]) is noted
+            assert ("not-healing" in found[5]) is noted
+
+    def test_loss_window_size_is_what_a_loss_is_compared_with(self) -> None:
+        for size, noted in ((32, False), (128, True)):
+            puppet = Puppet(loss_window_size=size)
+            for i in range(200):
+                puppet.step(loss=2.0 + (i % 5 - 2) / 10)
+            for i in range(20):
+                assert "loss-spike" not in puppet.said(loss=2.5 + (i % 5 - 2) / 10)
+            assert ("loss-spike" in puppet.said(loss=3.8)) is noted
+
+    def test_lr_max_is_a_warning_above(self) -> None:
+        for bound, told in ((1e-3, True), (1e-1, False)):
+            puppet = Puppet(lr_max=bound)
+            puppet.step(lr=9e-4)
+            assert puppet.said(lr=2e-3) == ({"learning-rate-bounds"} if told else set())
+
+    def test_lr_min_is_a_warning_below(self) -> None:
+        for bound, told in ((1e-3, True), (1e-6, False)):
+            puppet = Puppet(lr_min=bound)
+            puppet.step(lr=1e-2)
+            puppet.step(lr=1e-2)
+            assert puppet.said(lr=1e-4) == ({"learning-rate-bounds"} if told else set())
