@@ -7,6 +7,7 @@ quiet wakes up as a whole when one of them moves or when it changes between trai
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -107,9 +108,19 @@ class Buffers:
         if targets:
             torch._foreach_copy_(targets, sources)
 
-    def tensors(self) -> list[Tensor]:
-        """Every buffer that can be copied and put back."""
-        return [slot.tensor for slot in self._slots if slot.tensor is not None]
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Whatever happens inside, buffers are afterwards what they were: the same tensors with the same content."""
+        kept = [(slot, slot.owner.get(slot.key)) for slot in self._slots]
+        copies = [None if tensor is None or not _is_plain(tensor) else tensor.detach().clone() for _, tensor in kept]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for (slot, tensor), copy in zip(kept, copies, strict=True):
+                    slot.owner[slot.key] = tensor
+                    if tensor is not None and copy is not None:
+                        tensor.copy_(copy)
 
     @property
     def finite(self) -> bool:

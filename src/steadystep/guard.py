@@ -140,12 +140,13 @@ class Guard:
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed, without stepping: for loops that update by themselves.
 
-        `plan.proceeds` says whether the update may be applied; tell the guard with `commit` what you did.
+        `plan.proceeds` says whether the update may be applied; tell the guard with `commit` what you did. Weights and
+        learning rates stay yours: there is no rolling back here.
         """
         with self._passes:
             self._lr.place(self.updates)
             self._inspected = self._looker.look(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
-            self._verdict = self._judge.judge(self._inspected, updates=self.updates)
+            self._verdict = self._judge.judge(self._inspected, updates=self.updates, careful=True)
             return self._verdict[1]
 
     def commit(self, *, stepped: bool) -> Outcome:
@@ -153,8 +154,6 @@ class Guard:
         if self._inspected is None:
             raise MisuseError("commit() closes an inspect(): call guard.inspect(loss) first")
         look, (diagnosis, plan), self._inspected = self._inspected, self._verdict, None
-        if plan.to is not None and "rollback" in plan.steps and not stepped:
-            return self._settled(self._action.go_back(plan, look, diagnosis))
         return self._settled(self._action.report(plan, look, diagnosis, stepped=stepped))
 
     def _look(self, kept: Sequence[int]) -> Look:

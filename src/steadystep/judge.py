@@ -1,6 +1,5 @@
 """NOTICE ─► EXPLAIN ─► DECIDE for one look. The stages do not know each other; here they meet."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -27,24 +26,22 @@ class Judge:
     limits: Limits
     mode: Mode
 
-    def judge(self, look: Look, *, updates: int) -> tuple[Diagnosis, Plan]:
+    def judge(self, look: Look, *, updates: int, careful: bool = False) -> tuple[Diagnosis, Plan]:
         """`updates` is how many the weights contain: going back to those in place would change nothing."""
         found = tuple([finding for detector in self.detectors for finding in detector.update(look.signals)])
         if not found:
             return _HEALTHY
         if needs_witness(look.signals, found):
-            level = max((f.value for f in found if f.since is not None), default=math.inf)
-            stuck = look.signals.refused_in_a_row > 0
-            witness = self.recovery.testify(before=first_sign(found), level=level, backward=stuck)
+            witness = self.recovery.testify(look.signals, before=first_sign(found))
             look.signals = replace(look.signals, witness=witness)
-            found = weigh(look.signals, found)
+            found = self.budget.episode.twice(weigh(look.signals, found), heard=witness is not None)
         diagnosis = explain(look.signals, found)
         self.budget.see(diagnosis)
         return diagnosis, decide(
             look.signals,
             diagnosis,
             budget=self.budget,
-            mode=self.mode,
+            mode="careful" if careful and self.mode == "autopilot" else self.mode,
             states=[state for state in self.recovery.states if state.updates < updates],
             limits=self.limits,
             ceiling=self.learning_rate.ceiling.lr,

@@ -104,14 +104,16 @@ class InputStats(Record):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness(Record):
-    """The same batch with the same random numbers, at an older state and now. Asked only in trouble."""
+    """The present batch under older weights and under the present ones, same random numbers. Asked only in trouble."""
 
     __pydantic_config__ = _JSON
 
     step: int
-    """When the batch was first seen."""
+    """The step whose weights were tried."""
     then: float
+    """The loss with those weights."""
     now: float
+    """The loss with the present ones."""
     lr: float = 0.0
     """The learning rate that was in use then."""
 
@@ -138,6 +140,8 @@ class Signals(Record):
     """Buffers that the forward pass made non-finite."""
     lr: float = 0.0
     """The largest learning rate of all parameter groups."""
+    announced_lr: float = 0.0
+    """The largest learning rate that a scheduler of the user's has said it will come to; 0 when none has."""
     scale: float = 1.0
     """The loss scale the gradients were computed with (1.0 without a scaler)."""
     scaled: bool = False

@@ -88,6 +88,36 @@ def test_a_suspicion_lasts_for_fifty_steps_and_needs_no_severity() -> None:
     assert noted(sign(100, severity="info", detector="loss-spike", since=70)).suspected_since(100) is None
 
 
+class TestTwice:
+    def confirmed(self, episode: Episode, step: int, *, heard: bool = True, detector: str = "slow-divergence") -> str:
+        (found,) = episode.twice(sign(step, detector=detector), heard=heard)
+        return found.severity
+
+    def test_a_creeping_loss_must_be_confirmed_on_a_second_batch(self) -> None:
+        episode = Episode()
+        assert [self.confirmed(episode, step) for step in (100, 150, 201, 250)] == ["warn", "act", "warn", "act"]
+
+    def test_nobody_heard_leaves_it_as_it_was(self) -> None:
+        episode = Episode()
+        assert self.confirmed(episode, 100, heard=False) == "act"
+        assert self.confirmed(episode, 110) == "warn"
+
+    def test_others_and_notes_are_left_alone(self) -> None:
+        episode = Episode()
+        assert self.confirmed(episode, 100, detector="not-healing") == "act"
+        assert episode.twice(sign(100, detector="slow-divergence", severity="info"), heard=True)[0].severity == "info"
+        assert self.confirmed(episode, 101) == "warn"
+
+    def test_a_rollback_begins_anew_and_a_resume_does_not(self) -> None:
+        episode = Episode()
+        self.confirmed(episode, 100)
+        twin = Episode()
+        twin.load_state_dict(json.loads(json.dumps(episode.state_dict())))
+        assert self.confirmed(twin, 110) == "act"
+        episode.close()
+        assert self.confirmed(episode, 110) == "warn"
+
+
 steps = st.lists(
     st.tuples(st.integers(0, 120), st.integers(0, 200), st.sampled_from(["info", "warn", "act", "critical"])),
     max_size=30,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadystep.policy import Budget, Limits, decide
-from steadystep.records import Damage, Diagnosis, Finding, Outcome, Plan, Severity, Signals
+from steadystep.records import Damage, Diagnosis, Finding, Outcome, Plan, Severity, Signals, Witness
 
 GOOD = Signals(step=500, loss=2.0, losses=(2.0,), grad_norm=1.0, lr=0.1)
 LR_STEPS = {"cut-lr", "hold-lr", "rewarm"}
@@ -47,6 +47,7 @@ OVERFLOW = finding("non-finite", "info", value=math.inf)
 JUMP = finding("learning-rate-jump", usual=0.02)
 POISON = finding("poisoned-moments", since=400)
 STUCK = finding("not-healing", since=490)
+HEARD = replace(GOOD, witness=Witness(step=300, then=1.0, now=2.0))
 GROUP = replace(GOOD, losses=(2.0, 2.0), repeatable=True)
 
 
@@ -68,6 +69,7 @@ TABLE = [
     (GOOD, diagnosed(NAN, SPIKE), Plan(steps=("skip-step",))),
     (GOOD, diagnosed(OVERFLOW), Plan(steps=("back-off-scale",))),
     (GOOD, diagnosed(OVERFLOW, NAN), Plan(steps=("skip-step",))),
+    (GOOD, diagnosed(replace(JUMP, usual=0.0)), Plan()),
     (GOOD, diagnosed(JUMP), Plan(steps=("hold-lr",), lr=0.02)),
     (GOOD, diagnosed(JUMP, SPIKE), Plan(steps=("rescale", "hold-lr"), norm=3.0, lr=0.02)),
     (GOOD, diagnosed(JUMP, NAN), Plan(steps=("skip-step", "hold-lr"), lr=0.02)),
@@ -104,14 +106,22 @@ class TestGoingBack:
     def test_again_means_older_and_deeper(self) -> None:
         budget = Budget()
         rolled_back(budget, at=450, to=390)
-        plan = self.plan(budget=budget)
+        plan = self.plan(budget=budget, signals=HEARD)
         assert plan.to == 300
         assert plan.lr == pytest.approx(0.5 * 0.1)
 
     def test_again_with_nothing_older_goes_to_the_oldest(self) -> None:
         budget = Budget()
         rolled_back(budget, at=450, to=300)
-        assert self.plan(budget=budget).to == 300
+        assert self.plan(budget=budget, signals=HEARD).to == 300
+
+    def test_again_without_anybody_to_ask_is_left_alone(self) -> None:
+        """Going back has not helped, so it is the data; a bad update is refused all the same."""
+        budget = Budget()
+        rolled_back(budget, at=450, to=390)
+        assert self.plan(budget=budget).proceeds
+        found = diagnosed(STUCK, NAN, damage=Damage.WEIGHTS)
+        assert "rollback" in decide(GOOD, found, budget=budget, states=[State(300)]).steps
 
     def test_long_ago_is_not_again(self) -> None:
         budget = Budget()
@@ -150,6 +160,9 @@ class TestGoingBack:
         assert plan.steps == ("cut-lr",)
         assert plan.lr == pytest.approx(0.07)
         assert self.plan(states=[State(485, lr=0.01)]).lr == pytest.approx(0.007)  # too young to trust, yet a witness
+        assert self.plan(states=[State(485, lr=1e-9)]).lr == pytest.approx(0.001)  # never below a hundredth
+        assert self.plan(states=[], signals=replace(GOOD, lr=0.0)).lr is None
+        assert self.plan(states=[], ceiling=0.05).proceeds  # that was done already
 
     def test_with_nothing_to_go_back_to_a_bad_update_is_refused(self) -> None:
         found = diagnosed(NAN, damage=Damage.WEIGHTS)
@@ -160,9 +173,12 @@ class TestGoingBack:
     def test_rollbacks_spent_is_the_end(self) -> None:
         budget = Budget(max_rollbacks=2)
         rolled_back(budget, at=300, to=200)
-        assert "rollback" in self.plan(budget=budget).steps
+        assert "rollback" in self.plan(budget=budget, signals=HEARD).steps
         rolled_back(budget, at=400, to=200)
-        assert self.plan(budget=budget).steps == ("skip-step", "stop")
+        plan = self.plan(budget=budget, signals=HEARD)
+        assert plan.steps == ("rollback", "stop")  # with good weights in place
+        assert plan.lr is None
+        assert self.plan(budget=budget, signals=HEARD, states=[]).steps == ("skip-step", "stop")
 
 
 def test_careful_and_observe_leave_out_what_autopilot_would_do() -> None:
@@ -221,6 +237,7 @@ situations = st.builds(
     grad_norm=st.floats(min_value=0.0),
     lr=st.floats(1e-6, 1.0),
     repeatable=st.booleans(),
+    witness=st.none() | st.just(Witness(step=300, then=1.0, now=2.0)),
 )
 remembered = st.lists(st.builds(State, st.integers(-1, 499), st.floats(1e-6, 1.0)), max_size=4).map(
     lambda states: sorted(states, key=lambda state: state.step)
@@ -309,13 +326,13 @@ def test_every_plan_makes_sense(
     assert plan.to is None or plan.to in [state.step for state in states]
     assert (plan.lr is None) == steps.isdisjoint({"cut-lr", "hold-lr"})
     if "stop" in steps:
-        assert refused
+        assert refused or "rollback" in steps
         assert budget.skips_spent(500) or budget.rollbacks_spent(500)
     if refused and budget.skips_spent(500):
         assert "stop" in steps
     if "rollback" in steps:
         target = next(state for state in reversed(states) if state.step == plan.to)
-        assert not budget.rollbacks_spent(500)
+        assert budget.rollbacks_spent(500) == ("stop" in steps)
         assert target.step < 0 or target.step + limits.trust_steps <= (budget.episode.first_sign or 500)
         if plan.lr is not None:
             lowest = min([signals.lr, target.lr] if ceiling is None else [signals.lr, target.lr, ceiling])

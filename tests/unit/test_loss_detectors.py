@@ -345,7 +345,6 @@ class TestLearningRateJump:
         ):
             assert [f.step for f in self.jumps(rates)] == told
 
-    @pytest.mark.xfail(reason="steps at a learning rate of exactly 0 count", strict=True)
     def test_steps_without_a_rate_do_not_count(self) -> None:
         """A warm-up by epochs begins with one of 0."""
         assert [f.step for f in self.jumps([0.0] * 40 + [0.01] * 32 + [0.3])] == [72]

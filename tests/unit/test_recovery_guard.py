@@ -15,12 +15,14 @@ from steadystep.records import Finding, Outcome, Signals
 from steadystep.testing import check_detector
 from tests.loops import assert_same, batches, full_state, plain_run, small_net, squared
 
+AT = 62  # not a step before which a state is taken: that would be one of damaged weights
+
 # Only the gate and what a test adds itself.
 ALONE = {"training": {"stability_monitoring": False}}
 
 
 class Says:
-    """Claims what it is told to, at the steps it is told to; without a margin, so that no old batch is asked."""
+    """Claims what it is told to, at the steps it is told to; the claim has no margin, so any damage confirms it."""
 
     def __init__(self, detector: str, at: Mapping[int, int | None], **more: Any) -> None:
         self.name = detector
@@ -30,7 +32,7 @@ class Says:
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         if signals.step not in self._at:
             return ()
-        plain = {"severity": "act", "value": 1.0, "limit": 2.0, "since": self._at[signals.step]}
+        plain = {"severity": "act", "value": 9e9, "limit": 9e9, "usual": 9e9, "since": self._at[signals.step]}
         return (Finding(detector=self.name, step=signals.step, **plain | self._more),)
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,13 +69,23 @@ def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
     return {key: {k: v for config in configs for k, v in config.get(key, {}).items()} for key in sections}
 
 
-def rolling(at: int = 60, *, steps: int = 80, **recovery: Any) -> tuple[list[Outcome], steadystep.Guard]:
-    """A healthy run that is made to go back once; snapshots as often as they may be taken."""
+def damage(model: nn.Module) -> None:
+    with torch.no_grad():
+        model[6].weight.mul_(30.0)
+
+
+def rolling(at: int = AT, *, steps: int = 80, **recovery: Any) -> tuple[list[Outcome], steadystep.Guard]:
+    """A run whose weights are damaged at one step; snapshots as often as they may be taken."""
     model = small_net(dropout=0.0)
     config = merged(ALONE, {"recovery": {"trust_steps": 4, "snapshot_time_share": 0.9} | recovery})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says("not-healing", {at: at})])
-    return [guard.step(lambda x=x: squared(model, x)) for x in batches(steps)], guard
+    outcomes = []
+    for i, x in enumerate(batches(steps)):
+        if i == at:
+            damage(model)
+        outcomes.append(guard.step(lambda x=x: squared(model, x)))
+    return outcomes, guard
 
 
 class TestADetectorOfOnesOwn:
@@ -88,9 +100,11 @@ class TestADetectorOfOnesOwn:
             model,
             torch.optim.AdamW(model.parameters()),
             config=config,
-            detectors=[mine, Says("not-healing", {40: 40})],
+            detectors=[mine, Says("not-healing", {41: 41})],
         )
-        for i, x in enumerate(batches(41)):
+        for i, x in enumerate(batches(42)):
+            if i == 41:
+                damage(model)
             outcome = guard.step(lambda x=x: squared(model, x), metrics={"accuracy": 0.9 if i == 38 else 0.3})
             assert [f.what for f in outcome.findings if f.severity == "warn"] == ["accuracy fell"] * (i > 38)
         assert outcome.restored is not None
@@ -134,6 +148,8 @@ def test_a_rollback_restores_what_was_there(given: str, accumulate: int) -> None
     guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says("not-healing", {30: 28})])
     data, states = batches(40 * accumulate), {}
     for i, x in enumerate(data):
+        if i == 30 * accumulate:
+            damage(model)
         outcome = guard.step((lambda x=x: squared(model, x)) if given == "closures" else squared(model, x))
         if outcome.pending:
             continue
@@ -186,36 +202,72 @@ def test_careful_touches_neither_weights_nor_rate() -> None:
     assert_same(full_state(plain, plain_optimizer), full_state(model, optimizer))
 
 
+def test_weights_that_older_ones_do_not_beat_are_kept() -> None:
+    """The claim alone is not enough: the same batch under the older weights is no better."""
+    model = small_net(dropout=0.0)
+    config = merged(ALONE, {"recovery": {"trust_steps": 4}})
+    guard = steadystep.Guard(
+        model, torch.optim.AdamW(model.parameters(), lr=1e-2), config=config, detectors=[Says("not-healing", {AT: AT})]
+    )
+    outcomes = [guard.step(lambda x=x: squared(model, x)) for x in batches(AT + 1)]
+    witness = outcomes[AT].signals.witness
+    assert witness is not None
+    assert witness.now == pytest.approx(outcomes[AT].loss)
+    assert witness.step in [state.step for state in guard._recovery.states]
+    assert outcomes[AT].plan.proceeds
+    assert outcomes[AT].diagnosis.damage == "none"
+
+
+@pytest.mark.xfail(reason="any state from before the first sign is believed, trusted or not", strict=True)
+def test_a_state_of_damaged_weights_is_no_witness() -> None:
+    """The weights are damaged between two steps, and the state taken there has not been trusted yet."""
+    outcomes, _ = rolling(at=60)
+    assert outcomes[60].restored is not None
+
+
+def test_damage_is_told_by_the_older_weights() -> None:
+    outcomes, _ = rolling(rewarm_steps=0)
+    witness = outcomes[AT].signals.witness
+    assert witness.now == pytest.approx(outcomes[AT].loss)
+    assert witness.then < 0.5 * witness.now
+    assert witness.step < AT
+    assert witness.lr == 1e-2
+    assert outcomes[AT].restored is not None
+    assert all(outcome.stepped for i, outcome in enumerate(outcomes) if i != AT)
+
+
 class TestRecoverySettings:
     def test_lr_mult_is_what_a_rollback_leaves_of_the_rate(self) -> None:
         for share in (0.3, 0.9):
             outcomes, _ = rolling(lr_mult=share, rewarm_steps=0)
-            assert outcomes[60].plan.lr == pytest.approx(share * 1e-2)
-            assert outcomes[61].lr_mult == pytest.approx(share)
+            assert outcomes[AT].plan.lr == pytest.approx(share * 1e-2)
+            assert outcomes[AT + 1].lr_mult == pytest.approx(share)
         outcomes, _ = rolling(lr_mult=1.0, rewarm_steps=0)
-        assert "cut-lr" not in outcomes[60].plan.steps
+        assert "cut-lr" not in outcomes[AT].plan.steps
         assert {outcome.lr_mult for outcome in outcomes} == {1.0}
 
     def test_rewarm_steps_is_how_long_the_rate_rises(self) -> None:
         outcomes, _ = rolling(lr_mult=1.0, rewarm_steps=4)
-        assert [o.lr_mult for o in outcomes[61:66]] == pytest.approx([0.1, 0.325, 0.55, 0.775, 1.0])
+        assert [o.lr_mult for o in outcomes[AT + 1 : AT + 6]] == pytest.approx([0.1, 0.325, 0.55, 0.775, 1.0])
         outcomes, _ = rolling(lr_mult=1.0, rewarm_steps=0)
-        assert "rewarm" not in outcomes[60].plan.steps
+        assert "rewarm" not in outcomes[AT].plan.steps
 
     def test_trust_steps_is_how_old_a_state_must_be(self) -> None:
         for trust in (3, 12):
             outcomes, _ = rolling(trust_steps=trust)
-            assert 60 - 3 * trust <= outcomes[60].plan.to <= 60 - trust
+            assert AT - 3 * trust <= outcomes[AT].plan.to <= AT - trust
 
     @pytest.mark.parametrize("skips", [True, False])
     def test_skip_batches_false_gives_the_random_numbers_back(self, skips: bool) -> None:
         model = small_net(dropout=0.5)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        config = merged(ALONE, {"recovery": {"trust_steps": 4, "skip_batches": skips}})
-        guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says("not-healing", {20: 20})])
+        config = merged(ALONE, {"recovery": {"trust_steps": 4, "snapshot_time_share": 0.9, "skip_batches": skips}})
+        guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says("not-healing", {22: 22})])
         numbers = {}
-        for i, x in enumerate(batches(21)):
+        for i, x in enumerate(batches(23)):
             numbers[i] = torch.get_rng_state()
+            if i == 22:
+                damage(model)
             outcome = guard.step(lambda x=x: squared(model, x))
         assert torch.equal(torch.get_rng_state(), numbers[outcome.plan.to + 1]) is not skips
         assert ("skip-batches" in outcome.plan.steps) is skips
@@ -226,7 +278,7 @@ class TestRecoverySettings:
             assert len(guard._recovery.states) == count
         outcomes, guard = rolling(snapshots=0)
         assert not guard._recovery.states
-        assert outcomes[60].restored is None
+        assert outcomes[AT].restored is None
 
     def test_snapshot_memory_gb_bounds_them(self) -> None:
         size = 3 * 4 * sum(p.numel() for p in small_net().parameters())
@@ -236,11 +288,11 @@ class TestRecoverySettings:
         with pytest.warns(UserWarning, match="no rolling back"):
             outcomes, guard = rolling(snapshot_memory_gb=1e-9)
         assert not guard._recovery.states
-        assert outcomes[60].plan.steps == ("cut-lr",)
+        assert outcomes[AT].plan.steps == ("cut-lr",)
 
     def test_snapshot_time_share_is_how_often_they_are_taken(self) -> None:
         intervals = []
-        for share in (0.5, 0.05):
+        for share in (0.9, 0.5):
             _, guard = rolling(steps=0, snapshot_time_share=share)
             kept = guard._recovery._snapshots
             ticks = iter(range(4, 1000, 4))
@@ -248,16 +300,16 @@ class TestRecoverySettings:
             for step in (10, 20, 30):
                 kept.take(step=step, updates=step, lr=0.1, parts={})
             intervals.append(kept.interval)
-        assert intervals == [21, 200]
+        assert intervals == [16, 32]
 
     def test_auto_recovery_false_keeps_nothing_and_never_goes_back(self) -> None:
         model = small_net(dropout=0.0)
         config = {"training": {"auto_recovery": False, "stability_monitoring": False}}
         guard = steadystep.Guard(
-            model, torch.optim.AdamW(model.parameters()), config=config, detectors=[Says("not-healing", {60: 60})]
+            model, torch.optim.AdamW(model.parameters()), config=config, detectors=[Says("not-healing", {AT: AT})]
         )
         outcomes = [guard.step(lambda x=x: squared(model, x)) for x in batches(80)]
-        assert outcomes[60].diagnosis.damage == "weights"
+        assert outcomes[AT].diagnosis.damage == "weights"
         assert all(outcome.plan.proceeds and outcome.lr_mult == 1.0 for outcome in outcomes)
         assert not guard._recovery.states
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, final
 
 import torch
@@ -57,9 +57,7 @@ class Passes:
         self._state: Literal["idle", "collecting", "collected"] = "idle"
         self._busy = False
         self._warned = False
-        self.wants_witness = False
-        """Set to keep the recipe of the next micro-batch that opens a group, as `witness`."""
-        self.witness: Recipe | None = None
+        self._present: tuple[Closure, Any] | None = None
         self.given_losses = False
         """The loop computes its losses itself."""
 
@@ -95,11 +93,9 @@ class Passes:
             self.given_losses = False
             if first:
                 self._buffers.remember()
-            if self._keep_recipes or (first and self.wants_witness):
+            if self._keep_recipes:
                 recipe = Recipe(work, batch, device=self._device)
-                if first and self.wants_witness:
-                    self.witness, self.wants_witness = recipe, False
-                recipe = recipe if self._keep_recipes else None
+            self._present = (work, batch)
             with self._precision.autocast():
                 loss = work() if batch is None else work(batch)
         self._backward(_checked(loss), number)
@@ -112,6 +108,7 @@ class Passes:
     def close(self) -> None:
         """The fate of this update is sealed; the next call of `add` starts another."""
         self._buffers.remember()  # a loss given as a tensor is computed before we are called again
+        self._present = None
         self.group.clear()
         self._state = "idle"
 
@@ -162,26 +159,39 @@ class Passes:
         except _NotRepeatableError:
             return ()
 
-    def try_again(self, recipe: Recipe, *, backward: bool) -> float | None:
-        """The loss of an old micro-batch at the present weights; nothing else changes. None when it cannot be run.
+    def compare(self, others: Sequence[AbstractContextManager[None]], *, backward: bool) -> list[float] | None:
+        """The loss of the present micro-batch as things are, then inside each of `others`; nothing stays changed.
 
-        With `backward` a gradient or a buffer that is not finite counts as an infinite loss.
+        With `backward` a gradient or a buffer that is not finite counts as an infinite loss. None when the closure
+        cannot be run again: it raises, gives another loss for the same weights and random numbers, or there is none.
         """
-        kept = [(buffer, buffer.detach().clone()) for buffer in self._buffers.tensors()]
+        if self._present is None:
+            return None
+        parameters = self._parameters()
+        grads = [p.grad for p in parameters]
         try:
-            self._buffers.put_back()
-            with self._random_state_kept():
-                with self._precision.autocast():
-                    loss = recipe.run_again()
-                if backward and not (self._has_finite_gradient(loss) and self._buffers.finite):
-                    return math.inf
-                return float(loss.detach())  # sync: only in trouble
-        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "no witness"
+            first, again = (self._try(nullcontext(), backward=backward) for _ in range(2))
+            if first != again and math.isfinite(first):
+                return None
+            return [first, *(self._try(other, backward=backward) for other in others)]
+        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
             return None
         finally:
-            with torch.no_grad():
-                for buffer, value in kept:
-                    buffer.copy_(value)
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+
+    def _try(self, where: AbstractContextManager[None], *, backward: bool) -> float:
+        assert self._present is not None
+        work, batch = self._present
+        for parameter in self._parameters():
+            parameter.grad = None  # out of reach of a closure that clears gradients
+        with self._buffers.untouched(), self._random_state_kept(), where:
+            self._buffers.put_back()
+            with self._precision.autocast():
+                loss = work() if batch is None else work(batch)
+            if backward and not (self._has_finite_gradient(loss) and self._buffers.finite):
+                return math.inf
+            return float(loss.detach())  # sync: only in trouble
 
     def _has_finite_gradient(self, loss: Tensor) -> bool:
         wanted = [p for p in self._parameters() if p.requires_grad]

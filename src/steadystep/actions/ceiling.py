@@ -31,6 +31,8 @@ class Ceiling:
 
     def limit(self, lr: float) -> None:
         """Lower the ceiling to `lr`. Under a ceiling that was in force already the next lift is later and lower."""
+        if not lr > 0.0:  # it could never be lifted again
+            return
         if self.lr is not None:
             self._cap = _SAFE * self.lr if self._cap is None else min(self._cap, _SAFE * self.lr)
             self._hold = min(2 * self._hold, _LONGEST_HOLD)

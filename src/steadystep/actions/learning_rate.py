@@ -70,11 +70,13 @@ class LearningRate:
             return 1.0
         multiplier = self.ceiling.multiplier(asked)
         if multiplier < 1.0:
-            for group in self._optimizer.param_groups:
-                lr = group["lr"]
-                self._asked.append(lr.clone() if isinstance(lr, Tensor) else lr)
-                _set(group, lr * multiplier)
+            self._asked = [lr.clone() if isinstance(lr, Tensor) else lr for lr in self._rates()]
+            for group, lr in zip(self._optimizer.param_groups, self._asked, strict=True):
+                _set(group, lr * multiplier)  # from the copy: groups may share one tensor
         return multiplier
+
+    def _rates(self) -> list[float | Tensor]:
+        return [group["lr"] for group in self._optimizer.param_groups]
 
     def put_back(self) -> None:
         """After it: what was asked for."""

@@ -134,18 +134,11 @@ class Update:
         signals = look.signals
         clipped = self._clip(look, limit=plan.norm)
         lr_mult = self._lr.lower(signals.lr)
-        probing = self._probing.due(signals.step)
-        if probing:
-            self._probing.before()
-        if look.grads:
-            self._precision.step(self._optimizer)
-        else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
-            self._precision.refuse(overflow=False)
-            self._optimizer.step()
-        if probing:
-            self._probing.after(signals.step)
-        if lr_mult != 1.0 or self._lr.ceiling.low:
+        try:
+            self._step(look)
+        finally:
             self._lr.put_back()
+        if self._lr.ceiling.low:
             self._lr.ceiling.updated(signals.lr)
         look.grads.clear()  # why: holding them would keep zero_grad from freeing their memory
         self._optimizer.zero_grad()
@@ -162,6 +155,18 @@ class Update:
             clipped=clipped,
             lr_mult=lr_mult,
         )
+
+    def _step(self, look: Look) -> None:
+        probing = self._probing.due(look.signals.step)
+        if probing:
+            self._probing.before()
+        if look.grads:
+            self._precision.step(self._optimizer)
+        else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
+            self._precision.refuse(overflow=False)
+            self._optimizer.step()
+        if probing:
+            self._probing.after(look.signals.step)
 
     def _compute_again(self, look: Look, look_again: Callable[[Sequence[int]], Look]) -> tuple[tuple[int, ...], Look]:
         looks = [look]

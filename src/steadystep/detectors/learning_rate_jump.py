@@ -11,7 +11,8 @@ _ARMED_AFTER = 32  # steps with a learning rate above zero: a warm-up multiplies
 class LearningRateJump:
     """Speaks at the step where the learning rate leaps above `factor` times its largest so far.
 
-    The leap must happen within one step: a warm-up that climbs far, but gradually, is a plan.
+    The leap must happen within one step: a warm-up that climbs far, but gradually, is a plan. So is one that jumps, by
+    epochs say, to what its scheduler has announced.
     """
 
     name = "learning-rate-jump"
@@ -25,16 +26,17 @@ class LearningRateJump:
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """A finding at the leap; from the next step on the new value is no news."""
         lr = signals.lr
+        if not 0.0 < lr < float("inf"):
+            return ()  # a learning rate of 0 (before a warm-up, in between) is nothing to compare with
         if lr == self._last:
             self._seen += 1
-            return ()
-        if not 0.0 < lr < float("inf"):
             return ()
         usual, last, self._last = self._largest, self._last, lr
         self._seen += 1
         self._largest = max(usual, lr)
         limit = self._factor * usual
-        if self._seen <= _ARMED_AFTER or lr <= limit or lr <= self._factor / 2.0 * last:
+        known = lr <= limit or lr <= self._factor / 2.0 * last or lr <= signals.announced_lr
+        if self._seen <= _ARMED_AFTER or known:
             return ()
         what = f"the learning rate leapt to {lr:.3g}; the largest before was {usual:.3g} and no schedule announced more"
         return (

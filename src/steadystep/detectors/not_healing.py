@@ -36,7 +36,7 @@ class NotHealing:
         loss, level = signals.loss, self._level
         if loss - loss != 0.0:
             return ()
-        if self._rise.update(signals.lr):
+        if self._rise.update(signals.lr, signals.announced_lr):
             level.start_again()
             self._count = 0
         if not level.armed or loss <= level.median or loss <= self._limit(signals):

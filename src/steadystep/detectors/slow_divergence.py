@@ -17,6 +17,7 @@ _BLOCK = 16  # losses
 _TRAILING = 4  # blocks in a trailing mean
 _REMEMBERED = 24  # trailing means the best is taken from
 _SIGNED = 16  # blocks for which a negative loss is remembered
+_QUIET = 8  # steps between two findings at least: each may cost a few forward passes
 _ASK_AGAIN = 32  # steps: a suspicion that stays is worth another look at an old batch
 _SLACK = 0.4  # sigma; covers that the best of several means lies below the true level
 _SUSPECT, _WARN, _ACT = 7.0, 18.0, 80.0
@@ -54,7 +55,7 @@ class SlowDivergence:
         loss = signals.loss
         if loss - loss != 0.0:
             return ()
-        if self._rise.update(signals.lr):
+        if self._rise.update(signals.lr, signals.announced_lr):
             self._start_again()
         self._losses.append(loss)
         total = self._sum.add((loss - self._best) / self._sigma) if self._sigma > 0.0 else 0.0
@@ -64,7 +65,8 @@ class SlowDivergence:
             self._said, self._warned = 0.0, False
             return ()
         self._silent += 1
-        return self._judge(signals, total) if total >= self._said or self._silent >= _ASK_AGAIN else ()
+        due = total >= self._said if self._silent >= _QUIET else not self._said
+        return self._judge(signals, total) if due or self._silent >= _ASK_AGAIN else ()
 
     def _close_block(self, eps: float) -> None:
         losses, self._losses = self._losses, []
@@ -79,7 +81,8 @@ class SlowDivergence:
         # A negative loss (policy gradients) may rise for good reasons: its level says nothing.
         self._signed = _SIGNED if ordered[0] < 0.0 else max(self._signed - 1, 0)
         jumps = sorted(abs(b - a) for a, b in pairwise(losses))
-        noise = jumps[len(jumps) // 2] / 0.954  # the median |difference| of neighbours of a normal sequence, in sigma
+        # Median and mean of |difference| of neighbours, as sigma of a normal sequence; with heavy tails the mean is more.
+        noise = max(jumps[len(jumps) // 2] / 0.954, sum(jumps) / len(jumps) / 1.128)
         self._sigma = noise if math.isnan(self._sigma) else 0.8 * self._sigma + 0.2 * noise
         if len(self._blocks) == _TRAILING:
             mean = sum(self._blocks) / _TRAILING

@@ -31,7 +31,7 @@ class WorseThanBest:
         loss = signals.loss
         if loss - loss != 0.0:
             return ()
-        if self._rise.update(signals.lr):
+        if self._rise.update(signals.lr, signals.announced_lr):
             self._losses, self._best, self._worse = [], math.nan, 0
         self._losses.append(loss)
         return self._judge(signals) if len(self._losses) >= _WINDOW else ()

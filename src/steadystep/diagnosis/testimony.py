@@ -1,28 +1,28 @@
-"""Hearing an old batch: has it become worse, or is only the new data different?
+"""Would going back help? The present batch under older weights tells.
 
-Between a loss that rises because the weights have been damaged and one that rises because the data has changed, no
-curve can tell. A batch from before can: run again with the same random numbers, it is free of the noise between
-batches. It costs a forward pass, so it is asked only when a finding depends on the answer.
+Between a loss that rises because the weights have been damaged and one that rises because the data or the objective has
+changed, no curve can tell. The same batch with the same random numbers can: if older weights do no better on it, there
+is nothing to go back for. It costs a few forward passes, so it is asked only when a finding depends on the answer.
 """
 
 from dataclasses import replace
 
-from steadystep.diagnosis.damage import acquitted
+from steadystep.diagnosis.damage import is_worse
 from steadystep.records import Finding, Severity, Signals
 
 _LASTING = ("not-healing", "slow-divergence")
 _STUCK = 2  # refused updates before this one
-_DRIFT = 0.03  # of the loss: more than a healthy run forgets about a batch
+_SHARE = 0.5  # of a jump: what older weights must undo of it to be worth going back to
 
 
 def needs_witness(signals: Signals, findings: tuple[Finding, ...]) -> bool:
     """Whether the answer would change what is done."""
     stuck = signals.refused_in_a_row >= _STUCK and signals.input_finite is not False
-    return any((f.detector in _LASTING and f.value > f.limit) or (stuck and f.severity == "critical") for f in findings)
+    return any(f.detector in _LASTING or (stuck and f.severity == "critical") for f in findings)
 
 
 def first_sign(findings: tuple[Finding, ...]) -> int:
-    """A witness must be older than this."""
+    """Only weights older than this can tell."""
     return min(f.step if f.since is None else f.since for f in findings)
 
 
@@ -32,20 +32,21 @@ def weigh(signals: Signals, findings: tuple[Finding, ...]) -> tuple[Finding, ...
 
 
 def _weighed(signals: Signals, finding: Finding) -> Finding:
-    if finding.detector == "slow-divergence":
-        return replace(finding, severity="act" if has_drifted(signals, finding) else _at_most_warn(finding.severity))
-    if finding.detector == "not-healing":
-        return replace(finding, severity="warn" if acquitted(signals) else "act")
-    return finding
+    if finding.detector not in _LASTING:
+        return finding
+    return replace(finding, severity="act" if convicts(signals, finding) else _at_most_warn(finding.severity))
 
 
-def has_drifted(signals: Signals, finding: Finding) -> bool:
-    """The old batch is worse than it was: by more than a healthy run forgets, and by more than the finding's margin."""
+def convicts(signals: Signals, finding: Finding) -> bool:
+    """Older weights do better on this batch: by the finding's own margin, and by half of a jump."""
     witness = signals.witness
-    if witness is None or finding.usual is None:
+    if witness is None or finding.usual is None or not is_worse(witness):
         return False
-    material = max(_DRIFT * abs(witness.then), finding.limit - finding.usual)
-    return finding.value > finding.limit and not witness.now - witness.then <= material
+    better = witness.now - witness.then
+    needed = finding.limit - finding.usual
+    if finding.detector == "not-healing":
+        needed = max(needed, _SHARE * (witness.now - finding.usual))
+    return not better <= needed
 
 
 def _at_most_warn(severity: Severity) -> Severity:

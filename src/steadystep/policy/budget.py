@@ -4,7 +4,7 @@ from typing import Any, final
 
 from steadystep.errors import TrainingHalted
 from steadystep.policy.episode import Episode
-from steadystep.records import Diagnosis, Outcome
+from steadystep.records import Damage, Diagnosis, Outcome
 
 _SKIP_WINDOW = 200  # attempts
 _ROLLBACK_WINDOW = 1000  # attempts
@@ -65,10 +65,13 @@ class Budget:
         recent = [to for at, to in self._rollbacks if outcome.step - at < _ROLLBACK_WINDOW]
         if recent:
             did.insert(0, f"rolled back to the state of step {', '.join(str(to) for to in recent)}")
+        where = "the last good weights are in place"
+        if outcome.restored is None and outcome.diagnosis.damage is Damage.WEIGHTS:
+            where = "no better weights are in memory: go back to a checkpoint of yours"
         return TrainingHalted(
             step=outcome.step,
             what=f"{outcome.diagnosis.evidence} [{outcome.diagnosis.cause}]",
-            did=f"{', '.join(did)}; the last good weights are in place",
+            did=f"{', '.join(did)}; {where}",
             try_next=outcome.diagnosis.advice,
         )
 

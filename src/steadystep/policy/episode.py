@@ -1,5 +1,6 @@
 """When the present trouble began."""
 
+from dataclasses import replace
 from typing import Any, final
 
 from steadystep.records import Finding
@@ -18,6 +19,7 @@ class Episode:
         self._last_sign = 0
         self._suspected: int | None = None
         self._suspected_at = 0
+        self._confirmed_at: int | None = None
 
     def note(self, findings: tuple[Finding, ...]) -> None:
         """Take in what was found at one step; a sign is what asks for action."""
@@ -35,6 +37,21 @@ class Episode:
         self.first_sign = min(self.first_sign, began)
         self._last_sign = step
 
+    def twice(self, findings: tuple[Finding, ...], *, heard: bool) -> tuple[Finding, ...]:
+        """A slow divergence that was confirmed on one batch is a warning; on a second one a while later it is acted on.
+
+        Single batches differ; two that agree do so by chance in one case of many.
+        """
+        return tuple(self._second(finding) if heard else finding for finding in findings)
+
+    def _second(self, finding: Finding) -> Finding:
+        if finding.detector != "slow-divergence" or finding.severity != "act":
+            return finding
+        first, self._confirmed_at = self._confirmed_at, finding.step
+        if first is not None and finding.step - first <= _APART_STEPS:
+            return finding
+        return replace(finding, severity="warn")
+
     def calm(self, step: int) -> bool:
         """Whether the last sign was a while ago, so that it is worth remembering the present state."""
         return self.first_sign is None or step - self._last_sign > _CALM_STEPS
@@ -45,17 +62,17 @@ class Episode:
 
     def close(self) -> None:
         """The trouble was dealt with."""
-        self.first_sign = self._suspected = None
+        self.first_sign = self._suspected = self._confirmed_at = None
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
         return {
             "first_sign": self.first_sign,
             "last_sign": self._last_sign,
-            "suspected": [self._suspected, self._suspected_at],
+            "suspected": [self._suspected, self._suspected_at, self._confirmed_at],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.first_sign, self._last_sign = state["first_sign"], int(state["last_sign"])
-        self._suspected, self._suspected_at = state["suspected"]
+        self._suspected, self._suspected_at, self._confirmed_at = state["suspected"]

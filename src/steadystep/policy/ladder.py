@@ -7,7 +7,6 @@ the same again       an older state, a deeper cut
 budget spent         stop
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -70,7 +69,7 @@ def decide(
         steps.append("rescale")
         norm = spike.usual
     jump = _asked_for(diagnosis, "learning-rate-jump")
-    if jump is not None and mode == "autopilot":
+    if jump is not None and jump.usual and mode == "autopilot":
         steps.append("hold-lr")
         lr = jump.usual
     if diagnosis.damage is Damage.MOMENTS and mode == "autopilot":
@@ -105,22 +104,30 @@ def _go_back(
     limits: Limits,
     ceiling: float | None,
 ) -> Plan:
-    if budget.rollbacks_spent(signals.step):
-        return Plan(steps=("skip-step", "stop"), reason=diagnosis.cause)
     before = signals.step if budget.episode.first_sign is None else budget.episode.first_sign
     # What was there before the first forward pass is the user's own, and needs no trial.
     good = [s for s in states if s.step + limits.trust_steps <= before or s.step < 0]
     again = budget.last_target(signals.step)
+    refusal = _refusal(signals, diagnosis)
+    if again is not None and signals.witness is None and not refusal:
+        # Nobody could be asked, and going back has not helped: it is the data, or cannot be helped.
+        return PROCEED
     if again is not None:
         good = [s for s in good if s.step < again] or good[:1]
+    if budget.rollbacks_spent(signals.step):
+        stop = ("rollback", "stop") if good else ("skip-step", "stop")
+        return Plan(steps=stop, reason=diagnosis.cause, to=good[-1].step if good else None)
     cut = limits.lr_mult if again is None else limits.lr_mult_again
-    lrs = [lr for lr in (signals.lr, ceiling) if lr is not None]
+    used = [lr for lr in (signals.lr, ceiling) if lr is not None]
     if not good:
-        steps = _refusal(signals, diagnosis) or ("cut-lr",)
-        steps += ("stop",) if "cut-lr" not in steps and budget.skips_spent(signals.step) else ()
-        lower = cut * min(*lrs, *(s.lr for s in states), math.inf)
-        return Plan(steps=steps, reason=diagnosis.cause, lr=lower if "cut-lr" in steps else None)
-    lr = max(cut * min(*lrs, good[-1].lr), limits.lr_floor_mult * min(signals.lr, good[-1].lr))
+        # Nowhere to go: a lower learning rate is what is left, unless it was lowered already.
+        steps = refusal or (("cut-lr",) if ceiling is None else ())
+        steps += ("stop",) if refusal and budget.skips_spent(signals.step) else ()
+        lrs = [lr for lr in (*used, *(s.lr for s in states)) if lr > 0.0]
+        lr = max(cut * min(lrs), limits.lr_floor_mult * signals.lr) if "cut-lr" in steps and lrs else None
+        return Plan(steps=steps, reason=diagnosis.cause, lr=lr) if steps else PROCEED
+    lrs = [lr for lr in (*used, good[-1].lr) if lr > 0.0]
+    lr = max(cut * min(lrs), limits.lr_floor_mult * min(signals.lr, good[-1].lr)) if lrs else 0.0
     steps = ("rollback",) + (("cut-lr",) if cut < 1.0 else ()) + (("skip-batches",) if limits.skips_batches else ())
     steps += ("rewarm",) if limits.rewarm_steps else ()
     return Plan(steps=steps, reason=diagnosis.cause, to=good[-1].step, lr=lr if cut < 1.0 else None)

@@ -2,23 +2,29 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
-Key = tuple[str, int, str]
+Key = tuple[str, int | str, str]
 
 # Whoever schedules the learning rate owns it; recursive schedules of torch compute the next value from this one.
-_NOT_OURS = ("params", "lr", "initial_lr")
+_SCHEDULED = ("lr", "initial_lr")
 
 
 @final
 class Holdings:
-    """Names the tensors, copies them out and copies them back. Frozen parameters do not change and are left out."""
+    """Names the tensors, copies them out and copies them back. Frozen parameters do not change and are left out.
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, parameters: Callable[[], Sequence[Tensor]]) -> None:
+    Parameters are known by themselves and not by their place: groups may be added while a state is kept. What was not
+    there yet is left as it is.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, parameters: Callable[[], Sequence[Parameter]]) -> None:
         self._model = model
         self._optimizer = optimizer
         self._parameters = parameters
@@ -26,34 +32,45 @@ class Holdings:
     def tensors(self) -> dict[Key, Tensor]:
         """What is copied: alive, not copies."""
         found: dict[Key, Tensor] = {}
-        for i, parameter in enumerate(self._parameters()):
-            found["parameter", i, ""] = parameter.detach()
+        for parameter in self._parameters():
+            found["parameter", id(parameter), ""] = parameter.detach()
             for name, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
-                    found["state", i, name] = value.detach()
-        for i, (_, name, buffer) in enumerate(self._buffers()):
+                    found["state", id(parameter), name] = value.detach()
+        for path, _, name, buffer in self._buffers():
             if buffer is not None and buffer.layout is torch.strided and not nn.parameter.is_lazy(buffer):
-                found["buffer", i, name] = buffer.detach()
+                found["buffer", path, name] = buffer.detach()
         return found
 
     def numbers(self) -> dict[str, Any]:
-        """Optimizer state that is no tensor, and what the groups hold beside the learning rate."""
+        """Optimizer state that is no tensor, what the groups hold, and who the parameters are."""
         state = {}
-        for i, parameter in enumerate(self._parameters()):
+        for parameter in self._parameters():
             held = self._optimizer.state.get(parameter)
             if held is not None:
-                state[i] = {name: copy.deepcopy(v) for name, v in held.items() if not isinstance(v, Tensor)}
-        groups = [{k: _copied(v) for k, v in g.items() if k not in _NOT_OURS} for g in self._optimizer.param_groups]
-        return {"state": state, "groups": groups}
+                state[id(parameter)] = {n: copy.deepcopy(v) for n, v in held.items() if not isinstance(v, Tensor)}
+        groups = [{k: _copied(v) for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
+        return {"state": state, "groups": groups, "parameters": tuple(self._parameters())}
 
     @torch.no_grad()
-    def put_back(self, tensors: dict[Key, Tensor], numbers: dict[str, Any], *, moments_only: bool = False) -> None:
-        """In place, so that whoever holds a reference (a compiled model, an EMA) sees the old values too."""
-        state: dict[int, dict[str, Tensor]] = {i: {} for i in numbers["state"]}
+    def put_back(
+        self,
+        tensors: dict[Key, Tensor],
+        numbers: dict[str, Any],
+        *,
+        moments_only: bool = False,
+        learning_rates: bool = False,
+    ) -> None:
+        """In place, so that whoever holds a reference (a compiled model, an EMA) sees the old values too.
+
+        `learning_rates` puts those of the groups back too: for a scheduler that goes back as well.
+        """
+        state: dict[int | str, dict[str, Tensor]] = {i: {} for i in numbers["state"]}
         for (kind, i, name), kept in tensors.items():
             if kind == "state":
                 state[i][name] = kept
-        for i, parameter in enumerate(self._parameters()):
+        for parameter in numbers["parameters"]:
+            i = id(parameter)
             if not moments_only:
                 parameter.copy_(tensors["parameter", i, ""])
             if i in state:
@@ -63,9 +80,9 @@ class Holdings:
         if moments_only:
             return
         for group, saved in zip(self._optimizer.param_groups, numbers["groups"], strict=False):
-            group.update({key: _copied(value) for key, value in saved.items()})
-        for i, (owner, name, buffer) in enumerate(self._buffers()):
-            kept_buffer = tensors.get(("buffer", i, name))
+            group.update({k: _copied(v) for k, v in saved.items() if learning_rates or k not in _SCHEDULED})
+        for path, owner, name, buffer in self._buffers():
+            kept_buffer = tensors.get(("buffer", path, name))
             if kept_buffer is None:
                 continue
             if buffer is not None and _alike(buffer, kept_buffer):
@@ -73,10 +90,24 @@ class Holdings:
             else:
                 owner[name] = kept_buffer.to(kept_buffer.device if buffer is None else buffer.device, copy=True)
 
-    def _buffers(self) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor | None]]:
-        for module in self._model.modules():
+    @contextmanager
+    def with_weights(self, tensors: dict[Key, Tensor], numbers: dict[str, Any]) -> Iterator[None]:
+        """The weights of a kept state inside, the present ones again afterwards. Costs one copy of them."""
+        present = [(p, p.detach().clone()) for p in numbers["parameters"]]
+        try:
+            with torch.no_grad():
+                for parameter, _ in present:
+                    parameter.copy_(tensors["parameter", id(parameter), ""])
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in present:
+                    parameter.copy_(value)
+
+    def _buffers(self) -> Iterator[tuple[str, dict[str, Tensor | None], str, Tensor | None]]:
+        for path, module in self._model.named_modules():
             for name, buffer in module._buffers.items():
-                yield module._buffers, name, buffer
+                yield path, module._buffers, name, buffer
 
 
 def _put_state_back(

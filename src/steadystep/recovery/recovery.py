@@ -1,4 +1,4 @@
-"""Going back: what is remembered, asking an old batch, and restoring everything a loop owns together."""
+"""Going back: what is remembered, whether going back would help, and restoring everything a loop owns together."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,11 @@ from typing import Protocol, final
 
 from steadystep import state
 from steadystep.accumulation import Passes
-from steadystep.records import Outcome, Witness
+from steadystep.records import Outcome, Signals, Witness
 from steadystep.recovery.snapshots import Kept, Snapshot, Snapshots
 
-_WITNESSES = 2  # older ones have seen weights so much worse that nothing looks bad to them
+_WITNESSES = 2  # states whose weights are tried; older ones are so much worse that the present always looks good
+_PLANNED = 1.1  # times the learning rate of a state: with that much more by plan, the loss is meant to be higher
 
 
 class Recovery(Protocol):
@@ -32,11 +33,8 @@ class Recovery(Protocol):
         """Called after each attempt; `calm` says that no trouble is under way, `suspected_since` that one may be."""
         ...
 
-    def testify(self, *, before: int, level: float, backward: bool) -> Witness | None:
-        """How a batch from `before` does now, its gradient too with `backward`; None when there is none to ask.
-
-        Where the loss was above `level` even then, nothing can be told.
-        """
+    def testify(self, signals: Signals, *, before: int) -> Witness | None:
+        """How the present batch does under weights from `before`; None when that cannot be told."""
         ...
 
     def roll_back(self, step: int, *, replay: bool) -> int:
@@ -67,8 +65,8 @@ class NoRecovery:
     def after(self, outcome: Outcome, *, updates: int, calm: bool, suspected_since: int | None) -> None:
         """Nothing to remember."""
 
-    def testify(self, *, before: int, level: float, backward: bool) -> Witness | None:
-        """Nobody to ask."""
+    def testify(self, signals: Signals, *, before: int) -> Witness | None:
+        """Nothing to compare with."""
         return None
 
     def roll_back(self, step: int, *, replay: bool) -> int:
@@ -85,7 +83,7 @@ class NoRecovery:
 
 @final
 class InMemory:
-    """Snapshots of weights, buffers, optimizer and the guard's own parts, with one batch each as a witness."""
+    """Snapshots of weights, buffers, optimizer and the guard's own parts."""
 
     def __init__(self, snapshots: Snapshots, passes: Passes, parts: Mapping[str, state.Stateful]) -> None:
         self._snapshots = snapshots
@@ -94,6 +92,7 @@ class InMemory:
         self._due: float | None = math.inf
         """A snapshot is to be taken; the learning rate it belongs to."""
         self._suspected_since: int | None = None
+        self._largest_lr = 0.0
 
     @property
     def states(self) -> Sequence[Snapshot]:
@@ -103,6 +102,7 @@ class InMemory:
     def keep(self, name: str, thing: Kept) -> None:
         """Let `thing` go back together with the weights."""
         self._snapshots.keep(name, thing)
+        self._due = math.inf
 
     def begin(self, *, step: int, updates: int) -> None:
         """Between two steps, when the loop has done with the last one (averaged weights, stepped a scheduler)."""
@@ -110,35 +110,37 @@ class InMemory:
             self._take(step - 1, updates, self._due)
 
     def after(self, outcome: Outcome, *, updates: int, calm: bool, suspected_since: int | None) -> None:
-        """Take down what the witness of the last snapshot said; plan another snapshot when it is time."""
-        signals, recipe, self._suspected_since = outcome.signals, self._passes.witness, suspected_since
-        if recipe is not None:
-            self._passes.witness = None
-            if outcome.stepped and calm and signals is not None and self._snapshots.states:
-                self._snapshots.states[-1].witness = (recipe, signals.losses[0])
-        if calm and outcome.stepped and signals is not None and self._snapshots.due(outcome.step):
-            self._due = signals.lr * outcome.lr_mult
+        """Plan another snapshot when it is time."""
+        signals, self._suspected_since = outcome.signals, suspected_since
+        if not outcome.stepped or signals is None:
+            return
+        lr = signals.lr * outcome.lr_mult
+        if lr > self._largest_lr:
+            self._largest_lr = lr
+        if calm and self._snapshots.due(outcome.step):
+            self._due = lr
             if self._passes.given_losses:  # the next forward pass will be over before we are called again
-                self._take(outcome.step, updates, self._due)
+                self._take(outcome.step, updates, lr)
 
-    def testify(self, *, before: int, level: float, backward: bool) -> Witness | None:
-        """The same batch with the same random numbers, now. Of the last two the one that has worsened less counts."""
-        heard = []
-        old = [s for s in self._snapshots.states if s.witness is not None and s.step < before and s.witness[1] < level]
-        for snapshot in old[-_WITNESSES:]:
-            recipe, then = snapshot.witness
-            now = self._passes.try_again(recipe, backward=backward)
-            if now is None:  # the closure cannot be run again: no use asking it any more
-                snapshot.witness = None
-            else:
-                heard.append(Witness(step=snapshot.step + 1, then=then, now=now, lr=snapshot.lr))
-        return min(heard, key=_worsening) if heard else None
+    def testify(self, signals: Signals, *, before: int) -> Witness | None:
+        """Of two states the one that does less well counts: both must be better than the present."""
+        known = [s for s in self._snapshots.states if s.step < before and not _by_plan(s, signals)][-_WITNESSES:]
+        tried = [self._snapshots.weights_of(snapshot) for snapshot in known]
+        losses = self._passes.compare(tried, backward=signals.refused_in_a_row > 0) if known else None
+        if losses is None:
+            return None
+        now, *then = losses
+        heard = [
+            Witness(step=snapshot.step, then=loss, now=now, lr=snapshot.lr)
+            for snapshot, loss in zip(known, then, strict=True)
+        ]
+        return max(heard, key=lambda witness: witness.then if witness.then == witness.then else math.inf)
 
     def roll_back(self, step: int, *, replay: bool) -> int:
         """Everything together: weights, buffers, optimizer, kept objects, and the guard's own parts."""
         snapshot = self._snapshots.go_back(step, replay=replay)
         state.load(self._parts, snapshot.parts)
-        self._passes.witness, self._due = None, None
+        self._due = None
         return snapshot.updates
 
     def restore_moments(self, step: int) -> None:
@@ -152,11 +154,17 @@ class InMemory:
 
     def _take(self, step: int, updates: int, lr: float) -> None:
         self._snapshots.take(
-            step=step, updates=updates, lr=lr, parts=state.save(self._parts), suspected_since=self._suspected_since
+            step=step,
+            updates=updates,
+            lr=lr,
+            parts=state.save(self._parts),
+            largest_lr=self._largest_lr,
+            suspected_since=self._suspected_since,
         )
-        self._passes.wants_witness, self._due = True, None
+        self._due = None
 
 
-def _worsening(witness: Witness) -> float:
-    change = witness.now - witness.then
-    return change if math.isfinite(change) else math.inf
+def _by_plan(snapshot: Snapshot, signals: Signals) -> bool:
+    """The learning rate has risen a good deal since, to where it has been before or was announced to go."""
+    known = max(snapshot.largest_lr, signals.announced_lr)
+    return snapshot.lr * _PLANNED < signals.lr <= known * 1.001

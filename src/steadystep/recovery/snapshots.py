@@ -7,18 +7,22 @@ follows from what copying costs: at most `time_share` of the time that training 
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep.accumulation.recipe import RngState
 from steadystep.notices import warn
 from steadystep.recovery.holdings import Holdings, Key
 from steadystep.recovery.ring import to_replace
 
-_LONGEST = 200  # steps between two states, whatever they cost: more would be lost by going back than won by not copying
+_TIMES = (1, 2, 4, 8)  # the shortest interval: beyond that more would be lost by going back than won by not copying
+_WARM = 3  # copies
+_ALONE = 4  # intervals: a single state is of no use until it is trusted
 
 
 class Kept(Protocol):
@@ -47,7 +51,8 @@ class Snapshot:
     """State of the guard's own parts."""
     kept: dict[str, Any]
     rng: RngState
-    witness: Any = field(default=None)
+    largest_lr: float = 0.0
+    """The largest learning rate in use until then."""
 
 
 @final
@@ -76,7 +81,7 @@ class Snapshots:
         self._kept: dict[str, Kept] = {}
         self._last_step = 0
         self._last_taken = 0.0
-        self._step_s = self._copy_s = float("inf")
+        self._copies = 0
         self.interval = min_interval
         """Steps between two states."""
 
@@ -86,15 +91,23 @@ class Snapshots:
         return tuple(self._states)
 
     def keep(self, name: str, thing: Kept) -> None:
-        """Let `thing` go back together with the weights."""
+        """Let `thing` go back together with the weights. States from before do not know it and are dropped."""
         self._kept[name] = thing
+        self.forget()
 
     def due(self, step: int) -> bool:
         """Time for another one."""
         return self._count > 0 and (not self._states or step - self._last_step >= self.interval)
 
     def take(
-        self, *, step: int, updates: int, lr: float, parts: Mapping[str, Any], suspected_since: int | None = None
+        self,
+        *,
+        step: int,
+        updates: int,
+        lr: float,
+        parts: Mapping[str, Any],
+        largest_lr: float = 0.0,
+        suspected_since: int | None = None,
     ) -> None:
         """Remember the state as it is now; not in the place of the last one before `suspected_since`."""
         started = self._clock()
@@ -113,6 +126,7 @@ class Snapshots:
                 parts=dict(parts),
                 kept={name: _copied(thing.state_dict()) for name, thing in self._kept.items()},
                 rng=RngState(self._device),
+                largest_lr=largest_lr,
             )
         )
         self._set_interval(step, started)
@@ -120,7 +134,8 @@ class Snapshots:
     def go_back(self, step: int, *, replay: bool) -> Snapshot:
         """Restore the state of `step` and forget all younger ones. `replay` also restores torch's random numbers."""
         state = next(s for s in self._states if s.step == step)
-        self._holdings.put_back(state.tensors, state.numbers)
+        scheduled = any(isinstance(thing, LRScheduler) for thing in self._kept.values())
+        self._holdings.put_back(state.tensors, state.numbers, learning_rates=scheduled)
         for name, saved in state.kept.items():
             if name in self._kept:
                 self._kept[name].load_state_dict(_copied(saved))
@@ -128,6 +143,10 @@ class Snapshots:
             state.rng.restore()
         self._states = [s for s in self._states if s.step <= step]
         return state
+
+    def weights_of(self, state: Snapshot) -> AbstractContextManager[None]:
+        """The weights of that state for a while."""
+        return self._holdings.with_weights(state.tensors, state.numbers)
 
     def moments_back(self, step: int) -> None:
         """Restore the optimizer's state of `step`; weights stay."""
@@ -163,14 +182,17 @@ class Snapshots:
         return affordable > 0
 
     def _set_interval(self, step: int, started: float) -> None:
-        """From what a copy takes and what a step takes, the fastest of each: pauses of the machine do not count."""
+        """From what a copy and a step took at the beginning of the run, in coarse steps, and then fixed.
+
+        why: a rollback goes to what was remembered, so the same program should remember the same states.
+        """
         now = self._clock()
-        if len(self._states) > 1:  # the first copies allocate
-            self._copy_s = min(self._copy_s, now - started)
-        if step > self._last_step and self._last_taken:
-            self._step_s = min(self._step_s, (started - self._last_taken) / (step - self._last_step))
-            needed = min(self._copy_s, now - started) / max(self._time_share * self._step_s, 1e-12)
-            self.interval = max(self._min_interval, min(int(needed) + 1, _LONGEST))
+        self._copies += 1
+        if self._copies == _WARM and step > self._last_step:  # the first copies allocate
+            step_s = (started - self._last_taken) / (step - self._last_step)
+            needed = (now - started) / max(self._time_share * step_s, 1e-12)
+            times = next((times for times in _TIMES if times * self._min_interval >= needed), _TIMES[-1])
+            self.interval = max(times * self._min_interval, _ALONE * self._min_interval if self._count == 1 else 0)
         self._last_step, self._last_taken = step, now
 
 

@@ -24,6 +24,7 @@ Metrics = Mapping[str, float | Tensor]
 
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _NO_METRICS: dict[str, float] = {}
+_ANNOUNCING = ("initial_lr", "max_lr")
 
 
 @final
@@ -87,6 +88,7 @@ class Looker:
             names=names,
             bad_buffers=bad_buffers,
             lr=lrs[0] if len(lrs) == 1 else _largest(lrs),
+            announced_lr=self._announced(),
             scale=loss_scale,
             scaled=scale is not None,
             repeatable=repeatable,
@@ -119,6 +121,16 @@ class Looker:
         except NotImplementedError:  # a gradient turned sparse since the layout was made
             layout = self._gradients.regroup(grads)
             return measure(grads, layout), layout
+
+    def _announced(self) -> float:
+        """Torch's schedulers write what they rise to (`initial_lr`, `max_lr`) into the groups."""
+        largest = 0.0
+        for group in self._optimizer.param_groups:
+            for key in _ANNOUNCING:
+                value = group.get(key, 0.0)
+                if isinstance(value, float | int) and value > largest:
+                    largest = float(value)
+        return largest
 
     def _learning_rates(self) -> tuple[list[float], list[Tensor]]:
         numbers: list[float] = []
