@@ -220,6 +220,7 @@ def test_no_setting_is_parsed_and_then_ignored() -> None:
         "training.fp32_modules": "test_fp32_modules_from_yaml",
         "training.autocast": "test_a_tensor_loss_under_mixed_precision_warns_once",
         "monitoring.log_frequency": "test_layers_at_a_cadence_and_around_an_incident",
+        "training.lr_scaling": "test_lr_scaling_follows_the_effective_batch_and_resumes_once",
         "training.stability_monitoring": "test_stability_monitoring_false_looks_for_nan_only",
         "training.auto_recovery": "test_auto_recovery_false_keeps_nothing_and_never_goes_back",
         "training.max_recovery_attempts": "test_damage_that_comes_back_ends_in_a_clear_error_with_good_weights",

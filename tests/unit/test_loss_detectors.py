@@ -311,6 +311,17 @@ class TestPlannedRise:
         assert rise.update(1.0)
         assert not PlannedRise().climbing
 
+    def test_what_a_scheduler_announced_is_a_plan(self) -> None:
+        rise = PlannedRise()
+        assert [rise.update(lr, 0.5) for lr in (0.1, 0.14, 0.3, 0.5, 0.9)] == [False, False, True, True, False]
+        assert rise.climbing
+        again = PlannedRise()
+        again.load_state_dict(json.loads(json.dumps(rise.state_dict())))
+        rise.update(0.91, 2.0)
+        again.update(0.91, 2.0)
+        assert not rise.climbing
+        assert again.state_dict() == rise.state_dict()
+
     def test_climbing(self) -> None:
         rise = PlannedRise()
         seen = []
@@ -330,6 +341,13 @@ class TestLearningRateJump:
         assert (found.step, found.severity, found.value) == (40, "act", 0.3)
         assert found.usual == 0.01
         assert found.limit == pytest.approx(0.1)
+
+    def test_what_a_scheduler_announced_is_no_leap(self) -> None:
+        for announced, told in ((0.3, 0), (0.29, 1)):
+            detector = LearningRateJump()
+            assert fed(detector, [1.0] * 40, lrs=[0.01] * 40) == []
+            leap = Signals(step=40, loss=1.0, grad_norm=1.0, lr=0.3, announced_lr=announced)
+            assert len(detector.update(leap)) == told
 
     def test_which_leaps_count(self) -> None:
         for rates, told in (

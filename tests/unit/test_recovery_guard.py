@@ -236,6 +236,38 @@ def test_damage_is_told_by_the_older_weights() -> None:
     assert all(outcome.stepped for i, outcome in enumerate(outcomes) if i != AT)
 
 
+def test_it_goes_back_to_before_the_first_sign() -> None:
+    """The weights were damaged ten steps ago, and the states since then are no use, not even as witnesses."""
+    model = small_net(dropout=0.0)
+    config = merged(ALONE, {"recovery": {"trust_steps": 4, "snapshot_time_share": 0.9}})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)  # heals nothing
+    guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says("not-healing", {AT: 52})])
+    for i, x in enumerate(batches(AT + 1)):
+        if i == 53:
+            damage(model)
+        outcome = guard.step(lambda x=x: squared(model, x))
+    assert outcome.restored is not None
+    assert outcome.plan.to <= 48
+    assert outcome.signals.witness.step < 52
+
+
+def test_damage_that_comes_back_is_cut_from_the_ceiling() -> None:
+    model = small_net(dropout=0.0)
+    recovery = {"trust_steps": 4, "snapshot_time_share": 0.9, "rewarm_steps": 0}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    says = Says("not-healing", {AT: AT, 102: 102})
+    guard = steadystep.Guard(model, optimizer, config=merged(ALONE, {"recovery": recovery}), detectors=[says])
+    plans = []
+    for i, x in enumerate(batches(104)):
+        if i in (AT, 102):
+            damage(model)
+        outcome = guard.step(lambda x=x: squared(model, x))
+        plans += [outcome.plan] if outcome.restored is not None else []
+    assert [plan.lr for plan in plans] == pytest.approx([0.7e-2, 0.5 * 0.7e-2])
+    assert plans[1].to <= plans[0].to
+    assert outcome.lr_mult == pytest.approx(0.35)
+
+
 class TestRecoverySettings:
     def test_lr_mult_is_what_a_rollback_leaves_of_the_rate(self) -> None:
         for share in (0.3, 0.9):

@@ -81,7 +81,7 @@ class SlowDivergence:
         # A negative loss (policy gradients) may rise for good reasons: its level says nothing.
         self._signed = _SIGNED if ordered[0] < 0.0 else max(self._signed - 1, 0)
         jumps = sorted(abs(b - a) for a, b in pairwise(losses))
-        # Median and mean of |difference| of neighbours, as sigma of a normal sequence; with heavy tails the mean is more.
+        # Median and mean |difference| of neighbours, as sigma of a normal sequence; with heavy tails the mean is more.
         noise = max(jumps[len(jumps) // 2] / 0.954, sum(jumps) / len(jumps) / 1.128)
         self._sigma = noise if math.isnan(self._sigma) else 0.8 * self._sigma + 0.2 * noise
         if len(self._blocks) == _TRAILING:

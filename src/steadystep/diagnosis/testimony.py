@@ -12,6 +12,7 @@ from steadystep.records import Finding, Severity, Signals
 
 _LASTING = ("not-healing", "slow-divergence")
 _STUCK = 2  # refused updates before this one
+_CERTAIN = 2.0  # margins: one batch is noisier than the level it is compared with
 _SHARE = 0.5  # of a jump: what older weights must undo of it to be worth going back to
 
 
@@ -38,14 +39,14 @@ def _weighed(signals: Signals, finding: Finding) -> Finding:
 
 
 def convicts(signals: Signals, finding: Finding) -> bool:
-    """Older weights do better on this batch: by the finding's own margin, and by half of a jump."""
+    """Older weights do better on this batch: by half of a jump, or by twice what a creeping loss calls material."""
     witness = signals.witness
     if witness is None or finding.usual is None or not is_worse(witness):
         return False
     better = witness.now - witness.then
-    needed = finding.limit - finding.usual
-    if finding.detector == "not-healing":
-        needed = max(needed, _SHARE * (witness.now - finding.usual))
+    margin = finding.limit - finding.usual
+    creeping = finding.detector == "slow-divergence"
+    needed = _CERTAIN * margin if creeping else max(margin, _SHARE * (witness.now - finding.usual))
     return not better <= needed
 
 

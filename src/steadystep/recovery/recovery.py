@@ -123,10 +123,14 @@ class InMemory:
                 self._take(outcome.step, updates, lr)
 
     def testify(self, signals: Signals, *, before: int) -> Witness | None:
-        """Of two states the one that does less well counts: both must be better than the present."""
+        """Of two states the one that does less well counts, so both must be better than the present weights.
+
+        After refused updates the better one counts: the younger state may hold the damage already.
+        """
+        stuck = signals.refused_in_a_row > 0
         known = [s for s in self._snapshots.states if s.step < before and not _by_plan(s, signals)][-_WITNESSES:]
         tried = [self._snapshots.weights_of(snapshot) for snapshot in known]
-        losses = self._passes.compare(tried, backward=signals.refused_in_a_row > 0) if known else None
+        losses = self._passes.compare(tried, backward=stuck) if known else None
         if losses is None:
             return None
         now, *then = losses
@@ -134,7 +138,8 @@ class InMemory:
             Witness(step=snapshot.step, then=loss, now=now, lr=snapshot.lr)
             for snapshot, loss in zip(known, then, strict=True)
         ]
-        return max(heard, key=lambda witness: witness.then if witness.then == witness.then else math.inf)
+        choose = min if stuck else max
+        return choose(heard, key=lambda witness: witness.then if witness.then == witness.then else math.inf)
 
     def roll_back(self, step: int, *, replay: bool) -> int:
         """Everything together: weights, buffers, optimizer, kept objects, and the guard's own parts."""
