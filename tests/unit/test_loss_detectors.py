@@ -200,6 +200,8 @@ class TestSlowDivergence:
 
     def test_one_wild_batch_does_not_even_raise_a_suspicion(self) -> None:
         assert fed(SlowDivergence(), [*noise(400, 0.05), 1e6, *noise(200, 0.05, seed=1)]) == []
+        lucky = [*noise(400, 0.05, level=10.0), 0.0, 0.0, *noise(200, 0.05, level=10.0, seed=1)]
+        assert fed(SlowDivergence(), lucky) == []
 
     def test_it_warns_sooner_where_the_learning_rate_has_never_been(self) -> None:
         sooner = []

@@ -87,7 +87,7 @@ class TestWhatItWeighs:
 
 class TestConviction:
     def test_when(self) -> None:
-        """The finding's margin is 0.2, twice that for one that creeps; chance is a fiftieth; a jump is undone by half."""
+        """The margin is 0.2, twice that for one that creeps; chance is a fiftieth; a jump is undone by half."""
         creep, jump = finding("slow-divergence"), finding("not-healing")
         for then, now, found, convicted in (
             (2.0, 2.41, creep, True),
