@@ -11,6 +11,9 @@ settings.register_profile(
     "ci", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
+# why: each test collects garbage afterwards; what the imports made (torch!) need not be walked each time
+gc.collect()
+gc.freeze()
 
 
 @pytest.fixture(autouse=True)

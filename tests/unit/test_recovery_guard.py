@@ -4,6 +4,7 @@ import gc
 import math
 import weakref
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import steadystep
+from steadystep.judge import Judge
+from steadystep.policy import Budget, Limits
 from steadystep.records import Finding, Outcome, Signals
 from steadystep.testing import check_detector
 from tests.loops import assert_same, batches, full_state, plain_run, small_net, squared
@@ -249,6 +252,24 @@ def test_it_goes_back_to_before_the_first_sign() -> None:
     assert outcome.restored is not None
     assert outcome.plan.to <= 48
     assert outcome.signals.witness.step < 52
+
+
+def test_a_state_that_is_in_place_already_is_none_to_go_back_to() -> None:
+    recovery = SimpleNamespace(
+        states=[SimpleNamespace(step=9, updates=10, lr=0.1)], testify=lambda signals, *, before: None
+    )
+    for updates, goes_back in ((10, False), (11, True)):
+        judge = Judge(
+            detectors=(Says("not-healing", {AT: AT}),),
+            budget=Budget(),
+            recovery=recovery,
+            learning_rate=SimpleNamespace(ceiling=SimpleNamespace(lr=None)),
+            limits=Limits(),
+            mode="autopilot",
+        )
+        look = SimpleNamespace(signals=Signals(step=AT, loss=2.0, grad_norm=1.0, lr=0.1))
+        _, plan = judge.judge(look, updates=updates)
+        assert ("rollback" in plan.steps) is goes_back
 
 
 def test_damage_that_comes_back_is_cut_from_the_ceiling() -> None:

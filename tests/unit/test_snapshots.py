@@ -90,13 +90,15 @@ class TestGoingBack:
         optimizer = OPTIMIZERS[name](model.parameters())
         kept = snapshots(model, optimizer)
         train(model, optimizer, batches(before))
-        expected, references = full_state(model, optimizer), [p.data_ptr() for p in model.parameters()]
+        expected = full_state(model, optimizer)
+        references = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
         take(kept, 7)
         train(model, optimizer, batches(5, seed=2))
         assert any(not torch.equal(a, b) for a, b in zip(expected.values(), model.state_dict().values(), strict=False))
         assert kept.go_back(7, replay=False).updates == 7
         assert_same(expected, full_state(model, optimizer))
-        assert [p.data_ptr() for p in model.parameters()] == references  # in place: others hold them too
+        # In place: others hold them too.
+        assert [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())] == references
         # And twice: going back does not wear the snapshot out.
         train(model, optimizer, batches(5, seed=3))
         kept.go_back(7, replay=False)
@@ -160,6 +162,18 @@ class TestGoingBack:
         assert_same({k: v for k, v in now.items() if k.startswith("model.")}, {k: new[k] for k in new if "model." in k})
         assert_same({k: v for k, v in now.items() if k.startswith("opt")}, {k: old[k] for k in old if "optim" in k})
         assert optimizer.param_groups[0]["weight_decay"] == 0.5
+
+    def test_what_an_optimizer_added_to_its_state_goes_again(self) -> None:
+        model = small_net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        kept = snapshots(model, optimizer)
+        train(model, optimizer, batches(2))
+        expected = full_state(model, optimizer)
+        take(kept, 0)
+        for held in optimizer.state.values():
+            held["max_exp_avg_sq"], held["note"] = torch.ones(1), 3
+        kept.go_back(0, replay=False)
+        assert_same(expected, full_state(model, optimizer))
 
     def test_weights_for_a_while(self) -> None:
         model = small_net()

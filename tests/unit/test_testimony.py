@@ -299,6 +299,11 @@ class TestWhichWeightsAreTried:
     def test_after_a_refusal_the_gradient_counts_too(self) -> None:
         assert self.ask([3.0, 1.0, 1.0], refused_in_a_row=1)[1].asked == [(2, True)]
 
+    def test_after_a_refusal_the_better_one_counts(self) -> None:
+        """The younger state may hold the damage already."""
+        for then, step in (((1.0, 2.0), 40), ((2.0, 1.0), 60), ((1.0, math.nan), 40), ((math.inf, 1.0), 60)):
+            assert self.ask([math.inf, *then], refused_in_a_row=1)[0].step == step
+
     def test_a_learning_rate_that_rose_by_plan_explains_a_worse_loss(self) -> None:
         low = (state(40, lr=0.05, largest=0.1),)
         assert self.ask([3.0, 1.0], states=low, lr=0.1)[0] is None  # it has been there before
