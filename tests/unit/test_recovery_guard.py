@@ -219,6 +219,36 @@ def test_weights_that_older_ones_do_not_beat_are_kept() -> None:
     assert witness.step in [state.step for state in guard._recovery.states]
     assert outcomes[AT].plan.proceeds
     assert outcomes[AT].diagnosis.damage == "none"
+    assert [finding.severity for finding in outcomes[AT].findings] == ["warn"]
+
+
+def test_a_suspicion_that_older_weights_confirm_is_acted_on() -> None:
+    model = small_net(dropout=0.0)
+    config = merged(ALONE, {"recovery": {"trust_steps": 4, "snapshot_time_share": 0.9}})
+    says = Says("not-healing", {AT: AT}, severity="info")
+    guard = steadystep.Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-2), config=config, detectors=[says])
+    for i, x in enumerate(batches(AT + 1)):
+        if i == AT:
+            damage(model)
+        outcome = guard.step(lambda x=x: squared(model, x))
+    assert [finding.severity for finding in outcome.findings] == ["act"]
+    assert outcome.restored is not None
+
+
+def test_a_loop_that_updates_by_itself_keeps_its_weights_and_its_rate() -> None:
+    model = small_net(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    guard = steadystep.Guard(model, optimizer, config=ALONE, detectors=[Says("not-healing", {20: 20})])
+    for x in batches(22):
+        optimizer.zero_grad()
+        loss = squared(model, x)
+        loss.backward()
+        assert guard.inspect(loss).proceeds
+        optimizer.step()
+        outcome = guard.commit(stepped=True)
+    assert guard.updates == 22
+    assert outcome.lr_mult == 1.0
+    assert not guard._lr.ceiling.low
 
 
 @pytest.mark.xfail(reason="any state from before the first sign is believed, trusted or not", strict=True)
