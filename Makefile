@@ -22,8 +22,8 @@ demo: $(STAMP) ## a small transformer, broken on purpose and kept on course
 test: $(STAMP) ## the tests CI runs
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: $(STAMP) ## every test, the slow ones too
-	$(BIN)/python -m pytest -n 2
+test-all: $(STAMP) ## every test, the slow ones too, and new random examples
+	STEADYSTEP_HYPOTHESIS=search $(BIN)/python -m pytest -n 2
 
 check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

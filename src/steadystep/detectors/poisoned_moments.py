@@ -100,7 +100,7 @@ class PoisonedMoments:
             self._norms.learn(name, norms.get(name, math.nan))
         self._norms.learn(_TOTAL, signals.grad_norm)
         self._peaks = [*self._peaks, self._peak][-_INTERVALS:]
-        self._peak = signals.grad_norm if signals.grad_norm < math.inf else 0.0
+        self._peak = signals.grad_norm if 0.0 <= signals.grad_norm < math.inf else 0.0
         if not jumps:
             self._clean = probe.step
 
