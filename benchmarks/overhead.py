@@ -105,7 +105,7 @@ def measure(make: Callable[[], Setup], run_dir: Path, *, blocks: int) -> dict[st
     first, second, third = (plain_step(fresh()) for _ in range(3))
     guarded = guarded_step(fresh(), run_dir)
     for step in (first, second, third, guarded):
-        seconds(step, 20)
+        seconds(step, 60)  # alone: the third copy of the state, at step 40, sets how often one is taken
     repeats = max(2, int(0.05 / (seconds(first, 20) / 20)))
     found = ratios(first, guarded, second, blocks=blocks, repeats=repeats)
     noise = ratios(first, third, second, blocks=blocks, repeats=repeats)

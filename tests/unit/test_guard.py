@@ -427,3 +427,19 @@ def test_healthy_updates_after_an_incident_match_a_run_without_it() -> None:
         for guard, m in zip(guards, (model, twin), strict=True):
             guard.step(lambda x=x, m=m: squared(m, x))
     assert_same(full_state(model, guards[0]._optimizer), full_state(twin, guards[1]._optimizer))
+
+
+def test_gradients_are_cleared_as_the_optimizer_would() -> None:
+    calls = []
+
+    class Counting(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            calls.append(set_to_none)
+            super().zero_grad(set_to_none=set_to_none)
+
+    for optimizer_type in (torch.optim.SGD, Counting):
+        model = torch.nn.Linear(2, 1)
+        guard = steadystep.Guard(model, optimizer_type(model.parameters(), lr=0.1))
+        guard.step(lambda model=model: model(torch.ones(3, 2)).mean())
+        assert all(p.grad is None for p in model.parameters())
+    assert calls == [True]
