@@ -5,6 +5,7 @@ that must notice. Each mutant runs in a copy of `src`, so the working tree is ne
 
     python tools/run_mutants.py             # all
     python tools/run_mutants.py --only clip # those whose file or line contains the word
+    python tools/run_mutants.py --list clip # those of one list, wherever below tools/mutants it lies
 """
 
 import argparse
@@ -37,8 +38,9 @@ class Mutant:
         return f"{self.file}: {self.find.strip()}  =>  {self.put.strip() or '(nothing)'}"
 
 
-def load() -> list[Mutant]:
-    lists = sorted((ROOT / "tools" / "mutants").glob("*.toml"))
+def load(name: str | None) -> list[Mutant]:
+    folder = ROOT / "tools" / "mutants"
+    lists = sorted(folder.glob("*.toml") if name is None else folder.rglob(f"{name}.toml"))
     raw = [entry for path in lists for entry in tomllib.loads(path.read_text())["mutant"]]
     mutants = [Mutant(file=m["file"], find=m["find"], put=m["put"], tests=tuple(m["tests"])) for m in raw]
     for mutant in mutants:
@@ -68,9 +70,10 @@ def survives(mutant: Mutant) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a word in the file or the line")
+    parser.add_argument("--list", help="the name of one list")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    mutants = [m for m in load() if options.only in m.file or options.only in m.find]
+    mutants = [m for m in load(options.list) if options.only in m.file or options.only in m.find]
     tests = tuple(sorted({test for mutant in mutants for test in mutant.tests}))
     healthy = run_tests(ROOT / "src", tests)
     if healthy.returncode != 0:

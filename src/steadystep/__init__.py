@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from steadystep.config import Config, autopilot, careful, observe
     from steadystep.errors import (
+        CheckpointError,
         ConfigError,
         MisuseError,
         SteadystepError,
@@ -48,6 +49,7 @@ _HOMES = {
     "Outcome": "records",
     "SteadystepError": "errors",
     "ConfigError": "errors",
+    "CheckpointError": "errors",
     "MisuseError": "errors",
     "UnsupportedError": "errors",
     "TrainingHalted": "errors",
@@ -57,6 +59,7 @@ _PARTS = (
     "detectors",
     "faults",
     "groups",
+    "incidents",
     "init",
     "layers",
     "memory",
@@ -67,6 +70,7 @@ _PARTS = (
 )
 
 __all__ = [
+    "CheckpointError",
     "Config",
     "ConfigError",
     "Diagnosis",
@@ -87,6 +91,7 @@ __all__ = [
     "faults",
     "find_lr",
     "groups",
+    "incidents",
     "init",
     "layers",
     "memory",

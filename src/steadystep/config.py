@@ -1,16 +1,17 @@
 """The settings: one schema for a YAML file, a mapping and keyword arguments, with messages a person can act on.
 
-No key is parsed and then ignored. A key that belongs to a feature which is not built yet is an error that says so.
+No key is parsed and then ignored.
 """
 
 import difflib
 import math
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from steadystep.errors import ConfigError
 from steadystep.schedule import NAMES, Schedule, named
@@ -81,12 +82,19 @@ class TrainingSettings(Settings):
         "fp32", description="fp16 brings a loss scaler with it; bf16 needs none"
     )
     autocast: Switch = Field(True, description="false: your own code does the autocasting")
+    split_when_out_of_memory: Switch = Field(
+        True, description="halve a batch given as step(closure, batch=...) and try it again; false: the error is yours"
+    )
     stability_monitoring: Switch = Field(
         True, description="false: only NaN and infinity are looked for; nothing is learned from the run"
     )
     auto_recovery: Switch = Field(
         True, description="false: no states are kept in memory, so there is no rolling back and no cutting of the rate"
     )
+    early_stopping: Switch = Field(
+        False, description="guard.should_stop becomes true when validation has not improved for `patience` times"
+    )
+    patience: Count = Field(10, ge=1, description="validations without improvement before early stopping")
     max_recovery_attempts: Count = Field(
         3, ge=0, description="rollbacks in 1,000 steps before the run is stopped; skipped batches have their own budget"
     )
@@ -153,6 +161,39 @@ class MonitoringSettings(Settings):
     lr_min: Number | None = Field(None, ge=0, description="a learning rate that drops below this is worth a warning")
     lr_max: Number | None = Field(None, gt=0, description="a learning rate above this is worth a warning")
 
+    save_checkpoints: Switch | None = Field(
+        None, description="write the whole state of the loop to run_dir/checkpoints; left out: only with Guard.resume"
+    )
+    checkpoint_frequency: Annotated[Count, Field(ge=1)] | str = Field(
+        1000, description='steps between two of them, or a time such as "10 min"'
+    )
+    keep_checkpoints: Count = Field(3, ge=1, description="the newest so many stay, and the best one")
+
+    @field_validator("checkpoint_frequency", mode="before")
+    @classmethod
+    def _steps_as_text(cls, value: object) -> object:
+        return int(value) if isinstance(value, str) and value.strip().isdigit() else value
+
+    @field_validator("checkpoint_frequency")
+    @classmethod
+    def _check_frequency(cls, value: int | str) -> int | str:
+        seconds_in(value)
+        return value
+
+
+def seconds_in(frequency: int | str) -> float | None:
+    """None for a number of steps; for a time such as "90 s", "10 min" or "1.5 h" its seconds."""
+    if isinstance(frequency, int):
+        return None
+    found = re.fullmatch(r"([0-9.]+) *(s|min|h)", frequency.strip())
+    try:
+        seconds = float(found[1]) * {"s": 1.0, "min": 60.0, "h": 3600.0}[found[2]] if found else 0.0
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0.0:
+        raise ConfigError('a number of steps, or a time above zero such as "90 s", "10 min" or "1.5 h"')
+    return seconds
+
 
 class RecoverySettings(Settings):
     """How much trouble is too much."""
@@ -202,6 +243,12 @@ class Config(Settings):
             return cls._checked(_read_yaml(Path(source)), where=str(source))
         raise ConfigError(f"config: expected a Config, a mapping or a path to a YAML file, got {type(source).__name__}")
 
+    def with_checkpoints(self) -> Self:
+        """The same with checkpoints on, unless it says otherwise."""
+        if self.monitoring.save_checkpoints is not None:
+            return self
+        return self.model_copy(update={"monitoring": self.monitoring.model_copy(update={"save_checkpoints": True})})
+
     @classmethod
     def _checked(cls, raw: Mapping[Any, Any], *, where: str) -> Self:
         # why: an empty section ("training:" and nothing under it) is what is left after commenting keys out
@@ -236,18 +283,10 @@ _SECTIONS: dict[str, type[Settings]] = {
     "recovery": RecoverySettings,
 }
 
-# Keys that are part of the file format and whose feature this version does not have.
-NOT_BUILT = {
-    "training.early_stopping": "early stopping",
-    "training.patience": "early stopping",
-    "monitoring.save_checkpoints": "checkpoints on disk",
-    "monitoring.checkpoint_frequency": "checkpoints on disk",
-}
-
 
 def _known_keys() -> list[str]:
     nested = [f"{name}.{key}" for name, section in _SECTIONS.items() for key in section.model_fields]
-    return [*Config.model_fields, *nested, *NOT_BUILT]
+    return [*Config.model_fields, *nested]
 
 
 def _unknown_keys(raw: Mapping[Any, Any]) -> Iterator[str]:
@@ -257,9 +296,7 @@ def _unknown_keys(raw: Mapping[Any, Any]) -> Iterator[str]:
         elif key in _SECTIONS and isinstance(value, Mapping):
             for inner in value:
                 full = f"{key}.{inner}"
-                if full in NOT_BUILT:
-                    yield f"{full} needs {NOT_BUILT[full]}: not in this version, remove the key"
-                elif inner not in _SECTIONS[key].model_fields:
+                if inner not in _SECTIONS[key].model_fields:
                     yield f"unknown key '{full}'{_nearest(full)}"
 
 

@@ -3,6 +3,7 @@
 SteadystepError
 ├── ConfigError (also a ValueError)          a setting is unknown, out of range or not built yet
 ├── MisuseError (also a RuntimeError)        the guard was called in a way that cannot work
+├── CheckpointError (also a RuntimeError)    a state cannot be written, or a file is not what was written
 ├── UnsupportedError (also a NotImplementedError)   a case we know of and do not handle
 └── TrainingHalted (also a RuntimeError)     the run cannot go on; nothing bad was applied
 """
@@ -18,6 +19,10 @@ class ConfigError(SteadystepError, ValueError):
 
 class MisuseError(SteadystepError, RuntimeError):
     """A call that cannot work here: the message says what to call instead."""
+
+
+class CheckpointError(SteadystepError, RuntimeError):
+    """A state has no form in a file, or a checkpoint is damaged or foreign: the message names the place."""
 
 
 class UnsupportedError(SteadystepError, NotImplementedError):

@@ -6,6 +6,7 @@
 pass writes by itself, and those are put back when the step is refused. Why in this order: docs/adr/0001.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, final
@@ -67,7 +68,7 @@ class Guard:
         self._inspected: Look | None = None
         claim(self, model, optimizer)
         try:
-            parts = build(self.config, model, optimizer, schedule=schedule, run_dir=run_dir, extra_detectors=detectors)
+            parts = build(self, self.config, model, optimizer, schedule, run_dir, extra_detectors=detectors)
         except BaseException:
             release(optimizer)
             raise
@@ -75,6 +76,7 @@ class Guard:
         self._passes, self._probes, self._looker = parts.passes, parts.probes, parts.looker
         self._judge, self._action, self._lr = parts.judge, parts.action, parts.learning_rate
         self._budget, self._recovery = parts.budget, parts.recovery
+        self._keeping, self._data = parts.keeping, parts.keeping.data
 
     def step(
         self,
@@ -94,6 +96,8 @@ class Guard:
         """
         if self._closed:
             raise MisuseError("this guard was closed: make another")
+        if not self._data.open:
+            self._between()
         with self._passes:
             self._metrics.update(checked(metrics) if metrics else {})
             if not isinstance(closure_or_loss, Tensor) and not self._passes.group.members:
@@ -110,20 +114,30 @@ class Guard:
             return self._update() if self._passes.group.members else None
 
     def validate(self, val_loss: float, **metrics: float) -> None:
-        """Tell the guard how a validation went. All of it is logged, and `val_loss` moves a plateau schedule."""
+        """How a validation went: for the log, a plateau schedule, early stopping and the best weights."""
         self._lr.validated(float(val_loss))
-        self._parts.log.validated(
-            self.attempts, {"val_loss": float(val_loss)} | {k: float(v) for k, v in metrics.items()}
-        )
+        self._keeping.validated(float(val_loss))
+        self._parts.log.validated(self.attempts, {"val_loss": float(val_loss), **metrics})
+
+    @property
+    def should_stop(self) -> bool:
+        """With `early_stopping`: validation has not improved for `patience` times."""
+        return self._keeping.early_stopping.should_stop
+
+    @property
+    def epoch(self) -> int:
+        """Passes of `batches` that have ended, those before a resume too."""
+        return self._data.epoch
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The loader's batches; a short last group is flushed when they end."""
-        yield from loader
+        """The loader's batches, from where a resumed run was; a short last group is flushed when they end."""
+        yield from self._data.batches(loader, self._between)
         self.flush()
 
     def keep(self, name: str, thing: Kept) -> None:
-        """Let something else with a state (EMA weights, a scheduler) go back together with the weights."""
+        """Let something else with a state (EMA weights, a scheduler) be saved and go back together with the weights."""
         self._recovery.keep(name, thing)
+        self._keeping.loop.keep(name, thing)
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """What is probably wrong with the run so far, the likeliest cause first; one "healthy" when nothing is."""
@@ -191,18 +205,53 @@ class Guard:
         self._passes.reset()
         self._recovery.forget()
 
+    @classmethod
+    def resume(cls, model: nn.Module, optimizer: Optimizer, *, run_dir: str | Path, **settings: Any) -> Self:
+        """A guard that goes on where the newest whole checkpoint of `run_dir` was taken; a new one where there is none.
+
+        Takes what `Guard` takes, and `path=` for a certain checkpoint or another folder of them.
+        """
+        path = settings.pop("path", None)
+        config = Config.load(settings.pop("config", None)).with_checkpoints()
+        guard = cls(model, optimizer, run_dir=run_dir, config=config, **settings)
+        try:
+            guard._keeping.resume(None if path is None else Path(path))
+        except BaseException:
+            guard._end(save=False)
+            raise
+        return guard
+
+    def save(self, path: str | Path | None = None) -> Path:
+        """Write a checkpoint now and wait for it; to `run_dir/checkpoints`, or into the folder `path`."""
+        if self._passes.group.members:
+            raise MisuseError("save() in the middle of a group of micro-batches: call flush() first, or a step later")
+        return self._keeping.save(None if path is None else Path(path), self.attempts, self.updates)
+
+    def restore_best(self) -> bool:
+        """Put the weights of the best validation back; False when there are none."""
+        self._recovery.forget()
+        return self._keeping.restore_best(self.attempts, self.updates)
+
+    def _between(self) -> None:
+        if not self._passes.group.members:
+            self._keeping.between(self.attempts, self.updates)
+
     def close(self) -> None:
-        """Write the log's last lines and let go of the optimizer."""
+        """Save the last state, write the log's last lines and let go of the optimizer."""
+        self._end(save=sys.exc_info()[0] is None)
+
+    def _end(self, *, save: bool) -> None:
         if not self._closed:
             self._closed = True
             dropped = self._passes.reset()
             if dropped:
                 warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
+            self._keeping.close(self.attempts, self.updates, save=save and not dropped)
             self._parts.close()
             release(self._optimizer)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end(save=kind is None)

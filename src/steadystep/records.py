@@ -80,6 +80,14 @@ class Probe(Record):
     """Share of units that were zero for the whole batch."""
     saturated: tuple[float, ...] = ()
     """Share of values in the flat part of a sigmoid or tanh."""
+    tables: tuple[str, ...] = ()
+    """Embedding tables; `row_norms` aligns with these."""
+    row_norms: tuple[float, ...] = ()
+    """Norm of the longest row of each, after the update."""
+    attentions: tuple[str, ...] = ()
+    """Attention modules that were watched; `logit_bounds` aligns with these."""
+    logit_bounds: tuple[float, ...] = ()
+    """What no logit of the module exceeded: max|q| max|k| / sqrt(d_head), or its cap."""
 
 
 @final
@@ -138,6 +146,10 @@ class Signals(Record):
     names: tuple[str, ...] = ()
     bad_buffers: tuple[str, ...] = ()
     """Buffers that the forward pass made non-finite."""
+    buffers: tuple[str, ...] = ()
+    """Buffers that the forward pass writes; `buffer_peaks` aligns with these."""
+    buffer_peaks: tuple[float, ...] = ()
+    """The largest absolute value of each, as this step would leave it."""
     lr: float = 0.0
     """The largest learning rate of all parameter groups."""
     announced_lr: float = 0.0

@@ -14,15 +14,19 @@ from steadystep.accumulation import Passes
 from steadystep.actions import ByTensors, ByUnits, LearningRate, TensorClip, Update
 from steadystep.buffers import Buffers
 from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
-from steadystep.config import Config
+from steadystep.config import Config, seconds_in
 from steadystep.detectors import (
+    AttentionLogitGrowth,
+    BufferJump,
     ClipRate,
     Cooldown,
     DeadUnits,
     Detector,
+    EmbeddingGrowth,
     GradientSpike,
     GrowingGradient,
     LearningRateBounds,
+    LearningRateCreep,
     LearningRateJump,
     LossScale,
     LossSpike,
@@ -44,12 +48,18 @@ from steadystep.detectors import (
 from steadystep.diagnosis import Casebook
 from steadystep.errors import ConfigError
 from steadystep.judge import Judge
-from steadystep.policy import Budget, Limits
+from steadystep.memory import OutOfMemoryRetry
+from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands, Precision
 from steadystep.records import Outcome
 from steadystep.recovery import Holdings, InMemory, NoRecovery, Recovery, Snapshots
+from steadystep.recovery.checkpointing import Checkpointing, Every
+from steadystep.recovery.data_position import DataPosition
+from steadystep.recovery.keeping import Keeping
+from steadystep.recovery.loop_state import LoopState
+from steadystep.recovery.snapshots import Kept
 from steadystep.schedule import Schedule
-from steadystep.signals import Activations, Gradients, Inputs, Looker, Probes
+from steadystep.signals import Activations, AttentionLogits, Gradients, Inputs, Looker, Probes, RowNorms
 from steadystep.state import Stateful
 from steadystep.track import NoLog, RunLog, Tracker
 
@@ -75,6 +85,7 @@ class Parts:
     learning_rate: LearningRate
     log: Tracker
     islands: Fp32Islands
+    keeping: Keeping
     stateful: dict[str, Stateful]
     """What is saved. Precision first: it is the only part that may refuse a state."""
 
@@ -114,6 +125,7 @@ def detectors(
         ),
         LossSpike(deviations=watch.divergence_threshold, history=watch.loss_window_size),
         NotHealing(deviations=watch.divergence_threshold, history=watch.loss_window_size),
+        BufferJump(),
         SlowDivergence(),
         WorseThanBest(),
         GrowingGradient(),
@@ -127,9 +139,11 @@ def detectors(
         Cooldown(RmsSurprise(), quiet_steps=500),
         DeadUnits(),
         SaturatedUnits(),
+        EmbeddingGrowth(),
+        AttentionLogitGrowth(),
     ]
     if not scheduled:
-        found.append(LearningRateJump())
+        found += [LearningRateJump(), LearningRateCreep()]
     if beta2 is not None:
         found.append(ShortWarmup(beta2=beta2))
     if watch.lr_min is not None or watch.lr_max is not None:
@@ -142,16 +156,19 @@ def detectors(
 
 
 def build(
+    guard: Kept,
     config: Config,
     model: nn.Module,
     optimizer: Optimizer,
-    *,
     schedule: Schedule | None,
     run_dir: str | Path | None,
+    *,
     extra_detectors: Sequence[Detector] = (),
 ) -> Parts:
     """All parts, or an error that leaves model and optimizer as they were."""
     training, touches = config.training, config.mode != "observe"
+    if config.monitoring.save_checkpoints and run_dir is None:
+        raise ConfigError("monitoring.save_checkpoints needs a folder: Guard(..., run_dir=...)")
     if schedule is not None and training.lr_scheduler is not None:
         raise ConfigError("schedule= and training.lr_scheduler both set the learning rate: give one of them")
     gradients = Gradients(model, optimizer)
@@ -160,8 +177,16 @@ def build(
     precision.check(gradients.parameters)
     buffers = Buffers(model, restores=touches)
     size = training.gradient_accumulation_steps
+    memory = OutOfMemoryRetry() if touches and training.split_when_out_of_memory else None
     passes = Passes(
-        optimizer, precision, buffers, lambda: gradients.parameters, size=size, device=device, retry=touches
+        optimizer,
+        precision,
+        buffers,
+        lambda: gradients.parameters,
+        size=size,
+        device=device,
+        retry=touches,
+        memory=memory,
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
     log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=config.monitoring.log_frequency)
@@ -184,7 +209,8 @@ def build(
         islands.remove()
         raise
     activations = Activations(model)
-    probes, inputs = Probes(gradients, optimizer, activations=activations), Inputs()
+    attention, tables, inputs = AttentionLogits(model), RowNorms(model), Inputs()
+    probes = Probes(gradients, optimizer, activations=activations, attention=attention, tables=tables)
     noticing = detectors(config, scheduled=learning_rate.scheduled, beta2=_beta2(optimizer), extra=extra_detectors)
     casebook, limits = Casebook(), _limits(config)
     budget = Budget(
@@ -195,6 +221,9 @@ def build(
     going_back: dict[str, Stateful] = {"precision": precision, "accumulation": passes.group}
     going_back |= {} if rule is None else {"clip rule": rule}
     going_back |= {f"detector {detector.name}": detector for detector in noticing}
+    early = EarlyStopping(patience=training.patience if training.early_stopping else None)
+    data = DataPosition(device)
+    loop = LoopState(model, optimizer, guard, data, device=device)
     recovery: Recovery = NoRecovery()
     if config.mode == "autopilot" and limits.rolls_back:
         plateau = learning_rate.plateau
@@ -206,7 +235,12 @@ def build(
             time_share=config.recovery.snapshot_time_share,
             memory_bytes=_memory_bytes(config),
         )
-        recovery = InMemory(snapshots, passes, going_back | ({} if plateau is None else {"plateau": plateau}))
+        extra: dict[str, Stateful] = {} if plateau is None else {"plateau": plateau}
+        extra |= {} if limits.skips_batches else {"data": data}
+        recovery = InMemory(snapshots, passes, going_back | extra)
+    kept_apart: dict[str, Stateful] = {} if memory is None else {"memory": memory}
+    kept_apart |= {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes}
+    kept_apart |= {"inputs": inputs, "early stopping": early}
     return Parts(
         precision=precision,
         passes=passes,
@@ -242,9 +276,18 @@ def build(
         learning_rate=learning_rate,
         log=log,
         islands=islands,
-        stateful=going_back
-        | {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes, "inputs": inputs},
+        keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop)),
+        stateful=going_back | kept_apart,
     )
+
+
+def _checkpointing(config: Config, folder: Path | None, loop: LoopState) -> Checkpointing | None:
+    watch = config.monitoring
+    if folder is None or not watch.save_checkpoints:
+        return None
+    seconds = seconds_in(watch.checkpoint_frequency)
+    steps = watch.checkpoint_frequency if isinstance(watch.checkpoint_frequency, int) else None
+    return Checkpointing(folder / "checkpoints", loop, Every(steps, seconds), keep_last=watch.keep_checkpoints)
 
 
 def _beta2(optimizer: Optimizer) -> float | None:

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.detectors import (
+    AttentionLogitGrowth,
     DeadUnits,
     Detector,
+    EmbeddingGrowth,
     GradientSpike,
+    LearningRateCreep,
     LearningRateJump,
     LossSpike,
     NonFinite,
@@ -27,6 +30,7 @@ from steadystep.detectors import (
     VanishingGradient,
     WorseThanBest,
 )
+from steadystep.detectors.buffer_jump import BufferJump
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.cooldown import Cooldown
 from steadystep.detectors.growing_gradient import GrowingGradient
@@ -57,6 +61,8 @@ FACTORIES: dict[str, Callable[[], Detector]] = {
 # These speak of probes and of long stretches, which their own tests have.
 SILENT: dict[str, Callable[[], Detector]] = {
     "not-healing": NotHealing,
+    "buffer-jump": BufferJump,
+    "learning-rate-creep": LearningRateCreep,
     "learning-rate-jump": LearningRateJump,
     "short-warmup": lambda: ShortWarmup(beta2=0.999),
     "update-ratio": UpdateRatio,
@@ -64,6 +70,8 @@ SILENT: dict[str, Callable[[], Detector]] = {
     "rms-surprise": RmsSurprise,
     "dead-units": DeadUnits,
     "saturated-units": SaturatedUnits,
+    "embedding-growth": EmbeddingGrowth,
+    "attention-logit-growth": AttentionLogitGrowth,
     "vanishing-gradient": VanishingGradient,
 }
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from steadystep.detectors.attention_logits import AttentionLogitGrowth
 from steadystep.detectors.dead_units import DeadUnits
 from steadystep.detectors.detector import Detector
+from steadystep.detectors.embedding_growth import EmbeddingGrowth
 from steadystep.detectors.poisoned_moments import PoisonedMoments
 from steadystep.detectors.rms_surprise import RmsSurprise
 from steadystep.detectors.saturated_units import SaturatedUnits
@@ -32,6 +34,8 @@ ALL: list[Callable[[], Detector]] = [
     PoisonedMoments,
     DeadUnits,
     SaturatedUnits,
+    EmbeddingGrowth,
+    AttentionLogitGrowth,
     VanishingGradient,
     ZeroGradient,
 ]
@@ -90,6 +94,10 @@ def histories(draw: st.DrawFn) -> list[Signals]:
                 modules=("x", "y"),
                 dead=draw(two),
                 saturated=draw(two),
+                tables=("x", "y"),
+                row_norms=draw(two),
+                attentions=("x", "y"),
+                logit_bounds=draw(two),
             )
         norms = draw(st.one_of(five, st.just((0.0,) * 5)))
         loss, lr = draw(any_float), draw(any_float)

@@ -10,6 +10,7 @@ import steadystep
 from steadystep.config import Config
 
 PUBLIC = [
+    "CheckpointError",
     "Config",
     "ConfigError",
     "Diagnosis",
@@ -30,6 +31,7 @@ PUBLIC = [
     "faults",
     "find_lr",
     "groups",
+    "incidents",
     "init",
     "layers",
     "memory",
@@ -58,8 +60,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_guards_face() -> None:
     members = sorted(n for n in vars(steadystep.Guard) if not n.startswith("_"))
-    saved = ["keep", "load_state_dict", "state_dict"]
-    assert members == sorted(["batches", "close", "commit", "diagnose", "flush", "inspect", "step", "validate", *saved])
+    saved = ["keep", "load_state_dict", "restore_best", "resume", "save", "state_dict"]
+    steps = ["batches", "commit", "diagnose", "epoch", "flush", "inspect", "should_stop", "step", "validate"]
+    assert members == sorted(["close", *steps, *saved])
     assert list(inspect.signature(steadystep.Guard).parameters) == [
         "model",
         "optimizer",
@@ -79,6 +82,7 @@ def test_the_settings() -> None:
             "auto_recovery",
             "autocast",
             "clip_rule",
+            "early_stopping",
             "fp32_modules",
             "gradient_accumulation_steps",
             "gradient_clipping",
@@ -90,19 +94,24 @@ def test_the_settings() -> None:
             "max_recovery_attempts",
             "min_lr",
             "mixed_precision",
+            "patience",
             "scheduler_options",
+            "split_when_out_of_memory",
             "stability_monitoring",
             "total_steps",
             "warmup_steps",
         ],
         "monitoring": [
+            "checkpoint_frequency",
             "divergence_threshold",
             "explosion_threshold",
             "gradient_history_size",
+            "keep_checkpoints",
             "log_frequency",
             "loss_window_size",
             "lr_max",
             "lr_min",
+            "save_checkpoints",
         ],
         "recovery": [
             "lr_mult",

@@ -1,8 +1,8 @@
 """Forward and backward passes of one group of micro-batches: the first time, and again without the bad ones."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, final
 
 import torch
@@ -11,13 +11,16 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.accumulation.group import Group, MicroBatch
-from steadystep.accumulation.recipe import Closure, Recipe, RngState
+from steadystep.accumulation.recipe import Closure, Recipe
+from steadystep.accumulation.trial import Trial
 from steadystep.buffers import Buffers
 from steadystep.clip.global_norm import multiply_
 from steadystep.errors import MisuseError
-from steadystep.norms import layout_of, measure
+from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
+from steadystep.norms import layout_of
 from steadystep.notices import warn
 from steadystep.precision import Precision
+from steadystep.rng import random_numbers_kept
 
 # The same batch with the same random numbers gives the same loss; off the host up to kernels that add in any order.
 _SAME_ON_HOST, _SAME_ON_DEVICE = 1e-6, 1e-4
@@ -45,6 +48,7 @@ class Passes:
         size: int,
         device: torch.device,
         retry: bool,
+        memory: OutOfMemoryRetry | None = None,
     ) -> None:
         self.group = Group(size)
         self._optimizer = optimizer
@@ -52,6 +56,7 @@ class Passes:
         self._buffers = buffers
         self._parameters = parameters
         self._device = device
+        self._memory = memory
         # A group of one has nothing to leave out, so nothing is kept for it.
         self._keep_recipes = retry and size > 1
         self._state: Literal["idle", "collecting", "collected"] = "idle"
@@ -88,7 +93,8 @@ class Passes:
         if isinstance(work, Tensor):
             self._warn_about_autocast()
             self.given_losses = True
-            loss = work
+            loss = _checked(work)
+            self._backward(loss, number)
         else:
             self.given_losses = False
             if first:
@@ -96,9 +102,7 @@ class Passes:
             if self._keep_recipes:
                 recipe = Recipe(work, batch, device=self._device)
             self._present = (work, batch)
-            with self._precision.autocast():
-                loss = work() if batch is None else work(batch)
-        self._backward(_checked(loss), number)
+            loss = self._run(work, batch, number, recipe, after=range(len(self.group.members)))
         seen = loss.detach()
         member = MicroBatch(loss=seen.reshape(()) if seen.dim() else seen, weight=number, recipe=recipe, batch=batch)
         self.group.add(member)
@@ -125,7 +129,7 @@ class Passes:
         if not self.group.stale:
             return True
         losses = torch.stack([m.loss for m in self.group.members]).tolist()  # sync: only after trouble
-        with self._random_state_kept():
+        with random_numbers_kept(self._device):
             try:
                 self._run_again(range(len(losses)), losses)
             except _NotRepeatableError:
@@ -151,7 +155,7 @@ class Passes:
         """
         kept: Sequence[int] = [i for i in range(len(self.group.members)) if i not in without]
         try:
-            with self._random_state_kept():
+            with random_numbers_kept(self._device):
                 if without and self._usable(kept, losses, finite):
                     return tuple(kept)
                 kept = [i for i in kept if self._usable([i], losses, finite)]
@@ -167,37 +171,9 @@ class Passes:
         """
         if self._present is None:
             return None
-        parameters = self._parameters()
-        grads = [p.grad for p in parameters]
-        try:
-            first, again = (self._try(nullcontext(), backward=backward) for _ in range(2))
-            if first != again and math.isfinite(first):
-                return None
-            return [first, *(self._try(other, backward=backward) for other in others)]
-        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
-            return None
-        finally:
-            for parameter, grad in zip(parameters, grads, strict=True):
-                parameter.grad = grad
-
-    def _try(self, where: AbstractContextManager[None], *, backward: bool) -> float:
-        assert self._present is not None
         work, batch = self._present
-        for parameter in self._parameters():
-            parameter.grad = None  # out of reach of a closure that clears gradients
-        with self._buffers.untouched(), self._random_state_kept(), where:
-            self._buffers.put_back()
-            with self._precision.autocast():
-                loss = work() if batch is None else work(batch)
-            if backward and not (self._has_finite_gradient(loss) and self._buffers.finite):
-                return math.inf
-            return float(loss.detach())  # sync: only in trouble
-
-    def _has_finite_gradient(self, loss: Tensor) -> bool:
-        wanted = [p for p in self._parameters() if p.requires_grad]
-        grads = [g for g in torch.autograd.grad(loss, wanted, allow_unused=True) if g is not None]
-        norms = measure(grads, layout_of(grads))
-        return all(math.isfinite(float(norm)) for norm in norms)  # sync: only in trouble
+        trial = Trial(work, batch, self._precision, self._buffers, self._parameters(), self._device)
+        return trial.losses(others, backward=backward)
 
     def _usable(
         self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]
@@ -210,12 +186,11 @@ class Passes:
     def _run_again(self, positions: Sequence[int], losses: Sequence[float]) -> None:
         self._drop_traces()
         seen = []
-        for i in positions:
+        for number, i in enumerate(positions):
             member = self.group.members[i]
             assert member.recipe is not None
-            with self._precision.autocast():
-                loss = member.recipe.run_again()
-            self._backward(loss, member.weight)
+            work, batch = member.recipe.again()
+            loss = self._run(work, batch, member.weight, member.recipe, after=positions[:number])
             seen.append(loss.detach().reshape(()))
         self.group.stale = False
         tolerance = _SAME_ON_HOST if self._device.type == "cpu" else _SAME_ON_DEVICE
@@ -227,19 +202,60 @@ class Passes:
             )
             raise _NotRepeatableError
 
+    def _run(self, work: Closure, batch: Any, weight: float, recipe: Recipe | None, *, after: Sequence[int]) -> Tensor:
+        """Forward and backward of one micro-batch; in parts once memory has not sufficed for a whole one.
+
+        `after`: the members whose gradients are there already and must stay.
+        """
+        memory = self._memory
+        if memory is None or memory.size is None or batch is None:
+            try:
+                return self._pass(work, batch, weight)
+            except (RuntimeError, MemoryError) as error:
+                if memory is None or not is_out_of_memory(error):
+                    raise
+                if batch is None:
+                    error.add_note("steadystep: with step(closure, batch=...) the batch would now be split")
+                    raise
+            self._undo(after, recipe)  # out here, where the error and what its frames held are gone
+        return weighted_mean(
+            memory.run(
+                lambda part, share: self._pass(work, part, weight * share).detach(),
+                batch,
+                undo=lambda: self._undo(after, recipe),
+            )
+        )
+
+    def _undo(self, after: Sequence[int], recipe: Recipe | None) -> None:
+        """As if the present micro-batch had not begun. Gradients of earlier ones are computed again."""
+        if not after:
+            self._drop_traces()
+        elif not self.group.repeatable:
+            raise MisuseError(
+                "out of memory, and earlier micro-batches of this update cannot be computed again: give all of them "
+                "as closures with batch="
+            )
+        else:
+            losses = torch.stack([member.loss for member in self.group.members]).tolist()  # sync: only after trouble
+            try:
+                self._run_again(after, losses)
+            except _NotRepeatableError:
+                raise MisuseError(
+                    "out of memory, and an earlier micro-batch of this update gave another loss when it was run again"
+                ) from None
+        if recipe is not None:
+            recipe.put_random_numbers_back()
+
+    def _pass(self, work: Closure, batch: Any, weight: float) -> Tensor:
+        with self._precision.autocast():
+            loss = _checked(work() if batch is None else work(batch))
+        self._backward(loss, weight)
+        return loss
+
     def _drop_traces(self) -> None:
         self._precision.refuse(overflow=False)
         self._optimizer.zero_grad()
         self._buffers.put_back()
-
-    @contextmanager
-    def _random_state_kept(self) -> Iterator[None]:
-        """Running again must not shift the random numbers that come after."""
-        rng = RngState(self._device)
-        try:
-            yield
-        finally:
-            rng.restore()
 
     def _backward(self, loss: Tensor, weight: float) -> None:
         if weight > 0:

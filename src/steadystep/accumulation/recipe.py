@@ -14,25 +14,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from steadystep.rng import RngState
+
 Closure = Callable[..., Tensor]
-
-
-@final
-class RngState:
-    """torch's random state on the host and on one device, as it is now."""
-
-    __slots__ = ("_cpu", "_device", "_on_device")
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu = torch.get_rng_state()
-        self._on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-
-    def restore(self) -> None:
-        """Put it back."""
-        torch.set_rng_state(self._cpu)
-        if self._on_device is not None:
-            torch.get_device_module(self._device).set_rng_state(self._on_device, self._device)
 
 
 @final
@@ -47,11 +31,14 @@ class Recipe:
         self._batch = batch
         self._rng = RngState(device)
 
-    def run_again(self) -> Tensor:
-        """The loss of the same batch with the same random numbers."""
+    def again(self) -> tuple[Closure, Any]:
+        """The closure and its batch as they were given, with the random numbers put back to that moment."""
+        self.put_random_numbers_back()
+        return self._bindings.twin() if self._bindings else self._given, self._batch
+
+    def put_random_numbers_back(self) -> None:
+        """To what they were before the forward pass."""
         self._rng.restore()
-        closure = self._bindings.twin() if self._bindings else self._given
-        return closure() if self._batch is None else closure(self._batch)
 
 
 @final

@@ -59,6 +59,26 @@ def find_lr(
     run(task, seed=seed, steps=steps, as_json=as_json)
 
 
+@app.command()
+def replay(
+    bundle: str = typer.Argument(help="The folder of one incident, such as runs/a/incidents/incident-000600-skip."),
+    factory: str = typer.Option(help="package.module:function that returns (model, closure)."),
+    precision: str | None = typer.Option(None, help="fp32, bf16 or fp16 instead of the one it happened in."),
+    device: str | None = typer.Option(None, help="cpu, cuda, cuda:1, ...; by default where the factory puts it."),
+    as_json: bool = typer.Option(False, "--json", help="For a program."),
+) -> None:
+    """Run an incident again from its bundle and name its origin.
+
+    The closure is the one given to Guard.step; it gets the batch when the bundle holds one.
+    Exit code 0: nothing went wrong this time. 1: it happened again. 2: it could not be run.
+
+    Example: steadystep replay runs/a/incidents/incident-000600-skip --factory training:make
+    """
+    from steadystep.cli.replay import run
+
+    raise typer.Exit(run(bundle, factory=factory, precision=precision, device=device, as_json=as_json))
+
+
 def main() -> None:
     """Entry point: a user's mistake is a message and exit code 2, Ctrl-C is 130."""
     try:

@@ -1,12 +1,16 @@
 """NOTICE: one failure mode per file. Plain numbers in, findings out."""
 
+from steadystep.detectors.attention_logits import AttentionLogitGrowth
+from steadystep.detectors.buffer_jump import BufferJump
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.cooldown import Cooldown
 from steadystep.detectors.dead_units import DeadUnits
 from steadystep.detectors.detector import Detector
+from steadystep.detectors.embedding_growth import EmbeddingGrowth
 from steadystep.detectors.gradient_spike import GradientSpike
 from steadystep.detectors.growing_gradient import GrowingGradient
 from steadystep.detectors.learning_rate_bounds import LearningRateBounds
+from steadystep.detectors.learning_rate_creep import LearningRateCreep
 from steadystep.detectors.learning_rate_jump import LearningRateJump
 from steadystep.detectors.loss_scale import LossScale
 from steadystep.detectors.loss_spike import LossSpike
@@ -26,13 +30,17 @@ from steadystep.detectors.worse_than_best import WorseThanBest
 from steadystep.detectors.zero_gradient import ZeroGradient
 
 __all__ = [
+    "AttentionLogitGrowth",
+    "BufferJump",
     "ClipRate",
     "Cooldown",
     "DeadUnits",
     "Detector",
+    "EmbeddingGrowth",
     "GradientSpike",
     "GrowingGradient",
     "LearningRateBounds",
+    "LearningRateCreep",
     "LearningRateJump",
     "LossScale",
     "LossSpike",

@@ -18,18 +18,23 @@ _TRAILING = 4  # blocks in a trailing mean
 _REMEMBERED = 24  # trailing means the best is taken from
 _SIGNED = 16  # blocks for which a negative loss is remembered
 _QUIET = 8  # steps between two findings at least: each may cost a few forward passes
+_LOOK_AGAIN = 4  # steps: the sum is high and the last block is not, by chance perhaps
 _ASK_AGAIN = 32  # steps: a suspicion that stays is worth another look at an old batch
 _SLACK = 0.4  # sigma; covers that the best of several means lies below the true level
-_SUSPECT, _WARN, _ACT = 7.0, 18.0, 80.0
+_SUSPECT, _WARN, _ACT = 7.0, 10.0, 80.0
+_WARN_UNLEARNED, _LEARNED = 18.0, 4.0  # sigma: a loss that has never gone down has little to lose and swings by itself
+_PER_DOUBLING, _SHORT = 3.0, 256  # a long run has more chances of a false warning, so its mark rises: 19 at 2,048 steps
 _LOST = 0.25  # of the progress made: by itself a smaller rise may as well be harder data
 _NOISE = 0.5  # sigma: less than this cannot be told from the noise of an old batch either
-_WARN_CLIMBING = 9.0  # while the learning rate goes where it has never been
 _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
 
 
 @final
 class SlowDivergence:
-    """Suspects at 7 sigma in sum, warns at 18, asks for action at 80 if much is lost or the learning rate climbs.
+    """Suspects at 7 sigma in sum, warns at 10 or more, asks for action at 80 if much is lost or the rate climbs.
+
+    The mark for a warning rises by 3 with every doubling of the run beyond 256 steps; it is 18 at least while nothing
+    has been learned, and the one for a suspicion while the learning rate goes where it has never been.
 
     A suspicion is a note; it is worth running one old batch again, and that settles it either way.
     """
@@ -43,6 +48,7 @@ class SlowDivergence:
         self._blocks: deque[float] = deque(maxlen=_TRAILING)
         self._means: deque[float] = deque(maxlen=_REMEMBERED)
         self._first = math.nan
+        self._seen = 0
         self._signed = 0
         self._best = math.nan
         self._sigma = math.nan
@@ -57,11 +63,12 @@ class SlowDivergence:
             return ()
         if self._rise.update(signals.lr, signals.announced_lr):
             self._start_again()
+        self._seen += 1
         self._losses.append(loss)
         total = self._sum.add((loss - self._best) / self._sigma) if self._sigma > 0.0 else 0.0
         if len(self._losses) == _BLOCK:
             self._close_block(signals.loss_eps)
-        if total < _SUSPECT or self._signed:
+        if total < _SUSPECT:
             self._said, self._warned = 0.0, False
             return ()
         self._silent += 1
@@ -80,6 +87,9 @@ class SlowDivergence:
             self._first = self._blocks[0]
         # A negative loss (policy gradients) may rise for good reasons: its level says nothing.
         self._signed = _SIGNED if ordered[0] < 0.0 else max(self._signed - 1, 0)
+        if self._signed:
+            self._start_again()
+            return
         jumps = sorted(abs(b - a) for a, b in pairwise(losses))
         # Median and mean |difference| of neighbours, as sigma of a normal sequence; with heavy tails the mean is more.
         noise = max(jumps[len(jumps) // 2] / 0.954, sum(jumps) / len(jumps) / 1.128)
@@ -95,13 +105,15 @@ class SlowDivergence:
     def _judge(self, signals: Signals, total: float) -> tuple[Finding, ...]:
         now = self._blocks[-1] if self._blocks else signals.loss
         material = max(_MATERIAL * max(abs(self._best), self._first - self._best), _NOISE * self._sigma)
-        warn = _WARN_CLIMBING if self._rise.climbing else _WARN
+        warn = self._mark()
         severity: Severity = "warn" if total >= warn else "info"
         if total >= _ACT and (self._rise.climbing or now - self._best >= _LOST * (self._first - self._best)):
             severity = "act"
-        self._said, self._silent = total + _SUSPECT / 2.0, 0
         if now - self._best < material:
+            self._said, self._silent = total, _QUIET - _LOOK_AGAIN
             return ()
+        further = total + _SUSPECT / 2.0
+        self._said, self._silent = min(further, warn) if total < warn else further, 0
         if severity == "warn" and self._warned:
             severity = "info"
         self._warned = self._warned or severity == "warn"
@@ -119,6 +131,12 @@ class SlowDivergence:
         if severity == "act":
             self._start_again()
         return (found,)
+
+    def _mark(self) -> float:
+        if self._rise.climbing:
+            return _SUSPECT
+        mark = _WARN + _PER_DOUBLING * max(math.log2(self._seen / _SHORT), 0.0)
+        return mark if self._first - self._best >= _LEARNED * self._sigma else max(mark, _WARN_UNLEARNED)
 
     def _start_again(self) -> None:
         self._sum.reset()
@@ -138,6 +156,7 @@ class SlowDivergence:
             "means": list(self._means),
             "level": [_or_none(value) for value in (self._first, self._best, self._sigma)],
             "signed": self._signed,
+            "seen": self._seen,
             "said": [self._said, self._silent, self._warned],
         }
 
@@ -150,7 +169,7 @@ class SlowDivergence:
             held.clear()
             held.extend(float(value) for value in saved)
         self._first, self._best, self._sigma = (math.nan if v is None else float(v) for v in state["level"])
-        self._signed = int(state["signed"])
+        self._signed, self._seen = int(state["signed"]), int(state["seen"])
         said, silent, warned = state["said"]
         self._said, self._silent, self._warned = float(said), int(silent), bool(warned)
 

@@ -36,6 +36,8 @@ class Cause(StrEnum):
     ZERO_GRADIENT = "zero-gradient"
     DEAD_UNITS = "dead-units"
     SATURATION = "saturation"
+    EMBEDDING_GROWTH = "embedding-growth"
+    ATTENTION_LOGIT_GROWTH = "attention-logit-growth"
     POOR_INITIALISATION = "poor-initialisation"
     POISONED_MOMENTS = "poisoned-moments"
     DAMAGED_WEIGHTS = "damaged-weights"
@@ -89,6 +91,11 @@ ADVICE: dict[Cause, str] = {
     "GELU, and start biases at 0",
     Cause.SATURATION: "sigmoids or tanhs are stuck in their flat part: scale the inputs, start with smaller weights, "
     "or put normalisation layers before them",
+    Cause.EMBEDDING_GROWTH: "embedding rows grow without end: steadystep.layers.BoundedEmbedding(max_norm=...) keeps "
+    "them in bounds; a lower learning rate for the embedding, shrink_gradient or weight decay slow them down",
+    Cause.ATTENTION_LOGIT_GROWTH: "attention comes down to single positions: use steadystep.layers.StableAttention "
+    "(qk_norm, or logit_cap), or qk_clip_ after each update, which needs no other layer; a lower learning rate or a "
+    "smaller beta2 (0.95) slows the growth down. The logits of the output are another matter: z_loss holds those",
     Cause.POOR_INITIALISATION: "the first weights are unfit (all equal, or far too large): use "
     "steadystep.init.initialise_ with a recipe that suits the activations",
     Cause.POISONED_MOMENTS: "one huge gradient went into the optimizer's moments and will hold back updates for "

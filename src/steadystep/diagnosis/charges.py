@@ -36,6 +36,8 @@ CHARGES: tuple[Charge, ...] = (
     Charge(Cause.DEAD_UNITS, 1.3, signs.dead_units),
     Charge(Cause.DEAD_UNITS, 1.0, signs.dead_layer),
     Charge(Cause.SATURATION, 1.0, warned("saturated-units")),
+    Charge(Cause.EMBEDDING_GROWTH, 1.0, warned("embedding-growth")),
+    Charge(Cause.ATTENTION_LOGIT_GROWTH, 1.0, warned("attention-logit-growth")),
     Charge(Cause.VANISHING_GRADIENT, 1.2, warned("vanishing-gradient")),
     Charge(Cause.ZERO_GRADIENT, 1.0, warned("zero-gradient")),
     Charge(Cause.ZERO_GRADIENT, 1.1, signs.idle),
@@ -44,6 +46,7 @@ CHARGES: tuple[Charge, ...] = (
     Charge(Cause.GRADIENT_UNDERFLOW, 2.2, signs.underflow),
     Charge(Cause.CLIPPING_TOO_TIGHT, 1.0, warned("clip-rate")),
     Charge(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-bounds")),
+    Charge(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-creep")),
     Charge(Cause.POISONED_MOMENTS, 1.0, warned("poisoned-moments")),
     Charge(Cause.SUSPICIOUS_PERFECTION, 1.5, signs.done),
     Charge(Cause.NO_LEARNING, 1.1, signs.guesses),
@@ -92,8 +95,11 @@ _BLOW_UPS = {
     Cause.OSCILLATION,
     Cause.DEAD_UNITS,
     Cause.SATURATION,
+    Cause.EMBEDDING_GROWTH,
+    Cause.ATTENTION_LOGIT_GROWTH,
     Cause.CLIPPING_TOO_TIGHT,
 }
+_OVERFLOWS = {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW}
 _STANDSTILLS = {Cause.ZERO_GRADIENT, Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW}
 
 # What else a cause accounts for when it is there: those are consequences, and come after it.
@@ -108,6 +114,8 @@ CONSEQUENCES: dict[Cause, set[Cause]] = {
     Cause.GRADIENT_UNDERFLOW: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
     Cause.VANISHING_GRADIENT: {*_STANDSTILLS},
     Cause.SATURATION: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
+    Cause.EMBEDDING_GROWTH: {*_OVERFLOWS, Cause.ATTENTION_LOGIT_GROWTH},
+    Cause.ATTENTION_LOGIT_GROWTH: {*_OVERFLOWS},
     Cause.DEAD_UNITS: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
     Cause.SUSPICIOUS_PERFECTION: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
 }

@@ -42,7 +42,7 @@ class Case:
     @property
     def big_updates(self) -> bool:
         """Something at this step says that updates are too large."""
-        if self.any & {"learning-rate-jump", "learning-rate-bounds"}:
+        if self.any & {"learning-rate-jump", "learning-rate-creep", "learning-rate-bounds"}:
             return True
         return any(f.detector == "update-ratio" and f.value >= _BIG_UPDATE for f in self.findings)
 
@@ -79,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     (Cause.LOSS_SCALE_COLLAPSE, lambda c: c.signals.scaled and "loss-scale" in c.loudest),
     (Cause.SCALE_OVERFLOW, lambda c: c.signals.scaled and not math.isfinite(c.signals.grad_norm)),
     (Cause.NON_FINITE_GRADIENT, lambda c: not math.isfinite(c.signals.grad_norm)),
+    (Cause.BAD_BATCH, _loud("buffer-jump")),
     (Cause.SCHEDULE_ERROR, _loud("learning-rate-jump")),
     (Cause.UNKNOWN, lambda c: _LASTING(c) and c.suspicion),
     (Cause.DATA_SHIFT, lambda c: _LASTING(c) and c.cleared),
@@ -94,6 +95,9 @@ RULES: tuple[Rule, ...] = (
     (Cause.ZERO_GRADIENT, _loud("zero-gradient")),
     (Cause.SATURATION, _loud("saturated-units")),
     (Cause.VANISHING_GRADIENT, _loud("vanishing-gradient")),
+    (Cause.EMBEDDING_GROWTH, _loud("embedding-growth")),
+    (Cause.ATTENTION_LOGIT_GROWTH, _loud("attention-logit-growth")),
+    (Cause.SCHEDULE_ERROR, _loud("learning-rate-creep")),
     (Cause.SCHEDULE_ERROR, _loud("learning-rate-bounds")),
     (Cause.LOSS_SCALE_COLLAPSE, _loud("loss-scale")),
     (Cause.OSCILLATION, _loud("oscillation")),

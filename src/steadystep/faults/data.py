@@ -1,31 +1,85 @@
 """Batches that are not what they should be."""
 
-from collections.abc import Container, Mapping
-from typing import Any
+import math
+from collections.abc import Container
 
+import torch
 from torch import Tensor
 
 from steadystep.errors import MisuseError
+from steadystep.faults.draw import draw, permutation
 from steadystep.faults.fault import Fault
+from steadystep.faults.part import replaced
+from steadystep.faults.pick import put
 
 
 def scaled_data(*, steps: Container[int], factor: float, part: int | str = 0) -> Fault:
     """One part of the batch times `factor`: inputs are mostly part 0 and targets part 1, or named in a mapping."""
-    return Fault(name="scaled-data", steps=steps, change_batch=lambda _, batch: _scaled(batch, part, factor))
+
+    def scale(values: Tensor) -> Tensor:
+        return _real(values) * factor
+
+    return Fault(name="scaled-data", steps=steps, change_batch=lambda _, batch: replaced(batch, part, scale))
 
 
-def _scaled(batch: Any, part: int | str, factor: float) -> Any:
-    if isinstance(batch, Tensor):
-        return _times(batch, factor)
-    if part not in (batch if isinstance(batch, Mapping) else range(len(batch))):
-        raise MisuseError(f"the batch has no part {part!r}")
-    if isinstance(batch, Mapping):
-        return {key: _times(value, factor) if key == part else value for key, value in batch.items()}
-    return type(batch)(_times(value, factor) if i == part else value for i, value in enumerate(batch))
+def constant_data(*, steps: Container[int], value: float = 0.0, part: int | str = 0) -> Fault:
+    """Every number in one part of the batch becomes `value`: a camera with its cap on."""
+
+    def fill(values: Tensor) -> Tensor:
+        if not values.is_floating_point() and not float(value).is_integer():
+            raise MisuseError(f"a part of {values.dtype} cannot become {value}")
+        return torch.full_like(values, value)
+
+    return Fault(name="data-constant", steps=steps, change_batch=lambda _, batch: replaced(batch, part, fill))
 
 
-def _times(value: Any, factor: float) -> Tensor:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise MisuseError(f"only a tensor of real numbers can be scaled, this part of the batch is {kind}")
-    return value * factor
+def bad_input(
+    *,
+    steps: Container[int],
+    value: float = math.nan,
+    part: int | str = 0,
+    element: int | None = None,
+    seed: int = 0,
+) -> Fault:
+    """One number in one part of the batch becomes `value`; which one is drawn from `seed` and the step."""
+
+    def change(step: int, values: Tensor) -> Tensor:
+        spoilt = _real(values).clone(memory_format=torch.contiguous_format)
+        put(spoilt, draw(seed, step, "element", values.numel()) if element is None else element, value)
+        return spoilt
+
+    return Fault(
+        name="bad-input",
+        steps=steps,
+        change_batch=lambda step, batch: replaced(batch, part, lambda values: change(step, values)),
+    )
+
+
+def shuffled_labels(*, steps: Container[int], part: int | str = 1, seed: int = 0) -> Fault:
+    """The rows of one part change places, so that inputs and labels no longer belong together.
+
+    >>> fault = shuffled_labels(steps={500}, seed=1)
+    >>> batch = torch.arange(5.0), torch.arange(5)
+    >>> inputs, labels = fault.batch(500, batch)
+    >>> torch.equal(inputs, batch[0]), torch.equal(labels, batch[1]), torch.equal(labels.sort()[0], batch[1])
+    (True, False, True)
+    """
+
+    def change(step: int, labels: Tensor) -> Tensor:
+        order = permutation(seed, step, "labels", len(labels)) if labels.dim() else torch.tensor([])
+        return labels[order.to(labels.device)] if len(order) > 1 else labels
+
+    def change_batch(step: int, batch: object) -> object:
+        if isinstance(batch, Tensor):
+            raise MisuseError("labels can be shuffled where they are a part of their own, this batch is one tensor")
+        return replaced(batch, part, lambda labels: change(step, labels))
+
+    return Fault(name="shuffled-labels", steps=steps, change_batch=change_batch)
+
+
+def _real(values: Tensor) -> Tensor:
+    if not values.is_floating_point():
+        raise MisuseError(
+            f"only a tensor of real numbers can be scaled or go bad, this part of the batch is {values.dtype}"
+        )
+    return values

@@ -1,5 +1,6 @@
 """A learning rate that somebody set wrong."""
 
+import math
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 
@@ -16,7 +17,14 @@ def scaled_lr(optimizer: Optimizer, *, steps: Container[int], factor: float) -> 
 
 def creeping_lr(optimizer: Optimizer, *, start: int, growth: float = 1.01) -> Fault:
     """From `start` on the learning rate is multiplied by `growth` once more with every step."""
-    return _fault("creeping-lr", optimizer, since(start), lambda step: growth ** (step - start + 1))
+    return _fault("creeping-lr", optimizer, since(start), lambda step: _grown(growth, step - start + 1))
+
+
+def _grown(growth: float, steps: int) -> float:
+    try:
+        return growth**steps
+    except OverflowError:
+        return math.inf
 
 
 def _fault(name: str, optimizer: Optimizer, steps: Container[int], factor: Callable[[int], float]) -> Fault:

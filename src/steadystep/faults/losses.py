@@ -8,7 +8,7 @@ from steadystep.faults.since import since
 
 
 def bad_loss(*, steps: Container[int], value: float = math.nan) -> Fault:
-    """The loss becomes `value`, NaN unless told otherwise, and the gradients with it."""
+    """The loss is multiplied by `value`, NaN unless told otherwise, and the gradients with it."""
     return Fault(name="bad-loss", steps=steps, change_loss=lambda _, loss: loss * value)
 
 

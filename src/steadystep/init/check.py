@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steadystep.accumulation.recipe import RngState
 from steadystep.buffers import Buffers
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init.findings import find
 from steadystep.init.probes import Probes, float_tensors, rms
 from steadystep.init.report import InitReport
 from steadystep.init.slots import plain, unwrap
+from steadystep.rng import RngState
 
 LossFunction = Callable[[Any], Tensor]
 

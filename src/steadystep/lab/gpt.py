@@ -1,11 +1,13 @@
-"""A small pre-LN transformer over bytes in the manner of GPT-2 (Radford et al. 2019)."""
+"""A small transformer over bytes in the manner of GPT-2 (Radford et al. 2019): pre-LN, and post-LN if asked for."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from steadystep.layers import BoundedEmbedding, StableAttention
 
 NUM_BYTES = 256
 
@@ -22,41 +24,71 @@ class GPTSize:
 
 
 @final
-class Block(nn.Module):
-    """Attention, then an MLP, each behind a norm and added to the stream."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTParts:
+    """What the blocks are made of; the defaults are GPT-2's."""
 
-    def __init__(self, size: GPTSize) -> None:
+    norm: Literal["pre", "post"] = "pre"
+    """post is the order of Vaswani et al. 2017: the norm after the addition, none before the head."""
+    attention: Literal["plain", "stable"] = "plain"
+    """stable is `StableAttention` with qk-norm."""
+    max_embedding_norm: float | None = None
+    """With a number both tables are a `BoundedEmbedding`."""
+
+
+@final
+class Block(nn.Module):
+    """Attention, then an MLP, each with its norm and added to the stream."""
+
+    def __init__(self, size: GPTSize, parts: GPTParts) -> None:
         super().__init__()
         d = size.d_model
         self.num_heads = size.num_heads
+        self.post = parts.norm == "post"
         self.attn_norm = nn.LayerNorm(d)
-        self.qkv = nn.Linear(d, 3 * d)
-        self.attn_out = nn.Linear(d, d)
+        if parts.attention == "stable":
+            self.attn = StableAttention(d, size.num_heads, causal=True, init_method="small")
+        else:
+            self.qkv = nn.Linear(d, 3 * d)
+            self.attn_out = nn.Linear(d, d)
+        self.stable = parts.attention == "stable"
         self.mlp_norm = nn.LayerNorm(d)
         self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, time, width] to the same shape."""
-        batch, time, width = x.shape
-        heads = self.qkv(self.attn_norm(x)).view(batch, time, 3, self.num_heads, width // self.num_heads)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attn_out(mixed.transpose(1, 2).reshape(batch, time, width))
+        if self.post:
+            x = self.attn_norm(x + self._attend(x))
+            late: Tensor = self.mlp_norm(x + self.mlp(x))
+            return late
+        x = x + self._attend(self.attn_norm(x))
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
+
+    def _attend(self, x: Tensor) -> Tensor:
+        if self.stable:
+            stable: Tensor = self.attn(x)
+            return stable
+        batch, time, width = x.shape
+        heads = self.qkv(x).view(batch, time, 3, self.num_heads, width // self.num_heads)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        plain: Tensor = self.attn_out(mixed.transpose(1, 2).reshape(batch, time, width))
+        return plain
 
 
 @final
 class GPT(nn.Module):
     """Predicts the next byte."""
 
-    def __init__(self, size: GPTSize) -> None:
+    def __init__(self, size: GPTSize, parts: GPTParts | None = None) -> None:
         super().__init__()
+        parts = parts or GPTParts()
         self.size = size
-        self.bytes = nn.Embedding(NUM_BYTES, size.d_model)
-        self.positions = nn.Embedding(size.context, size.d_model)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.num_layers))
-        self.norm = nn.LayerNorm(size.d_model)
+        self.bytes = _table(NUM_BYTES, size.d_model, parts)
+        self.positions = _table(size.context, size.d_model, parts)
+        self.blocks = nn.ModuleList(Block(size, parts) for _ in range(size.num_layers))
+        self.norm = nn.LayerNorm(size.d_model) if parts.norm == "pre" else nn.Identity()
         self.head = nn.Linear(size.d_model, NUM_BYTES, bias=False)
         self.apply(_init)
 
@@ -72,6 +104,12 @@ class GPT(nn.Module):
         """Mean cross-entropy in nats of [batch, context + 1] bytes, each predicted from those before it."""
         logits = self(text[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+
+
+def _table(rows: int, width: int, parts: GPTParts) -> nn.Embedding:
+    if parts.max_embedding_norm is None:
+        return nn.Embedding(rows, width)
+    return BoundedEmbedding(rows, width, max_norm=parts.max_embedding_norm)
 
 
 def _init(module: nn.Module) -> None:

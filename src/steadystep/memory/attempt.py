@@ -5,8 +5,8 @@ from typing import Self, final
 import torch
 from torch import Tensor, nn
 
-from steadystep.accumulation.recipe import RngState
 from steadystep.buffers import Buffers
+from steadystep.rng import RngState
 
 
 @final

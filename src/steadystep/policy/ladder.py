@@ -91,6 +91,8 @@ def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[str, ...]:
         return (refuse,)
     if any(f.detector == "non-finite" for f in diagnosis.findings):  # a note: the loss scaler's routine
         return ("back-off-scale",)
+    if _asked_for(diagnosis, "buffer-jump") is not None:
+        return (refuse,)
     spike = _asked_for(diagnosis, "gradient-spike")
     extreme = spike is not None and spike.value > _EXTREME * spike.limit
     return ("skip-step",) if extreme else ()

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep.accumulation.recipe import RngState
 from steadystep.errors import MisuseError
+from steadystep.rng import RngState
 
 
 @contextmanager

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from steadystep.accumulation.recipe import RngState
 from steadystep.notices import warn
 from steadystep.recovery.holdings import Holdings, Key
 from steadystep.recovery.ring import to_replace
+from steadystep.rng import RngState
 
 _TIMES = (1, 2, 4, 8)  # the shortest interval: beyond that more would be lost by going back than won by not copying
 _WARM = 3  # copies

@@ -1,9 +1,21 @@
 """MEASURE: tensors become numbers here, in one pass and one transfer per optimizer step."""
 
 from steadystep.signals.activations import Activations
+from steadystep.signals.attention_logits import AttentionLogits
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.inputs import Inputs
 from steadystep.signals.looker import Looker, Metrics, checked
 from steadystep.signals.probes import Probes
+from steadystep.signals.row_norms import RowNorms
 
-__all__ = ["Activations", "Gradients", "Inputs", "Looker", "Metrics", "Probes", "checked"]
+__all__ = [
+    "Activations",
+    "AttentionLogits",
+    "Gradients",
+    "Inputs",
+    "Looker",
+    "Metrics",
+    "Probes",
+    "RowNorms",
+    "checked",
+]

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from steadystep.signals.hooks import numbers_may_leave, open_modules, spread
+
 _DIE = (nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU)
 _SATURATE = (nn.Tanh, nn.Sigmoid)
 _MOST = 64
@@ -35,7 +37,7 @@ class Activations:
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
         self.clear()
-        for name, module in _spread(self._watchable()):
+        for name, module in spread(self._watchable(), _MOST):
             self._handles.append(module.register_forward_hook(self._hook(name)))
 
     def stop(self) -> None:
@@ -76,22 +78,15 @@ class Activations:
         return tuple(values[::2]), tuple(values[1::2])
 
     def _watchable(self) -> list[tuple[str, nn.Module]]:
-        found: list[tuple[str, nn.Module]] = []
-        for name, module in self._model.named_modules():
-            # why: hooks under a compiled module are not run, and must not be traced
-            if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-                return []
-            if isinstance(module, _DIE + _SATURATE) and name not in self._left_out:
-                found.append((name or type(module).__name__, module))
-        return found
+        kinds = _DIE + _SATURATE
+        return [(n, m) for n, m in open_modules(self._model) if isinstance(m, kinds) and n not in self._left_out]
 
     def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         calls = 0
 
         def look(module: nn.Module, _: Any, output: Any) -> None:
             nonlocal calls
-            # why: inside a compiled function or a torch.func transform a number must not get out
-            if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+            if not numbers_may_leave():
                 return
             calls += 1
             if calls > _CALLS or len(self._seen) == _MOST:
@@ -123,10 +118,3 @@ def _measure(module: nn.Module, output: Tensor) -> Tensor | None:
     flat = values.abs() > 0.99 if isinstance(module, nn.Tanh) else (values - 0.5).abs() > 0.49
     saturated = flat.float().mean()
     return torch.stack((torch.zeros_like(saturated), saturated))
-
-
-def _spread(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """At most `_MOST` of them, evenly chosen from first to last."""
-    if len(modules) <= _MOST:
-        return modules
-    return [modules[i * (len(modules) - 1) // (_MOST - 1)] for i in range(_MOST)]

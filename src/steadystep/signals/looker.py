@@ -72,7 +72,8 @@ class Looker:
         seen = tuple(islice(host, len(losses)))
         loss_scale = next(host) if scales else 1.0
         lrs.extend(islice(host, len(tensor_lrs)))
-        bad_buffers = tuple(n for n in watched if not math.isfinite(next(host))) if watched else ()
+        peak_values = tuple(islice(host, len(peaks)))
+        bad_buffers = tuple(n for n, peak in zip(watched, peak_values, strict=True) if not math.isfinite(peak))
         if probes:
             self._buffers.learn(list(islice(host, len(probes))))
 
@@ -87,6 +88,8 @@ class Looker:
             norms=each,
             names=names,
             bad_buffers=bad_buffers,
+            buffers=tuple(watched),
+            buffer_peaks=peak_values,
             lr=lrs[0] if len(lrs) == 1 else _largest(lrs),
             announced_lr=self._announced(),
             scale=loss_scale,

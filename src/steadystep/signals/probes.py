@@ -1,8 +1,9 @@
 """What one update did to the weights, and how it surprised Adam; looked at every so many steps."""
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import islice
 from typing import Any, final
 
 import torch
@@ -12,9 +13,11 @@ from torch.optim import Optimizer
 
 from steadystep.records import Probe
 from steadystep.signals.activations import Activations
+from steadystep.signals.attention_logits import AttentionLogits
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.lot import Lot
 from steadystep.signals.moments import Moments
+from steadystep.signals.row_norms import RowNorms
 from steadystep.signals.samples import is_plain
 
 _NOTHING = nullcontext()
@@ -30,16 +33,28 @@ class Probes:
     """
 
     def __init__(
-        self, gradients: Gradients, optimizer: Optimizer, *, activations: Activations | None = None, every: int = 128
+        self,
+        gradients: Gradients,
+        optimizer: Optimizer,
+        *,
+        activations: Activations | None = None,
+        attention: AttentionLogits | None = None,
+        tables: RowNorms | None = None,
+        every: int = 128,
     ) -> None:
         self._gradients = gradients
         self._optimizer = optimizer
         self._activations = activations
+        self._attention = attention
+        self._tables = tables
+        self._watchers = [watcher for watcher in (activations, attention) if watcher is not None]
         self._every = every
         self._names: tuple[str, ...] = ()
         self._params: tuple[Parameter, ...] = ()
         self._lots: list[Lot] = []
         self._modules: tuple[str, ...] = ()
+        self._attentions: tuple[str, ...] = ()
+        self._table_names: tuple[str, ...] = ()
         self._open = False
         self._step = 0
         self._pending: list[Tensor] = []
@@ -50,8 +65,8 @@ class Probes:
         return step > 0 and (step % self._every == 0 or (step < self._every and not step & (step - 1)))
 
     def watching(self, step: int) -> AbstractContextManager[None]:
-        """Around the forward pass of `step`: hooks on activations when it is due, nothing otherwise."""
-        return self._activations.watching() if self._activations is not None and self.due(step) else _NOTHING
+        """Around the forward pass of `step`: hooks on activations and attention when it is due, nothing otherwise."""
+        return self._hooked() if self.due(step) else _NOTHING
 
     def before(self) -> None:
         """Just before the update, with its gradients in place: remember samples of the weights."""
@@ -74,8 +89,8 @@ class Probes:
         for lot in self._lots:
             lot.forget()
         self._open, self._pending, self._record = False, [], None
-        if self._activations is not None:
-            self._activations.clear()
+        for watcher in self._watchers:
+            watcher.clear()
 
     def pending(self) -> list[Tensor]:
         """Flat tensors for the next host read, in the order `read` wants them."""
@@ -103,10 +118,24 @@ class Probes:
     def _compare(self, step: int) -> None:
         self._pending = [lot.measure() for lot in self._lots]
         self._open, self._step = False, step
+        if self._tables is not None:
+            self._pending += self._tables.measure()
+            self._table_names = self._tables.names
+        if self._attention is not None:
+            self._attentions = self._attention.modules
+            self._pending += self._attention.pending()
         if self._activations is not None:
             self._modules = self._activations.modules
             self._pending += self._activations.pending()
-            self._activations.clear()  # its hooks may be at work again before these numbers are read
+        for watcher in self._watchers:
+            watcher.clear()  # its hooks may be at work again before these numbers are read
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for watcher in self._watchers:
+                stack.enter_context(watcher.watching())
+            yield
 
     def _plan(self) -> list[Lot]:
         params = [p for p in self._params if p.grad is not None]
@@ -124,6 +153,8 @@ class Probes:
         weights, updates, moments, surprises, zeros = (
             tuple(value for part in parts for value in part[column]) for column in range(5)
         )
+        row_norms = tuple(islice(host, len(self._table_names)))
+        bounds = tuple(islice(host, len(self._attentions)))
         dead, saturated = Activations.read(tuple(host))
         return Probe(
             step=self._step,
@@ -136,6 +167,10 @@ class Probes:
             modules=self._modules,
             dead=dead,
             saturated=saturated,
+            tables=self._table_names,
+            row_norms=row_norms,
+            attentions=self._attentions,
+            logit_bounds=bounds,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def _overflowing(step: int, rng: random.Random) -> dict[str, Any]:
 
 def _probed(step: int, rng: random.Random) -> dict[str, Any]:
     found: dict[str, Any] = {"metrics": {"accuracy": rng.random()}, "repeatable": True}
+    found |= {"buffers": ("norm.running_var",), "buffer_peaks": (1e5 if step % 90 == 89 else 1.0 + rng.random(),)}
     if step % 25 == 24:
         found["probe"] = _probe(step - 1, rng, wild=step > 200)
     if step == 8:
@@ -127,6 +128,10 @@ def _probe(step: int, rng: random.Random, *, wild: bool) -> Probe:
         modules=_MODULES,
         dead=(0.9, 0.0) if wild else (0.1, 0.0),
         saturated=(0.0, 0.9) if wild else (0.0, 0.1),
+        tables=("embed.weight",),
+        row_norms=(size * (1.0 + step / 100.0),),
+        attentions=("attention",),
+        logit_bounds=(size * (2.0 + step / 100.0),),
     )
 
 

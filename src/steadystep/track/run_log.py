@@ -93,7 +93,7 @@ class RunLog:
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of its own, written at once."""
-        row = {"kind": "validation", "step": step, "metrics": {k: _number(v) for k, v in metrics.items()}}
+        row = {"kind": "validation", "step": step, "metrics": {k: _number(float(v)) for k, v in metrics.items()}}
         self._pending.append(json.dumps(row) + "\n")
         _write(self._file, self._pending, self.path)
 

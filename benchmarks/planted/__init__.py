@@ -1,0 +1,1 @@
+"""Steps that go wrong in one known place."""

@@ -1,0 +1,55 @@
+"""Attention logits that grow without end: softmax becomes a maximum, and its gradient nothing.
+
+Runs have diverged after that (Dehghani et al. 2023, Wortsman et al. 2023).
+"""
+
+from typing import Any, final
+
+from steadystep.detectors.growth import Growth
+from steadystep.records import Finding, Signals
+
+# From here on neighbouring bf16 numbers are 1 apart, a factor e of attention. Small healthy GPTs stay below 64, those
+# with a learning rate that costs them half a nat pass 200, and QK-clip (Kimi Team 2025) begins at a true logit of 100.
+_FLOOR = 128.0
+
+
+@final
+class AttentionLogitGrowth:
+    """Warns once for each attention module whose bound on its logits has outgrown its beginnings and still rises."""
+
+    name = "attention-logit-growth"
+
+    def __init__(self) -> None:
+        self._growth = Growth(floor=_FLOOR)
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all modules that have just proved to grow."""
+        probe = signals.probe
+        if probe is None or not probe.logit_bounds:
+            return ()
+        bounds = dict(zip(probe.attentions, probe.logit_bounds, strict=False))
+        where = self._growth.add(bounds)
+        if not where:
+            return ()
+        worst = max(where, key=bounds.__getitem__)
+        began = self._growth.began(worst)
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="warn",
+                value=bounds[worst],
+                limit=self._growth.limit(worst),
+                what=f"attention logits may be as large as {bounds[worst]:.3g} and grow; at first {began:.3g}",
+                where=where,
+                usual=began,
+            ),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return self._growth.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._growth.load_state_dict(state)

@@ -1,0 +1,184 @@
+"""Every kind of fault that can be declared: one closed table, with the keys that each takes."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from steadystep.faults import options as read
+from steadystep.faults.data import bad_input, constant_data, scaled_data, shuffled_labels
+from steadystep.faults.fault import Fault
+from steadystep.faults.fp16_range import OVERFLOW, UNDERFLOW, fp16_overflow, fp16_underflow
+from steadystep.faults.gradients import bad_gradient, scaled_gradients
+from steadystep.faults.layer import dead_relus, frozen_layer, zeroed_layer
+from steadystep.faults.learning_rate import creeping_lr, scaled_lr
+from steadystep.faults.leftovers import missing_zero_grad
+from steadystep.faults.losses import bad_loss, drifting_loss
+from steadystep.faults.moments import scaled_moments
+from steadystep.faults.options import Option
+from steadystep.faults.stale import stale_batch
+from steadystep.faults.weights import bad_weight, flipped_bit
+from steadystep.faults.when import When
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What a fault is put into."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    steps: When
+    seed: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind: what it does, how it is made, and the keys it takes beside `at`."""
+
+    about: str
+    make: Callable[[Ground, Mapping[str, Any]], Fault]
+    options: Mapping[str, Option] = field(default_factory=dict)
+    lasts: int | Literal["ever"] = 1
+    """Steps, where the declaration does not say."""
+    once: bool = False
+    """It grows from one start, so it cannot begin at several steps."""
+
+
+def _from_start(make: Callable[..., Fault]) -> Callable[[Ground, Mapping[str, Any]], Fault]:
+    return lambda g, o: replace(make(g, start=g.steps.first, **o), steps=g.steps)
+
+
+_FACTOR = Option(read=read.number, default=10.0, about="what it is multiplied by")
+_VALUE = Option(read=read.any_number, default=math.nan, about="a number, nan, inf or -inf")
+_PARAMETER = Option(read=read.name_or_position, default=None, about="name or position; drawn from the seed without it")
+_ELEMENT = Option(read=read.whole, default=None, about="number of the element; drawn from the seed without it")
+_PART = Option(read=read.name_or_position, default=0, about="position or key in the batch")
+_LAYER = Option(read=read.name_or_position, default=None, about="name or position; drawn from the seed without it")
+_SOME = Option(read=read.name_or_position, default=None, about="name or position of one layer; all without it")
+_POWER = Option(read=read.power, default=OVERFLOW, about="of two")
+
+KINDS: dict[str, Kind] = {
+    "grad-scale": Kind(
+        about="all gradients times a factor",
+        make=lambda g, o: scaled_gradients(g.model, steps=g.steps, **o),
+        options={"factor": _FACTOR, "layer": _SOME},
+    ),
+    "grad-sign-flip": Kind(
+        about="all gradients point the other way",
+        make=lambda g, o: scaled_gradients(g.model, steps=g.steps, factor=-1.0, **o),
+        options={"layer": _SOME},
+    ),
+    "bad-gradient": Kind(
+        about="one element of a gradient is NaN",
+        make=lambda g, o: bad_gradient(g.model, steps=g.steps, seed=g.seed, **o),
+        options={"value": _VALUE, "parameter": _PARAMETER, "element": _ELEMENT},
+    ),
+    "missing-zero-grad": Kind(
+        about="the gradients of the step before are added again",
+        make=lambda g, o: missing_zero_grad(g.model, steps=g.steps),
+    ),
+    "fp16-overflow": Kind(
+        about="gradients leave the range of fp16 upwards; nothing in fp32 and bf16",
+        make=lambda g, o: fp16_overflow(g.model, steps=g.steps, **o),
+        options={"power": _POWER},
+    ),
+    "fp16-underflow": Kind(
+        about="gradients leave the range of fp16 downwards; nothing in fp32 and bf16",
+        make=lambda g, o: fp16_underflow(g.model, steps=g.steps, **o),
+        options={"power": replace(_POWER, default=UNDERFLOW)},
+    ),
+    "bad-weight": Kind(
+        about="one weight becomes NaN and stays it",
+        make=lambda g, o: bad_weight(g.model, steps=g.steps, seed=g.seed, **o),
+        options={"value": _VALUE, "parameter": _PARAMETER, "element": _ELEMENT},
+    ),
+    "bit-flip": Kind(
+        about="one bit of a weight flips and stays flipped",
+        make=lambda g, o: flipped_bit(g.model, steps=g.steps, seed=g.seed, **o),
+        options={
+            "parameter": _PARAMETER,
+            "element": _ELEMENT,
+            "bit": Option(read=read.bit, default=None, about="from the lowest, 'top' of the exponent, or 'any'"),
+        },
+    ),
+    "frozen-layer": Kind(
+        about="a layer without gradients whose weights stay",
+        make=lambda g, o: frozen_layer(g.model, steps=g.steps, seed=g.seed, **o),
+        options={"layer": _LAYER},
+    ),
+    "zeroed-layer": Kind(
+        about="all weights of a layer become zero",
+        make=lambda g, o: zeroed_layer(g.model, steps=g.steps, seed=g.seed, **o),
+        options={"layer": _LAYER},
+    ),
+    "dead-relus": Kind(
+        about="biases so low that no ReLU fires",
+        make=lambda g, o: dead_relus(g.model, steps=g.steps, **o),
+        options={
+            "bias": Option(read=read.number, default=-1e3, about="what the biases become"),
+            "layer": Option(read=read.name, default=None, about="whose biases; those before each nn.ReLU without it"),
+        },
+    ),
+    "moments-scale": Kind(
+        about="the optimizer's moments times a factor; 0 loses them",
+        make=lambda g, o: scaled_moments(g.optimizer, steps=g.steps, **o),
+        options={
+            "factor": replace(_FACTOR, default=0.0),
+            "moments": Option(read=read.names, default=(), about="such as exp_avg_sq; all without it"),
+        },
+    ),
+    "lr-scale": Kind(
+        about="the learning rate times a factor",
+        make=lambda g, o: scaled_lr(g.optimizer, steps=g.steps, **o),
+        options={"factor": _FACTOR},
+    ),
+    "lr-creep": Kind(
+        about="the learning rate grows with every step",
+        make=_from_start(lambda g, **o: creeping_lr(g.optimizer, **o)),
+        options={"growth": Option(read=read.positive, default=1.01, about="what each step multiplies it by")},
+        lasts="ever",
+        once=True,
+    ),
+    "bad-loss": Kind(
+        about="the loss is NaN",
+        make=lambda g, o: bad_loss(steps=g.steps, **o),
+        options={"value": _VALUE},
+    ),
+    "loss-drift": Kind(
+        about="the loss reads higher with every step, the gradients stay",
+        make=_from_start(lambda g, **o: drifting_loss(**o)),
+        options={"per_step": Option(read=read.number, default=0.01, about="what each step adds")},
+        lasts="ever",
+        once=True,
+    ),
+    "bad-input": Kind(
+        about="one number of the batch is NaN",
+        make=lambda g, o: bad_input(steps=g.steps, seed=g.seed, **o),
+        options={"value": _VALUE, "part": _PART, "element": _ELEMENT},
+    ),
+    "data-scale": Kind(
+        about="a part of the batch times a factor",
+        make=lambda g, o: scaled_data(steps=g.steps, **o),
+        options={"factor": _FACTOR, "part": _PART},
+    ),
+    "data-constant": Kind(
+        about="a part of the batch is one number throughout",
+        make=lambda g, o: constant_data(steps=g.steps, **o),
+        options={"value": replace(_VALUE, default=0.0), "part": _PART},
+    ),
+    "shuffled-labels": Kind(
+        about="labels and inputs no longer belong together",
+        make=lambda g, o: shuffled_labels(steps=g.steps, seed=g.seed, **o),
+        options={"part": replace(_PART, default=1)},
+    ),
+    "stale-batch": Kind(
+        about="the batch of the step before comes again",
+        make=lambda g, o: stale_batch(steps=g.steps),
+    ),
+}
+"""By the word that a declaration uses."""

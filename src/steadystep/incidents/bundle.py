@@ -1,0 +1,180 @@
+"""One incident on disk: a folder that holds all it takes to run the step again, and to read about it.
+
+    incident-000600-rollback/
+      incident.json   what, why, what was done, where it began, environment, settings
+      history.jsonl   the last steps, one Outcome per line
+      state/          what the step started from, as a checkpoint: nothing is ever unpickled
+      batch/          what it computed from, the same; left out when it is too large or has no form in a file
+
+It is written under a hidden name and gets its own when it is complete.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from steadystep.errors import CheckpointError, ConfigError
+from steadystep.incidents.step_state import num_bytes
+from steadystep.recovery.checkpoint import read_checkpoint, write_checkpoint
+
+FORMAT = 1
+HIDDEN = ".incident-"
+MEGABYTE = 1_000_000
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """An incident that was read back."""
+
+    path: Path
+    record: Mapping[str, Any]
+    """incident.json"""
+    state: Mapping[str, Any] | None
+    batch: Any
+    has_batch: bool
+
+
+@final
+class Draft:
+    """A bundle that is being written: state and batch before anything is done about the incident, the rest after."""
+
+    def __init__(self, folder: Path, *, step: int, updates: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._step, self._updates = step, updates
+        self._path = folder / f"{HIDDEN}{step:06d}-{os.getpid()}"
+        self.notes: dict[str, str] = {"state": "not asked for", "batch": "not given to step(batch=...)"}
+        shutil.rmtree(self._path, ignore_errors=True)
+        self._path.mkdir()
+
+    def put_state(self, state: Mapping[str, Any], *, max_bytes: float = float("inf")) -> None:
+        """As much of the state as fits: all of it, else without the optimizer, else nothing and a note."""
+        bare = {**state, "optimizer": None}
+        reason = ""
+        for form, note in ((state, "kept"), (bare, "kept without the optimizer")):
+            try:
+                self._put("state", form, max_bytes)
+            except CheckpointError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise
+                reason = reason or str(error)
+                continue
+            self.notes["state"] = note + (f": {reason}" if reason else "")
+            return
+        self.notes["state"] = f"left out: {reason}"
+
+    def put_batch(self, batch: Any, *, max_bytes: float) -> None:
+        """The batch, unless it is too large or has no form in a file; then a note."""
+        try:
+            self._put("batch", {"batch": batch}, max_bytes)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            self.notes["batch"] = f"left out: {error}"
+        else:
+            self.notes["batch"] = "kept"
+
+    def _put(self, name: str, state: Mapping[str, Any], max_bytes: float) -> None:
+        size = num_bytes(state)
+        if size > max_bytes:
+            raise CheckpointError(f"{size / MEGABYTE:,.1f} MB, and there is room for {max_bytes / MEGABYTE:,.1f} MB")
+        written = write_checkpoint(self._path, state, step=self._step, updates=self._updates)
+        written.rename(self._path / name)
+
+    def finish(self, name: str, record: Mapping[str, Any], history: Iterable[str]) -> Path:
+        """Add the texts and give the folder its name; a number is added when the name is taken."""
+        whole = {"format": FORMAT, "step": self._step, "updates": self._updates, **record, "kept": self.notes}
+        (self._path / "incident.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+        with (self._path / "history.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in history)
+        path, number = self._folder / name, 2
+        while path.exists():
+            path, number = self._folder / f"{name}-{number}", number + 1
+        self._path.rename(path)
+        return path
+
+    def drop(self) -> None:
+        """Nothing of it stays."""
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+def write_bundle(
+    folder: Path,
+    *,
+    name: str,
+    step: int,
+    updates: int,
+    record: Mapping[str, Any],
+    history: Iterable[str] = (),
+    state: Mapping[str, Any] | None = None,
+    batch: Any = None,
+    max_batch_bytes: float = 64 * MEGABYTE,
+) -> Path:
+    """A whole bundle at once: `folder/name`.
+
+    Raises:
+        OSError, CheckpointError: it cannot be written; nothing of it stays.
+    """
+    draft = Draft(folder, step=step, updates=updates)
+    try:
+        if state is not None:
+            draft.put_state(state)
+        if batch is not None:
+            draft.put_batch(batch, max_bytes=max_batch_bytes)
+        return draft.finish(name, record, history)
+    except BaseException:
+        draft.drop()
+        raise
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read one back, checked.
+
+    Raises:
+        ConfigError: there is no bundle, or its incident.json is not one.
+        CheckpointError: its state or batch is damaged.
+    """
+    file = path / "incident.json"
+    if not file.is_file():
+        found = sorted(p.name for p in path.glob("**/incident-*") if p.is_dir()) if path.is_dir() else []
+        hint = f": one of its own folders is, such as {found[-1]}" if found else ""
+        raise ConfigError(f"{path} is no incident bundle, it has no incident.json{hint}")
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{file} cannot be read ({error})") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise ConfigError(f"{file} is not of format {FORMAT}, which this version of steadystep reads")
+    has_batch = (path / "batch").is_dir()
+    return Bundle(
+        path=path,
+        record=record,
+        state=read_checkpoint(path / "state").state if (path / "state").is_dir() else None,
+        batch=read_checkpoint(path / "batch").state["batch"] if has_batch else None,
+        has_batch=has_batch,
+    )
+
+
+def bundles_in(folder: Path) -> list[Path]:
+    """Complete bundles, by step."""
+    return sorted((p for p in folder.glob("incident-*") if p.is_dir()), key=lambda p: (_step_of(p), p.name))
+
+
+def size_of(path: Path) -> int:
+    """Bytes on disk."""
+    total = 0
+    for file in path.rglob("*"):
+        with suppress(OSError):
+            total += file.stat().st_size
+    return total
+
+
+def _step_of(path: Path) -> int:
+    number = path.name.split("-")[1]
+    return int(number) if number.isdigit() else 0

@@ -1,0 +1,166 @@
+"""Keeps the last steps of a run and, when one of them is refused, writes down what is needed to run it again."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from steadystep.accumulation.recipe import Closure
+from steadystep.buffers import Buffers
+from steadystep.incidents.bundle import HIDDEN, MEGABYTE, Draft, bundles_in, size_of
+from steadystep.incidents.case import Case, as_before, second_look
+from steadystep.incidents.environment import environment
+from steadystep.incidents.history import History
+from steadystep.incidents.step_state import num_bytes, step_state
+from steadystep.notices import warn
+from steadystep.precision import Precision
+from steadystep.records import Outcome, Plan
+from steadystep.rng import RngState
+
+_WORDS = {"stop": "halt", "rollback": "rollback", "leave-out": "leave-out", "skip-step": "skip"}
+
+
+@final
+class Incidents:
+    """`note` each step; `open` before and `report` after something is done about a bad one.
+
+    Nothing here can stop a run: what cannot be written is said once, and training goes on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        history: int = 500,
+        max_bundles: int = 20,
+        max_bytes: float = 4_000 * MEGABYTE,
+        max_batch_bytes: float = 64 * MEGABYTE,
+    ) -> None:
+        self.folder = folder
+        self.history = History(history)
+        self.note: Callable[[Outcome], None] = self.history.note
+        """Remember one step: an append, nothing else."""
+        self._config = dict(config or {})
+        self._max_bundles, self._max_bytes, self._max_batch_bytes = max_bundles, max_bytes, max_batch_bytes
+        self._complained = False
+        for leftover in folder.glob(f"{HIDDEN}*"):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    @staticmethod
+    def concerns(plan: Plan) -> bool:
+        """Whether a plan is an incident: a step refused, a state restored, a run stopped. Not fp16's routine."""
+        return not _WORDS.keys().isdisjoint(plan.steps)
+
+    def open(
+        self,
+        *,
+        step: int,
+        updates: int,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        work: Closure | None = None,
+        batch: Any = None,
+        rng: RngState | None = None,
+        precision: Precision | None = None,
+        scale: float = 1.0,
+        buffers: Buffers | None = None,
+    ) -> Case:
+        """Run the step again under hooks and write its state, while the weights are still those it started from.
+
+        Args:
+            step: the attempt; `updates`: how many the weights contain.
+            updates: see above.
+            model: as it was before the update; nothing of it is changed.
+            optimizer: whose state belongs to the weights.
+            work: the closure; None when the loop gave a loss and nothing can be run again.
+            batch: its argument, if it has one.
+            rng: torch's random state when the step began.
+            precision: provides autocast.
+            scale: the loss scale of this step.
+            buffers: remembers what they were before the forward pass.
+        """
+        with as_before(buffers):
+            examination = second_look(model, work, batch, rng=rng, precision=precision, scale=scale)
+            draft = None
+            with self._harmless():
+                draft = self._draft(step_state(model, optimizer, rng), batch, step=step, updates=updates)
+        setting = "fp32" if precision is None or not precision.casts else precision.setting
+        return Case(examination=examination, precision=setting, draft=draft)
+
+    def report(self, outcome: Outcome, case: Case) -> Path | None:
+        """Complete the bundle with what was done; returns its folder, or None when it could not be written."""
+        if case.draft is None:
+            return None
+        path = None
+        if self.history.last is not outcome:
+            self.note(outcome)
+        with self._harmless(), _whole_or_not_at_all(case.draft):
+            path = case.draft.finish(name_of(outcome), self._record(outcome, case), self.history.lines())
+            self._complained = False
+        return path
+
+    def _draft(self, state: Mapping[str, Any], batch: Any, *, step: int, updates: int) -> Draft:
+        room = self._make_room(num_bytes(state))
+        draft = Draft(self.folder, step=step, updates=updates)
+        with _whole_or_not_at_all(draft):
+            draft.put_state(state, max_bytes=room)
+            if batch is not None:
+                draft.put_batch(batch, max_bytes=min(room, self._max_batch_bytes))
+        return draft
+
+    def _record(self, outcome: Outcome, case: Case) -> dict[str, Any]:
+        diagnosis, again = outcome.diagnosis, json.loads(case.examination.to_json())
+        restored = f", {outcome.restored} updates are in the weights" if outcome.restored is not None else ""
+        return {
+            "what": diagnosis.evidence or outcome.plan.reason,
+            "why": diagnosis.cause,
+            "did": ", ".join(outcome.plan.steps) + restored,
+            "advice": diagnosis.advice,
+            "origin": again.pop("origin"),
+            "rerun": again,
+            "precision": case.precision,
+            "outcome": json.loads(outcome.to_json()),
+            "environment": environment(),
+            "config": self._config,
+        }
+
+    def _make_room(self, coming: int) -> float:
+        """Remove bundles between the first and the newest ones; returns how many bytes a new one may take."""
+        kept = [(path, size_of(path)) for path in bundles_in(self.folder)]
+        first = self._max_bundles // 2
+        while len(kept) > first and (
+            len(kept) >= self._max_bundles or sum(size for _, size in kept) + coming > self._max_bytes
+        ):
+            shutil.rmtree(kept.pop(first)[0])
+        return self._max_bytes - sum(size for _, size in kept)
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not self._complained:
+                self._complained = True
+                said = f"{type(error).__name__}: {error}"
+                warn(f"an incident could not be written to {self.folder} ({said}); training goes on")
+
+
+def name_of(outcome: Outcome) -> str:
+    """The bundle's folder: step and what was done."""
+    word = next((word for step, word in _WORDS.items() if step in outcome.plan.steps), "step")
+    return f"incident-{outcome.step:06d}-{word}"
+
+
+@contextmanager
+def _whole_or_not_at_all(draft: Draft) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        draft.drop()
+        raise

@@ -1,0 +1,175 @@
+"""Finds the module in which a step becomes NaN or infinite, by running it again under hooks.
+
+Nothing is hooked except while `locate` runs. Afterwards gradients, buffers and random state are what they were; weights
+are never written. Compiled models are run uncompiled, because hooks do not reach into compiled code.
+"""
+
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from steadystep.buffers import Buffers
+from steadystep.errors import MisuseError
+from steadystep.incidents import verdict
+from steadystep.incidents.backward_watch import BackwardWatch
+from steadystep.incidents.forward_watch import ForwardWatch
+from steadystep.incidents.origin import Examination, Origin
+from steadystep.norms import layout_of, measure
+from steadystep.rng import RngState
+
+Work = Callable[[], Any]
+
+
+def locate(
+    model: nn.Module,
+    work: Work,
+    *,
+    loss_of: Callable[[Any], Tensor] | None = None,
+    parameters: Sequence[Parameter] | None = None,
+    batch: Any = None,
+    scale: float = 1.0,
+) -> Origin:
+    """The first module that makes a non-finite number, forward or backward.
+
+    Args:
+        model: its modules are hooked while this runs.
+        work: runs the forward pass and returns the loss; the caller provides autocast and the batch, and sets the
+            random state before. Whatever it raises is raised here.
+        loss_of: takes the loss out of what `work` returns.
+        parameters: whose gradients count; by default all that are trained.
+        batch: what `work` computes from, to tell bad data from a bad loss function.
+        scale: the loss scale that was in use: with it an fp16 gradient overflows or does not.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> with torch.no_grad():
+    ...     for p in model.parameters():
+    ...         _ = p.fill_(1e30)
+    >>> locate(model, lambda: model(torch.ones(4, 2)).mean()).module
+    '2'
+    """
+    return examine(model, work, loss_of=loss_of, parameters=parameters, batch=batch, scale=scale).origin
+
+
+def examine(
+    model: nn.Module,
+    work: Work,
+    *,
+    loss_of: Callable[[Any], Tensor] | None = None,
+    parameters: Sequence[Parameter] | None = None,
+    batch: Any = None,
+    scale: float = 1.0,
+) -> Examination:
+    """As `locate`, with the loss and the gradient norm of the second run."""
+    trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
+    sick = verdict.sick_weights(model)
+    run = _Run(model, work, loss_of, trained, batch, scale, sick)
+    with _eagerly(), _nothing_changed(model, trained) as rng:
+        try:
+            found = run(through_grad=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            # why: re-entrant checkpointing works under backward() only, which also calls hooks of the user's
+            rng.restore()
+            found = run(through_grad=False)
+    weights = verdict.of_weights(model, sick) if found.finite else None
+    return found if weights is None else replace(found, origin=weights)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One forward and backward pass under hooks."""
+
+    model: nn.Module
+    work: Work
+    loss_of: Callable[[Any], Tensor] | None
+    trained: Sequence[Parameter]
+    batch: Any
+    scale: float
+    sick: verdict.Sick
+
+    def __call__(self, *, through_grad: bool) -> Examination:
+        watch = ForwardWatch(self.model)
+        with watch.watching():
+            loss = self._loss(self.work())
+            value = float(loss.detach())  # sync: only in trouble
+            if not math.isfinite(value):
+                origin = verdict.of_forward(self.model, watch, self.sick, self.batch, loss=loss)
+                return Examination(origin=origin, loss=value)
+            scaled = loss if self.scale == 1.0 else loss * self.scale
+            if not math.isfinite(float(scaled.detach())):  # sync: only in trouble
+                return Examination(origin=verdict.of_scaled_loss(self.scale), loss=value)
+            back = BackwardWatch(watch)
+            watch.judging, watch.recomputed = False, back.attach
+            try:
+                back.attach([scaled])
+                grads = self._gradients(scaled, through_grad=through_grad)
+            finally:
+                back.remove()
+        norms = _norms(grads)
+        norm = math.hypot(*norms.values()) if norms else math.nan
+        found = verdict.of_backward(self.model, back, self.trained, grads)
+        if found is None and math.isinf(norm):
+            largest = max(norms, key=norms.__getitem__)
+            what = "every value is finite, but the norm of the gradient is not"
+            found = verdict.of_gradient(self.model, self.trained[largest], what)
+        origin = found or verdict.of_buffers(self.model, self.sick) or Origin()
+        return Examination(origin=origin, loss=value, grad_norm=norm / self.scale)
+
+    def _loss(self, made: Any) -> Tensor:
+        loss = made if self.loss_of is None else self.loss_of(made)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise MisuseError(f"the closure must return the loss as a tensor of one element, not {_described(loss)}")
+        return loss.reshape(())
+
+    def _gradients(self, loss: Tensor, *, through_grad: bool) -> Sequence[Tensor | None]:
+        if not loss.requires_grad or not self.trained:
+            return [None] * len(self.trained)
+        if through_grad:
+            return torch.autograd.grad(loss, self.trained, allow_unused=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return [p.grad for p in self.trained]
+
+
+@contextmanager
+def _nothing_changed(model: nn.Module, trained: Sequence[Parameter]) -> Iterator[RngState]:
+    parameters = list({id(p): p for p in (*model.parameters(), *trained)}.values())
+    rng = RngState(parameters[0].device if parameters else torch.device("cpu"))
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    grads = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None  # out of reach of a closure that clears gradients
+    try:
+        with Buffers(model).untouched():
+            yield rng
+    finally:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        rng.restore()
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    # why: importing the compiler takes seconds; whoever compiled something has it already
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _norms(grads: Sequence[Tensor | None]) -> dict[int, float]:
+    present = {i: g for i, g in enumerate(grads) if g is not None}
+    found = measure(list(present.values()), layout_of(list(present.values())))
+    return {i: float(norm) for i, norm in zip(present, found, strict=True)}  # sync: only in trouble
+
+
+def _described(thing: Any) -> str:
+    return f"a tensor of shape {list(thing.shape)}" if isinstance(thing, Tensor) else type(thing).__name__

@@ -1,0 +1,134 @@
+"""Where a loop is in its data, so that it can go on from there."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeVar, final
+
+import torch
+
+from steadystep.notices import warn
+from steadystep.rng import all_random_state, restore_all
+
+Batch = TypeVar("Batch")
+
+
+@final
+class DataPosition:
+    """Counts passes over a loader and batches within one.
+
+    To go on within a pass, the random numbers are put back to what they were when it began, the batches that were used
+    are drawn once more and dropped, and the random numbers are those of the checkpoint again. That is exact for
+    whatever decides the order from random numbers of Python, NumPy, torch or the loader's own generator, with any
+    number of workers. It costs the time of drawing. A loader with a `state_dict` of its own is asked instead.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.epoch = 0
+        """Passes that have ended."""
+        self.batch = 0
+        """Batches of the present one that were used."""
+        self._device = device
+        self._loader: Any = None
+        self._began: dict[str, Any] = {}
+        self._sought: Mapping[str, Any] | None = None
+        self._rewind: tuple[int, int] | None = None
+        self.open = False
+        """A pass is under way."""
+
+    def batches(self, loader: Iterable[Batch], between: Callable[[], None]) -> Iterator[Batch]:
+        """What the loader gives, from where we are. `between` is called when no batch is out."""
+        self._loader = loader
+        between()  # before the loader draws the order of this pass
+        source = self._begin(loader)
+        self.open = True
+        try:
+            while True:
+                try:
+                    batch = next(source)
+                except StopIteration:
+                    break
+                try:
+                    yield batch
+                finally:  # the loop asks for more, or leaves: either way this one was used
+                    self.batch += 1
+                if self._rewind is not None:
+                    source = self._go_back(loader, source)
+                between()
+            self.epoch, self.batch = self.epoch + 1, 0
+        finally:
+            self.open = False
+
+    def saved(self) -> dict[str, Any]:
+        """For a checkpoint: plain values and tensors."""
+        own = self._loader.state_dict() if self.open and _stateful(self._loader) else None
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "began": self._began,
+            "generator": _generator_state(self._loader),
+            "loader": own,
+        }
+
+    def seek(self, saved: Mapping[str, Any]) -> None:
+        """Begin there when batches are asked for next."""
+        self.epoch, self.batch = int(saved["epoch"]), int(saved["batch"])
+        self._sought = saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place alone, for going back within this process."""
+        return {"place": [self.epoch, self.batch]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the batches since then again."""
+        epoch, batch = state["place"]
+        self._rewind = int(epoch), int(batch)
+
+    def _begin(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        sought, self._sought, self._rewind = self._sought, None, None
+        if sought is not None and not self.batch:
+            _set_generator(loader, sought["generator"])
+            sought = None
+        if sought is None:
+            if self.batch:  # the last pass was left before its end
+                self.epoch, self.batch = self.epoch + 1, 0
+            self._began = {"random": all_random_state(self._device), "generator": _generator_state(loader)}
+            return iter(loader)
+        self._began = dict(sought["began"])
+        if sought["loader"] is not None and _stateful(loader):
+            loader.load_state_dict(sought["loader"])  # type: ignore[attr-defined]
+            return iter(loader)
+        return self._from(loader, self.batch)
+
+    def _from(self, loader: Iterable[Batch], number: int) -> Iterator[Batch]:
+        """The present pass again, without its first batches."""
+        now = all_random_state(self._device)
+        restore_all(self._began["random"], self._device)
+        _set_generator(loader, self._began["generator"])
+        source = iter(loader)
+        drawn = sum(1 for _ in islice(source, number))
+        if drawn < number:
+            warn(f"the loader has {drawn} batches where {number} had been used: it is not the same data, or less of it")
+        restore_all(now, self._device)
+        return source
+
+    def _go_back(self, loader: Iterable[Batch], source: Iterator[Batch]) -> Iterator[Batch]:
+        place, self._rewind = self._rewind, None
+        if place is None or place[0] != self.epoch or _stateful(loader):
+            return source  # the pass it belongs to is over: what it held is not given again
+        self.batch = place[1]
+        return self._from(loader, self.batch)
+
+
+def _stateful(loader: Any) -> bool:
+    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
+def _generator_state(loader: Any) -> torch.Tensor | None:
+    generator = getattr(loader, "generator", None)
+    return generator.get_state() if isinstance(generator, torch.Generator) else None
+
+
+def _set_generator(loader: Any, state: torch.Tensor | None) -> None:
+    generator = getattr(loader, "generator", None)
+    if isinstance(generator, torch.Generator) and state is not None:
+        generator.set_state(state.to("cpu"))

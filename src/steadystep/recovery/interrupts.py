@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM: the step is finished, the state saved, and then the program ends as it would have."""
+
+import logging
+import signal
+import threading
+from types import FrameType
+from typing import Any, final
+
+logger = logging.getLogger("steadystep")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@final
+class Interrupts:
+    """Remembers the first signal; the second one acts at once. Only the main thread can hear signals."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        """The signal that came."""
+        self._before: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Listen."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._heard) for number in _SIGNALS}
+
+    def remove(self) -> None:
+        """Leave it to whoever listened before."""
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            # why the test: somebody else may have taken over since. None: a handler that was not set from Python.
+            if signal.getsignal(number) == self._heard and handler is not None:
+                signal.signal(number, handler)
+
+    def obey(self) -> None:
+        """The state is safe: do what the signal asked for."""
+        number, self.asked = self.asked, None
+        assert number is not None
+        handler = self._before.get(number)
+        self.remove()
+        if number == signal.SIGTERM and handler == signal.SIG_DFL:
+            raise SystemExit(128 + number)  # why: the default action would not run `finally` or close files
+        signal.raise_signal(number)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None:
+            self.obey()
+            return
+        self.asked = number
+        name = signal.Signals(number).name
+        logger.warning("%s: finishing the step and saving; once more to stop at once", name)

@@ -1,0 +1,167 @@
+"""How large attention logits can get: max|q| max|k| / sqrt(d_head), seen through hooks on one sampled forward pass.
+
+By Cauchy and Schwarz no logit q k^T / sqrt(d_head) of a head exceeds that product, and it costs two rows of norms where
+the logits themselves would cost [time, time]. Masks are not looked at: what they hide counts too.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
+
+from steadystep.layers.attention import StableAttention
+from steadystep.signals.hooks import numbers_may_leave, open_modules, spread
+
+_MOST = 64
+_CALLS = 4  # of one module in one forward pass
+Measure = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
+
+
+@final
+class AttentionLogits:
+    """Watches `StableAttention` and `nn.MultiheadAttention` and keeps one number of each, on its device.
+
+    A hook can never break the forward pass: a module that cannot be measured is left out from then on. An
+    `nn.MultiheadAttention` in evaluation is left alone, because a hook would take torch's fast path from it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._handles: list[RemovableHandle] = []
+        self._left_out: set[str] = set()
+        self._queries: dict[str, Tensor] = {}
+        self._bounds: dict[str, Tensor] = {}
+
+    def start(self) -> None:
+        """Put the hooks in place; what was seen before is forgotten."""
+        self.clear()
+        for name, module in spread(self._watchable(), _MOST):
+            if isinstance(module, StableAttention):
+                self._watch_stable(name, module)
+            elif isinstance(module, nn.MultiheadAttention):
+                self._watch_torch(name, module)
+
+    def stop(self) -> None:
+        """Take the hooks away; what they saw stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._queries = [], {}
+
+    def clear(self) -> None:
+        """Take the hooks away and forget what they saw."""
+        self.stop()
+        self._bounds = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hooks for the forward pass inside."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What was seen; of a module that ran several times the largest bound counts."""
+        return tuple(self._bounds)
+
+    def pending(self) -> list[Tensor]:
+        """One flat tensor for the next host read: the bound of each of `modules`; or none."""
+        bounds = list(self._bounds.values())
+        return [torch.stack([bound.to(bounds[0].device) for bound in bounds])] if bounds else []
+
+    def _watchable(self) -> list[tuple[str, nn.Module]]:
+        return [(n, m) for n, m in open_modules(self._model) if _is_attention(m) and n not in self._left_out]
+
+    def _watch_stable(self, name: str, module: StableAttention) -> None:
+        """What its own layers put out is looked at: nothing is computed twice."""
+        scale, cap = math.sqrt(module.d_model // module.n_heads), module.logit_cap
+
+        def see_queries(_: tuple[Any, ...], __: dict[str, Any], output: Tensor) -> None:
+            if output.numel():
+                self._queries[name] = _longest(_by_head(output.detach(), module.n_heads))
+
+        def see_keys(_: tuple[Any, ...], __: dict[str, Any], output: Tensor) -> None:
+            queries = self._queries.pop(name, None)
+            if queries is not None and output.numel():
+                bound = (queries * _longest(_by_head(output.detach(), module.n_heads))).amax() / scale
+                self._keep(name, bound if cap is None else bound.clamp(max=cap))
+
+        self._hook(name, module.q_proj if module.q_norm is None else module.q_norm, see_queries)
+        self._hook(name, module.k_proj if module.k_norm is None else module.k_norm, see_keys)
+
+    def _watch_torch(self, name: str, module: nn.MultiheadAttention) -> None:
+        """Its queries and keys never leave the function that makes them, so they are made once more."""
+
+        def see(args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+            query: Tensor = args[0] if args else kwargs["query"]
+            key: Tensor = args[1] if len(args) > 1 else kwargs["key"]
+            if not (query.numel() and key.numel()):
+                return
+            # why: under autocast a cast made without gradients would be cached and used by the next forward pass
+            with torch.autocast(query.device.type, enabled=False):
+                self._keep(name, _torch_bound(module, query.detach(), key.detach()))
+
+        self._hook(name, module, see)
+
+    def _hook(self, name: str, module: nn.Module, measure: Measure) -> None:
+        calls = 0
+
+        def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > _CALLS or name in self._left_out or not numbers_may_leave():
+                return
+            try:
+                with torch.no_grad():
+                    measure(args, kwargs, output)
+            except Exception:
+                self._left_out.add(name)
+                self._bounds.pop(name, None)
+
+        self._handles.append(module.register_forward_hook(look, with_kwargs=True))
+
+    def _keep(self, name: str, bound: Tensor) -> None:
+        before = self._bounds.get(name)
+        self._bounds[name] = bound if before is None else torch.maximum(before, bound)
+
+
+def _is_attention(module: nn.Module) -> bool:
+    if isinstance(module, nn.MultiheadAttention):
+        # why: reading a parametrised weight computes it again, and spectral norm changes its state by that
+        return module.training and not parametrize.is_parametrized(module)
+    return isinstance(module, StableAttention)
+
+
+def _torch_bound(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> Tensor:
+    size, heads = module.embed_dim, module.num_heads
+    if module._qkv_same_embed_dim:
+        weight_q, weight_k = module.in_proj_weight[:size], module.in_proj_weight[size : 2 * size]
+    else:
+        weight_q, weight_k = module.q_proj_weight, module.k_proj_weight
+    bias_q, bias_k = None, None
+    if module.in_proj_bias is not None:
+        bias_q, bias_k = module.in_proj_bias[:size], module.in_proj_bias[size : 2 * size]
+    queries = _longest(_by_head(functional.linear(query.to(weight_q.dtype), weight_q, bias_q), heads))
+    keys = _longest(_by_head(functional.linear(key.to(weight_k.dtype), weight_k, bias_k), heads))
+    if module.bias_k is not None:  # one more key, the same for all
+        keys = torch.maximum(keys, _longest(_by_head(module.bias_k, heads)))
+    return (queries * keys).amax() / math.sqrt(module.head_dim)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """[..., head, d_head] from [..., width], or from [batch, head, time, d_head]."""
+    return x.transpose(1, 2) if x.dim() == 4 else x.reshape(*x.shape[:-1], heads, -1)
+
+
+def _longest(x: Tensor) -> Tensor:
+    """The largest norm in each head of [..., head, d_head]."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+    return norms.flatten(0, -2).amax(0)
