@@ -214,6 +214,12 @@ class RecoverySettings(Settings):
     snapshot_memory_gb: Number | None = Field(
         None, gt=0, description="the most that all of them may take; a quarter of this machine's memory when left out"
     )
+    incident_bundles: Switch = Field(
+        True, description="with a run_dir: write what is needed to run a refused step again to run_dir/incidents"
+    )
+    incident_batch_mb: Number = Field(
+        64.0, ge=0, description="the largest batch that goes into a bundle; 0 keeps your data out of it"
+    )
     snapshot_time_share: Number = Field(
         0.005, gt=0, lt=1, description="the most that taking them may add to the time of training"
     )

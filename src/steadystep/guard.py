@@ -76,7 +76,7 @@ class Guard:
         self._passes, self._probes, self._looker = parts.passes, parts.probes, parts.looker
         self._judge, self._action, self._lr = parts.judge, parts.action, parts.learning_rate
         self._budget, self._recovery = parts.budget, parts.recovery
-        self._keeping, self._data = parts.keeping, parts.keeping.data
+        self._keeping, self._data, self._examiner = parts.keeping, parts.keeping.data, parts.examiner
 
     def step(
         self,
@@ -149,7 +149,9 @@ class Guard:
             return self._settled(self._action.drop(self.attempts, not_repeatable()))
         look = self._look(range(len(self._passes.group.members)))
         diagnosis, plan = self._judge.judge(look, updates=self.updates)
-        return self._settled(self._action.carry_out(plan, look, diagnosis, look_again=self._look))
+        case = self._examiner.open(plan, look, updates=self.updates)
+        outcome = self._action.carry_out(plan, look, diagnosis, look_again=self._look)
+        return self._settled(self._examiner.close(outcome, case))
 
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed, without stepping: for loops that update by themselves.

@@ -279,6 +279,10 @@ class Outcome(Record):
     clipped: bool = False
     lr_mult: float = 1.0
     """What the learning rate was multiplied by for this update: below 1 while a run recovers."""
+    origin: str = ""
+    """Where it began: the first module that made a NaN or an infinity when a refused step was run again."""
+    incident: str = ""
+    """The folder with everything that is needed to run this step again."""
     restored: int | None = None
     """After a rollback: the number of updates in the restored weights."""
 

@@ -47,6 +47,7 @@ from steadystep.detectors import (
 )
 from steadystep.diagnosis import Casebook
 from steadystep.errors import ConfigError
+from steadystep.incidents import Examiner, Incidents
 from steadystep.judge import Judge
 from steadystep.memory import OutOfMemoryRetry
 from steadystep.policy import Budget, EarlyStopping, Limits
@@ -86,6 +87,7 @@ class Parts:
     log: Tracker
     islands: Fp32Islands
     keeping: Keeping
+    examiner: Examiner
     stateful: dict[str, Stateful]
     """What is saved. Precision first: it is the only part that may refuse a state."""
 
@@ -100,6 +102,7 @@ class Parts:
             calm=episode.calm(outcome.step),
             suspected_since=episode.suspected_since(outcome.step),
         )
+        self.examiner.note(outcome)
         self.log.record(outcome)
 
     def close(self) -> None:
@@ -187,6 +190,7 @@ def build(
         device=device,
         retry=touches,
         memory=memory,
+        keep_rng=run_dir is not None,
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
     log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=config.monitoring.log_frequency)
@@ -276,9 +280,17 @@ def build(
         learning_rate=learning_rate,
         log=log,
         islands=islands,
+        examiner=Examiner(model, optimizer, precision, buffers, passes, _incidents(config, folder)),
         keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop)),
         stateful=going_back | kept_apart,
     )
+
+
+def _incidents(config: Config, folder: Path | None) -> Incidents | None:
+    if folder is None or config.mode == "observe" or not config.recovery.incident_bundles:
+        return None
+    batch_bytes = config.recovery.incident_batch_mb * 1e6
+    return Incidents(folder / "incidents", config=config.model_dump(mode="json"), max_batch_bytes=batch_bytes)
 
 
 def _checkpointing(config: Config, folder: Path | None, loop: LoopState) -> Checkpointing | None:

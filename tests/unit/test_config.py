@@ -229,6 +229,8 @@ def test_no_setting_is_parsed_and_then_ignored() -> None:
         "monitoring.explosion_threshold": "test_explosion_threshold_is_when_a_gradient_is_held_back",
         "monitoring.lr_min": "test_lr_min_is_a_warning_below",
         "monitoring.lr_max": "test_lr_max_is_a_warning_above",
+        "recovery.incident_bundles": "test_incident_bundles_false_writes_none",
+        "recovery.incident_batch_mb": "test_incident_batch_mb_bounds_what_is_kept_of_the_data",
         "recovery.max_skips": "test_every_second_batch_bad_stops_too",
         "recovery.trust_steps": "test_trust_steps_is_how_old_a_state_must_be",
         "recovery.lr_mult": "test_lr_mult_is_what_a_rollback_leaves_of_the_rate",

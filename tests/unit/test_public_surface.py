@@ -114,6 +114,8 @@ def test_the_settings() -> None:
             "save_checkpoints",
         ],
         "recovery": [
+            "incident_batch_mb",
+            "incident_bundles",
             "lr_mult",
             "max_skips",
             "max_skips_in_a_row",

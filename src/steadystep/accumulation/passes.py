@@ -20,7 +20,7 @@ from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted
 from steadystep.norms import layout_of
 from steadystep.notices import warn
 from steadystep.precision import Precision
-from steadystep.rng import random_numbers_kept
+from steadystep.rng import RngState, random_numbers_kept
 
 # The same batch with the same random numbers gives the same loss; off the host up to kernels that add in any order.
 _SAME_ON_HOST, _SAME_ON_DEVICE = 1e-6, 1e-4
@@ -49,6 +49,7 @@ class Passes:
         device: torch.device,
         retry: bool,
         memory: OutOfMemoryRetry | None = None,
+        keep_rng: bool = False,
     ) -> None:
         self.group = Group(size)
         self._optimizer = optimizer
@@ -63,6 +64,8 @@ class Passes:
         self._busy = False
         self._warned = False
         self._present: tuple[Closure, Any] | None = None
+        self._rng: RngState | None = None
+        self._keep_rng = keep_rng
         self.given_losses = False
         """The loop computes its losses itself."""
 
@@ -102,6 +105,8 @@ class Passes:
             if self._keep_recipes:
                 recipe = Recipe(work, batch, device=self._device)
             self._present = (work, batch)
+            if self._keep_rng:
+                self._rng = RngState(self._device)
             loss = self._run(work, batch, number, recipe, after=range(len(self.group.members)))
         seen = loss.detach()
         member = MicroBatch(loss=seen.reshape(()) if seen.dim() else seen, weight=number, recipe=recipe, batch=batch)
@@ -175,6 +180,16 @@ class Passes:
         trial = Trial(work, batch, self._precision, self._buffers, self._parameters(), self._device)
         return trial.losses(others, backward=backward)
 
+    def suspect(self, bad: Sequence[int]) -> tuple[Closure | None, Any, RngState | None]:
+        """A micro-batch to look at again: the first bad one that can be run again, else the last one."""
+        recipes = [self.group.members[i].recipe for i in bad]
+        recipe = next((recipe for recipe in recipes if recipe is not None), None)
+        if recipe is not None:
+            return (*recipe.bound(), recipe.rng)
+        if self._present is not None:
+            return (*self._present, self._rng)
+        return None, self.group.members[-1].batch if self.group.members else None, None
+
     def _usable(
         self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]
     ) -> bool:
@@ -244,7 +259,7 @@ class Passes:
                     "out of memory, and an earlier micro-batch of this update gave another loss when it was run again"
                 ) from None
         if recipe is not None:
-            recipe.put_random_numbers_back()
+            recipe.rng.restore()
 
     def _pass(self, work: Closure, batch: Any, weight: float) -> Tensor:
         with self._precision.autocast():

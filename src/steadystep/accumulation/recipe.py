@@ -23,22 +23,23 @@ Closure = Callable[..., Tensor]
 class Recipe:
     """One micro-batch's forward pass, repeatable."""
 
-    __slots__ = ("_batch", "_bindings", "_given", "_rng")
+    __slots__ = ("_batch", "_bindings", "_given", "rng")
 
     def __init__(self, closure: Closure, batch: Any, *, device: torch.device) -> None:
         self._given = closure
         self._bindings = _Bindings(closure) if isinstance(closure, types.FunctionType) else None
         self._batch = batch
-        self._rng = RngState(device)
+        self.rng = RngState(device)
+        """Before the forward pass."""
 
     def again(self) -> tuple[Closure, Any]:
         """The closure and its batch as they were given, with the random numbers put back to that moment."""
-        self.put_random_numbers_back()
-        return self._bindings.twin() if self._bindings else self._given, self._batch
+        self.rng.restore()
+        return self.bound()
 
-    def put_random_numbers_back(self) -> None:
-        """To what they were before the forward pass."""
-        self._rng.restore()
+    def bound(self) -> tuple[Closure, Any]:
+        """The closure and its batch as they were given."""
+        return self._bindings.twin() if self._bindings else self._given, self._batch
 
 
 @final

@@ -2,6 +2,7 @@
 
 from steadystep.incidents.bundle import Bundle, read_bundle, write_bundle
 from steadystep.incidents.case import Case
+from steadystep.incidents.examiner import Examiner
 from steadystep.incidents.history import History
 from steadystep.incidents.incidents import Incidents
 from steadystep.incidents.locate import examine, locate
@@ -12,6 +13,7 @@ __all__ = [
     "Bundle",
     "Case",
     "Examination",
+    "Examiner",
     "History",
     "Incidents",
     "Origin",

@@ -23,6 +23,8 @@ from steadystep.records import Outcome, Plan
 from steadystep.rng import RngState
 
 _WORDS = {"stop": "halt", "rollback": "rollback", "leave-out": "leave-out", "skip-step": "skip"}
+_GRAVE = frozenset(("stop", "rollback"))
+_APART_STEPS = 200
 
 
 @final
@@ -49,6 +51,7 @@ class Incidents:
         self._config = dict(config or {})
         self._max_bundles, self._max_bytes, self._max_batch_bytes = max_bundles, max_bytes, max_batch_bytes
         self._complained = False
+        self._last_step: int | None = None
         for leftover in folder.glob(f"{HIDDEN}*"):  # of a process that was killed
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -56,6 +59,15 @@ class Incidents:
     def concerns(plan: Plan) -> bool:
         """Whether a plan is an incident: a step refused, a state restored, a run stopped. Not fp16's routine."""
         return not _WORDS.keys().isdisjoint(plan.steps)
+
+    def wants(self, plan: Plan, step: int) -> bool:
+        """The first ones are all written; after that a row of skipped steps is one incident every so often."""
+        grave = not _GRAVE.isdisjoint(plan.steps)
+        often = self._last_step is not None and step - self._last_step < _APART_STEPS
+        if often and not grave and len(bundles_in(self.folder)) >= self._max_bundles // 2:
+            return False
+        self._last_step = step
+        return True
 
     def open(
         self,

@@ -68,9 +68,10 @@ class Budget:
         where = "the last good weights are in place"
         if outcome.restored is None and outcome.diagnosis.damage is Damage.WEIGHTS:
             where = "no better weights are in memory: go back to a checkpoint of yours"
+        where += f"; {outcome.incident} has this step to run again" if outcome.incident else ""
         return TrainingHalted(
             step=outcome.step,
-            what=f"{outcome.diagnosis.evidence} [{outcome.diagnosis.cause}]",
+            what=f"{outcome.diagnosis.evidence} [{outcome.diagnosis.cause}]" + _began(outcome),
             did=f"{', '.join(did)}; {where}",
             try_next=outcome.diagnosis.advice,
         )
@@ -92,3 +93,7 @@ class Budget:
         self._skips = [int(step) for step in state["skips"]]
         self._rollbacks = [(int(at), int(to)) for at, to in state["rollbacks"]]
         self.episode.load_state_dict(state["episode"])
+
+
+def _began(outcome: Outcome) -> str:
+    return f"; origin: {outcome.origin}" if outcome.origin else ""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ class Checkpointing:
         self._clock = clock
         self._interrupts = Interrupts()
         self._interrupts.install()
+        weakref.finalize(self, self._interrupts.remove)  # a guard that was dropped must not keep Ctrl-C
         self._last_step: int | None = None
         self._last_time = clock()
         self._score: float | None = None
@@ -62,9 +64,7 @@ class Checkpointing:
         if stop or self._score is not None or self._due(step):
             self.save(step, updates, wait=stop or self._score is not None)
         if stop:
-            self._writer.flush()
-            logger.warning("saved at step %d in %s: Guard.resume continues there", step, self._shelf.folder)
-            self._interrupts.obey()
+            self._obey(step)
 
     def validated(self, score: float) -> None:
         """The best so far: the next save is that of this score."""
@@ -72,15 +72,17 @@ class Checkpointing:
 
     def save(self, step: int, updates: int, *, wait: bool = False) -> None:
         """Begin to write the present state, unless the last one is still being written and `wait` is false."""
-        if step == self._last_step and self._score is None:
+        if self._score is None and step == self._last_step and (self._writer.busy or self._path(step).exists()):
             return
+        if self._writer.busy and not wait:
+            return  # before gathering, which costs as much as a few layers
         if self._writer.save(self._loop.gather(), step=step, updates=updates, score=self._score, wait=wait):
             self._last_step, self._last_time, self._score = step, self._clock(), None
 
     def flush(self) -> Path:
         """Wait until it is written."""
         self._writer.flush()
-        return self._shelf.folder / f"step-{self._last_step or 0:08d}"
+        return self._path(self._last_step or 0)
 
     def newest(self) -> Checkpoint | None:
         """What to continue from."""
@@ -95,11 +97,24 @@ class Checkpointing:
         return self._shelf.best()
 
     def close(self, step: int, updates: int, *, save: bool) -> None:
-        """Write what is left, and let go of signals."""
-        self._interrupts.remove()
+        """Write what is left, let go of signals, and obey one that came after the last step."""
         if save and step > 0:
             self.save(step, updates, wait=True)
         self._writer.close()
+        if self._interrupts.asked is not None:
+            self._obey(step)
+        self._interrupts.remove()
+
+    def _obey(self, step: int) -> None:
+        self._writer.flush()
+        if self._path(step).exists():
+            logger.warning("saved at step %d in %s: Guard.resume continues there", step, self._shelf.folder)
+        else:
+            logger.warning("step %d is not in %s: Guard.resume continues from an earlier one", step, self._shelf.folder)
+        self._interrupts.obey()
+
+    def _path(self, step: int) -> Path:
+        return self._shelf.folder / f"step-{step:08d}"
 
     def _due(self, step: int) -> bool:
         if self._every.seconds is not None:

@@ -38,6 +38,8 @@ class DataPosition:
     def batches(self, loader: Iterable[Batch], between: Callable[[], None]) -> Iterator[Batch]:
         """What the loader gives, from where we are. `between` is called when no batch is out."""
         self._loader = loader
+        if self.batch and self._sought is None:  # the last pass was left before its end
+            self.epoch, self.batch = self.epoch + 1, 0
         between()  # before the loader draws the order of this pass
         source = self._begin(loader)
         self.open = True
@@ -69,10 +71,11 @@ class DataPosition:
             "loader": own,
         }
 
-    def seek(self, saved: Mapping[str, Any]) -> None:
-        """Begin there when batches are asked for next."""
+    def seek(self, saved: Mapping[str, Any], *, random: dict[str, Any]) -> None:
+        """Begin there, with these random numbers, when batches are asked for next."""
         self.epoch, self.batch = int(saved["epoch"]), int(saved["batch"])
-        self._sought = saved
+        # why once more then: between here and there a program builds what draws numbers, such as an EMA of the net
+        self._sought = {**saved, "random": random}
 
     def state_dict(self) -> dict[str, Any]:
         """The place alone, for going back within this process."""
@@ -85,18 +88,20 @@ class DataPosition:
 
     def _begin(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         sought, self._sought, self._rewind = self._sought, None, None
+        if sought is not None:
+            restore_all(sought["random"], self._device)
         if sought is not None and not self.batch:
             _set_generator(loader, sought["generator"])
             sought = None
         if sought is None:
-            if self.batch:  # the last pass was left before its end
-                self.epoch, self.batch = self.epoch + 1, 0
             self._began = {"random": all_random_state(self._device), "generator": _generator_state(loader)}
             return iter(loader)
         self._began = dict(sought["began"])
         if sought["loader"] is not None and _stateful(loader):
             loader.load_state_dict(sought["loader"])  # type: ignore[attr-defined]
-            return iter(loader)
+            source = iter(loader)
+            restore_all(sought["random"], self._device)  # why: it draws a seed for its workers
+            return source
         return self._from(loader, self.batch)
 
     def _from(self, loader: Iterable[Batch], number: int) -> Iterator[Batch]:

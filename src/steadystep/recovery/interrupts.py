@@ -21,17 +21,25 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Listen."""
+        """Listen, except for what is ignored on purpose, such as Ctrl-C by a job in the background of a shell."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._heard) for number in _SIGNALS}
+            heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._heard) for number in heard}
 
     def remove(self) -> None:
-        """Leave it to whoever listened before."""
+        """Leave it to whoever listened before. Does nothing outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         before, self._before = self._before, {}
         for number, handler in before.items():
-            # why the test: somebody else may have taken over since. None: a handler that was not set from Python.
-            if signal.getsignal(number) == self._heard and handler is not None:
+            listener = signal.getsignal(number)
+            if listener == self._heard and handler is not None:  # None: it was not set from Python
                 signal.signal(number, handler)
+            # why: another guard that listens since must not hand over to this one any more
+            while isinstance(other := getattr(listener, "__self__", None), Interrupts):
+                listener = other._before.get(number)
+                if listener == self._heard:
+                    other._before[number] = handler
 
     def obey(self) -> None:
         """The state is safe: do what the signal asked for."""

@@ -22,8 +22,8 @@ class Position(Protocol):
         """Plain values and tensors."""
         ...
 
-    def seek(self, saved: Mapping[str, Any]) -> None:
-        """Begin there when batches are asked for next."""
+    def seek(self, saved: Mapping[str, Any], *, random: dict[str, Any]) -> None:
+        """Begin there, with these random numbers, when batches are asked for next."""
         ...
 
 
@@ -83,8 +83,8 @@ class LoopState:
         for name, thing in self._kept.items():
             if name in self._waiting:
                 thing.load_state_dict(self._waiting.pop(name))
-        self._position.seek(state["data"])
         restore_all(state["random"], self._device)
+        self._position.seek(state["data"], random=state["random"])
 
     @torch.no_grad()
     def put_weights_back(self, state: Mapping[str, Any]) -> None:

@@ -12,7 +12,10 @@ _REFUSED = {
 def describe(outcome: Outcome) -> str:
     """What was seen, what was done, why."""
     diagnosis = outcome.diagnosis
-    return f"step {outcome.step}: {diagnosis.evidence or outcome.plan.reason}: {_did(outcome)} [{diagnosis.cause}]"
+    began = f"; origin: {outcome.origin}" if outcome.origin else ""
+    return (
+        f"step {outcome.step}: {diagnosis.evidence or outcome.plan.reason}: {_did(outcome)} [{diagnosis.cause}]{began}"
+    )
 
 
 def _did(outcome: Outcome) -> str:
