@@ -13,6 +13,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from steadystep.names import plain
+
 _PROBE_EVERY = 1024  # steps; before that at 0, 1, 2, 4, 8, ...
 _JUDGED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -191,7 +193,7 @@ def _modules_with_buffers(model: nn.Module) -> Iterator[_Module]:
             if tensor is not None:
                 taken.add(id(tensor))
             name = f"{prefix}.{key}" if prefix else key
-            slots.append(_Slot(name.replace("_orig_mod.", ""), module._buffers, key))
+            slots.append(_Slot(plain(name), module._buffers, key))
         if slots:
             yield _Module(module, slots)
 

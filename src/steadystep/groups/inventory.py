@@ -8,8 +8,8 @@ from typing import final
 from torch import nn
 from torch.nn import Parameter
 
-# Path segments that wrappers add in the middle of a name: torch.compile, FSDP, activation checkpointing.
-_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+from steadystep.names import plain
+
 _NORM_CLASS = re.compile(r"Norm(\dd)?$")
 
 
@@ -90,8 +90,3 @@ def inventory(model: nn.Module) -> list[Item]:
             home = Home(name=plain(f"{path}.{leaf}" if path else leaf), owners=owners[path])
             items.setdefault(id(parameter), Item(parameter=parameter)).homes.append(home)
     return list(items.values())
-
-
-def plain(path: str) -> str:
-    """A path without the segments that wrappers add."""
-    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)

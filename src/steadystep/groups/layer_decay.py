@@ -12,8 +12,9 @@ from typing import final
 from torch import nn
 
 from steadystep.errors import ConfigError
-from steadystep.groups.inventory import Item, plain
+from steadystep.groups.inventory import Item
 from steadystep.groups.rule import is_number
+from steadystep.names import plain
 
 
 @final

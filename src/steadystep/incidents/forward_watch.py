@@ -16,15 +16,7 @@ from torch import Tensor, autograd, nn
 from torch.utils.hooks import RemovableHandle
 
 from steadystep.incidents.tensors import Badness, badness, kind_of, tensors_in
-
-_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-
-
-def plain_name(name: str) -> str:
-    """A path without what compilers and wrappers put into it."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "").removesuffix(wrapper[:-1]).removesuffix(".")
-    return name
+from steadystep.names import plain
 
 
 @final
@@ -82,7 +74,7 @@ class ForwardWatch:
             for path, module in self.model.named_modules():
                 if isinstance(module, torch.jit.ScriptModule) and path:  # cannot be hooked inside
                     continue
-                self._hook(plain_name(path), module, handles)
+                self._hook(plain(path), module, handles)
             yield
         finally:
             for handle in handles:

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from steadystep.incidents.backward_watch import BackwardWatch
-from steadystep.incidents.forward_watch import ForwardWatch, Suspect, plain_name
+from steadystep.incidents.forward_watch import ForwardWatch, Suspect
 from steadystep.incidents.origin import Origin
 from steadystep.incidents.tensors import Badness, badness, count_bad, kind_of, tensors_in
+from steadystep.names import plain
 
 Sick = Mapping[int, tuple[str, str]]
 """Weights that are not finite: by identity, their name and what is wrong."""
@@ -24,7 +25,7 @@ def sick_weights(model: nn.Module) -> dict[int, tuple[str, str]]:
         limit = Badness.MASK if isinstance(tensor, Parameter) else Badness.BAD
         if badness(tensor) >= limit:
             what = f"{count_bad(tensor)} of {tensor.numel()} values are {kind_of([tensor])}"
-            found[id(tensor)] = (plain_name(path), what)
+            found[id(tensor)] = (plain(path), what)
     return found
 
 
@@ -43,7 +44,7 @@ def of_forward(model: nn.Module, watch: ForwardWatch, sick: Sick, batch: Any, *,
         for path, tensor in [*suspect.module.named_parameters(), *suspect.module.named_buffers()]:
             if id(tensor) in sick:
                 name = f"{suspect.name}.{path}" if suspect.name else path
-                return _sick_origin(model, plain_name(name), sick[id(tensor)][1])
+                return _sick_origin(model, plain(name), sick[id(tensor)][1])
         return Origin(
             module=suspect.name,
             type=type(suspect.module).__name__,
@@ -100,7 +101,7 @@ def of_backward(
 
 def of_gradient(model: nn.Module, parameter: Parameter, what: str) -> Origin:
     """A parameter's gradient is at fault, and no operation can be named."""
-    name = next((plain_name(name) for name, p in model.named_parameters() if p is parameter), "")
+    name = next((plain(name) for name, p in model.named_parameters() if p is parameter), "")
     path, owner = _owner(model, name)
     return _gradient(path, type(owner).__name__, tensor=name, what=what)
 
@@ -109,7 +110,7 @@ def of_buffers(model: nn.Module, sick: Sick) -> Origin | None:
     """A buffer that only this forward pass made bad, such as a running variance."""
     for path, tensor in model.named_buffers():
         if id(tensor) not in sick and badness(tensor) is Badness.BAD:
-            name = plain_name(path)
+            name = plain(path)
             path, owner = _owner(model, name)
             return Origin(
                 module=path,
@@ -144,5 +145,5 @@ def _sick_origin(model: nn.Module, name: str, what: str) -> Origin:
 
 def _owner(model: nn.Module, tensor: str) -> tuple[str, nn.Module]:
     path = tensor.rpartition(".")[0]
-    owners = {plain_name(name): module for name, module in model.named_modules()}
+    owners = {plain(name): module for name, module in model.named_modules()}
     return path, owners.get(path, model)

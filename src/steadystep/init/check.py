@@ -17,7 +17,8 @@ from steadystep.errors import ConfigError, MisuseError
 from steadystep.init.findings import find
 from steadystep.init.probes import Probes, float_tensors, rms
 from steadystep.init.report import InitReport
-from steadystep.init.slots import plain, unwrap
+from steadystep.init.slots import unwrap
+from steadystep.names import plain
 from steadystep.rng import RngState
 
 LossFunction = Callable[[Any], Tensor]

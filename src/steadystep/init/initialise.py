@@ -15,8 +15,9 @@ from steadystep.init import rules
 from steadystep.init.choose import choose
 from steadystep.init.residual import residual_outputs
 from steadystep.init.rules import InitMethod, Rule
-from steadystep.init.slots import Slot, plain, slots, unwrap
+from steadystep.init.slots import Slot, slots, unwrap
 from steadystep.init.table import InitRow, InitTable
+from steadystep.names import plain
 
 Recipe = Literal["xavier", "kaiming", "small", "gpt2", "zero-residual"]
 _METHODS: dict[str, InitMethod] = {

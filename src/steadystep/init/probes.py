@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from steadystep.init.report import LayerScale
-from steadystep.init.slots import plain, unwrap
+from steadystep.init.slots import unwrap
+from steadystep.names import plain
 
 # Where a tanh and a sigmoid are flat: at an argument of 5 (Wardat et al. 2022, DeepDiagnosis).
 _TANH_FLAT = 0.9999

@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from steadystep.errors import ConfigError
-from steadystep.init.slots import plain, unwrap
+from steadystep.init.slots import unwrap
+from steadystep.names import plain
 
 # The names common model code gives to the last projection of a branch.
 NAMES = (

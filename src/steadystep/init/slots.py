@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrize
 
-# Names that torch's wrappers put into the path: torch.compile, FSDP, activation checkpointing.
-_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+from steadystep.names import plain
+
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -48,15 +48,6 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model.get_submodule("_orig_mod")
         else:
             return model
-
-
-def plain(name: str) -> str:
-    """A dotted name without what wrappers put in.
-
-    >>> plain("blocks.0._orig_mod.mlp")
-    'blocks.0.mlp'
-    """
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def slots(model: nn.Module) -> list[Slot]:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from steadystep.errors import ConfigError
+from steadystep.names import plain
 
 Blocks = dict[str, nn.Module]
 
@@ -82,10 +83,9 @@ def _alike(row: Blocks) -> bool:
 
 def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
-        if not name.endswith("_orig_mod"):  # torch.compile's wrapper and its content are one
-            yield name.replace("_orig_mod.", ""), module
-        elif isinstance(module, nn.ModuleList | nn.Sequential):
-            yield name.removesuffix("_orig_mod").removesuffix(".").replace("_orig_mod.", ""), module
+        # torch.compile's wrapper and its content are one
+        if not name.endswith("_orig_mod") or isinstance(module, nn.ModuleList | nn.Sequential):
+            yield plain(name), module
 
 
 def _inside_any(name: str, blocks: Blocks) -> bool:

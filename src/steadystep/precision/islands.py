@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from steadystep.errors import ConfigError
-from steadystep.names import nearest_names
+from steadystep.names import nearest_names, plain
 
 
 @final
@@ -23,7 +23,7 @@ class Fp32Islands:
     """
 
     def __init__(self, model: nn.Module, patterns: list[str]) -> None:
-        names = [name.replace("_orig_mod.", "") for name, _ in model.named_modules()]
+        names = [plain(name) for name, _ in model.named_modules()]
         self.names: list[str] = []
         """The modules kept in fp32."""
         self._handles: list[RemovableHandle] = []

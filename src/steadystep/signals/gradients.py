@@ -8,6 +8,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.names import plain
 from steadystep.norms import Layout, layout_of
 
 
@@ -78,7 +79,7 @@ class Gradients:
 def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, Parameter]]:
     for name, parameter in model.named_parameters():  # tied weights come once
         if id(parameter) in held:
-            yield name.replace("_orig_mod.", ""), parameter
+            yield plain(name), parameter
 
 
 def _check_supported(name: str, parameter: Parameter) -> None:

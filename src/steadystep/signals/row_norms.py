@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from steadystep.layers.bounded_embedding import BoundedEmbedding, bounded
+from steadystep.names import plain
 from steadystep.signals.hooks import spread
 from steadystep.signals.samples import is_plain
 
@@ -49,8 +50,7 @@ class RowNorms:
                 weight: object = getattr(module, "weight", None)
                 # why: a subclass is quantised or sharded, and costs too much to look at
                 if type(weight) is nn.Parameter and weight.requires_grad and is_plain(weight):
-                    name = name.replace("_orig_mod.", "").replace("_orig_mod", "")
-                    found.setdefault(id(weight), (name or type(module).__name__, module))
+                    found.setdefault(id(weight), (plain(name) or type(module).__name__, module))
         return list(found.values())
 
 
