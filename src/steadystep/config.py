@@ -6,9 +6,9 @@ No key is parsed and then ignored.
 import difflib
 import math
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -40,6 +40,9 @@ class Settings(BaseModel):
     """Base of every section: frozen, and unknown keys are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Checked = TypeVar("Checked", bound=Settings)
 
 
 class TrainingSettings(Settings):
@@ -244,9 +247,9 @@ class Config(Settings):
         if isinstance(source, cls):
             return source
         if isinstance(source, Mapping):
-            return cls._checked(source, where="config")
+            return cls.from_mapping(source, "config")
         if isinstance(source, str | Path):
-            return cls._checked(_read_yaml(Path(source)), where=str(source))
+            return cls.from_mapping(read_yaml(Path(source)), str(source))
         raise ConfigError(f"config: expected a Config, a mapping or a path to a YAML file, got {type(source).__name__}")
 
     def with_checkpoints(self) -> Self:
@@ -256,16 +259,23 @@ class Config(Settings):
         return self.model_copy(update={"monitoring": self.monitoring.model_copy(update={"save_checkpoints": True})})
 
     @classmethod
-    def _checked(cls, raw: Mapping[Any, Any], *, where: str) -> Self:
+    def from_mapping(cls, raw: Mapping[Any, Any], where: str) -> Self:
+        """Settings from a mapping shaped like the YAML; `where` is what messages begin with."""
         # why: an empty section ("training:" and nothing under it) is what is left after commenting keys out
         filled = {key: {} if value is None and key in _SECTIONS else value for key, value in raw.items()}
         problems = [*_unknown_keys(filled)]
-        if not problems:
-            try:
-                return cls.model_validate(filled)
-            except ValidationError as error:
-                problems = [_say(issue) for issue in error.errors()]
-        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems)) from None
+        if problems:
+            raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
+        return checked(cls, filled, where=where)
+
+
+def checked(kind: type[Checked], raw: Mapping[Any, Any], *, where: str) -> Checked:
+    """`raw` as settings of that kind; every problem is named, with the key and what would be right."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        problems = [_say(issue, kind) for issue in error.errors()]
+    raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
 
 
 def observe() -> Config:
@@ -298,12 +308,12 @@ def _known_keys() -> list[str]:
 def _unknown_keys(raw: Mapping[Any, Any]) -> Iterator[str]:
     for key, value in raw.items():
         if key not in Config.model_fields:
-            yield f"unknown key {key!r}{_nearest(str(key))}"
+            yield f"unknown key {key!r}{nearest(str(key))}"
         elif key in _SECTIONS and isinstance(value, Mapping):
             for inner in value:
                 full = f"{key}.{inner}"
                 if inner not in _SECTIONS[key].model_fields:
-                    yield f"unknown key '{full}'{_nearest(full)}"
+                    yield f"unknown key '{full}'{nearest(full)}"
 
 
 # What other tools call it.
@@ -319,8 +329,9 @@ _ALIASES = {
 }
 
 
-def _nearest(key: str) -> str:
-    known = _known_keys()
+def nearest(key: str, known: Sequence[str] | None = None) -> str:
+    """A clause for an error message: the known key that was probably meant."""
+    known = known or _known_keys()
     leaf = key.rpartition(".")[2]
     if leaf in _ALIASES:
         return f": did you mean '{_ALIASES[leaf]}'?"
@@ -330,13 +341,14 @@ def _nearest(key: str) -> str:
     if not close:
         by_leaf = {k.rpartition(".")[2]: k for k in known}
         close = [by_leaf[m] for m in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)]
-    return f": did you mean '{close[0]}'?" if close else f"; known keys: {', '.join(sorted(Config.model_fields))}"
+    sections = sorted(name for name in known if "." not in name)
+    return f": did you mean '{close[0]}'?" if close else f"; known keys: {', '.join(sections)}"
 
 
-def _say(issue: Any) -> str:
+def _say(issue: Any, kind: type[Settings]) -> str:
     path = [str(part) for part in issue["loc"]]
     key = ".".join(path)
-    owner = _SECTIONS[path[0]].model_fields if len(path) > 1 else Config.model_fields
+    owner = _SECTIONS[path[0]].model_fields if len(path) > 1 and path[0] in _SECTIONS else kind.model_fields
     why = owner[path[-1]].description if path[-1] in owner else None
     message = issue["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
@@ -364,7 +376,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(path: Path) -> Mapping[Any, Any]:
+def read_yaml(path: Path) -> Mapping[Any, Any]:
+    """The mapping in a file; a key written twice is an error, and so is anything that is no mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

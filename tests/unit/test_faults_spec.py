@@ -341,3 +341,13 @@ def test_the_drawn_place_moves_with_the_step() -> None:
     assert len(seen) > 15
     assert all(0 <= element < 12 for _, element in seen)
     assert len({Place(MODEL, parameter=0, element=None, seed=seed).at(0)[1] for seed in range(20)}) > 5
+
+
+def test_a_number_that_yaml_reads_as_text_is_a_number() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fault = parse({"kind": "lr-scale", "at": 1, "factor": "1e3"}, model=model, optimizer=optimizer)
+    with fault.at(1):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(100.0)
+    with pytest.raises(ConfigError, match="finite number"):
+        parse({"kind": "lr-scale", "at": 1, "factor": "often"}, model=model, optimizer=optimizer)

@@ -5,9 +5,13 @@ import statistics
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from steadystep.lab.gpt import GPT, GPTParts, GPTSize
 from steadystep.lab.tasks import TASKS, Task
+from steadystep.layers import BoundedEmbedding, StableAttention
+
+TINY = GPTSize(d_model=16, num_layers=2, num_heads=2, context=8)
 
 
 def train(task: Task, num_steps: int) -> list[float]:
@@ -122,3 +126,70 @@ def test_warm_restarts_come_from_the_loop() -> None:
         task.after_step()
     jumps = [i for i, (a, b) in enumerate(itertools.pairwise(lrs), start=1) if b > 10 * a]
     assert jumps == [200, 400]
+
+
+def tiny(**parts: object) -> GPT:
+    torch.manual_seed(0)
+    return GPT(TINY, GPTParts(**parts))  # type: ignore[arg-type]
+
+
+def test_without_parts_the_gpt_is_what_it_always_was() -> None:
+    torch.manual_seed(0)
+    model, same = GPT(TINY), tiny()
+    assert list(model.state_dict()) == list(same.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+    names = {name.split(".", 2)[2] for name in model.state_dict() if name.startswith("blocks.1.")}
+    assert names == {
+        f"{layer}.{kind}"
+        for layer in ("attn_norm", "qkv", "attn_out", "mlp_norm", "mlp.0", "mlp.2")
+        for kind in ("weight", "bias")
+    }
+    x = torch.randn(3, 8, 16)
+    block = model.blocks[0]
+    q, k, v = (part.view(3, 8, 2, 8).transpose(1, 2) for part in block.qkv(block.attn_norm(x)).chunk(3, dim=-1))
+    mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    stream = x + block.attn_out(mixed)
+    assert torch.equal(block(x), stream + block.mlp(block.mlp_norm(stream)))
+
+
+def test_post_ln_normalises_what_leaves_a_block() -> None:
+    model = tiny(norm="post")
+    x = torch.randn(4, 8, 16) * 30
+    block = model.blocks[0]
+    out = block(x)
+    stream = block.attn_norm(x + block._attend(x))
+    assert torch.equal(out, block.mlp_norm(stream + block.mlp(stream)))
+    assert torch.allclose(out.mean(-1), torch.zeros(4, 8), atol=1e-5)
+    assert torch.allclose(out.var(-1, unbiased=False), torch.ones(4, 8), atol=1e-3)
+    assert isinstance(model.norm, nn.Identity)
+    pre = tiny().blocks[0](x)
+    assert pre.std() > 10  # the stream itself goes through
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("attention", ["plain", "stable"])
+def test_no_byte_sees_a_later_one(norm: str, attention: str) -> None:
+    model = tiny(norm=norm, attention=attention)
+    text = torch.randint(256, (2, 8))
+    changed = text.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 256
+    before, after = model(text), model(changed)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert not torch.equal(before[:, 5:], after[:, 5:])
+
+
+def test_stable_attention_is_normalised_in_every_block() -> None:
+    model = tiny(attention="stable")
+    layers = [module for module in model.modules() if isinstance(module, StableAttention)]
+    assert len(layers) == 2
+    assert all(layer.q_norm is not None and layer.causal for layer in layers)
+    assert not any("qkv" in name for name in model.state_dict())
+    assert {round(layer.q_proj.weight.detach().std().item(), 2) for layer in layers} == {0.02}
+
+
+def test_bounded_tables_hold_their_bound() -> None:
+    model = tiny(max_embedding_norm=0.05)
+    for table in (model.bytes, model.positions):
+        assert isinstance(table, BoundedEmbedding)
+        assert table(torch.arange(8)).norm(dim=1).max() <= 0.05
+    assert not isinstance(tiny().bytes, BoundedEmbedding)

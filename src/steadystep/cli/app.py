@@ -1,10 +1,11 @@
 """The `steadystep` command. Each verb imports what it needs when it runs, so that `--help` is quick."""
 
 import sys
+from pathlib import Path
 
 import typer
 
-from steadystep.errors import SteadystepError
+from steadystep.errors import ConfigError, SteadystepError
 from steadystep.version import __version__
 
 app = typer.Typer(
@@ -41,6 +42,30 @@ def demo(
     from steadystep.cli.demo import run
 
     run(steps=steps, seed=seed)
+
+
+@app.command()
+def train(
+    config: str = typer.Argument("", help="A YAML file with a task and settings."),
+    run_dir: str = typer.Option("", help="Where everything goes; runs/NAME of the file by default."),
+    resume: bool = typer.Option(False, "--resume", help="Go on where the last checkpoint in that folder was taken."),
+    new: str | None = typer.Option(None, "--new", help="Write NAME.py and NAME.yaml to begin with."),
+    as_json: bool = typer.Option(False, "--json", help="For a program."),
+) -> None:
+    """Train from a YAML file: a built-in task, or package.module:factory of your own.
+
+    Exit code 0: finished. 1: the guard had to stop it. 2: a mistake in the file. 130: Ctrl-C, after saving.
+
+    Example: steadystep train my_run.yaml
+    """
+    from steadystep.cli import train as verb
+
+    if new is not None:
+        verb.new(new)
+    elif not config:
+        raise ConfigError("which file? steadystep train CONFIG, or --new NAME to begin with")
+    else:
+        raise typer.Exit(verb.run(Path(config), run_dir=run_dir, resume=resume, as_json=as_json))
 
 
 @app.command("find-lr")

@@ -20,9 +20,18 @@ class Option:
 
 def number(value: object) -> float:
     """Finite."""
+    value = _as_yaml_means_it(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("expected a finite number")
     return float(value)
+
+
+def _as_yaml_means_it(value: object) -> object:
+    """YAML 1.1 reads 1e6 as text."""
+    try:
+        return float(value) if isinstance(value, str) and value.strip()[:1] in "+-.0123456789" else value
+    except ValueError:
+        return value
 
 
 def positive(value: object) -> float:
@@ -36,6 +45,7 @@ def any_number(value: object) -> float:
     """NaN and infinities too, also as words, because JSON has none for them."""
     if isinstance(value, str) and value.lower() in _WORDS:
         return _WORDS[value.lower()]
+    value = _as_yaml_means_it(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a number, 'nan', 'inf' or '-inf'")
     return float(value)

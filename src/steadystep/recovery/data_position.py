@@ -29,6 +29,7 @@ class DataPosition:
         """Batches of the present one that were used."""
         self._device = device
         self._loader: Any = None
+        self._marks = _marks(None)
         self._began: dict[str, Any] = {}
         self._sought: Mapping[str, Any] | None = None
         self._rewind: tuple[int, int] | None = None
@@ -59,6 +60,8 @@ class DataPosition:
             self.epoch, self.batch = self.epoch + 1, 0
         finally:
             self.open = False
+            # why: torch waits 5 s for workers that the garbage collector finds, as it does what a guard holds
+            self._marks, self._loader = _marks(loader), None
 
     def saved(self) -> dict[str, Any]:
         """For a checkpoint: plain values and tensors."""
@@ -67,8 +70,8 @@ class DataPosition:
             "epoch": self.epoch,
             "batch": self.batch,
             "began": self._began,
-            "generator": _generator_state(self._loader),
             "loader": own,
+            **(self._marks if self._loader is None else _marks(self._loader)),
         }
 
     def seek(self, saved: Mapping[str, Any], *, random: dict[str, Any]) -> None:
@@ -88,13 +91,13 @@ class DataPosition:
 
     def _begin(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         sought, self._sought, self._rewind = self._sought, None, None
+        if sought is not None and not self.batch:
+            _start(loader, sought["started"])
+            _set_generator(loader, sought["generator"])
         if sought is not None:
             restore_all(sought["random"], self._device)
-        if sought is not None and not self.batch:
-            _set_generator(loader, sought["generator"])
-            sought = None
-        if sought is None:
-            self._began = {"random": all_random_state(self._device), "generator": _generator_state(loader)}
+        if sought is None or not self.batch:
+            self._began = {"random": all_random_state(self._device), **_marks(loader)}
             return iter(loader)
         self._began = dict(sought["began"])
         if sought["loader"] is not None and _stateful(loader):
@@ -107,6 +110,7 @@ class DataPosition:
     def _from(self, loader: Iterable[Batch], number: int) -> Iterator[Batch]:
         """The present pass again, without its first batches."""
         now = all_random_state(self._device)
+        _start(loader, self._began["started"])
         restore_all(self._began["random"], self._device)
         _set_generator(loader, self._began["generator"])
         source = iter(loader)
@@ -126,6 +130,22 @@ class DataPosition:
 
 def _stateful(loader: Any) -> bool:
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
+def _marks(loader: Any) -> dict[str, Any]:
+    """What a loader without a state of its own takes from one pass into the next."""
+    return {"generator": _generator_state(loader), "started": _started(loader)}
+
+
+def _started(loader: Any) -> bool:
+    """Its workers stay from pass to pass and are there."""
+    return bool(getattr(loader, "persistent_workers", False)) and getattr(loader, "_iterator", None) is not None
+
+
+def _start(loader: Any, was_started: bool) -> None:
+    """Have workers where there were workers: torch draws a seed when it starts them, and none for later passes."""
+    if was_started and not _started(loader):
+        iter(loader)
 
 
 def _generator_state(loader: Any) -> torch.Tensor | None:

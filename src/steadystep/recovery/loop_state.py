@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from steadystep.errors import CheckpointError
 from steadystep.names import plain
+from steadystep.notices import warn
 from steadystep.recovery.snapshots import Kept
 from steadystep.rng import all_random_state, restore_all
 
@@ -45,6 +46,7 @@ class LoopState:
         self._kept: dict[str, Kept] = {}
         self._waiting: dict[str, Any] = {}
         """States of things that are not kept yet, by name."""
+        self._warned = False
 
     def keep(self, name: str, thing: Kept) -> None:
         """Save and restore `thing` too; one whose state was read before gets it now."""
@@ -54,6 +56,10 @@ class LoopState:
 
     def gather(self) -> dict[str, Any]:
         """The state as it is, between two steps."""
+        if self._waiting and not self._warned:
+            self._warned = True
+            names = ", ".join(map(repr, self._waiting))
+            warn(f"the checkpoint held a state of {names}, and nothing is kept by that name: see guard.keep")
         return self.weights() | {
             "optimizer": self._optimizer.state_dict(),
             "guard": self._guard.state_dict(),

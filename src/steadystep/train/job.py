@@ -1,0 +1,134 @@
+"""What `steadystep train` trains: a built-in task, or what a factory of yours returns."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadystep.errors import ConfigError
+from steadystep.groups import Rule, embed_and_attention, param_groups
+from steadystep.init import initialise_
+from steadystep.lab.tasks import TASKS
+from steadystep.names import nearest_names
+from steadystep.train.plan import RunSettings
+
+Factory = Callable[[int], Any]
+
+
+@final
+class Job:
+    """A factory's result with everything the loop needs, and clear words about what is missing.
+
+    Required: `model`, `optimizer`, `loss(batch)`, and `batches` (a loader, gone through again and again) or `batch()`.
+    Optional: `held_out()` or `validate()`, a number where lower is better; `after_step()`; `keep`, things with a state
+    by name, which are saved with the rest.
+    """
+
+    def __init__(self, made: Any, *, of: str) -> None:
+        self.model: nn.Module = _member(made, "model", nn.Module, of)
+        self.optimizer: Optimizer = _member(made, "optimizer", Optimizer, of)
+        self.loss: Callable[[Any], Tensor] = _function(made, ("loss",), of)
+        self.validate: Callable[[], float] | None = _optional(made, ("held_out", "validate"))
+        self.after_step: Callable[[], object] | None = _optional(made, ("after_step",))
+        self.batches: Iterable[Any] = _batches(made, of)
+        self.keep: dict[str, Any] = dict(getattr(made, "keep", None) or {})
+        owner = getattr(self.after_step, "__self__", None)  # a scheduler whose step() is called after each update
+        if owner is not made and callable(getattr(owner, "load_state_dict", None)):
+            self.keep.setdefault("after_step", owner)
+
+    def prepare(self, settings: RunSettings) -> None:
+        """First weights and parameter groups, where the file asks for them."""
+        if settings.init is not None:
+            initialise_(self.model, settings.init, seed=settings.seed)
+        if settings.groups is not None:
+            if settings.groups == "embed-and-attention":
+                rules = [*embed_and_attention()]
+            else:
+                rules = [Rule(r.match, lr_mult=r.lr_mult, weight_decay=r.weight_decay) for r in settings.groups]
+            self.optimizer = _regrouped(self.model, self.optimizer, rules)
+
+
+def resolve(task: str) -> Factory:
+    """The factory: by name, or imported from the folder one is in."""
+    if ":" not in task:
+        if task not in TASKS:
+            names = nearest_names(task, list(TASKS))
+            raise ConfigError(f"task {task!r} is not built in{names} Your own: package.module:factory")
+        return TASKS[task].make
+    where, _, name = task.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        factory = getattr(importlib.import_module(where), name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"task {task!r}: no module named {error.name!r}, looked for from {Path.cwd()}") from None
+    except AttributeError:
+        raise ConfigError(f"task {task!r}: {where} has no {name!r}") from None
+    if not callable(factory):
+        raise ConfigError(f"task {task!r}: {name} is not a function")
+    found: Factory = factory
+    return found
+
+
+def make(task: str, seed: int) -> Job:
+    """Call the factory with the seed."""
+    factory = resolve(task)
+    try:
+        takes = bool(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        takes = True
+    return Job(factory(seed) if takes else factory(), of=task)  # type: ignore[call-arg]
+
+
+@final
+class _Endless:
+    """A function that gives the next batch, as something to iterate over."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self._draw = draw
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self._draw()
+
+
+def _batches(made: Any, of: str) -> Iterable[Any]:
+    loader = getattr(made, "batches", None)
+    if loader is not None and not callable(loader):
+        found: Iterable[Any] = loader
+        return found
+    return _Endless(_function(made, ("batch",), of))
+
+
+def _member(made: Any, name: str, kind: type[Any], of: str) -> Any:
+    value = getattr(made, name, None)
+    if not isinstance(value, kind):
+        raise ConfigError(f"task {of!r}: what it returns must have .{name}, a {kind.__name__}; it has {value!r:.60}")
+    return value
+
+
+def _optional(made: Any, names: tuple[str, ...]) -> Callable[..., Any] | None:
+    return next((getattr(made, name) for name in names if callable(getattr(made, name, None))), None)
+
+
+def _function(made: Any, names: tuple[str, ...], of: str) -> Callable[..., Any]:
+    found = _optional(made, names)
+    if found is None:
+        hint = "; or .batches, a loader" if names == ("batch",) else ""
+        raise ConfigError(f"task {of!r}: what it returns must have a function .{names[0]}{hint}")
+    return found
+
+
+def _regrouped(model: nn.Module, optimizer: Optimizer, rules: list[Rule]) -> Optimizer:
+    """The same optimizer over other groups."""
+    accepted = inspect.signature(type(optimizer)).parameters
+    options = {key: value for key, value in optimizer.defaults.items() if key in accepted}
+    lr, decay = float(options["lr"]), float(options.get("weight_decay", 0.0))
+    groups = param_groups(model, lr=lr, weight_decay=decay, rules=rules)
+    made: Optimizer = type(optimizer)(groups, **options)
+    return made

@@ -1,0 +1,60 @@
+"""The file that `steadystep train` reads: the guard's settings, and what to train."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from steadystep.config import Config, Count, Number, Settings, checked, nearest, read_yaml
+from steadystep.errors import ConfigError
+
+
+class GroupRule(Settings):
+    """Parameters that learn faster or slower, or decay differently: a `steadystep.groups.Rule`."""
+
+    match: str | tuple[str, ...] = Field(description="a glob over parameter names, or several")
+    lr_mult: Number = Field(1.0, gt=0, description="times the base learning rate")
+    weight_decay: Number | None = Field(None, ge=0, description="instead of the optimizer's")
+
+
+class RunSettings(Settings):
+    """What is trained, beside how."""
+
+    task: str = Field(description="a built-in task such as gpt, or package.module:factory of your own")
+    seed: Count = Field(0, ge=0, description="another seed, another model and other batches")
+    validation_frequency: Count = Field(200, ge=1, description="steps between two validations")
+    init: Literal["xavier", "kaiming", "small", "gpt2", "zero-residual"] | None = Field(
+        None, description="a recipe of steadystep.init for the first weights"
+    )
+    groups: tuple[GroupRule, ...] | Literal["embed-and-attention"] | None = Field(
+        None, description="rules of steadystep.groups; norms, biases and embeddings are then not decayed"
+    )
+    faults: tuple[dict[str, Any], ...] = Field((), description="trouble on purpose; see docs/faults.md")
+
+
+class RunPlan(Settings):
+    """One run: its own settings and the guard's."""
+
+    run: RunSettings
+    guard: Config
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """From a YAML file; every mistake in it is named."""
+        raw = read_yaml(path)
+        own = {key: value for key, value in raw.items() if key in RunSettings.model_fields}
+        rest = {key: value for key, value in raw.items() if key not in own}
+        unknown = [str(key) for key in rest if key not in Config.model_fields]
+        known = [*RunSettings.model_fields, *Config.model_fields]
+        problems = [f"unknown key {key!r}{nearest(key, known)}" for key in unknown]
+        if "task" not in own:
+            problems.append("task is missing: a built-in task such as gpt, or package.module:factory of your own")
+        if problems:
+            raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems))
+        return cls(run=checked(RunSettings, _tuples(own), where=str(path)), guard=Config.from_mapping(rest, str(path)))
+
+
+def _tuples(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A single fault or rule may be written without the list."""
+    return {k: [v] if k in ("faults", "groups") and isinstance(v, Mapping) else v for k, v in raw.items()}
