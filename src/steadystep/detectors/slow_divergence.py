@@ -18,22 +18,22 @@ _TRAILING = 4  # blocks in a trailing mean
 _REMEMBERED = 24  # trailing means the best is taken from
 _SIGNED = 16  # blocks for which a negative loss is remembered
 _QUIET = 8  # steps between two findings at least: each may cost a few forward passes
-_LOOK_AGAIN = 4  # steps: the sum is high and the last block is not, by chance perhaps
+_LOOK_AGAIN = 2  # steps: the sum is high and the last block is not, by chance perhaps
 _ASK_AGAIN = 32  # steps: a suspicion that stays is worth another look at an old batch
-_SLACK = 0.4  # sigma; covers that the best of several means lies below the true level
-_SUSPECT, _WARN, _ACT = 7.0, 10.0, 80.0
-_WARN_UNLEARNED, _LEARNED = 18.0, 4.0  # sigma: a loss that has never gone down has little to lose and swings by itself
-_PER_DOUBLING, _SHORT = 3.0, 256  # a long run has more chances of a false warning, so its mark rises: 19 at 2,048 steps
+_SLACK = 0.35  # sigma; covers that the best of several means lies below the true level
+_SUSPECT, _WARN, _ACT = 7.0, 8.0, 80.0
+_WARN_UNLEARNED, _LEARNED = 28.0, 4.0  # sigma: a loss that has never gone down has little to lose and swings by itself
+_PER_DOUBLING, _SHORT = 6.0, 256  # a long run has more chances of a false warning, so its mark rises: 26 at 2,048 steps
 _LOST = 0.25  # of the progress made: by itself a smaller rise may as well be harder data
-_NOISE = 0.5  # sigma: less than this cannot be told from the noise of an old batch either
+_NOISE = 0.4  # sigma: less than this cannot be told from the noise of an old batch either
 _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
 
 
 @final
 class SlowDivergence:
-    """Suspects at 7 sigma in sum, warns at 10 or more, asks for action at 80 if much is lost or the rate climbs.
+    """Suspects at 7 sigma in sum, warns at 8 or more, asks for action at 80 if much is lost or the rate climbs.
 
-    The mark for a warning rises by 3 with every doubling of the run beyond 256 steps; it is 18 at least while nothing
+    The mark for a warning rises by 6 with every doubling of the run beyond 256 steps; it is 28 at least while nothing
     has been learned, and the one for a suspicion while the learning rate goes where it has never been.
 
     A suspicion is a note; it is worth running one old batch again, and that settles it either way.
@@ -73,7 +73,8 @@ class SlowDivergence:
             return ()
         self._silent += 1
         due = total >= self._said if self._silent >= _QUIET else not self._said
-        return self._judge(signals, total) if due or self._silent >= _ASK_AGAIN else ()
+        grave = not self._warned and self._silent >= _LOOK_AGAIN and total >= self._mark()
+        return self._judge(signals, total) if due or grave or self._silent >= _ASK_AGAIN else ()
 
     def _close_block(self, eps: float) -> None:
         losses, self._losses = self._losses, []
@@ -110,10 +111,9 @@ class SlowDivergence:
         if total >= _ACT and (self._rise.climbing or now - self._best >= _LOST * (self._first - self._best)):
             severity = "act"
         if now - self._best < material:
-            self._said, self._silent = total, _QUIET - _LOOK_AGAIN
+            self._said, self._silent = total, 0
             return ()
-        further = total + _SUSPECT / 2.0
-        self._said, self._silent = min(further, warn) if total < warn else further, 0
+        self._said, self._silent = total + _SUSPECT / 2.0, 0
         if severity == "warn" and self._warned:
             severity = "info"
         self._warned = self._warned or severity == "warn"

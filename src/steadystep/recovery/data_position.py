@@ -41,6 +41,8 @@ class DataPosition:
         self._loader = loader
         if self.batch and self._sought is None:  # the last pass was left before its end
             self.epoch, self.batch = self.epoch + 1, 0
+        if self._sought is not None:
+            restore_all(self._sought["random"], self._device)
         between()  # before the loader draws the order of this pass
         source = self._begin(loader)
         self.open = True
@@ -65,6 +67,8 @@ class DataPosition:
 
     def saved(self) -> dict[str, Any]:
         """For a checkpoint: plain values and tensors."""
+        if self._sought is not None:  # resumed, and no batch was asked for yet
+            return {name: value for name, value in self._sought.items() if name != "random"}
         own = self._loader.state_dict() if self.open and _stateful(self._loader) else None
         return {
             "epoch": self.epoch,
