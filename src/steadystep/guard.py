@@ -96,7 +96,7 @@ class Guard:
         """
         if self._closed:
             raise MisuseError("this guard was closed: make another")
-        if not self._data.open:
+        if not self._data.open and not isinstance(closure_or_loss, Tensor):
             self._between()
         with self._passes:
             self._metrics.update(checked(metrics) if metrics else {})
@@ -194,6 +194,8 @@ class Guard:
         self._parts.record(outcome, updates=self.updates)
         if "stop" in outcome.plan.steps and not outcome.stepped:
             raise self._budget.halt(outcome)
+        if self._passes.given_losses and not self._data.open:  # the next forward pass is over before we are called
+            self._between()
         return outcome
 
     def state_dict(self) -> dict[str, Any]:

@@ -196,6 +196,30 @@ def test_without_batches_it_is_saved_before_the_next_step(tmp_path: Path) -> Non
     steps(again, resumed, 0)
 
 
+def test_losses_given_as_tensors_are_saved_before_the_next_forward_pass(tmp_path: Path) -> None:
+    def run(stop: int | None, **more: Any) -> tuple[nn.Module, steadystep.Guard]:
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        guard = steadystep.Guard.resume(
+            model, optimizer, run_dir=tmp_path, config={"monitoring": {"checkpoint_frequency": 3}}, **more
+        )
+        for x in data().split(2)[guard.attempts : stop]:
+            guard.step(model(x).square().mean())
+        return model, guard
+
+    _, guard = run(8)
+    guard._keeping.checkpoints.flush()
+    model, guard = run(None)
+    assert guard.attempts == 13
+    torch.manual_seed(0)
+    twin = Net()
+    plain = steadystep.Guard(twin, torch.optim.AdamW(twin.parameters(), lr=0.01))
+    for x in data().split(2):
+        plain.step(twin(x).square().mean())
+    assert_same(full_state(model, guard._optimizer), full_state(twin, plain._optimizer))
+
+
 def test_keep_checkpoints_is_how_many_stay_and_the_best_one(tmp_path: Path) -> None:
     monitoring = {"checkpoint_frequency": 1, "keep_checkpoints": 2}
     model, guard = small(tmp_path, config={"monitoring": monitoring})

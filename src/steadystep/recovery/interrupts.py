@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: the step is finished, the state saved, and then the program ends as it would have."""
 
 import logging
+import os
 import signal
 import threading
 from types import FrameType
@@ -18,6 +19,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.asked: int | None = None
         """The signal that came."""
+        self._process = os.getpid()
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -56,5 +58,6 @@ class Interrupts:
             self.obey()
             return
         self.asked = number
-        name = signal.Signals(number).name
-        logger.warning("%s: finishing the step and saving; once more to stop at once", name)
+        if os.getpid() == self._process:  # a loader's forked worker has nothing to save: it only must not die first
+            name = signal.Signals(number).name
+            logger.warning("%s: finishing the step and saving; once more to stop at once", name)
