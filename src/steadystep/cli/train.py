@@ -32,10 +32,10 @@ def run(config: Path, *, run_dir: str, resume: bool, as_json: bool) -> int:
     folder = Path(run_dir) if run_dir else Path("runs") / config.stem
     prepare_folder(folder, config, resume=resume)
     console = Console(stderr=as_json, highlight=False)
-    progress = _progress(console, plan.guard.training.total_steps)
+    screen = _Screen(console, plan.guard.training.total_steps)
     try:
-        with progress:
-            summary = train(plan, folder, watch=progress.watch)
+        with screen:
+            summary = train(plan, folder, watch=screen.watch)
     except TrainingHalted as halt:
         console.print(f"[red]{halt}[/red]", soft_wrap=True)
         return 1
@@ -50,63 +50,41 @@ def run(config: Path, *, run_dir: str, resume: bool, as_json: bool) -> int:
 
 
 @final
-class _Bar:
-    """A progress bar with what one wants to know at a glance."""
+class _Screen:
+    """Progress with what one wants to know at a glance: a bar on a terminal, else a line now and then."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._progress = Progress(
+        self._console, self._total = console, total
+        self._bar = Progress(
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("{task.fields[said]}"),
             TimeRemainingColumn(),
             console=console,
+            disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=total, said="")
-        self._count, self._since, self._first = 0, time.perf_counter(), 0
+        self._task = self._bar.add_task("", total=total, said="")
+        self._count = 0
+        self._began: tuple[int, float] | None = None
+        self._last = 0.0
 
     def __enter__(self) -> None:
-        self._progress.start()
+        self._bar.start()
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._bar.stop()
 
     def watch(self, outcome: Outcome, guard: Guard) -> None:
         """One step more."""
-        self._count += not outcome.plan.proceeds
-        self._first = self._first or outcome.step
-        speed = (outcome.step - self._first) / max(time.perf_counter() - self._since, 1e-9)
-        said = _said(outcome, speed=speed, count=self._count)
-        self._progress.update(self._task, completed=guard.attempts, said=said)
-
-
-@final
-class _Lines:
-    """For a log file: a line now and then, no control codes."""
-
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total = console, total
-        self._count, self._since, self._last, self._first = 0, time.perf_counter(), 0.0, 0
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def watch(self, outcome: Outcome, guard: Guard) -> None:
-        """One step more."""
-        self._count += not outcome.plan.proceeds
-        self._first = self._first or outcome.step
-        now = time.perf_counter()
-        if now - self._last >= _LINE_EVERY_S or guard.attempts == self._total:
+        now, self._count = time.perf_counter(), self._count + (not outcome.plan.proceeds)
+        first, since = self._began = self._began or (outcome.step, now)
+        if self._console.is_terminal:
+            said = _said(outcome, speed=(outcome.step - first) / max(now - since, 1e-9), count=self._count)
+            self._bar.update(self._task, completed=guard.attempts, said=said)
+        elif now - self._last >= _LINE_EVERY_S or guard.attempts == self._total:
             self._last = now
-            speed = (outcome.step - self._first) / max(now - self._since, 1e-9)
-            said = _said(outcome, speed=speed, count=self._count)
+            said = _said(outcome, speed=(outcome.step - first) / max(now - since, 1e-9), count=self._count)
             self._console.print(f"step {guard.attempts}/{self._total}  {said}", soft_wrap=True)
-
-
-def _progress(console: Console, total: int) -> _Bar | _Lines:
-    return _Bar(console, total) if console.is_terminal else _Lines(console, total)
 
 
 def _said(outcome: Outcome, *, speed: float, count: int) -> str:
