@@ -1,10 +1,10 @@
 """`kill -9` at random moments: does the resumed run end like the one that nobody killed, to the last bit?
 
 A small program trains (BatchNorm, dropout, EMA weights, random numbers of Python, NumPy and torch in the data, a
-shuffling or streaming loader; AdamW or SGD, fp32, bf16 or fp16, accumulation, a schedule, clipping, validation: variants
-are drawn), with a checkpoint every few steps. It is a process of its own and gets a real SIGKILL: from outside after a
+shuffling or streaming loader; AdamW or SGD, fp32, bf16 or fp16, accumulation, a schedule, clipping, validation, as
+drawn), with a checkpoint every few steps. It is a process of its own and gets a real SIGKILL: from outside after a
 random time, or from inside at a random one of the moments that a clock rarely hits: half a file written, before and
-after every fsync and rename, in the middle of forward, backward and the update. A third are killed again after resuming.
+after every fsync and rename, in the middle of forward, backward and the update. Some are killed again after resuming.
 Then it runs to its end, and weights, buffers, optimizer, EMA, every loss, the guard's memory and the random numbers
 must be those of the run that was never killed. Run:
 
@@ -30,16 +30,17 @@ from killing.trial import KINDS, Told, killed_and_resumed, whole
 from killing.variants import drawn
 
 
-def study(kills: int, seed: int, folder: Path, *, progress: Callable[[Told], None] = lambda _: None) -> list[Told]:
+def study(
+    nursery: Nursery, kills: int, seed: int, folder: Path, *, progress: Callable[[Told], None] = lambda _: None
+) -> list[Told]:
     """So many runs, each killed at least once."""
     rng = random.Random(seed)
     kinds = [kind for _ in range(kills // len(KINDS) + 1) for kind in rng.sample(KINDS, len(KINDS))][:kills]
     told = []
-    with Nursery() as nursery:
-        runs = [whole(nursery, variant, folder) for variant in drawn(seed, min(12, kills // 2 or 1))]
-        for number, kind in enumerate(kinds):
-            told.append(killed_and_resumed(nursery, runs[number % len(runs)], folder, kind=kind, rng=rng))
-            progress(told[-1])
+    runs = [whole(nursery, variant, folder) for variant in drawn(seed, min(12, max(1, kills // 3)))]
+    for number, kind in enumerate(kinds):
+        told.append(killed_and_resumed(nursery, runs[number % len(runs)], folder, kind=kind, rng=rng))
+        progress(told[-1])
     return told
 
 
@@ -74,8 +75,8 @@ def main() -> int:
         if done["runs"] % 10 == 0 or not told.equal:
             print(f"  {done['equal']} of {done['runs']} equal, {time.monotonic() - started:.0f} s", file=sys.stderr)
 
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        found = summary(study(options.kills, options.seed, Path(folder), progress=progress))
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder, Nursery() as nursery:
+        found = summary(study(nursery, options.kills, options.seed, Path(folder), progress=progress))
     good = found["equal"] == found["runs"] and not found["unreadable"]
     if options.json:
         print(json.dumps({"torch": torch.__version__, "seed": options.seed, **found}, indent=2))

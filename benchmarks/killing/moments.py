@@ -1,13 +1,12 @@
 """Moments of a program's life at which it gets a signal: in its own arithmetic, and around every call to the disk."""
 
-import io
 import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
 IN_THE_LOOP = ("a batch", "forward", "backward", "the update", "the average", "a validation")
 ON_DISK = ("mkdir", "open", "half a write", "before fsync", "after fsync", "before rename", "after rename", "remove")
@@ -76,7 +75,7 @@ class Moments:
 class _Torn:
     """A file of which half a piece is on the disk before the other half is."""
 
-    def __init__(self, file: io.BufferedWriter, moments: Moments) -> None:
+    def __init__(self, file: IO[bytes], moments: Moments) -> None:
         self._file = file
         self._moments = moments
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import steadystep
 from killing.moments import Moments
@@ -39,19 +39,24 @@ class Net(nn.Module):
         if middle.requires_grad:
             self._moments.reach("forward")
             middle.register_hook(lambda _: self._moments.reach("backward"))  # type: ignore[no-untyped-call]
-        return (self.last(middle).squeeze(-1) - x.sum(1)).square().mean()
+        output: Tensor = self.last(middle).squeeze(-1)
+        return (output - x.sum(1)).square().mean()
 
 
 @final
-class Noisy(TensorDataset):
+class Noisy(Dataset[Tensor]):
     """Draws from all three generators."""
 
-    moments: Moments
+    def __init__(self, rows: Tensor, moments: Moments) -> None:
+        self._rows = rows
+        self._moments = moments
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Tensor:
-        row: Tensor = super().__getitem__(index)[0]
-        self.moments.reach("a batch")
-        return row + 0.01 * random.random() + 0.01 * float(np.random.rand()) + 0.01 * torch.rand(1)
+        self._moments.reach("a batch")
+        return self._rows[index] + 0.01 * random.random() + 0.01 * float(np.random.rand()) + 0.01 * torch.rand(1)
 
 
 @final
@@ -71,10 +76,11 @@ class Stream(IterableDataset[Tensor]):
 class Average:
     """EMA weights, and the losses so far."""
 
-    def __init__(self, model: nn.Module, moments: Moments) -> None:
+    def __init__(self, model: nn.Module, twin: nn.Module, moments: Moments) -> None:
         self._model = model
         self._moments = moments
-        self.values = [p.detach().clone() for p in model.parameters()]
+        twin.load_state_dict(model.state_dict())
+        self.values = [p.detach() for p in twin.parameters()]
         self.losses: list[float] = []
 
     def update(self, loss: float) -> None:
@@ -109,8 +115,8 @@ def train(variant: Variant, folder: Path | None, moments: Moments) -> dict[str, 
         guard = steadystep.Guard(model, optimizer, config=variant.config())
     else:
         guard = steadystep.Guard.resume(model, optimizer, run_dir=folder, config=variant.config())
-    began = guard.attempts
-    average = Average(model, moments)
+    began, numbers = guard.attempts, all_random_state(torch.device("cpu"))
+    average = Average(model, Net(moments), moments)  # draws random numbers after they were restored
     guard.keep("average", average)
     loader = loader_of(variant, rows, moments)
     for _ in range(guard.epoch, variant.epochs):
@@ -118,16 +124,16 @@ def train(variant: Variant, folder: Path | None, moments: Moments) -> dict[str, 
             average.update(guard.step(model, batch=batch).loss)
         if variant.validates:
             guard.validate(val_loss=validation(model, rows, moments))
-    result = {"began": began, "steps": guard.attempts, "parts": compared(model, optimizer, guard, average)}
+        numbers = all_random_state(torch.device("cpu"))
+    parts = compared(model, optimizer, guard, average) | {"random": digest(numbers)}
     guard.close()
-    return result
+    return {"began": began, "steps": guard.attempts, "parts": parts}
 
 
 def loader_of(variant: Variant, rows: Tensor, moments: Moments) -> DataLoader[Any]:
     if variant.loader == "stream":
         return DataLoader(Stream(moments), batch_size=BATCH)
-    data = Noisy(rows)
-    data.moments = moments
+    data = Noisy(rows, moments)
     generator = torch.Generator().manual_seed(3) if variant.loader == "own generator" else None
     return DataLoader(data, batch_size=BATCH, shuffle=True, generator=generator)
 
@@ -153,7 +159,6 @@ def compared(model: Net, optimizer: torch.optim.Optimizer, guard: steadystep.Gua
         "losses": [loss.hex() for loss in average.losses],
         "updates": [guard.updates, guard.attempts, guard.epoch],
         "guard": json.dumps(memory, sort_keys=True),
-        "random": all_random_state(torch.device("cpu")),
     }
     return {name: digest(thing) for name, thing in things.items()}
 
