@@ -1,4 +1,4 @@
-"""A deep post-LN transformer without warm-up and with it, beside the same in pre-LN.
+"""A deep post-LN transformer without warm-up, with a short and with a longer one, beside the same in pre-LN.
 
 Post-LN has large gradients near its output at the start, and Adam's second moment knows nothing yet: with a large first
 step the model falls back to guessing bytes by their frequency and stays there (Xiong et al. 2020, Liu et al. 2020).
@@ -30,7 +30,7 @@ from steadystep.schedule import constant, warmup
 
 LR = 3e-3
 SIZE = GPTSize(num_layers=8)
-WARMUP_STEPS = 100
+WARMUPS = (0, 100, 200)
 NUM_STEPS = 600
 LEARNED = 0.1
 """Nats below guessing by frequency; a model that is not so far is stalled."""
@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     args = parser.parse_args()
     seeds, steps = (args.seeds[:1], 60) if args.quick else (args.seeds, NUM_STEPS)
-    rises = (0, WARMUP_STEPS // 10 if args.quick else WARMUP_STEPS)
+    rises = [rise * steps // NUM_STEPS for rise in WARMUPS]
     # why Any: the runner needs a dataclass with a key, and knows one by name
     cases: list[Any] = [
         Case(norm=norm, warmup_steps=rise, seed=seed, num_steps=steps)

@@ -250,9 +250,11 @@ class Guard:
             dropped = self._passes.reset()
             if dropped:
                 warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
-            self._keeping.close(self.attempts, self.updates, save=save and not dropped)
-            self._parts.close()
-            release(self._optimizer)
+            try:
+                self._keeping.close(self.attempts, self.updates, save=save and not dropped)
+            finally:  # it passes a signal on that came during the last step
+                self._parts.close()
+                release(self._optimizer)
 
     def __enter__(self) -> Self:
         return self

@@ -396,3 +396,18 @@ def test_rolled_back_data_is_given_again_when_batches_are_not_skipped() -> None:
             position.load_state_dict({"place": [0, 2]})
     assert seen == [0, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6, 7, 8, 9]
     assert (position.epoch, position.batch) == (1, 0)
+
+
+def test_a_save_that_was_asked_for_and_failed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, guard = small(tmp_path)
+    steps(model, guard, 2)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise steadystep.CheckpointError("no space left on device")
+
+    monkeypatch.setattr("steadystep.recovery.shelf.write_checkpoint", full)
+    with pytest.warns(UserWarning, match="no space left"), pytest.raises(steadystep.CheckpointError, match="warning"):
+        guard.save()
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="written to .* again"):
+        assert guard.save().exists()

@@ -65,7 +65,10 @@ class Keeping:
         if self.checkpoints is None:
             raise MisuseError("save() without a path needs run_dir= and monitoring.save_checkpoints: true")
         self.checkpoints.save(step, updates, wait=True)
-        return self.checkpoints.flush()
+        path = self.checkpoints.flush()
+        if not path.exists():
+            raise CheckpointError(f"{path} could not be written: the warning before this says why")
+        return path
 
     def restore_best(self, step: int, updates: int) -> bool:
         """Put the weights of the best validation back, from disk or from memory; False when there are none."""
