@@ -79,6 +79,8 @@ def wait_for_jobs() -> Job | None:
     """In a child: its job. In the one that waits: None, when there are no more."""
     import killing.program  # noqa: F401 - what every child needs
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+
     gc.collect()
     gc.freeze()  # why: a child that looks at what it inherited copies it
     for line in sys.stdin:

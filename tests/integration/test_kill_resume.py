@@ -32,6 +32,14 @@ RARE = Variant(frequency=1000, accumulate=2, epochs=2)  # only what a signal ask
 OFTEN = Variant(frequency=2, keep=1, loader="stream", schedule="plateau")
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """A shell starts what it runs in the background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     with Nursery() as found:
