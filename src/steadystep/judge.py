@@ -25,10 +25,13 @@ class Judge:
     learning_rate: LearningRate
     limits: Limits
     mode: Mode
+    steady: tuple[Detector, ...]
+    """Those that want to see every step; the others only look at probes."""
 
     def judge(self, look: Look, *, updates: int, careful: bool = False) -> tuple[Diagnosis, Plan]:
         """`updates` is how many the weights contain: going back to those in place would change nothing."""
-        found = tuple([finding for detector in self.detectors for finding in detector.update(look.signals)])
+        asked = self.steady if look.signals.probe is None else self.detectors
+        found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
         if not found:
             return _HEALTHY
         if needs_witness(look.signals, found):

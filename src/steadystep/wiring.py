@@ -190,7 +190,7 @@ def build(
         device=device,
         retry=touches,
         memory=memory,
-        keep_rng=run_dir is not None,
+        keep_rng=run_dir is not None and _draws(model),
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
     log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=config.monitoring.log_frequency)
@@ -253,6 +253,7 @@ def build(
         activations=activations,
         judge=Judge(
             detectors=noticing,
+            steady=tuple(detector for detector in noticing if not getattr(detector, "only_probes", False)),
             budget=budget,
             recovery=recovery,
             learning_rate=learning_rate,
@@ -284,6 +285,11 @@ def build(
         keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop)),
         stateful=going_back | kept_apart,
     )
+
+
+def _draws(model: nn.Module) -> bool:
+    """Whether a forward pass draws random numbers, as far as its modules tell: dropout, also inside other layers."""
+    return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())
 
 
 def _incidents(config: Config, folder: Path | None) -> Incidents | None:

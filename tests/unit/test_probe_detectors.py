@@ -364,3 +364,13 @@ def test_a_deep_sigmoid_net_vanishes_and_a_negative_bias_kills_a_layer() -> None
     nn.init.constant_(model[2].bias, -10.0)
     found = train(model, torch.optim.AdamW(model.parameters(), lr=1e-3), steps=60, seed=0)
     assert ("dead-units", ("3",)) in [(f.detector, f.where) for f in found]
+
+
+def test_what_only_looks_at_probes_is_unmoved_by_steps_without_one() -> None:
+    quiet = [detector for make in ALL if getattr(detector := make(), "only_probes", False)]
+    assert {detector.name for detector in quiet} >= {"update-ratio", "dead-units", "rms-surprise"}
+    for detector in quiet:
+        before = detector.state_dict()
+        for step, loss in enumerate((1.0, math.nan, 5.0)):
+            assert detector.update(signals(step, norms=(1.0, math.inf), loss=loss)) == ()
+        assert detector.state_dict() == before

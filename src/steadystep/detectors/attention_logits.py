@@ -18,6 +18,7 @@ class AttentionLogitGrowth:
     """Warns once for each attention module whose bound on its logits has outgrown its beginnings and still rises."""
 
     name = "attention-logit-growth"
+    only_probes = True
 
     def __init__(self) -> None:
         self._growth = Growth(floor=_FLOOR)

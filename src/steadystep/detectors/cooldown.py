@@ -15,6 +15,7 @@ class Cooldown:
 
     def __init__(self, inner: Detector, *, quiet_steps: int) -> None:
         self.name = inner.name
+        self.only_probes = bool(getattr(inner, "only_probes", False))
         self._inner = inner
         self._quiet_steps = quiet_steps
         self._until = -1

@@ -14,6 +14,7 @@ class DeadUnits:
     """Warns once for each activation that has more than 70 % dead units in three probes in a row."""
 
     name = "dead-units"
+    only_probes = True
 
     def __init__(self) -> None:
         self._runs = Runs(3)

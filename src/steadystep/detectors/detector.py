@@ -8,7 +8,8 @@ from steadystep.records import Finding, Signals
 class Detector(Protocol):
     """Sees every step's signals in order, before the update, and says what it noticed.
 
-    The state is plain JSON; a detector that is saved and loaded continues as if never interrupted.
+    The state is plain JSON; a detector that is saved and loaded continues as if never interrupted. One that has an
+    attribute `only_probes = True` does nothing at steps without a probe, and is not asked there.
     """
 
     name: str

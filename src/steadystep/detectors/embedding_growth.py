@@ -14,6 +14,7 @@ class EmbeddingGrowth:
     """Warns once for each embedding table whose longest row has outgrown its beginnings and still grows."""
 
     name = "embedding-growth"
+    only_probes = True
 
     def __init__(self) -> None:
         self._growth = Growth(floor=_FLOOR)

@@ -21,6 +21,7 @@ class RmsSurprise:
     """Notes when a quarter of the tensors are six times as surprised as usual."""
 
     name = "rms-surprise"
+    only_probes = True
 
     def __init__(self) -> None:
         self._usual = TensorHistory()

@@ -17,6 +17,7 @@ class UpdateRatio:
     """Notes when the median over all tensors of update RMS over weight RMS stays far too high or too low."""
 
     name = "update-ratio"
+    only_probes = True
 
     def __init__(self) -> None:
         self._above = 0
