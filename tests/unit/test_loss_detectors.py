@@ -248,6 +248,17 @@ class TestSlowDivergence:
         told = [f.step for f in found]
         assert [b - a for a, b in pairwise(told)][-3:] == [32, 32, 32]
 
+    def test_a_warning_does_not_wait_for_the_next_mark_and_is_followed_by_quiet(self) -> None:
+        low = [2.0 + 0.1 * (-1) ** i for i in range(304)]
+        raised = [2.15 + 0.1 * (-1) ** i for i in range(60)]  # a third of a sigma a step more than the slack takes
+        found = fed(SlowDivergence(), [*([3.0] * 96), *low, *raised])
+        assert [(f.step, f.severity) for f in found[:4]] == [
+            (418, "info"),
+            (428, "info"),
+            (432, "warn"),
+            (442, "info"),
+        ]
+
 
 class TestWorseThanBest:
     def test_three_windows_above_the_best_are_a_warning_once(self) -> None:

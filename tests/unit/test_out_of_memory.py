@@ -171,3 +171,42 @@ def test_the_size_that_fits_is_remembered_by_a_resumed_run() -> None:
     device = SmallDevice(4)
     twin.step(lambda x: model(device(x)).square().mean(), batch=batches(1)[0])
     assert device.seen == [4, 4, 4, 4]
+
+
+def test_memory_that_suffices_the_second_time_leaves_no_trace_of_the_first() -> None:
+    class Once(SmallDevice):
+        def __call__(self, x: Tensor) -> Tensor:
+            self.rows = 3 if not self.seen else ROWS
+            return super().__call__(x)
+
+    whole, _, _ = train(SmallDevice(ROWS), steps=1, config={})
+    model, guard, _ = train(Once(3, backward=True), steps=1, config={})
+    for a, b in zip(whole.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_memory_that_runs_out_when_a_group_is_run_again() -> None:
+    """The third micro-batch is bad; running the other two again, the second no longer fits."""
+    config = {"training": {"gradient_accumulation_steps": 3}}
+    first, second, third = batches(3)
+    results = []
+    for tight in (False, True):
+        model = net()
+        guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.05), config=config)
+        again: list[int] = []
+
+        def loss(x: Tensor, model: nn.Module = model, again: list[int] = again, tight: bool = tight) -> Tensor:
+            hidden = torch.tanh(model[0](x))
+            if tight and again and torch.equal(x, second) and len(x) == ROWS:
+                hidden = TooMuch.apply(hidden)
+            if torch.equal(x, third):
+                again.append(1)
+                return model[2](hidden).mean() * float("nan")
+            return model[2](hidden).square().mean()
+
+        for x in (first, second, third):
+            outcome = guard.step(loss, batch=x)
+        assert outcome.left_out == (2,)
+        results.append([p.detach().clone() for p in model.parameters()])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)

@@ -19,6 +19,7 @@ from steadystep.detectors.detector import Detector
 from steadystep.detectors.embedding_growth import EmbeddingGrowth
 from steadystep.detectors.poisoned_moments import PoisonedMoments
 from steadystep.detectors.rms_surprise import RmsSurprise
+from steadystep.detectors.runs import Runs
 from steadystep.detectors.saturated_units import SaturatedUnits
 from steadystep.detectors.update_ratio import UpdateRatio
 from steadystep.detectors.vanishing_gradient import VanishingGradient
@@ -374,3 +375,15 @@ def test_what_only_looks_at_probes_is_unmoved_by_steps_without_one() -> None:
         for step, loss in enumerate((1.0, math.nan, 5.0)):
             assert detector.update(signals(step, norms=(1.0, math.inf), loss=loss)) == ()
         assert detector.state_dict() == before
+
+
+def test_update_ratio_leaves_out_tensors_that_are_zero() -> None:
+    nothing = {"names": NAMES, "weight_rms": (1e-30,) * 5, "update_rms": (1e-3,) * 5}
+    assert run(UpdateRatio(), at_probes(nothing, number=9, first=2)) == []
+
+
+def test_concerns_must_come_in_a_row() -> None:
+    runs = Runs(patience=3)
+    assert [runs.add({"a": concern}) for concern in (True, True, False, True, True)] == [()] * 5
+    assert runs.add({"a": True}) == ("a",)
+    assert runs.add({"a": True}) == ()
