@@ -180,7 +180,7 @@ def test_memory_that_suffices_the_second_time_leaves_no_trace_of_the_first() -> 
             return super().__call__(x)
 
     whole, _, _ = train(SmallDevice(ROWS), steps=1, config={})
-    model, guard, _ = train(Once(3, backward=True), steps=1, config={})
+    model, _, _ = train(Once(3, backward=True), steps=1, config={})
     for a, b in zip(whole.parameters(), model.parameters(), strict=True):
         assert torch.equal(a, b)
 
