@@ -290,7 +290,8 @@ def test_a_state_that_is_in_place_already_is_none_to_go_back_to() -> None:
     )
     for updates, goes_back in ((10, False), (11, True)):
         judge = Judge(
-            detectors=(Says("not-healing", {AT: AT}),),
+            detectors=(),
+            steady=(Says("not-healing", {AT: AT}),),
             budget=Budget(),
             recovery=recovery,
             learning_rate=SimpleNamespace(ceiling=SimpleNamespace(lr=None)),
