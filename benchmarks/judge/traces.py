@@ -59,7 +59,7 @@ def _every(path: Path) -> int:
 
 def replay(points: Iterable[Point]) -> list[Finding]:
     """All that the detectors of the default configuration say."""
-    from steadystep.wiring import detectors
+    from steadystep.noticing import detectors
 
     made = detectors(Config())
     return [

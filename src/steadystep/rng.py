@@ -27,6 +27,21 @@ class RngState:
             torch.get_device_module(self._device).set_rng_state(self._on_device, self._device)
 
 
+@final
+class HostRandom:
+    """Python's and NumPy's random state, as it is now."""
+
+    __slots__ = ("_numpy", "_python")
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def restore(self) -> None:
+        """Put it back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
 @contextmanager
 def random_numbers_kept(device: torch.device) -> Iterator[None]:
     """What is run inside must not shift the random numbers that come after."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -14,49 +15,22 @@ from steadystep.accumulation import Passes
 from steadystep.actions import ByTensors, ByUnits, LearningRate, TensorClip, Update
 from steadystep.buffers import Buffers
 from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
+from steadystep.clip.rule import NormRule
 from steadystep.config import Config, seconds_in
-from steadystep.detectors import (
-    AttentionLogitGrowth,
-    BufferJump,
-    ClipRate,
-    Cooldown,
-    DeadUnits,
-    Detector,
-    EmbeddingGrowth,
-    GradientSpike,
-    GrowingGradient,
-    LearningRateBounds,
-    LearningRateCreep,
-    LearningRateJump,
-    LossScale,
-    LossSpike,
-    NoLearning,
-    NonFinite,
-    NotHealing,
-    Oscillation,
-    PoisonedMoments,
-    RmsSurprise,
-    SaturatedUnits,
-    ShortWarmup,
-    SlowDivergence,
-    SuspiciousPerfection,
-    UpdateRatio,
-    VanishingGradient,
-    WorseThanBest,
-    ZeroGradient,
-)
+from steadystep.detectors import Detector
 from steadystep.diagnosis import Casebook
 from steadystep.errors import ConfigError
 from steadystep.incidents import Examiner, Incidents
 from steadystep.judge import Judge
+from steadystep.keeping import Keeping
 from steadystep.memory import OutOfMemoryRetry
+from steadystep.noticing import beta2_of, detectors
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands, Precision
 from steadystep.records import Outcome
 from steadystep.recovery import Holdings, InMemory, NoRecovery, Recovery, Snapshots
 from steadystep.recovery.checkpointing import Checkpointing, Every
 from steadystep.recovery.data_position import DataPosition
-from steadystep.recovery.keeping import Keeping
 from steadystep.recovery.loop_state import LoopState
 from steadystep.recovery.snapshots import Kept
 from steadystep.schedule import Schedule
@@ -112,52 +86,6 @@ class Parts:
         self.log.close()
 
 
-def detectors(
-    config: Config, *, scheduled: bool = False, beta2: float | None = None, extra: Sequence[Detector] = ()
-) -> tuple[Detector, ...]:
-    """All detectors these settings ask for, the gate first; `scheduled` says that the guard sets the learning rate."""
-    training, watch = config.training, config.monitoring
-    if not training.stability_monitoring:
-        return (NonFinite(), *extra)
-    found: list[Detector] = [
-        NonFinite(),
-        GradientSpike(
-            factor=watch.explosion_threshold,
-            history=watch.gradient_history_size,
-            clipped_to=_clipped_to(config),
-        ),
-        LossSpike(deviations=watch.divergence_threshold, history=watch.loss_window_size),
-        NotHealing(deviations=watch.divergence_threshold, history=watch.loss_window_size),
-        BufferJump(),
-        SlowDivergence(),
-        WorseThanBest(),
-        GrowingGradient(),
-        Oscillation(),
-        NoLearning(),
-        SuspiciousPerfection(),
-        VanishingGradient(),
-        ZeroGradient(),
-        UpdateRatio(),
-        PoisonedMoments(),
-        Cooldown(RmsSurprise(), quiet_steps=500),
-        DeadUnits(),
-        SaturatedUnits(),
-        EmbeddingGrowth(),
-        AttentionLogitGrowth(),
-    ]
-    if not scheduled:
-        found += [LearningRateJump(), LearningRateCreep()]
-    if beta2 is not None:
-        found.append(ShortWarmup(beta2=beta2))
-    if watch.lr_min is not None or watch.lr_max is not None:
-        found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
-    if training.clip_norm is not None:
-        found.append(ClipRate(training.clip_norm))
-    if training.mixed_precision == "fp16":
-        found.append(LossScale())
-    return (*found, *extra)
-
-
 def build(
     guard: Kept,
     config: Config,
@@ -194,12 +122,7 @@ def build(
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
     log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=config.monitoring.log_frequency)
-    rule_name = None if training.gradient_clipping is False else training.clip_rule
-    make_rule = None if rule_name is None else _RULES[rule_name]
-    rule = None if make_rule is None else make_rule()
-    tensor_clip: TensorClip | None = ByUnits(lambda: gradients.parameters) if rule_name == "agc" else None
-    if isinstance(rule, TensorEMAClip):
-        tensor_clip = ByTensors(rule)
+    rule = _clip_rule(config)
     islands = Fp32Islands(model, list(training.fp32_modules))
     try:
         learning_rate = LearningRate(
@@ -212,10 +135,11 @@ def build(
     except BaseException:
         islands.remove()
         raise
-    activations = Activations(model)
-    attention, tables, inputs = AttentionLogits(model), RowNorms(model), Inputs()
-    probes = Probes(gradients, optimizer, activations=activations, attention=attention, tables=tables)
-    noticing = detectors(config, scheduled=learning_rate.scheduled, beta2=_beta2(optimizer), extra=extra_detectors)
+    activations, inputs = Activations(model), Inputs()
+    probes = Probes(
+        gradients, optimizer, activations=activations, attention=AttentionLogits(model), tables=RowNorms(model)
+    )
+    noticing = detectors(config, scheduled=learning_rate.scheduled, beta2=beta2_of(optimizer), extra=extra_detectors)
     casebook, limits = Casebook(), _limits(config)
     budget = Budget(
         max_skips_in_a_row=config.recovery.max_skips_in_a_row,
@@ -228,20 +152,11 @@ def build(
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
     data = DataPosition(device)
     loop = LoopState(model, optimizer, guard, data, device=device)
-    recovery: Recovery = NoRecovery()
-    if config.mode == "autopilot" and limits.rolls_back:
-        plateau = learning_rate.plateau
-        snapshots = Snapshots(
-            Holdings(model, optimizer, lambda: gradients.parameters),
-            count=config.recovery.snapshots,
-            device=device,
-            min_interval=limits.trust_steps,
-            time_share=config.recovery.snapshot_time_share,
-            memory_bytes=_memory_bytes(config),
-        )
-        extra: dict[str, Stateful] = {} if plateau is None else {"plateau": plateau}
-        extra |= {} if limits.skips_batches else {"data": data}
-        recovery = InMemory(snapshots, passes, going_back | extra)
+    plateau = learning_rate.plateau
+    returning = going_back | ({} if plateau is None else {"plateau": plateau})
+    returning |= {} if limits.skips_batches else {"data": data}
+    holdings = Holdings(model, optimizer, lambda: gradients.parameters)
+    recovery = _recovery(config, limits, holdings, passes, returning, device)
     kept_apart: dict[str, Stateful] = {} if memory is None else {"memory": memory}
     kept_apart |= {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes}
     kept_apart |= {"inputs": inputs, "early stopping": early}
@@ -274,7 +189,7 @@ def build(
             clip_norm=training.clip_norm,
             clip_value=training.clip_value,
             clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
-            tensor_clip=tensor_clip,
+            tensor_clip=_tensor_clip(config, rule, gradients),
             rewarm_steps=limits.rewarm_steps,
             replay=not limits.skips_batches,
         ),
@@ -285,6 +200,40 @@ def build(
         keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop)),
         stateful=going_back | kept_apart,
     )
+
+
+def _clip_rule(config: Config) -> NormRule | TensorEMAClip | None:
+    training = config.training
+    make = None if training.gradient_clipping is False or training.clip_rule is None else _RULES[training.clip_rule]
+    return None if make is None else make()
+
+
+def _tensor_clip(config: Config, rule: NormRule | TensorEMAClip | None, gradients: Gradients) -> TensorClip | None:
+    if isinstance(rule, TensorEMAClip):
+        return ByTensors(rule)
+    by_units = config.training.clip_rule == "agc" and config.training.gradient_clipping is not False
+    return ByUnits(lambda: gradients.parameters) if by_units else None
+
+
+def _recovery(
+    config: Config,
+    limits: Limits,
+    holdings: Holdings,
+    passes: Passes,
+    parts: dict[str, Stateful],
+    device: torch.device,
+) -> Recovery:
+    if config.mode != "autopilot" or not limits.rolls_back:
+        return NoRecovery()
+    snapshots = Snapshots(
+        holdings,
+        count=config.recovery.snapshots,
+        device=device,
+        min_interval=limits.trust_steps,
+        time_share=config.recovery.snapshot_time_share,
+        memory_bytes=_memory_bytes(config),
+    )
+    return InMemory(snapshots, passes, parts)
 
 
 def _draws(model: nn.Module) -> bool:
@@ -306,21 +255,6 @@ def _checkpointing(config: Config, folder: Path | None, loop: LoopState) -> Chec
     seconds = seconds_in(watch.checkpoint_frequency)
     steps = watch.checkpoint_frequency if isinstance(watch.checkpoint_frequency, int) else None
     return Checkpointing(folder / "checkpoints", loop, Every(steps, seconds), keep_last=watch.keep_checkpoints)
-
-
-def _beta2(optimizer: Optimizer) -> float | None:
-    betas = optimizer.param_groups[0].get("betas")
-    if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(betas[1], float):
-        return None
-    return betas[1] if 0.0 < betas[1] < 1.0 else None
-
-
-def _clipped_to(config: Config) -> float:
-    """What the user's own clipping brings any norm down to; a learned rule holds back what stands out by itself."""
-    training = config.training
-    if training.clip_rule is not None and training.gradient_clipping is not False:
-        return 0.0
-    return math.inf if training.clip_norm is None else training.clip_norm
 
 
 def _limits(config: Config) -> Limits:

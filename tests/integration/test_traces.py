@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from steadystep.config import Config
+from steadystep.noticing import detectors
 from steadystep.records import Finding, Signals
-from steadystep.wiring import detectors
 
 FOLDER = Path(os.environ.get("STEADYSTEP_TRACES", "/nowhere"))
 HEALTHY = ["llmc_gpt2_124M_20k", "optimizers_8d61", "quantfp4_433c", "scaleup1B_a", "valueembed_75a3"]

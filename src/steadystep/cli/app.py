@@ -5,6 +5,12 @@ from pathlib import Path
 
 import typer
 
+from steadystep.cli.bench import bench
+from steadystep.cli.check import check
+from steadystep.cli.compare import compare
+from steadystep.cli.dashboard import dashboard
+from steadystep.cli.diagnose import diagnose
+from steadystep.cli.report import report
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.version import __version__
 
@@ -102,6 +108,10 @@ def replay(
     from steadystep.cli.replay import run
 
     raise typer.Exit(run(bundle, factory=factory, precision=precision, device=device, as_json=as_json))
+
+
+for verb in (check, diagnose, report, dashboard, compare, bench):
+    app.command()(verb)
 
 
 def main() -> None:

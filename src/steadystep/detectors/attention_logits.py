@@ -21,31 +21,14 @@ class AttentionLogitGrowth:
     only_probes = True
 
     def __init__(self) -> None:
-        self._growth = Growth(floor=_FLOOR)
+        self._growth = Growth(self.name, floor=_FLOOR, say=_said)
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """One finding for all modules that have just proved to grow."""
         probe = signals.probe
-        if probe is None or not probe.logit_bounds:
+        if probe is None:
             return ()
-        bounds = dict(zip(probe.attentions, probe.logit_bounds, strict=False))
-        where = self._growth.add(bounds)
-        if not where:
-            return ()
-        worst = max(where, key=bounds.__getitem__)
-        began = self._growth.began(worst)
-        return (
-            Finding(
-                detector=self.name,
-                step=signals.step,
-                severity="warn",
-                value=bounds[worst],
-                limit=self._growth.limit(worst),
-                what=f"attention logits may be as large as {bounds[worst]:.3g} and grow; at first {began:.3g}",
-                where=where,
-                usual=began,
-            ),
-        )
+        return self._growth.findings(signals.step, probe.attentions, probe.logit_bounds)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -54,3 +37,7 @@ class AttentionLogitGrowth:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._growth.load_state_dict(state)
+
+
+def _said(bound: float, began: float) -> str:
+    return f"attention logits may be as large as {bound:.3g} and grow; at first {began:.3g}"

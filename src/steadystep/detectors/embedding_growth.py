@@ -17,31 +17,14 @@ class EmbeddingGrowth:
     only_probes = True
 
     def __init__(self) -> None:
-        self._growth = Growth(floor=_FLOOR)
+        self._growth = Growth(self.name, floor=_FLOOR, say=_said)
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """One finding for all tables that have just proved to grow."""
         probe = signals.probe
-        if probe is None or not probe.row_norms:
+        if probe is None:
             return ()
-        norms = dict(zip(probe.tables, probe.row_norms, strict=False))
-        where = self._growth.add(norms)
-        if not where:
-            return ()
-        worst = max(where, key=norms.__getitem__)
-        began = self._growth.began(worst)
-        return (
-            Finding(
-                detector=self.name,
-                step=signals.step,
-                severity="warn",
-                value=norms[worst],
-                limit=self._growth.limit(worst),
-                what=f"an embedding's longest row has a norm of {norms[worst]:.3g} and grows; at first {began:.3g}",
-                where=where,
-                usual=began,
-            ),
-        )
+        return self._growth.findings(signals.step, probe.tables, probe.row_norms)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -50,3 +33,7 @@ class EmbeddingGrowth:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._growth.load_state_dict(state)
+
+
+def _said(norm: float, began: float) -> str:
+    return f"an embedding's longest row has a norm of {norm:.3g} and grows; at first {began:.3g}"

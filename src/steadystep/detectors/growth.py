@@ -1,11 +1,12 @@
 """Sizes that leave their beginnings far behind and do not stop."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from steadystep.detectors.runs import Runs
 from steadystep.detectors.tensor_history import TensorHistory
+from steadystep.records import Finding
 
 _FACTOR = 4.0
 _PROBES = 4
@@ -19,34 +20,60 @@ class Growth:
     A size is of concern above `floor`, above four times the median of its first four probes, and while it is still
     rising: above the median of its last four. Each name is told once, after three such probes in a row. What is not
     finite is passed over: it is another detector's.
+
+    Args:
+        detector: who speaks.
+        floor: below this no size is of concern.
+        say: one clause from the size and what it was at first.
     """
 
-    def __init__(self, *, floor: float) -> None:
+    def __init__(self, detector: str, *, floor: float, say: Callable[[float, float], str]) -> None:
+        self._detector = detector
         self._floor = floor
+        self._say = say
         self._first = TensorHistory(_PROBES, armed_after=_PROBES)
         self._last = TensorHistory(_PROBES, armed_after=_PROBES)
         self._runs = Runs(_PATIENCE)
 
-    def add(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
-        """The names that have just given cause for concern often enough."""
+    def findings(self, step: int, names: Sequence[str], values: Sequence[float]) -> tuple[Finding, ...]:
+        """One for all names that have just proved to grow; the largest size is its value."""
+        sizes = dict(zip(names, values, strict=False))
+        where = self._add(sizes)
+        if not where:
+            return ()
+        worst = max(where, key=sizes.__getitem__)
+        began = self._began(worst)
+        return (
+            Finding(
+                detector=self._detector,
+                step=step,
+                severity="warn",
+                value=sizes[worst],
+                limit=self._limit(worst),
+                what=self._say(sizes[worst], began),
+                where=where,
+                usual=began,
+            ),
+        )
+
+    def _add(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
         concerns = {}
         for name, size in sizes.items():
             if not math.isfinite(size):
                 continue
-            if math.isnan(self.began(name)):
+            if math.isnan(self._began(name)):
                 self._first.learn(name, size)
             else:
-                concerns[name] = size > self.limit(name) and size > self._last.median(name)
+                concerns[name] = size > self._limit(name) and size > self._last.median(name)
             self._last.learn(name, size)
         return self._runs.add(concerns)
 
-    def began(self, name: str) -> float:
-        """What the size was at first; NaN until enough was seen."""
+    def _began(self, name: str) -> float:
+        """NaN until enough was seen."""
         return self._first.median(name)
 
-    def limit(self, name: str) -> float:
-        """What the size is measured by."""
-        return max(self._floor, _FACTOR * self.began(name))
+    def _limit(self, name: str) -> float:
+        return max(self._floor, _FACTOR * self._began(name))
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""

@@ -5,14 +5,12 @@ are never written. Compiled models are run uncompiled, because hooks do not reac
 """
 
 import math
-import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -24,7 +22,7 @@ from steadystep.incidents.backward_watch import BackwardWatch
 from steadystep.incidents.forward_watch import ForwardWatch
 from steadystep.incidents.origin import Examination, Origin
 from steadystep.norms import layout_of, measure
-from steadystep.rng import RngState
+from steadystep.rng import HostRandom, RngState
 
 Work = Callable[[], Any]
 
@@ -145,7 +143,7 @@ class _Run:
 def _nothing_changed(model: nn.Module, trained: Sequence[Parameter]) -> Iterator[RngState]:
     parameters = list({id(p): p for p in (*model.parameters(), *trained)}.values())
     rng = RngState(parameters[0].device if parameters else torch.device("cpu"))
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    host = HostRandom()
     grads = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None  # out of reach of a closure that clears gradients
@@ -156,8 +154,7 @@ def _nothing_changed(model: nn.Module, trained: Sequence[Parameter]) -> Iterator
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
         rng.restore()
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        host.restore()
 
 
 def _eagerly() -> AbstractContextManager[Any]:

@@ -1,13 +1,11 @@
 """A look at a model before its first step: one forward and backward pass, then everything as it was."""
 
 import math
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,7 +17,7 @@ from steadystep.init.probes import Probes, float_tensors, rms
 from steadystep.init.report import InitReport
 from steadystep.init.slots import unwrap
 from steadystep.names import plain
-from steadystep.rng import RngState
+from steadystep.rng import HostRandom, RngState
 
 LossFunction = Callable[[Any], Tensor]
 
@@ -76,8 +74,8 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
     values = [p.detach().clone() for p in parameters]
     buffers = Buffers(model)
     buffers.remember()
-    torch_random = [RngState(device) for device in {p.device for p in parameters} or {torch.device("cpu")}]
-    python_random, numpy_random = random.getstate(), np.random.get_state()
+    devices = {p.device for p in parameters} or {torch.device("cpu")}
+    random_states: list[HostRandom | RngState] = [HostRandom(), *(RngState(device) for device in devices)]
     try:
         for p in parameters:
             p.grad = None
@@ -89,10 +87,8 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
                 if not torch.equal(p, value):  # an embedding with max_norm writes to its weight in forward
                     p.copy_(value)
         buffers.put_back()
-        for state in torch_random:
+        for state in random_states:
             state.restore()
-        random.setstate(python_random)
-        np.random.set_state(numpy_random)
 
 
 def _default_loss(model: nn.Module, batch: Any) -> tuple[Tensor, int | None]:

@@ -6,18 +6,16 @@ NumPy do not know of: the position of an iterator, a generator of your own, attr
 """
 
 import copy
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.errors import MisuseError
-from steadystep.rng import RngState
+from steadystep.rng import HostRandom, RngState
 
 
 @contextmanager
@@ -110,15 +108,12 @@ class _Random:
 
     def __init__(self, model: nn.Module, generators: Sequence[torch.Generator]) -> None:
         devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
-        self._torch = [RngState(device) for device in devices]
-        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._states: list[HostRandom | RngState] = [HostRandom(), *(RngState(device) for device in devices)]
         self._generators = [(generator, generator.get_state()) for generator in generators]
 
     def put_back(self) -> None:
-        for state in self._torch:
+        for state in self._states:
             state.restore()
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
         for generator, position in self._generators:
             generator.set_state(position)
 

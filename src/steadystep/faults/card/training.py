@@ -1,8 +1,9 @@
 """What a scorecard needs to know about a training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -36,24 +37,28 @@ class Training:
 def adapted(thing: Any) -> Training:
     """What a factory returned, in one shape.
 
-    It has `model`, `optimizer` and `loss(batch)`; `batches(step)`, or `batch()` for the next one; and if it likes
-    `score()` (or `held_out()`) and `after_step()`. Without a score of its own, it is the mean loss of the batches
-    behind the last step.
+    It has `model`, `optimizer` and `loss(batch)`; `batches(step)`, `batches` as a loader that is gone through again and
+    again, or `batch()` for the next one; and if it likes `score()` (or `held_out()`, or `validate()`) and
+    `after_step()`. What `steadystep train` takes will do. Without a score of its own, it is the mean loss of the
+    batches behind the last step.
     """
     lacking = [name for name in ("model", "optimizer", "loss") if getattr(thing, name, None) is None]
     batch: Any = getattr(thing, "batches", None)
     following: Any = getattr(thing, "batch", None)
     if not callable(batch):
+        if batch is not None:
+            following = partial(next, _again_and_again(batch))
         batch = (lambda _: following()) if callable(following) else None
     if lacking or batch is None:
         lacking += ["batches(step)"] if batch is None else []
         raise MisuseError(f"the factory returned a {type(thing).__name__} without {', '.join(lacking)}")
 
-    own = getattr(thing, "score", None) or getattr(thing, "held_out", None)
+    scores = (getattr(thing, name, None) for name in ("score", "held_out", "validate"))
+    own = next((score for score in scores if callable(score)), None)
 
     def score(steps: int) -> float:
         with _evaluating(thing.model):
-            if callable(own):
+            if own is not None:
                 return float(own())  # sync: once a run
             losses = [thing.loss(batch(steps + i)).detach().double().reshape(()) for i in range(_UNSEEN)]
             return float(torch.stack(losses).mean())  # sync: once a run
@@ -66,6 +71,11 @@ def adapted(thing: Any) -> Training:
         score=score,
         after_step=getattr(thing, "after_step", None) or _nothing,
     )
+
+
+def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
 
 
 @contextmanager

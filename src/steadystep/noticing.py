@@ -1,0 +1,100 @@
+"""Which detectors the settings ask for."""
+
+import math
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
+from steadystep.config import Config
+from steadystep.detectors import (
+    AttentionLogitGrowth,
+    BufferJump,
+    ClipRate,
+    Cooldown,
+    DeadUnits,
+    Detector,
+    EmbeddingGrowth,
+    GradientSpike,
+    GrowingGradient,
+    LearningRateBounds,
+    LearningRateCreep,
+    LearningRateJump,
+    LossScale,
+    LossSpike,
+    NoLearning,
+    NonFinite,
+    NotHealing,
+    Oscillation,
+    PoisonedMoments,
+    RmsSurprise,
+    SaturatedUnits,
+    ShortWarmup,
+    SlowDivergence,
+    SuspiciousPerfection,
+    UpdateRatio,
+    VanishingGradient,
+    WorseThanBest,
+    ZeroGradient,
+)
+
+
+def detectors(
+    config: Config, *, scheduled: bool = False, beta2: float | None = None, extra: Sequence[Detector] = ()
+) -> tuple[Detector, ...]:
+    """All detectors these settings ask for, the gate first; `scheduled` says that the guard sets the learning rate."""
+    training, watch = config.training, config.monitoring
+    if not training.stability_monitoring:
+        return (NonFinite(), *extra)
+    found: list[Detector] = [
+        NonFinite(),
+        GradientSpike(
+            factor=watch.explosion_threshold,
+            history=watch.gradient_history_size,
+            clipped_to=_clipped_to(config),
+        ),
+        LossSpike(deviations=watch.divergence_threshold, history=watch.loss_window_size),
+        NotHealing(deviations=watch.divergence_threshold, history=watch.loss_window_size),
+        BufferJump(),
+        SlowDivergence(),
+        WorseThanBest(),
+        GrowingGradient(),
+        Oscillation(),
+        NoLearning(),
+        SuspiciousPerfection(),
+        VanishingGradient(),
+        ZeroGradient(),
+        UpdateRatio(),
+        PoisonedMoments(),
+        Cooldown(RmsSurprise(), quiet_steps=500),
+        DeadUnits(),
+        SaturatedUnits(),
+        EmbeddingGrowth(),
+        AttentionLogitGrowth(),
+    ]
+    if not scheduled:
+        found += [LearningRateJump(), LearningRateCreep()]
+    if beta2 is not None:
+        found.append(ShortWarmup(beta2=beta2))
+    if watch.lr_min is not None or watch.lr_max is not None:
+        found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
+    if training.clip_norm is not None:
+        found.append(ClipRate(training.clip_norm))
+    if training.mixed_precision == "fp16":
+        found.append(LossScale())
+    return (*found, *extra)
+
+
+def beta2_of(optimizer: Optimizer) -> float | None:
+    """How long Adam's second moment remembers; None for optimizers without one."""
+    betas = optimizer.param_groups[0].get("betas")
+    if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(betas[1], float):
+        return None
+    return betas[1] if 0.0 < betas[1] < 1.0 else None
+
+
+def _clipped_to(config: Config) -> float:
+    """What the user's own clipping brings any norm down to; a learned rule holds back what stands out by itself."""
+    training = config.training
+    if training.clip_rule is not None and training.gradient_clipping is not False:
+        return 0.0
+    return math.inf if training.clip_norm is None else training.clip_norm

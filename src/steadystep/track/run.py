@@ -1,0 +1,86 @@
+"""A run as its log tells it: plain arrays and names. Readers make it; reports, pages and the doctor take it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Source = Literal["steadystep", "tensorboard", "csv", "transformers"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve. Steps never fall within a run; a value may be NaN or infinite, because training is like that."""
+
+    steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    values: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorms:
+    """Gradient norms per layer, at the steps that were written down: one row each, NaN where a layer was not there."""
+
+    steps: NDArray[np.int64]
+    names: tuple[str, ...]
+    norms: NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One step that was not like the others, as the guard saw it."""
+
+    step: int
+    cause: str
+    severity: str
+    """The highest of its findings: info, warn, act or critical."""
+    evidence: str = ""
+    advice: str = ""
+    done: str = ""
+    """What was done, as a sentence."""
+    stepped: bool = True
+    restored: int | None = None
+    """After a rollback: the number of updates in the restored weights."""
+    origin: str = ""
+    """The first bad module, where the step was run again."""
+    bundle: str = ""
+    """The folder with everything needed to run the step again."""
+    findings: tuple[tuple[str, str, str], ...] = ()
+    """Detector, severity, message."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything a log knows about a run."""
+
+    name: str
+    path: Path
+    source: Source
+    loss: Series = field(default_factory=Series)
+    grad_norm: Series = field(default_factory=Series)
+    lr: Series = field(default_factory=Series)
+    metrics: Mapping[str, Series] = field(default_factory=dict)
+    """What was logged with training steps, by name."""
+    validation: Mapping[str, Series] = field(default_factory=dict)
+    """What was measured at validations; the loss is called `val_loss`."""
+    clipped: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Steps whose gradient was clipped."""
+    incidents: tuple[Incident, ...] = ()
+    layers: LayerNorms | None = None
+    restarts: tuple[int, ...] = ()
+    """Steps at which another process went on: not spikes."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The guard's settings, nested as in the YAML."""
+    notes: tuple[str, ...] = ()
+    """What a reader had to skip or guess, in sentences."""
+    ended: bool | None = None
+    """Whether the log says that the run came to its end; None when the format does not tell."""
