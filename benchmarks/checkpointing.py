@@ -21,7 +21,9 @@ from pathlib import Path
 
 import torch
 
-from overhead import Setup, Step, mlp, never_trim_the_heap, plain_step, seconds
+from steadystep.lab.bench.overhead_models import Setup, mlp
+from steadystep.lab.bench.overhead_steps import Step, plain_step
+from steadystep.lab.bench.overhead_timing import never_trim_the_heap, seconds
 from steadystep.lab.gpt import GPT, GPTSize
 from steadystep.recovery import BackgroundWriter, Shelf
 

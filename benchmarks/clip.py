@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from overhead import never_trim_the_heap
 from steadystep.clip import clip_global_norm_
+from steadystep.lab.bench.overhead_timing import never_trim_the_heap
 
 Clip = Callable[[list[nn.Parameter], float], object]
 

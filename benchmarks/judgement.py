@@ -1,6 +1,6 @@
 """How well the guard judges: quiet where nothing is wrong, in time where something is, and what is left afterwards.
 
-    python benchmarks/judgement.py healthy            # 9 tasks x 10 seeds: interventions, findings, bit-identity
+    python benchmarks/judgement.py healthy            # 10 tasks x 10 seeds: interventions, findings, bit-identity
     python benchmarks/judgement.py faults             # held-out loss with a fault, guarded, against twins without it
     python benchmarks/judgement.py slow               # slow divergence: noticed when, and at what cost
     python benchmarks/judgement.py traces             # curves in $STEADYSTEP_TRACES through the detectors alone
@@ -22,7 +22,7 @@ from typing import Any
 from judge import curves, healthy, recovery, slow, traces
 from judge.catalogue import CURVES, FAULTS
 from judge.jobs import Job, Row, results
-from steadystep.lab.tasks import TASKS
+from steadystep.lab.tasks import JUDGED, TASKS
 
 _OUT = Path(__file__).parent / "results" / "judgement.jsonl"
 
@@ -81,7 +81,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=["healthy", "faults", "slow", "traces", "curves"])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 110)))
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(JUDGED), metavar="TASK")
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--steps", type=int, help="per run, instead of the task's own number")
     parser.add_argument("--curves", type=Path, help="folder of .npz files")

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from steadystep.guard import Guard
     from steadystep.probe import find_lr
     from steadystep.records import Diagnosis, Finding, Outcome, Plan, Signals
+    from steadystep.watching import watch
 
 _HOMES = {
     "Guard": "guard",
     "find_lr": "probe",
+    "watch": "watching",
     "Config": "config",
     "observe": "config",
     "careful": "config",
@@ -100,6 +102,7 @@ __all__ = [
     "recovery",
     "schedule",
     "testing",
+    "watch",
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.errors import MisuseError
 
 _HOLDERS: "weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
@@ -19,11 +19,6 @@ def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
         raise MisuseError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(optimizer, Optimizer):
         raise MisuseError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if _needs_closure(optimizer):
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} calls the closure itself, several times per step; "
-            "such optimizers are not supported in this version"
-        )
     if _held(optimizer):
         gc.collect()  # why: a guard that was dropped inside a reference cycle is not a second guard
     if _held(optimizer):
@@ -41,6 +36,7 @@ def _held(optimizer: Optimizer) -> bool:
     return holder is not None and holder() is not None
 
 
-def _needs_closure(optimizer: Optimizer) -> bool:
+def needs_closure(optimizer: Optimizer) -> bool:
+    """An optimizer that cannot step without one evaluates it as often as it likes."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty

@@ -151,6 +151,14 @@ class MonitoringSettings(Settings):
         ge=1,
         description="per-layer gradient norms are logged every so many steps (and at every incident)",
     )
+    sinks: tuple[Literal["tensorboard", "wandb", "mlflow", "console"], ...] | None = Field(
+        None,
+        description="where the run is shown beside run_dir/run.jsonl: any of tensorboard, wandb, mlflow, console; left "
+        "out: tensorboard, where it is installed and there is a run_dir; [] for none",
+    )
+    sink_frequency: Count = Field(
+        10, ge=1, description="sinks are shown every so many steps, the first 100 and what is slow or wrong in full"
+    )
     loss_window_size: Count = Field(128, ge=32, description="losses that a new one is compared with; 32 at least")
     divergence_threshold: Number = Field(
         8.0, ge=3, description="sigma above its own level at which a loss counts as raised; below 3 noise would"
@@ -213,7 +221,7 @@ class RecoverySettings(Settings):
     skip_batches: Switch = Field(
         True, description="false: your loop gives the same batches again, so random numbers go back with the weights"
     )
-    snapshots: Count = Field(3, ge=0, description="states kept in memory, each 12 bytes per parameter with Adam")
+    snapshots: Count = Field(4, ge=0, description="states kept in memory, each 12 bytes per parameter with Adam")
     snapshot_memory_gb: Number | None = Field(
         None, gt=0, description="the most that all of them may take; a quarter of this machine's memory when left out"
     )

@@ -16,17 +16,18 @@ from torch.optim import Optimizer
 
 from steadystep import state
 from steadystep.accumulation import Closure
-from steadystep.claims import claim, release
+from steadystep.claims import claim, needs_closure, release
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.diagnosis import not_repeatable
-from steadystep.errors import MisuseError
+from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.look import Look
 from steadystep.notices import warn
 from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.recovery.snapshots import Kept
 from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
+from steadystep.track import Sink
 from steadystep.wiring import build
 
 Batch = TypeVar("Batch")
@@ -56,6 +57,7 @@ class Guard:
         schedule: Schedule | None = None,
         run_dir: str | Path | None = None,
         detectors: Sequence[Detector] = (),
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self.config = Config.load(config)
         self.updates = 0
@@ -64,11 +66,20 @@ class Guard:
         """Optimizer steps tried, refused ones included."""
         self._optimizer = optimizer
         self._metrics: dict[str, float | Tensor] = {}
-        self._closed = False
+        self._closed, self._chooses = False, needs_closure(optimizer)
         self._inspected: Look | None = None
         claim(self, model, optimizer)
         try:
-            parts = build(self, self.config, model, optimizer, schedule, run_dir, extra_detectors=detectors)
+            parts = build(
+                self,
+                self.config,
+                model,
+                optimizer,
+                schedule,
+                run_dir,
+                extra_detectors=detectors,
+                extra_sinks=sinks,
+            )
         except BaseException:
             release(optimizer)
             raise
@@ -96,6 +107,11 @@ class Guard:
         """
         if self._closed:
             raise MisuseError("this guard was closed: make another")
+        if self._chooses:
+            raise UnsupportedError(
+                f"{type(self._optimizer).__name__} calls the closure itself, several times per step: "
+                "use steadystep.watch(model, optimizer) and leave the loop as it is"
+            )
         if not self._data.open and not isinstance(closure_or_loss, Tensor):
             self._between()
         with self._passes:
@@ -148,6 +164,7 @@ class Guard:
         if not self._passes.refresh():
             return self._settled(self._action.drop(self.attempts, not_repeatable()))
         look = self._look(range(len(self._passes.group.members)))
+        self._parts.sample(look)
         diagnosis, plan = self._judge.judge(look, updates=self.updates)
         case = self._examiner.open(plan, look, updates=self.updates)
         outcome = self._action.carry_out(plan, look, diagnosis, look_again=self._look)

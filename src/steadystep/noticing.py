@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING
 
 from steadystep.config import Config
 from steadystep.detectors import (
@@ -36,6 +35,9 @@ from steadystep.detectors import (
     WorseThanBest,
     ZeroGradient,
 )
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer  # why not at run time: logs are read without torch
 
 
 def detectors(
@@ -84,7 +86,7 @@ def detectors(
     return (*found, *extra)
 
 
-def beta2_of(optimizer: Optimizer) -> float | None:
+def beta2_of(optimizer: "Optimizer") -> float | None:
     """How long Adam's second moment remembers; None for optimizers without one."""
     betas = optimizer.param_groups[0].get("betas")
     if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(betas[1], float):

@@ -245,6 +245,8 @@ class Plan(Record):
     """With "rollback" and "restore-moments": the step whose state is restored."""
     lr: float | None = None
     """With "cut-lr" and "hold-lr": the ceiling for the learning rate from here on."""
+    hold: int | None = None
+    """With "cut-lr": healthy updates before it is lifted, and to re-warm over; the usual number without it."""
 
     @property
     def proceeds(self) -> bool:

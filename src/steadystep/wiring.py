@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
-from steadystep.actions import ByTensors, ByUnits, LearningRate, TensorClip, Update
+from steadystep.actions import Around, ByTensors, ByUnits, LearningRate, TensorClip, Update
 from steadystep.buffers import Buffers
 from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.clip.rule import NormRule
@@ -23,6 +23,7 @@ from steadystep.errors import ConfigError
 from steadystep.incidents import Examiner, Incidents
 from steadystep.judge import Judge
 from steadystep.keeping import Keeping
+from steadystep.look import Look
 from steadystep.memory import OutOfMemoryRetry
 from steadystep.noticing import beta2_of, detectors
 from steadystep.policy import Budget, EarlyStopping, Limits
@@ -34,9 +35,28 @@ from steadystep.recovery.data_position import DataPosition
 from steadystep.recovery.loop_state import LoopState
 from steadystep.recovery.snapshots import Kept
 from steadystep.schedule import Schedule
-from steadystep.signals import Activations, AttentionLogits, Gradients, Inputs, Looker, Probes, RowNorms
+from steadystep.signals import (
+    Activations,
+    AttentionLogits,
+    Gradients,
+    GradientSamples,
+    Inputs,
+    Looker,
+    Probes,
+    RowNorms,
+)
 from steadystep.state import Stateful
-from steadystep.track import NoLog, RunLog, Tracker
+from steadystep.track import (
+    Broadcast,
+    GradientSample,
+    NoLog,
+    RunLog,
+    RunStart,
+    Sink,
+    Tracking,
+    default_sinks,
+    named_sinks,
+)
 
 _RULES = {"zscore": ZScoreClip, "percentile": PercentileClip, "tensor-ema": TensorEMAClip, "agc": None}
 _MEMORY_SHARE = 0.25  # of the machine's, for snapshots, when the settings do not say
@@ -57,8 +77,10 @@ class Parts:
     budget: Budget
     recovery: Recovery
     action: Update
+    around: Around
     learning_rate: LearningRate
-    log: Tracker
+    log: Tracking
+    gradient_samples: GradientSamples
     islands: Fp32Islands
     keeping: Keeping
     examiner: Examiner
@@ -79,6 +101,12 @@ class Parts:
         self.examiner.note(outcome)
         self.log.record(outcome)
 
+    def sample(self, look: Look) -> None:
+        """Every so often, and only for a sink: elements of the gradients."""
+        if self.gradient_samples.due(look.signals.step):
+            values = self.gradient_samples.take(look.signals.names, look.grads)
+            self.log.sampled(GradientSample(step=look.signals.step, values=values))
+
     def close(self) -> None:
         """Let go of files, hooks and memory."""
         self.islands.remove()
@@ -95,6 +123,7 @@ def build(
     run_dir: str | Path | None,
     *,
     extra_detectors: Sequence[Detector] = (),
+    extra_sinks: Sequence[Sink] = (),
 ) -> Parts:
     """All parts, or an error that leaves model and optimizer as they were."""
     training, touches = config.training, config.mode != "observe"
@@ -118,13 +147,13 @@ def build(
         device=device,
         retry=touches,
         memory=memory,
-        keep_rng=run_dir is not None and _draws(model),
+        keep_rng=run_dir is not None and draws(model),
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
-    log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=config.monitoring.log_frequency)
     rule = _clip_rule(config)
     islands = Fp32Islands(model, list(training.fp32_modules))
     try:
+        log = _tracking(config, folder, model, extra_sinks)
         learning_rate = LearningRate(
             optimizer,
             start=training.learning_rate,
@@ -160,6 +189,21 @@ def build(
     kept_apart: dict[str, Stateful] = {} if memory is None else {"memory": memory}
     kept_apart |= {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes}
     kept_apart |= {"inputs": inputs, "early stopping": early}
+    action = Update(
+        optimizer,
+        precision,
+        buffers,
+        passes,
+        learning_rate,
+        recovery,
+        probes,
+        clip_norm=training.clip_norm,
+        clip_value=training.clip_value,
+        clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
+        tensor_clip=_tensor_clip(config, rule, gradients),
+        rewarm_steps=limits.rewarm_steps,
+        replay=not limits.skips_batches,
+    )
     return Parts(
         precision=precision,
         passes=passes,
@@ -178,28 +222,34 @@ def build(
         casebook=casebook,
         budget=budget,
         recovery=recovery,
-        action=Update(
-            optimizer,
-            precision,
-            buffers,
-            passes,
-            learning_rate,
-            recovery,
-            probes,
-            clip_norm=training.clip_norm,
-            clip_value=training.clip_value,
-            clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
-            tensor_clip=_tensor_clip(config, rule, gradients),
-            rewarm_steps=limits.rewarm_steps,
-            replay=not limits.skips_batches,
-        ),
+        action=action,
+        around=Around(optimizer=optimizer, update=action, learning_rate=learning_rate, probing=probes),
         learning_rate=learning_rate,
         log=log,
+        gradient_samples=GradientSamples(config.monitoring.log_frequency if log.wants_samples else None),
         islands=islands,
         examiner=Examiner(model, optimizer, precision, buffers, passes, _incidents(config, folder)),
         keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop)),
         stateful=going_back | kept_apart,
     )
+
+
+def _tracking(config: Config, folder: Path | None, model: nn.Module, extra: Sequence[Sink]) -> Tracking:
+    watch, settings = config.monitoring, config.model_dump(mode="json")
+    sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    here = folder is not None
+    sinks = default_sinks(has_folder=here) if watch.sinks is None else named_sinks(watch.sinks, has_folder=here)
+    sinks += extra
+    run = RunStart(
+        name="run" if folder is None else folder.resolve().name,
+        run_dir=folder,
+        settings=settings,
+        parameters=sum(sizes.values()),
+    )
+    every = watch.log_frequency
+    log = NoLog() if folder is None else RunLog(folder, layers_every=every, settings=settings, parameters=sizes)
+    shown = Broadcast(sinks, run, every=watch.sink_frequency, layers_every=every) if sinks else None
+    return Tracking(log, shown)
 
 
 def _clip_rule(config: Config) -> NormRule | TensorEMAClip | None:
@@ -236,7 +286,7 @@ def _recovery(
     return InMemory(snapshots, passes, parts)
 
 
-def _draws(model: nn.Module) -> bool:
+def draws(model: nn.Module) -> bool:
     """Whether a forward pass draws random numbers, as far as its modules tell: dropout, also inside other layers."""
     return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())
 

@@ -58,7 +58,7 @@ def test_after_a_rollback_it_is_cut_rewarmed_and_given_back() -> None:
     assert set(used[:at]) == {1e-2}
     assert used[at + 1] == pytest.approx(0.7e-3)  # a tenth of the cut rate
     assert used[at + 1 : at + 11] == sorted(used[at + 1 : at + 11])
-    assert used[at + 12] == pytest.approx(0.7e-2)
+    assert used[at + 11] == pytest.approx(0.7e-2)
     assert used[-1] == 1e-2
 
 

@@ -27,6 +27,17 @@ def test_it_holds_for_100_updates_and_longer_each_time_trouble_comes_back() -> N
         assert lifted_after(ceiling, 1.0) == hold + 1
 
 
+def test_it_may_be_lifted_sooner_but_not_later() -> None:
+    for hold, held in ((10, 10), (1000, 100)):
+        ceiling = Ceiling()
+        ceiling.limit(0.7, hold=hold)
+        for _ in range(held):
+            ceiling.updated(1.0)
+        assert ceiling.lr == 0.7
+        ceiling.updated(1.0)
+        assert ceiling.lr == pytest.approx(0.7 * 1.02)
+
+
 def test_it_is_never_raised_by_a_limit() -> None:
     ceiling = Ceiling()
     ceiling.limit(0.07)

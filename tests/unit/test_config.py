@@ -216,6 +216,8 @@ def test_no_setting_is_parsed_and_then_ignored() -> None:
         "training.lr_scaling": "test_lr_scaling_follows_the_effective_batch_and_resumes_once",
         "training.early_stopping": "test_early_stopping_after_patience_validations_without_improvement",
         "training.patience": "test_early_stopping_after_patience_validations_without_improvement",
+        "monitoring.sinks": "test_sinks_by_name",
+        "monitoring.sink_frequency": "test_sink_frequency_is_how_often_sinks_are_shown",
         "monitoring.save_checkpoints": "test_save_checkpoints_writes_the_last_state_at_the_end_and_needs_a_folder",
         "monitoring.checkpoint_frequency": "test_checkpoint_frequency_in_minutes",
         "monitoring.keep_checkpoints": "test_keep_checkpoints_is_how_many_stay_and_the_best_one",

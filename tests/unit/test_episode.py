@@ -145,3 +145,47 @@ def test_it_began_no_later_than_the_last_sign_and_resumes(
             episode = Episode()
             episode.load_state_dict(saved)
             assert episode.state_dict() == saved
+
+
+def test_sudden_is_nan_with_nothing_before_it() -> None:
+    nan = [sign(step, severity="critical", detector="non-finite") for step in (100, 101, 102)]
+    assert not Episode().sudden
+    assert noted(*nan).sudden
+    assert noted(sign(49, severity="warn"), *nan).sudden  # long ago
+    assert noted(sign(90, severity="info"), *nan).sudden  # a note
+    assert not noted(sign(50, severity="warn"), *nan).sudden
+    assert not noted(*nan, sign(102)).sudden
+    assert not noted(sign(100)).sudden
+    again = noted(sign(90), *nan)
+    again.close()
+    again.note(nan[0])
+    assert again.sudden
+
+
+def test_sudden_survives_json() -> None:
+    for episode in (noted(sign(90, severity="warn"), sign(100, severity="critical", detector="non-finite")), Episode()):
+        other = Episode()
+        other.load_state_dict(json.loads(json.dumps(episode.state_dict())))
+        other.note(sign(100, severity="critical", detector="non-finite"))
+        episode.note(sign(100, severity="critical", detector="non-finite"))
+        assert other.sudden == episode.sudden
+
+
+def crept(step: int) -> tuple[Finding, ...]:
+    creep = Finding(detector="learning-rate-creep", step=step, severity="warn", value=0.03, limit=0.03, usual=0.01)
+    return (creep,)
+
+
+def test_a_creeping_learning_rate_is_held_against_it_once_the_loss_rises() -> None:
+    rising = sign(150, severity="info", detector="slow-divergence", since=110)
+    assert noted(crept(130)).crept_from(130) is None
+    assert noted(rising).crept_from(150) is None
+    for episode in (noted(crept(130), rising), noted(rising, crept(160))):
+        assert episode.crept_from(160) == 0.01
+        assert episode.crept_from(201) is None  # the suspicion is old
+        other = Episode()
+        other.load_state_dict(json.loads(json.dumps(episode.state_dict())))
+        assert other.crept_from(160) == 0.01
+        episode.close()
+        episode.note(rising)
+        assert episode.crept_from(160) is None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep.lab.gpt import GPT, GPTParts, GPTSize
-from steadystep.lab.tasks import TASKS, Task
+from steadystep.lab.tasks import JUDGED, TASKS, Task
 from steadystep.layers import BoundedEmbedding, StableAttention
 
 TINY = GPTSize(d_model=16, num_layers=2, num_heads=2, context=8)
@@ -84,6 +84,11 @@ def test_there_is_something_to_learn() -> None:
         before = task.held_out()
         train(task, 100)
         assert task.held_out() < 0.95 * before, name
+
+
+def test_the_judged_tasks_are_the_ten_they_were() -> None:
+    ten = "gpt clusters regression autoencoder policy grpo flat rnn epochs restarts"
+    assert list(JUDGED) == list(TASKS)[:10] == ten.split()
 
 
 def test_the_sum_loss_is_as_large_as_it_says() -> None:

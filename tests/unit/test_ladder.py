@@ -89,6 +89,23 @@ def test_what_is_planned() -> None:
         assert plan.proceeds or plan.reason == "unknown"
 
 
+def test_a_learning_rate_that_crept_up_is_held_once_the_loss_rises() -> None:
+    creep = finding("learning-rate-creep", "warn", usual=0.02)
+    rising = finding("slow-divergence", "info", since=450)
+    budget = Budget()
+    budget.see(diagnosed(creep))
+    assert decide(GOOD, diagnosed(creep), budget=budget).proceeds
+    budget.see(diagnosed(rising))
+    plan = decide(GOOD, diagnosed(rising), budget=budget)
+    assert (plan.steps, plan.lr) == (("hold-lr",), 0.02)
+    assert decide(GOOD, diagnosed(rising), budget=budget, ceiling=0.02).proceeds  # it is held already
+    assert decide(GOOD, diagnosed(rising), budget=budget, mode="careful").proceeds
+    assert decide(replace(GOOD, lr=0.03), diagnosed(rising), budget=budget).proceeds  # it was withdrawn
+    assert decide(replace(GOOD, lr=0.031), diagnosed(rising), budget=budget).lr == 0.02
+    leap = decide(GOOD, diagnosed(rising, finding("learning-rate-jump", usual=0.05)), budget=budget)
+    assert (leap.steps, leap.lr) == (("hold-lr",), 0.05)
+
+
 class TestGoingBack:
     def plan(self, *, budget: Budget | None = None, states: list[State] | None = None, **more: object) -> Plan:
         found = diagnosed(STUCK, damage=Damage.WEIGHTS)
@@ -147,6 +164,19 @@ class TestGoingBack:
         ):
             plan = self.plan(signals=replace(GOOD, lr=lr), states=[State(300, state_lr)], ceiling=ceiling)
             assert plan.lr == pytest.approx(expected)
+
+    def test_a_sudden_nan_is_not_the_learning_rates_doing(self) -> None:
+        found = diagnosed(NAN, damage=Damage.WEIGHTS)
+        budget = Budget()
+        budget.see(found)
+        plan = decide(GOOD, found, budget=budget, states=[State(300), State(470)])
+        assert plan.steps == ("rollback", "cut-lr", "skip-batches", "rewarm")
+        assert (plan.to, plan.hold) == (470, 10)
+        # with nothing but the first weights, or a second time, it may be
+        assert decide(GOOD, found, budget=budget, states=[State(-1)]).hold is None
+        rolled_back(budget, at=450, to=470)
+        budget.see(found)
+        assert decide(HEARD, found, budget=budget, states=[State(300), State(470)]).hold is None
 
     def test_settings_leave_parts_of_it_out(self) -> None:
         plan = self.plan(limits=Limits(lr_mult=1.0, rewarm_steps=0, skips_batches=False))

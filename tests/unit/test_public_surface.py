@@ -40,6 +40,7 @@ PUBLIC = [
     "recovery",
     "schedule",
     "testing",
+    "watch",
 ]
 
 
@@ -70,6 +71,7 @@ def test_the_guards_face() -> None:
         "schedule",
         "run_dir",
         "detectors",
+        "sinks",
     ]
     assert list(inspect.signature(steadystep.Guard.step).parameters)[2:] == ["batch", "weight", "metrics"]
 
@@ -112,6 +114,8 @@ def test_the_settings() -> None:
             "lr_max",
             "lr_min",
             "save_checkpoints",
+            "sink_frequency",
+            "sinks",
         ],
         "recovery": [
             "incident_batch_mb",

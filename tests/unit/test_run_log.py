@@ -5,12 +5,15 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 import steadystep
+from steadystep.records import Diagnosis, Finding, Outcome, Plan, Signals
+from steadystep.track import RunLog, read
 from tests.loops import batches, small_net, squared
 
 
@@ -32,7 +35,7 @@ def test_every_step_is_written_and_reads_back_exactly(tmp_path: Path) -> None:
     assert [r["step"] for r in rows] == list(range(130))
     for row, outcome in zip(rows, outcomes, strict=True):
         assert torch.tensor(row["loss"]).item() == outcome.loss
-        assert row["norm"] == pytest.approx(outcome.signals.grad_norm, rel=1e-8)
+        assert row["norm"] == pytest.approx(outcome.signals.grad_norm, rel=1e-5)
         assert row["lr"] == 0.005
         assert row.get("clipped", False) == outcome.clipped
     assert any(o.clipped for o in outcomes)
@@ -44,10 +47,10 @@ def test_layers_at_a_cadence_and_around_an_incident(tmp_path: Path) -> None:
         guard.step(lambda x=x, i=i: squared(model, x * (math.nan if i == 13 else 1.0)))
     guard.close()
     layers = [row for row in lines(tmp_path) if row.get("kind") == "layers"]
-    assert [row["step"] for row in layers] == [0, 10, 13, 20]
+    assert [row["step"] for row in layers] == [0, *range(10, 19), 20]  # five steps before and after
     assert layers[0]["names"][0] == "0.weight"
-    assert layers[2]["norms"][0] == "NaN"
-    assert "names" not in layers[1]
+    assert layers[4]["norms"][0] == "NaN"
+    assert all("names" not in row for row in layers[1:])
     incident = next(row for row in lines(tmp_path) if row.get("kind") == "incident")
     assert incident["step"] == 13
     assert incident["plan"]["steps"] == ["skip-step"]
@@ -88,16 +91,20 @@ def test_nothing_is_lost_without_close(tmp_path: Path) -> None:
     assert sum("step" in row for row in lines(tmp_path) if "kind" not in row) == 7
 
 
-def test_nothing_is_lost_when_the_program_ends(tmp_path: Path) -> None:
+def test_nothing_is_lost_when_the_program_ends_and_a_forked_one_leaves_it_alone(tmp_path: Path) -> None:
     code = f"""
-import torch, steadystep
+import os, torch, steadystep
 model = torch.nn.Linear(2, 1)
 guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir={str(tmp_path)!r})
 for _ in range(5):
     guard.step(lambda: model(torch.ones(1, 2)).sum())
+if os.fork() == 0:
+    raise SystemExit
+os.wait()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert sum("kind" not in row for row in lines(tmp_path)) == 5
+    assert [row["kind"] for row in lines(tmp_path) if "kind" in row] == ["start", "layers", "end"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
@@ -128,3 +135,97 @@ def test_incidents_are_said_and_routine_is_not(caplog: pytest.LogCaptureFixture)
         guard.step(lambda: squared(model, x * math.nan))
     assert "step 1: the loss is NaN" in caplog.text
     assert "update skipped [non-finite-loss]" in caplog.text
+
+
+def test_the_header_tells_settings_and_parameters(tmp_path: Path) -> None:
+    guard_on(tmp_path, training={"max_grad_norm": 2.0})[1].close()
+    header = lines(tmp_path)[0]
+    assert header["settings"]["training"]["max_grad_norm"] == 2.0
+    assert header["parameters"] == sum(p.numel() for p in small_net().parameters())
+    assert header["names"][:2] == ["0.weight", "0.bias"]
+
+
+def test_an_incident_tells_what_was_done_where_it_began_and_where_its_bundle_is(tmp_path: Path) -> None:
+    model, guard = guard_on(tmp_path / "run")
+    for i, x in enumerate(batches(5)):
+        guard.step(lambda x, i=i: squared(model, x * (math.nan if i == 3 else 1.0)), batch=x)
+    guard.close()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    line = next(row for row in lines(tmp_path / "moved") if row.get("kind") == "incident")
+    assert line["done"] == "update skipped"
+    assert "Sequential" in line["origin"]
+    (incident,) = read(tmp_path / "moved").incidents
+    assert (incident.step, incident.stepped, incident.severity) == (3, False, "critical")
+    assert (Path(incident.bundle) / "incident.json").exists()
+
+
+def run_with(model, guard, folder: Path, error: BaseException | None) -> None:
+    guard.step(lambda: squared(model, batches(1)[0]))
+    assert not read(folder).ended
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "how"),
+    [(None, "finished"), (KeyboardInterrupt(), "stopped"), (RuntimeError("out of luck"), "error")],
+)
+def test_the_last_line_tells_how_it_ended(tmp_path: Path, error: BaseException | None, how: str) -> None:
+    model, guard = guard_on(tmp_path)
+    with nullcontext() if error is None else pytest.raises(type(error)), guard:
+        run_with(model, guard, tmp_path, error)
+    assert lines(tmp_path)[-1]["how"] == how
+    run = read(tmp_path)
+    assert (run.ended, run.end) == (True, how)
+    assert ("out of luck" in run.error) == (how == "error")
+
+
+def test_halting_is_stopping(tmp_path: Path) -> None:
+    model, guard = guard_on(tmp_path, recovery={"max_skips_in_a_row": 2})
+    x = batches(1)[0] * math.nan
+    with pytest.raises(steadystep.TrainingHalted), guard:
+        [guard.step(lambda: squared(model, x)) for _ in range(5)]
+    assert read(tmp_path).end == "stopped"
+
+
+def signals_at(step: int, names: tuple[str, ...], **changes) -> Signals:
+    plain = {"loss": 2.0 + 1 / (step + 3), "grad_norm": 1 / (step + 7), "lr": 1e-3 / (step + 3), "names": names}
+    return Signals(step=step, **{**plain, "norms": tuple(0.123456789 + i for i in range(len(names))), **changes})
+
+
+def test_a_large_model_and_much_trouble_stay_within_bounds(tmp_path: Path) -> None:
+    """The densest there is: clipped, metrics and an incident at every tenth step, a thousand tensors."""
+    names = tuple(f"transformer.blocks.{i}.attention.query.weight" for i in range(1000))
+    log = RunLog(tmp_path, layers_every=100)
+    finding = Finding(
+        detector="loss-spike", step=0, severity="warn", value=9.0, limit=3.0, what="it is high", where=names
+    )
+    trouble = Diagnosis(cause="bad-batch", findings=(finding,), evidence="the loss is high", advice="look at the batch")
+    metrics = dict.fromkeys(("kl", "entropy", "reward", "clip_fraction", "value_loss"), 0.123456789)
+    steps = 4_000
+    for i in range(steps):
+        step = i * 250  # a million steps of a run, every 250th: what may be written grows with the step's number
+        diagnosis, plan = (trouble, Plan(steps=("skip-step",))) if i % 10 == 0 else (Diagnosis(), Plan())
+        log.record(
+            Outcome(
+                step=step,
+                reading=2.0,
+                stepped=plan.proceeds,
+                clipped=True,
+                plan=plan,
+                diagnosis=diagnosis,
+                signals=signals_at(step, names, metrics=metrics),
+            )
+        )
+    log.close()
+    text = (tmp_path / "run.jsonl").read_text()
+    rows = sum(len(line.partition(',"metrics"')[0]) + 2 for line in text.splitlines() if line.startswith('{"step"'))
+    assert rows / steps <= 82  # bytes of a step itself
+    assert len(text) - rows <= 17.1e6  # all else in a million steps
+    run = read(tmp_path)
+    assert len(run.loss) == steps
+    assert run.layers is not None
+    assert len(run.layers.names) == 1000
+    assert run.layers.steps[-1] > 900_000  # coarser, not over
+    assert run.incidents[-1].step > 900_000
+    assert run.metrics["kl"].steps[-1] > 900_000

@@ -40,6 +40,8 @@ class TestRing:
             assert ages[-1] == 0
             if steps[-1] >= 5 * interval and count > 2:
                 assert 4 <= ages[0] <= 13  # an old one, but not for ever
+            if len(steps) > 3:
+                assert ages[-2] == 1  # and one that has just become trusted
 
     @given(st.integers(1, 50), st.integers(2, 5), st.integers(1, 2000), st.integers(1, 30))
     def test_the_last_from_before_a_suspicion_is_kept(self, interval: int, count: int, since: int, more: int) -> None:
@@ -323,14 +325,23 @@ class Clock:
 
 
 class TestHowOften:
-    def interval(self, *, needed: float, least: int = 20, count: int = 3, pauses: tuple[float, ...] = ()) -> int:
+    def interval(
+        self,
+        *,
+        needed: float,
+        least: int = 20,
+        count: int = 3,
+        pauses: tuple[float, ...] = (),
+        slow: tuple[int, ...] = (0, 1),
+    ) -> int:
         """`needed` is how many steps a copy must be spread over to stay within its share."""
         model = small_net()
         clock = Clock(copy_s=needed * 0.01)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         kept = snapshots(model, optimizer, clock=clock, time_share=0.01, min_interval=least, count=count)
         step = 0
-        for pause in (0.0, 0.0, 0.0, *pauses):
+        for i, pause in enumerate((0.0, 0.0, 0.0, 0.0, 0.0, *pauses)):
+            clock.copy_s = needed * 0.01 * (100.0 if i in slow else 1.0)
             take(kept, step)
             step += kept.interval
             clock.now += kept.interval * 1.0 + pause
@@ -349,6 +360,11 @@ class TestHowOften:
 
     def test_it_is_settled_once_so_that_runs_repeat(self) -> None:
         assert self.interval(needed=50.0, pauses=(1e6, 1e6)) == 80
+
+    def test_an_interrupted_copy_does_not_count(self) -> None:
+        for slow in ((2,), (3,), (4,), (2, 3), (2, 4), (3, 4)):
+            assert self.interval(needed=30.0, slow=slow) == 40
+        assert self.interval(needed=30.0, slow=(2, 3, 4)) == 160
 
     def test_one_state_alone_must_live_long_enough_to_be_trusted(self) -> None:
         assert self.interval(needed=1.0, count=1) == 80

@@ -64,6 +64,7 @@ class Passes:
         self._busy = False
         self._warned = False
         self._present: tuple[Closure, Any] | None = None
+        self._batch: Any = None
         self._rng: RngState | None = None
         self._keep_rng = keep_rng
         self.given_losses = False
@@ -117,7 +118,7 @@ class Passes:
     def close(self) -> None:
         """The fate of this update is sealed; the next call of `add` starts another."""
         self._buffers.remember()  # a loss given as a tensor is computed before we are called again
-        self._present = None
+        self._present = self._batch = None
         self.group.clear()
         self._state = "idle"
 
@@ -180,15 +181,20 @@ class Passes:
         trial = Trial(work, batch, self._precision, self._buffers, self._parameters(), self._device)
         return trial.losses(others, backward=backward)
 
+    def present(self, work: Closure | None, batch: Any, rng: RngState | None = None) -> None:
+        """The micro-batch at hand of a loop that runs its passes itself; without `work` it cannot be run again."""
+        self._present = None if work is None else (work, batch)
+        self._rng, self._batch = rng, batch
+
     def suspect(self, bad: Sequence[int]) -> tuple[Closure | None, Any, RngState | None]:
         """A micro-batch to look at again: the first bad one that can be run again, else the last one."""
-        recipes = [self.group.members[i].recipe for i in bad]
+        recipes = [self.group.members[i].recipe for i in bad if i < len(self.group.members)]
         recipe = next((recipe for recipe in recipes if recipe is not None), None)
         if recipe is not None:
             return (*recipe.bound(), recipe.rng)
         if self._present is not None:
             return (*self._present, self._rng)
-        return None, self.group.members[-1].batch if self.group.members else None, None
+        return None, self.group.members[-1].batch if self.group.members else self._batch, None
 
     def _usable(
         self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]

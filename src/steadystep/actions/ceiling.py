@@ -29,8 +29,11 @@ class Ceiling:
         """Whether the learning rate may have to be lowered."""
         return self.lr is not None or self._rewarm_left > 0
 
-    def limit(self, lr: float) -> None:
-        """Lower the ceiling to `lr`. Under a ceiling that was in force already the next lift is later and lower."""
+    def limit(self, lr: float, *, hold: int | None = None) -> None:
+        """Lower the ceiling to `lr`, for `hold` healthy updates if that is less than usual.
+
+        Under a ceiling that was in force already the next lift is later and lower.
+        """
         if not lr > 0.0:  # it could never be lifted again
             return
         if self.lr is not None:
@@ -38,7 +41,7 @@ class Ceiling:
             self._hold = min(2 * self._hold, _LONGEST_HOLD)
         self.lr = lr if self.lr is None else min(lr, self.lr)
         self._known = _KNOWN * self.lr
-        self._left = self._hold
+        self._left = self._hold if hold is None else min(hold, self._hold)
 
     def rewarm(self, steps: int) -> None:
         """Rise from a tenth over the next `steps` updates."""

@@ -20,7 +20,7 @@ from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.recovery import Recovery
 
 _MARGIN = 1.0 + 1e-4
-_REFUSALS = frozenset(("skip-step", "leave-out", "back-off-scale"))
+REFUSALS = frozenset(("skip-step", "leave-out", "back-off-scale"))
 
 
 @final
@@ -47,7 +47,7 @@ class Update:
         self._optimizer = optimizer
         self._precision = precision
         self._buffers = buffers
-        self._passes = passes
+        self.passes = passes
         self._clip_norm = clip_norm
         self._clip_value = clip_value
         self._clip_rule = clip_rule
@@ -66,8 +66,8 @@ class Update:
             return self._take(plan, look, diagnosis)
         if "rollback" in plan.steps:
             return self.go_back(plan, look, diagnosis)
-        self._prepare(plan)
-        if _REFUSALS.isdisjoint(plan.steps):
+        self.prepare(plan)
+        if REFUSALS.isdisjoint(plan.steps):
             return self._take(plan, look, diagnosis)
         overflow = "back-off-scale" in plan.steps
         if "leave-out" in plan.steps:
@@ -85,10 +85,10 @@ class Update:
         self._drop_gradients(overflow=False)
         look.grads.clear()
         restored = self._recovery.roll_back(plan.to, replay=self._replay)
-        self._prepare(plan)
+        self.prepare(plan)
         if "rewarm" in plan.steps:
-            self._lr.ceiling.rewarm(self._rewarm_steps)
-        self._passes.close()
+            self._lr.ceiling.rewarm(self._rewarm_steps if plan.hold is None else min(plan.hold, self._rewarm_steps))
+        self.passes.close()
         self._probing.cancel()
         signals = look.signals
         return Outcome(
@@ -101,10 +101,10 @@ class Update:
             restored=restored,
         )
 
-    def _prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: Plan) -> None:
         """What a plan asks for beside the update itself."""
         if plan.lr is not None:
-            self._lr.ceiling.limit(plan.lr)
+            self._lr.ceiling.limit(plan.lr, hold=plan.hold)
         if "restore-moments" in plan.steps and plan.to is not None:
             self._recovery.restore_moments(plan.to)
 
@@ -112,7 +112,7 @@ class Update:
         """What somebody else did about a plan; a batch that was not used leaves no trace in buffers."""
         if not stepped:
             self._buffers.put_back()
-        self._passes.close()
+        self.passes.close()
         signals = look.signals
         return Outcome(
             step=signals.step, reading=signals.loss, stepped=stepped, plan=plan, diagnosis=diagnosis, signals=signals
@@ -122,7 +122,7 @@ class Update:
         """Give up a group whose gradients cannot be had."""
         self._drop_gradients(overflow=False)
         self._buffers.put_back()
-        self._passes.close()
+        self.passes.close()
         plan = Plan(steps=("skip-step",), reason=diagnosis.cause)
         return Outcome(step=step, reading=math.nan, stepped=False, plan=plan, diagnosis=diagnosis)
 
@@ -132,7 +132,7 @@ class Update:
 
     def _take(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()) -> Outcome:
         signals = look.signals
-        clipped = self._clip(look, limit=plan.norm)
+        clipped = self.clip_(look, limit=plan.norm)
         lr_mult = self._lr.lower(signals.lr)
         try:
             self._step(look)
@@ -142,7 +142,7 @@ class Update:
             self._lr.ceiling.updated(signals.lr)
         look.grads.clear()  # why: holding them would keep their memory from being freed
         _clear_gradients(self._optimizer)
-        self._passes.close()
+        self.passes.close()
         return Outcome(
             step=signals.step,
             reading=signals.loss,
@@ -176,11 +176,17 @@ class Update:
             return looks[-1].signals.healthy
 
         bad = look.signals.bad_micro_batches
-        kept = self._passes.compute_again(look.signals.losses, without=bad, finite=finite)
+        kept = self.passes.compute_again(look.signals.losses, without=bad, finite=finite)
         return kept, looks[-1]
 
-    def _clip(self, look: Look, *, limit: float | None) -> bool:
+    def clip_(self, look: Look, *, limit: float | None, again: bool = False) -> bool:
+        """Hold the gradients down; `again` says that the loop has clipped them since they were measured."""
         norm = look.signals.grad_norm
+        if again:  # what was measured no longer holds, and the host does not know what does
+            bound = min(b for b in (limit, self._clip_norm, self._learned_limit(norm)) if b is not None)
+            if bound < norm < math.inf:
+                scale_by_norm_(look.grads, look.layout, measure(look.grads, look.layout), max_norm=bound)
+            return bound < norm
         if self._tensor_clip is not None and math.isfinite(norm):
             clipped = self._tensor_clip.clip_(look)
             if self._clip_norm is not None:  # what was measured no longer holds

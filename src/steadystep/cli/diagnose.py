@@ -1,10 +1,115 @@
 """`steadystep diagnose`: read the curves of any run and say what is wrong with it."""
 
+import json
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
 from steadystep.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def diagnose(path: str = typer.Argument(help="What to look at.")) -> None:
-    """Read the curves of any run and say what is wrong with it."""
-    raise ConfigError("diagnose is not built yet")
+    from steadystep.curves import Reading
+    from steadystep.track.run import Run
+
+_MOST_PLANS = 8
+
+
+def diagnose(
+    path: str = typer.Argument(help="A run's folder, TensorBoard events, CSV, JSON lines or trainer_state.json."),
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE=NAME", help="step, loss, grad_norm, lr or val_loss, where the names do not tell."),
+    ] = None,
+    notes: bool = typer.Option(False, "--notes", help="Show what is no trouble too, and how the file was read."),
+    as_json: bool = typer.Option(False, "--json", help="For a program."),
+) -> None:
+    """Read the curves of any run and say what is wrong with it: which step, which numbers, what to change.
+
+    Exit code 0: healthy. 1: trouble was found. 2: it could not be read.
+
+    Example: steadystep diagnose runs/a
+    Example: steadystep diagnose log.csv --column loss=my_loss --column step=iter
+    """
+    from rich.console import Console
+
+    from steadystep.curves import diagnose as read_curves
+    from steadystep.curves import find_runs, open_run
+
+    asked = _columns(column or [])
+    found = find_runs(path)
+    readings: list[tuple[Run, Reading]] = []
+    waiting = Console(stderr=True)
+    for run_path in found:
+        with waiting.status(f"reading {_plain(str(run_path))}", spinner="line"):
+            try:
+                run = open_run(run_path, asked)
+                readings.append((run, read_curves(run)))
+            except ConfigError as error:
+                if len(found) == 1:
+                    raise
+                typer.echo(f"error: {error}", err=True)
+    if as_json:
+        told = [reading.as_dict() for _, reading in readings]
+        typer.echo(json.dumps(told[0] if len(found) == 1 else told, indent=2))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for run, reading in readings:
+            _tell(console, run, reading, notes=notes, several=len(found) > 1)
+    if len(readings) < len(found):
+        raise typer.Exit(2)
+    raise typer.Exit(int(any(not reading.healthy for _, reading in readings)))
+
+
+def _columns(given: list[str]) -> dict[str, str]:
+    asked = {}
+    for pair in given:
+        role, equals, name = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--column {pair}: write it as ROLE=NAME, such as loss=my_loss")
+        asked[role.strip()] = name
+    return asked
+
+
+def _tell(console: "Console", run: "Run", reading: "Reading", *, notes: bool, several: bool) -> None:
+    from steadystep.curves.sparkline import sparkline
+
+    def line(text: str, style: str = "") -> None:
+        console.print(_plain(text), style=style, markup=False)
+
+    if several:
+        line(str(run.path), "bold")
+    line(reading.verdict, "green" if reading.healthy else "bold red")
+    drawn = sparkline(run, width=min(64, max(20, console.width - 24)))
+    if drawn:
+        line(drawn, "dim")
+    shown = reading.findings if notes else reading.troubles
+    for number, pattern in enumerate(shown, 1):
+        until = "" if pattern.until is None or pattern.until == pattern.step else f" to {pattern.until}"
+        line("")
+        line(f"{number}. {pattern.kind}, step {pattern.step}{until}", "bold" if pattern.is_trouble else "")
+        line(f"   {pattern.evidence}")
+        if pattern.advice:
+            line(f"   do: {pattern.advice}", "cyan" if pattern.is_trouble else "")
+    if reading.plans:
+        line("")
+        line(f"A guard would have acted at {len(reading.plans)} of the logged steps:", "bold")
+        for plan in reading.plans[:_MOST_PLANS]:
+            line(f"   step {plan.step}: {plan.action} ({plan.reason})")
+        if len(reading.plans) > _MOST_PLANS:
+            line(f"   and {len(reading.plans) - _MOST_PLANS} more (--json lists all)")
+    if notes and reading.notes:
+        line("")
+        for note in reading.notes:
+            line(f"note: {note}", "dim")
+    elif len(reading.findings) > len(reading.troubles) and not several and not reading.healthy:
+        line("")
+        line(f"{len(reading.findings) - len(reading.troubles)} more notes: --notes", "dim")
+    if several:
+        line("")
+
+
+def _plain(text: str) -> str:
+    """Without control characters: names in a log are anybody's, and a terminal obeys some."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,10 +1,38 @@
 """`steadystep report`: one run as one page."""
 
+from pathlib import Path
+
 import typer
 
 from steadystep.errors import ConfigError
 
 
-def report(path: str = typer.Argument(help="What to look at.")) -> None:
-    """One run as one page."""
-    raise ConfigError("report is not built yet")
+def report(
+    run: str = typer.Argument(help="A run's folder, or another tool's log: TensorBoard, CSV, trainer_state.json."),
+    out: str = typer.Option("", help="The file to write; report.html in the run's folder by default."),
+    show: bool = typer.Option(False, "--open", help="Open it in a browser."),
+) -> None:
+    """One run as one HTML file: verdict, curves, incidents, layers, settings. It opens from disk, with no network.
+
+    Exit code 0: written. 2: there is no run to read, or the file cannot be written.
+
+    Example: steadystep report runs/a --open
+    """
+    from steadystep.curves import open_run
+    from steadystep.report import report_page
+
+    read = open_run(run)
+    place = Path(run)
+    target = Path(out) if out else (place / "report.html" if place.is_dir() else place.with_suffix(".report.html"))
+    write_page(target, report_page(read))
+    typer.echo(f"wrote {target}")
+    if show:
+        typer.launch(str(target))
+
+
+def write_page(target: Path, page: str) -> None:
+    """A page to a file; a folder that is missing or a full disk is the user's to know."""
+    try:
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror}); another place with --out FILE") from None

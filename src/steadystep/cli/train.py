@@ -1,23 +1,21 @@
 """`steadystep train`: a run from a YAML file, with progress, and a word about how it went."""
 
 import json
+import logging
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from steadystep.errors import TrainingHalted
-from steadystep.guard import Guard
-from steadystep.records import Outcome
+from steadystep.track import Terminal
 from steadystep.train import RunPlan, Summary, train
 from steadystep.train.loop import prepare_folder
 from steadystep.train.template import write
-
-_LINE_EVERY_S = 10.0  # where there is no terminal
 
 
 def new(name: str) -> None:
@@ -28,14 +26,14 @@ def new(name: str) -> None:
 
 def run(config: Path, *, run_dir: str, resume: bool, as_json: bool) -> int:
     """Train; 0 when it finished, 1 when the guard had to stop it, 130 after Ctrl-C."""
-    plan = RunPlan.load(config)
+    plan = _without_console(RunPlan.load(config))
     folder = Path(run_dir) if run_dir else Path("runs") / config.stem
     prepare_folder(folder, config, resume=resume)
     console = Console(stderr=as_json, highlight=False)
-    screen = _Screen(console, plan.guard.training.total_steps)
+    screen = Terminal(console, total=plan.guard.training.total_steps)
     try:
-        with screen:
-            summary = train(plan, folder, watch=screen.watch)
+        with _messages_on(console):
+            summary = train(plan, folder, sinks=[screen])
     except TrainingHalted as halt:
         console.print(f"[red]{halt}[/red]", soft_wrap=True)
         return 1
@@ -50,47 +48,37 @@ def run(config: Path, *, run_dir: str, resume: bool, as_json: bool) -> int:
 
 
 @final
-class _Screen:
-    """Progress with what one wants to know at a glance: a bar on a terminal, else a line now and then."""
+class _Messages(logging.Handler):
+    """What the guard has to say, on the same screen; incidents have cards there."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total = console, total
-        self._bar = Progress(
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=total, said="")
-        self._count = 0
-        self._began: tuple[int, float] | None = None
-        self._last = 0.0
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
 
-    def __enter__(self) -> None:
-        self._bar.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def watch(self, outcome: Outcome, guard: Guard) -> None:
-        """One step more."""
-        now, self._count = time.perf_counter(), self._count + (not outcome.plan.proceeds)
-        first, since = self._began = self._began or (outcome.step, now)
-        if self._console.is_terminal:
-            said = _said(outcome, speed=(outcome.step - first) / max(now - since, 1e-9), count=self._count)
-            self._bar.update(self._task, completed=guard.attempts, said=said)
-        elif now - self._last >= _LINE_EVERY_S or guard.attempts == self._total:
-            self._last = now
-            said = _said(outcome, speed=(outcome.step - first) / max(now - since, 1e-9), count=self._count)
-            self._console.print(f"step {guard.attempts}/{self._total}  {said}", soft_wrap=True)
+    def emit(self, record: logging.LogRecord) -> None:
+        """One message."""
+        if not getattr(record, "incident", False):
+            self._console.print(record.getMessage(), markup=False, soft_wrap=True)
 
 
-def _said(outcome: Outcome, *, speed: float, count: int) -> str:
-    signals = outcome.signals
-    norm = "" if signals is None else f"  norm {signals.grad_norm:.3g}  lr {signals.lr:.2e}"
-    return f"loss {outcome.loss:.4f}{norm}  {speed:.0f} steps/s" + (f"  {count} interventions" if count else "")
+@contextmanager
+def _messages_on(console: Console) -> Iterator[None]:
+    logger, handler = logging.getLogger("steadystep"), _Messages(console)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _without_console(plan: RunPlan) -> RunPlan:
+    """The screen is there anyway."""
+    sinks = plan.guard.monitoring.sinks
+    if not sinks or "console" not in sinks:
+        return plan
+    others = {"sinks": tuple(name for name in sinks if name != "console")}
+    monitoring = plan.guard.monitoring.model_copy(update=others)
+    return plan.model_copy(update={"guard": plan.guard.model_copy(update={"monitoring": monitoring})})
 
 
 def _table(summary: Summary) -> Table:

@@ -3,6 +3,7 @@
 nothing reached      skip-step, leave-out, back-off-scale or rescale; the learning rate stays
 moments              restore-moments, then the update as usual
 weights              rollback to a state before the first sign, cut-lr, skip-batches, rewarm
+weights, suddenly    the same, and the learning rate is soon given back: it had no part in it
 the same again       an older state, a deeper cut
 budget spent         stop
 """
@@ -17,6 +18,7 @@ from steadystep.records import Damage, Diagnosis, Finding, Plan, Signals
 PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]
 
+_CREPT = 1.5  # times what it was: less has been withdrawn
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 
@@ -72,6 +74,11 @@ def decide(
     if jump is not None and jump.usual and mode == "autopilot":
         steps.append("hold-lr")
         lr = jump.usual
+    crept_from = budget.episode.crept_from(signals.step)
+    free = jump is None and ceiling is None and mode == "autopilot"
+    if free and crept_from is not None and signals.lr > _CREPT * crept_from:
+        steps.append("hold-lr")
+        lr = crept_from
     if diagnosis.damage is Damage.MOMENTS and mode == "autopilot":
         to = _before_poison(diagnosis, states)
         steps = steps if to is None else ["restore-moments", *steps]
@@ -119,6 +126,7 @@ def _go_back(
     if budget.rollbacks_spent(signals.step):
         stop = ("rollback", "stop") if good else ("skip-step", "stop")
         return Plan(steps=stop, reason=diagnosis.cause, to=good[-1].step if good else None)
+    sudden = again is None and budget.episode.sudden and bool(good) and good[-1].step >= 0
     cut = limits.lr_mult if again is None else limits.lr_mult_again
     used = [lr for lr in (signals.lr, ceiling) if lr is not None]
     if not good:
@@ -132,7 +140,8 @@ def _go_back(
     lr = max(cut * min(lrs), limits.lr_floor_mult * min(signals.lr, good[-1].lr)) if lrs else 0.0
     steps = ("rollback",) + (("cut-lr",) if cut < 1.0 else ()) + (("skip-batches",) if limits.skips_batches else ())
     steps += ("rewarm",) if limits.rewarm_steps else ()
-    return Plan(steps=steps, reason=diagnosis.cause, to=good[-1].step, lr=lr if cut < 1.0 else None)
+    hold = limits.sudden_hold if sudden else None
+    return Plan(steps=steps, reason=diagnosis.cause, to=good[-1].step, lr=lr if cut < 1.0 else None, hold=hold)
 
 
 def _asked_for(diagnosis: Diagnosis, detector: str) -> Finding | None:

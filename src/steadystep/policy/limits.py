@@ -17,5 +17,7 @@ class Limits:
     lr_floor_mult: float = 0.01
     """No cut goes below this share of the learning rate of the state that is restored."""
     rewarm_steps: int = 50
+    sudden_hold: int = 10
+    """Updates before the learning rate is given back, where a NaN came out of nowhere."""
     skips_batches: bool = True
     """False: the loop will give the same batches again, so random numbers go back too."""

@@ -5,6 +5,7 @@ parameter for Adam in fp32). States of a model on an accelerator live in pinned 
 follows from what copying costs: at most `time_share` of the time that training itself takes.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from steadystep.recovery.ring import to_replace
 from steadystep.rng import RngState
 
 _TIMES = (1, 2, 4, 8)  # the shortest interval: beyond that more would be lost by going back than won by not copying
-_WARM = 3  # copies
+_WARM, _SETTLED = 3, 5  # copies: the first ones allocate, and of the next ones the quickest was not interrupted
 _ALONE = 4  # intervals: a single state is of no use until it is trusted
 
 
@@ -68,7 +69,7 @@ class Snapshots:
         min_interval: int = 20,
         time_share: float = 0.005,
         memory_bytes: float = float("inf"),
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._holdings = holdings
         self._count = count
@@ -76,12 +77,14 @@ class Snapshots:
         self._min_interval = min_interval
         self._time_share = time_share
         self._memory_bytes = memory_bytes
-        self._clock = clock
+        # why: on a busy machine the wall clock would call every copy dear; work on an accelerator shows nowhere else
+        self._clock = clock or (time.thread_time if device.type == "cpu" else time.perf_counter)
         self._states: list[Snapshot] = []
         self._kept: dict[str, Kept] = {}
         self._last_step = 0
         self._last_taken = 0.0
         self._copies = 0
+        self._copy_s = math.inf
         self.interval = min_interval
         """Steps between two states."""
 
@@ -182,15 +185,16 @@ class Snapshots:
         return affordable > 0
 
     def _set_interval(self, step: int, started: float) -> None:
-        """From what a copy and a step took at the beginning of the run, in coarse steps, and then fixed.
+        """From what copies and steps took at the beginning of the run, in coarse steps, and then fixed.
 
         why: a rollback goes to what was remembered, so the same program should remember the same states.
         """
         now = self._clock()
         self._copies += 1
-        if self._copies == _WARM and step > self._last_step:  # the first copies allocate
+        self._copy_s = min(self._copy_s, now - started) if self._copies >= _WARM else math.inf
+        if self._copies == _SETTLED and step > self._last_step:
             step_s = (started - self._last_taken) / (step - self._last_step)
-            needed = (now - started) / max(self._time_share * step_s, 1e-12)
+            needed = self._copy_s / max(self._time_share * step_s, 1e-12)
             times = next((times for times in _TIMES if times * self._min_interval >= needed), _TIMES[-1])
             self.interval = max(times * self._min_interval, _ALONE * self._min_interval if self._count == 1 else 0)
         self._last_step, self._last_taken = step, now

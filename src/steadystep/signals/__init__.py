@@ -2,6 +2,7 @@
 
 from steadystep.signals.activations import Activations
 from steadystep.signals.attention_logits import AttentionLogits
+from steadystep.signals.gradient_samples import GradientSamples
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.inputs import Inputs
 from steadystep.signals.looker import Looker, Metrics, checked
@@ -11,6 +12,7 @@ from steadystep.signals.row_norms import RowNorms
 __all__ = [
     "Activations",
     "AttentionLogits",
+    "GradientSamples",
     "Gradients",
     "Inputs",
     "Looker",

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.buffers import Buffers
@@ -51,10 +52,15 @@ class Looker:
         batches: list[Any] | None = None,
         repeatable: bool = False,
         refused_in_a_row: int = 0,
+        measured: list[Tensor] | None = None,
     ) -> Look:
-        """Measure the gradients as they stand, unscaled and unclipped."""
+        """Measure the gradients as they stand, unscaled and unclipped; or as they were when `measured`."""
         names, grads, layout = self._gradients.collect()
-        norms, layout = self._measure(grads, layout)
+        if measured is not None and len(measured) == len(grads):
+            norms = measured
+        else:
+            norms, layout = self._measure(grads, layout)
+            measured = None
         scales = [] if scale is None else [scale]
         lrs, tensor_lrs = self._learning_rates()
         watched, buffers = self._buffers.suspects()
@@ -102,12 +108,22 @@ class Looker:
             inputs=self._inputs.read(list(host)),
         )
         look = Look(signals, grads, layout, norms)
-        return look if signals.healthy else self._look_closer(look, batches or [])
+        return look if signals.healthy else self._look_closer(look, batches or [], again=measured is None)
 
-    def _look_closer(self, look: Look, batches: list[Any]) -> Look:
+    def norms(self) -> list[Tensor]:
+        """Of each gradient as it is now, on the device: for a loop that will clip before it steps."""
+        _, grads, layout = self._gradients.collect()
+        return self._measure(grads, layout)[0]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Whose gradients are looked at."""
+        return self._gradients.parameters
+
+    def _look_closer(self, look: Look, batches: list[Any], *, again: bool = True) -> Look:
         """What is worth a second look once something seems wrong."""
         signals = look.signals
-        if not math.isfinite(signals.grad_norm):
+        if again and not math.isfinite(signals.grad_norm):
             # why: a gradient whose dtype changed since the layout was made may have overflowed only in its norm
             look.layout = self._gradients.regroup(look.grads)
             look.norms = measure(look.grads, look.layout)

@@ -55,6 +55,11 @@ class Strips:
         return each[self._owners].unsqueeze(1)
 
 
+def sample(tensor: Tensor) -> Tensor:
+    """A small tensor whole, evenly spread elements of a large one; flat."""
+    return tensor.reshape(-1) if tensor.numel() <= WHOLE else _spread(tensor)
+
+
 def is_plain(tensor: Tensor) -> bool:
     """Dense and real."""
     return tensor.layout is torch.strided and tensor.is_floating_point()

@@ -14,11 +14,12 @@ def describe(outcome: Outcome) -> str:
     diagnosis = outcome.diagnosis
     began = f"; origin: {outcome.origin}" if outcome.origin else ""
     return (
-        f"step {outcome.step}: {diagnosis.evidence or outcome.plan.reason}: {_did(outcome)} [{diagnosis.cause}]{began}"
+        f"step {outcome.step}: {diagnosis.evidence or outcome.plan.reason}: {did(outcome)} [{diagnosis.cause}]{began}"
     )
 
 
-def _did(outcome: Outcome) -> str:
+def did(outcome: Outcome) -> str:
+    """What was done, as a clause."""
     plan = outcome.plan
     if outcome.restored is not None:
         cut = f", learning rate held at {plan.lr:.3g} or below" if plan.lr is not None else ""

@@ -84,3 +84,13 @@ class Run:
     """What a reader had to skip or guess, in sentences."""
     ended: bool | None = None
     """Whether the log says that the run came to its end; None when the format does not tell."""
+    end: str = ""
+    """How it ended, where the log tells: finished, stopped or error."""
+    error: str = ""
+    """With "stopped" and "error": what was said."""
+    scale: Series = field(default_factory=Series)
+    """The loss scale, where there was one."""
+    began: float | None = None
+    """When the last process began, in seconds since 1970."""
+    parameters: int | None = None
+    """Numbers that are trained."""

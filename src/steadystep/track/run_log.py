@@ -1,80 +1,76 @@
 """The canonical record of a run: `run.jsonl`, one line per optimizer step, appended, readable while it grows.
 
-A step costs about 80 bytes. Numbers have nine significant digits, enough to give back any fp32 value exactly.
-Incidents and per-layer norms (at a cadence) are lines of their own. A torn last line is what a crash leaves; readers
-skip it.
+A step costs about 70 bytes. Losses have nine significant digits, enough to give back any fp32 value exactly. Settings,
+incidents, per-layer norms (at a cadence and around incidents), validations and the end are lines of their own; all but
+the steps themselves have an allowance, so that a million steps stay below 100 MB. A torn last line is what a crash
+leaves; readers skip it.
 """
 
 import json
 import logging
 import math
+import os
+import sys
+import time
 import weakref
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol, final
+from typing import IO, Any, final
 
-from steadystep.errors import ConfigError
+from steadystep.errors import ConfigError, TrainingHalted
 from steadystep.records import Outcome, Signals
-from steadystep.track.messages import describe
+from steadystep.track.allowance import Allowance
+from steadystep.track.incident_line import incident_line
 from steadystep.version import __version__
 
 logger = logging.getLogger("steadystep")
 
 _FLUSH_EVERY = 100  # steps; a crash loses at most these lines, an incident is written at once
-
-
-class Tracker(Protocol):
-    """Where outcomes go."""
-
-    def record(self, outcome: Outcome) -> None:
-        """Write down one optimizer step."""
-        ...
-
-    def validated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write down one validation."""
-        ...
-
-    def close(self) -> None:
-        """Write what is left."""
-        ...
-
-
-@final
-class NoLog:
-    """No run directory: incidents still reach the `steadystep` logger."""
-
-    def record(self, outcome: Outcome) -> None:
-        """Say what went wrong, if anything."""
-        if outcome.diagnosis.findings or not outcome.stepped:
-            _tell(outcome)
-
-    def validated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nowhere to write it."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+_AROUND = 5  # steps before and after an incident whose layers are written too
+# Bytes at once and per step. Steps take up to 82 each: at a million, 82 + 7.5 + 6 + 3.5 MB.
+_METRICS, _LAYERS, _INCIDENTS = (1.5e6, 6.0), (1e6, 5.0), (1.5e6, 2.0)
+_AGAIN = 0.1  # of the first sum, for a log that is continued: restarts must not add up
+_RESERVE = 0.25  # of the incidents' sum is for the incidents themselves
 
 
 @final
 class RunLog:
-    """Appends to `run_dir/run.jsonl`. A second run in the same folder adds its own header line."""
+    """Appends to `run_dir/run.jsonl`. A second process in the same folder adds its own header line."""
 
-    def __init__(self, run_dir: Path, *, layers_every: int) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        layers_every: int,
+        settings: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, int] | None = None,
+    ) -> None:
         self.path = run_dir / "run.jsonl"
         self._layers_every = layers_every
         self._pending: list[str] = []
         self._names: tuple[str, ...] = ()
+        self._recent: deque[Signals] = deque(maxlen=_AROUND)
+        self._written_layers = -1
+        self._near_until = -1
+        self._unwritten = 0
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            torn = _is_torn(self.path)
+            begun, torn = _state(self.path)
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"run_dir = {str(run_dir)!r}: cannot be written ({error.strerror})") from None
+        share = _AGAIN if begun else 1.0
+        self._for_metrics, self._for_layers, self._for_incidents = (
+            Allowance(start * share, per_step) for start, per_step in (_METRICS, _LAYERS, _INCIDENTS)
+        )
         # Nobody has to call close(): the last lines are written when the log is dropped or the program ends.
-        self._finish = weakref.finalize(self, _write, self._file, self._pending, self.path, last=True)
-        header = json.dumps({"kind": "start", "steadystep": __version__}) + "\n"
-        self._pending.append("\n" + header if torn else header)
+        self._finish = weakref.finalize(self, _end, self._file, self._pending, self.path, os.getpid())
+        sizes = parameters or {}
+        header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1)}
+        header |= {"settings": settings or {}, "parameters": sum(sizes.values()), "names": list(sizes)}
+        self._pending.append("\n" * torn + json.dumps(header) + "\n")
         _write(self._file, self._pending, self.path)
 
     def record(self, outcome: Outcome) -> None:
@@ -82,12 +78,16 @@ class RunLog:
         signals = outcome.signals
         trouble = bool(outcome.diagnosis.findings) or not outcome.stepped
         if signals is not None:
-            self._pending.append(_row(outcome, signals))
-            if trouble or signals.step % self._layers_every == 0:
-                self._pending.append(self._layers(signals))
+            self._pending.append(self._row(outcome, signals))
+            self._recent.append(signals)
+            if trouble:
+                self._near_until = signals.step + _AROUND
+            if trouble or signals.step <= self._near_until:
+                self._write_around()
+            elif signals.step % self._layers_every == 0 and not self._add_layers(signals, self._for_layers):
+                self._layers_every *= 2  # the file has grown faster than it may: evenly coarser from here on
         if trouble:
-            self._pending.append(_incident(outcome))
-            _tell(outcome)
+            self._add_incident(outcome)
         if trouble or len(self._pending) >= _FLUSH_EVERY:
             _write(self._file, self._pending, self.path)
 
@@ -98,27 +98,82 @@ class RunLog:
         _write(self._file, self._pending, self.path)
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write what is left, and how it ended, and close the file."""
         self._finish()
 
-    def _layers(self, signals: Signals) -> str:
-        line = {"kind": "layers", "step": signals.step, "norms": [_number(n) for n in signals.norms]}
-        if signals.names != self._names:  # names are long and rarely change
-            self._names = signals.names
-            line["names"] = list(signals.names)
-        return json.dumps(line) + "\n"
+    def _write_around(self) -> None:
+        for signals in self._recent:
+            if signals.step > self._written_layers and not self._add_layers(signals, self._for_incidents, _RESERVE):
+                break
+
+    def _add_layers(self, signals: Signals, allowance: Allowance, reserve: float = 0.0) -> bool:
+        changed = signals.names != self._names  # names are long and rarely change
+        names = f',"names":{json.dumps(signals.names)}' if changed else ""
+        line = f'{{"kind":"layers","step":{signals.step},"norms":{_numbers(signals.norms)}{names}}}\n'
+        if not allowance.grant(len(line), signals.step, reserve=reserve):
+            return False
+        self._pending.append(line)
+        self._names, self._written_layers = signals.names, signals.step
+        return True
+
+    def _add_incident(self, outcome: Outcome) -> None:
+        line = incident_line(outcome, self.path.parent)
+        if self._unwritten:
+            line["unwritten"] = self._unwritten
+        text = json.dumps(line) + "\n"
+        if self._for_incidents.grant(len(text), outcome.step):
+            self._pending.append(text)
+            self._unwritten = 0
+        else:
+            self._unwritten += 1
+
+    def _row(self, outcome: Outcome, signals: Signals) -> str:
+        if signals.healthy and not signals.metrics and not signals.scaled:
+            # why by hand: json.dumps costs three times as much, on every step
+            return (
+                f'{{"step":{signals.step},"loss":{signals.loss:.9g},"norm":{signals.grad_norm:.6g}'
+                f',"lr":{signals.lr:.6g}' + (',"clipped":1}\n' if outcome.clipped else "}\n")
+            )
+        row: dict[str, object] = {
+            "step": signals.step,
+            "loss": _number(signals.loss),
+            "norm": _number(signals.grad_norm, 6),
+            "lr": _number(signals.lr, 6),
+        }
+        if outcome.clipped:
+            row["clipped"] = 1
+        if signals.scaled:
+            row["scale"] = _number(signals.scale, 7)
+        if signals.metrics:
+            metrics = {name: _number(value, 7) for name, value in signals.metrics.items()}
+            if self._for_metrics.grant(len(str(metrics)), signals.step):
+                row["metrics"] = metrics
+        return json.dumps(row, separators=(",", ":")) + "\n"
 
 
-def _is_torn(path: Path) -> bool:
-    """A crash left the last line without its end: what is appended must not stick to it."""
+def _state(path: Path) -> tuple[bool, bool]:
+    """Whether there is anything, and whether a crash left it without an end: what is appended must not stick to it."""
     if not path.exists() or path.stat().st_size == 0:
-        return False
+        return False, False
     with path.open("rb") as file:
         file.seek(-1, 2)
-        return file.read(1) != b"\n"
+        return True, file.read(1) != b"\n"
 
 
-def _write(file: IO[str], pending: list[str], path: Path, *, last: bool = False) -> None:
+def _end(file: IO[str], pending: list[str], path: Path, process: int) -> None:
+    if os.getpid() == process:  # what was forked off has a copy of the lines, and no business here
+        error = sys.exc_info()[1]
+        line = {"kind": "end", "how": "finished", "time": round(time.time(), 1)}
+        if error is not None:
+            stopped = isinstance(error, TrainingHalted | KeyboardInterrupt | SystemExit)
+            line |= {"how": "stopped" if stopped else "error", "error": f"{type(error).__name__}: {error}"[:1000]}
+        pending.append(json.dumps(line) + "\n")
+        _write(file, pending, path)
+    with suppress(OSError):  # a full disk fails once more on what the file still buffers
+        file.close()
+
+
+def _write(file: IO[str], pending: list[str], path: Path) -> None:
     lines = "".join(pending)
     pending.clear()
     if file.closed:
@@ -128,56 +183,18 @@ def _write(file: IO[str], pending: list[str], path: Path, *, last: bool = False)
         file.flush()
     except OSError as error:
         logger.warning("run log %s stopped (%s); training goes on", path, error.strerror or error)
-        last = True
-    if last:
-        with suppress(OSError):  # a full disk fails once more on what the file still buffers
+        with suppress(OSError):
             file.close()
 
 
-def _row(outcome: Outcome, signals: Signals) -> str:
-    if signals.healthy and not signals.metrics and not signals.scaled:
-        # why by hand: json.dumps costs three times as much, on every step
-        return (
-            f'{{"step":{signals.step},"loss":{signals.loss:.9g},"norm":{signals.grad_norm:.9g},"lr":{signals.lr:.9g}'
-            + (',"clipped":true}\n' if outcome.clipped else "}\n")
-        )
-    row: dict[str, object] = {
-        "step": signals.step,
-        "loss": _number(signals.loss),
-        "norm": _number(signals.grad_norm),
-        "lr": _number(signals.lr),
-    }
-    if outcome.clipped:
-        row["clipped"] = True
-    if signals.scaled:
-        row["scale"] = signals.scale
-    if signals.metrics:
-        row["metrics"] = {name: _number(value) for name, value in signals.metrics.items()}
-    return json.dumps(row, separators=(",", ":")) + "\n"
-
-
-def _incident(outcome: Outcome) -> str:
-    return (
-        json.dumps(
-            {
-                "kind": "incident",
-                "step": outcome.step,
-                "stepped": outcome.stepped,
-                "left_out": list(outcome.left_out),
-                "diagnosis": json.loads(outcome.diagnosis.to_json()),
-                "plan": json.loads(outcome.plan.to_json()),
-            }
-        )
-        + "\n"
-    )
-
-
-def _number(value: float) -> float | str:
+def _number(value: float, digits: int = 9) -> float | str:
     if math.isfinite(value):
-        return float(f"{value:.9g}")
+        return float(f"{value:.{digits}g}")
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def _tell(outcome: Outcome) -> None:
-    routine = all(f.severity == "info" for f in outcome.diagnosis.findings) and bool(outcome.diagnosis.findings)
-    logger.log(logging.INFO if routine else logging.WARNING, describe(outcome))
+def _numbers(values: Sequence[float]) -> str:
+    total = sum(values)
+    if total - total == 0.0:  # all finite
+        return "[" + ",".join([f"{value:.6g}" for value in values]) + "]"
+    return json.dumps([_number(value, 6) for value in values], separators=(",", ":"))

@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
@@ -12,6 +12,7 @@ from steadystep import faults
 from steadystep.errors import ConfigError
 from steadystep.guard import Guard
 from steadystep.records import Outcome
+from steadystep.track import Sink
 from steadystep.train.job import Job, make
 from steadystep.train.plan import RunPlan
 
@@ -56,13 +57,15 @@ def prepare_folder(run_dir: Path, plan: Path, *, resume: bool) -> None:
         raise ConfigError(f"{run_dir}: cannot be written ({error.strerror})") from None
 
 
-def train(plan: RunPlan, run_dir: Path, *, watch: Watch) -> Summary:
+def train(
+    plan: RunPlan, run_dir: Path, *, watch: Watch = lambda outcome, guard: None, sinks: Sequence[Sink] = ()
+) -> Summary:
     """Until `training.total_steps` have been tried, or validation stops improving; resumes by itself."""
     started, settings = time.perf_counter(), plan.run
     job = make(settings.task, settings.seed)
     job.prepare(settings)
     fault = faults.parse(settings.faults, model=job.model, optimizer=job.optimizer, seed=settings.seed)
-    guard = Guard.resume(job.model, job.optimizer, run_dir=run_dir, config=plan.guard)
+    guard = Guard.resume(job.model, job.optimizer, run_dir=run_dir, config=plan.guard, sinks=sinks)
     for name, thing in job.keep.items():
         guard.keep(name, thing)
     total = plan.guard.training.total_steps

@@ -1,17 +1,16 @@
-"""Overlapping clusters: classification with BatchNorm, dropout and SGD with momentum, in three ways of feeding it."""
+"""Overlapping clusters: BatchNorm, dropout and SGD in three ways of feeding them; and a deep network without a norm."""
 
+import itertools
 from typing import final
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
-from steadystep.lab.tasks.evaluating import evaluating
+from steadystep.lab.tasks.classifier import Batch, classifier
+from steadystep.lab.tasks.shuffled import Shuffled
 from steadystep.lab.tasks.task import Task, TaskInfo
 
 _NUM_CLASSES, _NUM_FEATURES = 10, 32
-
-Batch = tuple[Tensor, Tensor]
 
 
 @final
@@ -48,43 +47,32 @@ def make(seed: int) -> Task:
     torch.manual_seed(seed)
     model = _network()
     data = Clusters(seed)
-    tests = Clusters(-1).draw(2000)
-
-    def loss(batch: Batch) -> Tensor:
-        return functional.cross_entropy(model(batch[0]), batch[1])
-
-    def held_out() -> float:
-        with evaluating(model):
-            return float(loss(tests))  # sync: when the held-out loss is asked for
-
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return Task(model=model, optimizer=optimizer, batch=lambda: data.draw(64), loss=loss, held_out=held_out)
+    return classifier(model, optimizer, lambda: data.draw(64), tests=Clusters(-1).draw(2000))
+
+
+def make_deep(seed: int) -> Task:
+    """Sixteen hidden layers without a norm or a shortcut; He et al. 2015 gave the first weights that let this train."""
+    torch.manual_seed(seed)
+    widths = [_NUM_FEATURES, *[64] * 16]
+    layers = [layer for n, m in itertools.pairwise(widths) for layer in (nn.Linear(n, m), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(64, _NUM_CLASSES))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    data = Clusters(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return classifier(model, optimizer, lambda: data.draw(64), tests=Clusters(-1).draw(2000))
 
 
 def make_epochs(seed: int) -> Task:
     """514 fixed samples, shuffled each epoch in batches of 32: the last one has 2 samples."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(_NUM_FEATURES, 64), nn.ReLU(), nn.Linear(64, _NUM_CLASSES))
-    xs, ys = Clusters(seed).draw(514)
-    tests = Clusters(-1).draw(2000)
-    rng = torch.Generator().manual_seed(seed)
-    waiting: list[Tensor] = []
-
-    def batch() -> Batch:
-        if not waiting:
-            waiting.extend(torch.split(torch.randperm(len(xs), generator=rng), 32))
-        rows = waiting.pop(0)
-        return xs[rows], ys[rows]
-
-    def loss(batch: Batch) -> Tensor:
-        return functional.cross_entropy(model(batch[0]), batch[1])
-
-    def held_out() -> float:
-        with evaluating(model):
-            return float(loss(tests))  # sync: when the held-out loss is asked for
-
+    data = Shuffled(*Clusters(seed).draw(514), batch_size=32, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    return Task(model=model, optimizer=optimizer, batch=batch, loss=loss, held_out=held_out)
+    return classifier(model, optimizer, data.batch, tests=Clusters(-1).draw(2000))
 
 
 def make_restarts(seed: int) -> Task:
@@ -102,5 +90,6 @@ def make_restarts(seed: int) -> Task:
 
 
 CLUSTERS = TaskInfo(name="clusters", about="MLP, BatchNorm, dropout, SGD 0.05 momentum 0.9", num_steps=2000, make=make)
+DEEP_MLP = TaskInfo(name="deep-mlp", about="17 layers, no norms, AdamW 1e-3", num_steps=2000, make=make_deep)
 EPOCHS = TaskInfo(name="epochs", about="fixed data, last batch of 2, AdamW 1e-3", num_steps=2000, make=make_epochs)
 RESTARTS = TaskInfo(name="restarts", about="warm restarts of the LR, SGD", num_steps=2000, make=make_restarts)

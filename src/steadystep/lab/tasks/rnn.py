@@ -1,4 +1,4 @@
-"""An LSTM over bytes, Adam: norms that jump with the text."""
+"""Recurrent networks over bytes, Adam: norms that jump with the text."""
 
 from typing import final
 
@@ -7,20 +7,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steadystep.lab.gpt import NUM_BYTES
-from steadystep.lab.tasks.evaluating import evaluating
+from steadystep.lab.tasks.byte_text import byte_text
 from steadystep.lab.tasks.task import Task, TaskInfo
-from steadystep.lab.text import TopicsText
+
+_WIDTH, _CONTEXT = 32, 24
 
 
 @final
-class ByteLSTM(nn.Module):
+class ByteRNN(nn.Module):
     """Predicts the next byte."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.RNN]) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(NUM_BYTES, width)
-        self.cells = nn.LSTM(width, width, batch_first=True)
-        self.head = nn.Linear(width, NUM_BYTES)
+        self.bytes = nn.Embedding(NUM_BYTES, _WIDTH)
+        self.cells = kind(_WIDTH, _WIDTH, batch_first=True)
+        self.head = nn.Linear(_WIDTH, NUM_BYTES)
 
     def loss(self, text: Tensor) -> Tensor:
         """Mean cross-entropy in nats of [batch, time + 1] bytes."""
@@ -30,22 +31,20 @@ class ByteLSTM(nn.Module):
 
 def make(seed: int) -> Task:
     """Width 32, 8 windows of 24 bytes."""
+    return _task(seed, nn.LSTM, lr=5e-3)
+
+
+def make_elman(seed: int) -> Task:
+    """The same without gates (Elman 1990): gradients through 24 steps grow or fade with the recurrent weights."""
+    return _task(seed, nn.RNN, lr=2e-3)
+
+
+def _task(seed: int, kind: type[nn.LSTM] | type[nn.RNN], *, lr: float) -> Task:
     torch.manual_seed(seed)
-    model = ByteLSTM(32)
-    text = TopicsText(context=24, batch_size=8, seed=seed)
-    windows = text.held_out()
-
-    def held_out() -> float:
-        with evaluating(model):
-            return float(model.loss(windows))  # sync: when the held-out loss is asked for
-
-    return Task(
-        model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=5e-3),
-        batch=text.batch,
-        loss=model.loss,
-        held_out=held_out,
-    )
+    model = ByteRNN(kind)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    return byte_text(model, model.loss, optimizer, context=_CONTEXT, seed=seed)
 
 
 RNN = TaskInfo(name="rnn", about="byte LSTM, Adam 5e-3", num_steps=2000, make=make)
+ELMAN = TaskInfo(name="elman", about="byte Elman network, Adam 2e-3", num_steps=2000, make=make_elman)

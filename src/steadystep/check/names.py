@@ -1,0 +1,100 @@
+"""Names in a syntax tree: `nn.utils.clip_grad_norm_` as written, and as torch calls it."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+_OPTIMIZER = re.compile(r"optim|(^|_)opt(_|\d|$)|^opt[a-z]?$", re.I)
+_SCHEDULER = re.compile(r"sched", re.I)
+_SCALER = re.compile(r"scaler", re.I)
+_MODEL = re.compile(
+    r"(^|_)(model|net|network|module|classifier|encoder|decoder|generator|discriminator|critic|actor|agent|policy|"
+    r"student|teacher|backbone|unet|resnet|lm|gpt|bert|vit|vae|rnn|lstm|gru|cell|forecaster|detector)s?(_|\d|$)"
+    r"|(model|net)$|^net",
+    re.I,
+)
+_LOSS = re.compile(r"loss|(^|_)(cost|objective|err|error)(_|\d|$)|^err|^(l|nll|ce|bce|mse)$", re.I)
+
+
+def name_of(node: ast.AST | None) -> str:
+    """`a.b.c` for a chain of names, else an empty string."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(parts)])
+
+
+def last(name: str) -> str:
+    """`c` of `a.b.c`."""
+    return name.rpartition(".")[2]
+
+
+def imports_of(tree: ast.Module) -> dict[str, str]:
+    """What each imported name stands for, wherever in the file it is imported."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}".lstrip(".")
+    return found
+
+
+def full_name(node: ast.AST | None, imports: Mapping[str, str]) -> str:
+    """The name with its import written out."""
+    name = name_of(node)
+    head, dot, rest = name.partition(".")
+    return imports.get(head, head) + dot + rest
+
+
+def looks_like_optimizer(name: str) -> bool:
+    """By its name only."""
+    leaf = last(name)
+    return bool(_OPTIMIZER.search(leaf)) and not _SCHEDULER.search(leaf) and "option" not in leaf.lower()
+
+
+def looks_like_scheduler(name: str) -> bool:
+    """By its name only."""
+    return bool(_SCHEDULER.search(last(name)))
+
+
+def looks_like_scaler(name: str) -> bool:
+    """By its name only."""
+    return bool(_SCALER.search(last(name)))
+
+
+def looks_like_model(name: str) -> bool:
+    """By its name only."""
+    return bool(_MODEL.search(last(name)))
+
+
+def looks_like_loss(name: str) -> bool:
+    """By its name only."""
+    return bool(_LOSS.search(last(name)))
+
+
+def argument(call: ast.Call, position: int, *keywords: str) -> ast.expr | None:
+    """An argument by position or by any of its names."""
+    for keyword in call.keywords:
+        if keyword.arg in keywords:
+            return keyword.value
+    if position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
+        return call.args[position]
+    return None
+
+
+def calls_in(node: ast.AST) -> Iterator[ast.Call]:
+    """Calls in the order they are made; those inside a lambda or a nested function are not made here."""
+    if isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from calls_in(child)
+    if isinstance(node, ast.Call):
+        yield node

@@ -1,0 +1,176 @@
+"""Who is who in a script: optimizers, schedulers, scalers, models, by how they are made and then by their names."""
+
+import ast
+import math
+from typing import Literal, final
+
+from steadystep.check.names import (
+    argument,
+    last,
+    looks_like_model,
+    looks_like_optimizer,
+    looks_like_scaler,
+    looks_like_scheduler,
+    name_of,
+)
+from steadystep.check.script import Script
+
+Role = Literal["optimizer", "scheduler", "scaler", "guard", "other"]
+
+ADAM_LIKE = frozenset(
+    "Adam AdamW NAdam RAdam Adamax Lamb LAMB AdamW8bit Adam8bit PagedAdamW FusedAdam DeepSpeedCPUAdam".split()
+)
+OPTIMIZERS = ADAM_LIKE | frozenset("SGD RMSprop Adagrad Adadelta Adafactor Lion LARS LBFGS Rprop ASGD Muon".split())
+_MANAGED = ("accelerator", "fabric", "engine", "trainer", "deepspeed")
+
+
+@final
+class Roles:
+    """Answers for one script; each question is worked out once."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._known: dict[tuple[str, object], Role] = {}
+
+    def of(self, name: str, at: ast.AST) -> Role:
+        """What a name is at that place."""
+        key = (name, self._script.scope_of(at))
+        if key not in self._known:
+            self._known[key] = self._work_out(name, at)
+        return self._known[key]
+
+    def _work_out(self, name: str, at: ast.AST) -> Role:
+        if not name or name in self._script.imports:
+            return "other"
+        for value in self._script.values(name, at):
+            made = self.made_by(value)
+            if made != "other":
+                return made
+        if looks_like_scheduler(name):
+            return "scheduler"
+        if looks_like_scaler(name):
+            return "scaler"
+        if looks_like_optimizer(name):
+            return "optimizer"
+        return "other"
+
+    def made_by(self, value: ast.expr) -> Role:
+        """What a constructor makes."""
+        if not isinstance(value, ast.Call):
+            return "other"
+        full = self._script.full(value.func)
+        leaf = last(full)
+        if "lr_scheduler" in full or (leaf.startswith("get_") and "sched" in leaf) or leaf.endswith("LRScheduler"):
+            return "scheduler"
+        if leaf == "GradScaler":
+            return "scaler"
+        if full.startswith("torch.optim.") or leaf in OPTIMIZERS:
+            return "optimizer"
+        if full.startswith("steadystep") and (leaf == "Guard" or full.endswith("Guard.resume")):
+            return "guard"
+        return "other"
+
+    def optimizer_call(self, name: str, at: ast.AST) -> ast.Call | None:
+        """Where an optimizer is made, when the file shows exactly one such place."""
+        made = [v for v in self._script.values(name, at) if isinstance(v, ast.Call) and self.is_optimizer(v)]
+        return made[0] if len(made) == 1 else None
+
+    def is_optimizer(self, call: ast.Call) -> bool:
+        """Whether a call makes an optimizer."""
+        return self.made_by(call) == "optimizer"
+
+    def model_of(self, optimizer: ast.Call) -> str:
+        """`model` for an optimizer of `model.parameters()` and nothing else."""
+        params = argument(optimizer, 0, "params")
+        if isinstance(params, ast.Call) and isinstance(params.func, ast.Attribute) and params.func.attr == "parameters":
+            return name_of(params.func.value)
+        return ""
+
+
+def is_managed(name: str) -> bool:
+    """Objects that do the wiring themselves: accelerate, fabric, deepspeed."""
+    return any(word in last(name).lower() for word in _MANAGED)
+
+
+def is_model_call(call: ast.Call, script: Script) -> bool:
+    """`model(x)`: a call of something that is a network by its name or by how it was made."""
+    name = name_of(call.func)
+    if not name or name in script.imports or name in script.functions or name in script.classes:
+        return False
+    if looks_like_model(name):
+        return True
+    return any(makes_module(value, script) for value in script.values(name, call))
+
+
+def makes_module(value: ast.expr, script: Script) -> bool:
+    """Whether an expression is a new network."""
+    if not isinstance(value, ast.Call):
+        return False
+    full = script.full(value.func)
+    if isinstance(value.func, ast.Attribute) and value.func.attr in ("to", "cuda", "train", "eval"):
+        return makes_module(value.func.value, script)
+    if full.startswith("torch.nn.") and not full.startswith(("torch.nn.functional", "torch.nn.init", "torch.nn.utils")):
+        return not full.endswith("Loss")
+    return last(full) in script.classes and is_module_class(script.classes[last(full)], script)
+
+
+def is_module_class(node: ast.ClassDef, script: Script) -> bool:
+    """Whether a class in this file is a network."""
+    return any(last(script.full(base)) in ("Module", "LightningModule") for base in node.bases)
+
+
+def number(node: ast.expr | None, script: Script, at: ast.AST, depth: int = 0) -> float | None:
+    """The number an expression stands for, when the file says it and says it once."""
+    if node is None or depth > 4:
+        return None
+    if isinstance(node, ast.Constant):
+        return float(node.value) if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = number(node.operand, script, at, depth + 1)
+        return None if inner is None else -inner
+    if isinstance(node, ast.BinOp):
+        left, right = number(node.left, script, at, depth + 1), number(node.right, script, at, depth + 1)
+        return _apply(node.op, left, right) if left is not None and right is not None else None
+    if isinstance(node, ast.Name | ast.Attribute):
+        found = {number(value, script, at, depth + 1) for value in script.values(name_of(node), at)}
+        return found.pop() if len(found) == 1 else None
+    if isinstance(node, ast.Subscript):
+        return number(_entry(node, script, at), script, at, depth + 1)
+    return None
+
+
+def _apply(op: ast.operator, left: float, right: float) -> float | None:
+    try:
+        match op:
+            case ast.Add():
+                result = left + right
+            case ast.Sub():
+                result = left - right
+            case ast.Mult():
+                result = left * right
+            case ast.Div():
+                result = left / right
+            case ast.Pow():
+                result = left**right if abs(right) < 64 else math.inf
+            case _:
+                return None
+    except (ArithmeticError, ValueError):
+        return None
+    return result if isinstance(result, float) else None  # a complex number is no number here
+
+
+def _entry(node: ast.Subscript, script: Script, at: ast.AST) -> ast.expr | None:
+    """The value of a key in a dictionary that is written out: `config["lr"]`."""
+    if not isinstance(node.slice, ast.Constant):
+        return None
+    values = script.values(name_of(node.value), at)
+    if len(values) != 1:
+        return None
+    table = values[0]
+    if isinstance(table, ast.Dict):
+        for key, value in zip(table.keys, table.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == node.slice.value:
+                return value
+    if isinstance(table, ast.Call) and name_of(table.func) == "dict":
+        return next((k.value for k in table.keywords if k.arg == node.slice.value), None)
+    return None

@@ -1,0 +1,163 @@
+"""SS109: a group of micro-batches whose losses are not divided. SS110: a graph that is kept for nothing."""
+
+import ast
+from collections.abc import Iterator
+
+from steadystep.check.context import Context, Cycle, hit
+from steadystep.check.events import Event, implied
+from steadystep.check.hit import Hit
+from steadystep.check.names import calls_in, last, name_of
+from steadystep.check.script import Script
+
+_AVERAGES = ("criterion", "loss_fn", "loss_func", "loss_function", "crit")
+
+
+def check(context: Context) -> Iterator[Hit]:
+    """Both."""
+    for cycle in context.cycles:
+        yield from _not_divided(context, cycle)
+    for event in context.events("backward"):
+        yield from _retained(context, event)
+
+
+def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    step = cycle.step
+    plain = [e for e in cycle.of("backward") if not e.managed and e.inner == step.inner]
+    if len(plain) != 1 or step.inner is None or any(e.kind == "opaque" for e in cycle.events):
+        return
+    backward = plain[0]
+    extra = set(step.branch) - set(backward.branch)
+    zeros = cycle.of("zero")
+    if not extra or not implied(backward, step) or not zeros or any(implied(z, backward) and z.inner == step.inner for z in zeros):
+        return
+    if not _counts(context.script, step) or _rescales_gradients(context.script):
+        return
+    if backward.loss is None or not _is_mean(context.script, backward.loss, backward.node):
+        return
+    accumulated = _count_name(context.script, step)
+    diff = ""
+    if accumulated:
+        text = ast.unparse(backward.loss)
+        diff = context.edit().replace(backward.loss, f"({text} / {accumulated})" if not backward.scaled else f"{text} / {accumulated}").diff()
+    message = "the losses of a group of micro-batches are added up, not averaged"
+    yield hit("SS109", backward.node, message, diff=diff, snippet="(loss / accumulation_steps).backward()")
+
+
+def _counts(script: Script, step: Event) -> bool:
+    return any(_count_test(a.test) for a in script.ancestors(step.node) if isinstance(a, ast.If))
+
+
+def _count_test(test: ast.expr) -> bool:
+    """`(i + 1) % n == 0`, or a counter compared with a number of steps."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            return True
+        if isinstance(node, ast.Compare) and any("accum" in name_of(n).lower() for n in (node.left, *node.comparators)):
+            return True
+    return False
+
+
+def _count_name(script: Script, step: Event) -> str:
+    for node in script.ancestors(step.node):
+        for part in ast.walk(node.test) if isinstance(node, ast.If) else ():
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+                return ast.unparse(part.right)
+            if isinstance(part, ast.Compare) and "accum" in name_of(part.comparators[0]).lower():
+                return ast.unparse(part.comparators[0])
+    return ""
+
+
+def _rescales_gradients(script: Script) -> bool:
+    for node in script.nodes:
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and node.target.attr == "grad":
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("div_", "mul_", "multiply_grads") and "grad" in ast.unparse(node.func):
+                return True
+    return False
+
+
+def _is_mean(script: Script, loss: ast.expr, at: ast.AST) -> bool:
+    """The loss comes straight from something that averages; anything divided, weighted or unknown is left alone."""
+    seen: set[str] = set()
+    while True:
+        name = name_of(loss)
+        if isinstance(loss, ast.Name) and name not in seen:
+            seen.add(name)
+            found = script.reaching(name, at)
+            changed = [n for n in script.nodes if isinstance(n, ast.AugAssign) and name_of(n.target) == name]
+            if found is None or changed:
+                return False
+            at, loss = found
+        elif isinstance(loss, ast.Attribute) and loss.attr == "loss":
+            loss = loss.value
+        elif isinstance(loss, ast.Subscript):
+            loss = loss.value
+        elif isinstance(loss, ast.Call):
+            return _averages(script, loss)
+        else:
+            return False
+
+
+def _averages(script: Script, call: ast.Call) -> bool:
+    full = script.full(call.func)
+    if any(k.arg == "reduction" for k in call.keywords) or any("accum" in ast.unparse(a) for a in call.args):
+        return False
+    if full.startswith("torch.nn.functional."):
+        return True
+    leaf = last(full)
+    made = script.values(name_of(call.func), call)
+    if any(isinstance(v, ast.Call) and any(k.arg == "reduction" for k in v.keywords) for v in made):
+        return False
+    return leaf.lower() in _AVERAGES or (leaf in ("model", "net") and leaf not in script.functions)
+
+
+def _retained(context: Context, event: Event) -> Iterator[Hit]:
+    call, script = event.node, context.script
+    if not isinstance(call, ast.Call) or event.managed:
+        return
+    asked = next((k for k in call.keywords if k.arg == "retain_graph"), None)
+    if asked is None or not (isinstance(asked.value, ast.Constant) and asked.value.value is True):
+        return
+    root = next(r for r in context.roots if event in r)
+    if event.inner is None or sum(e.kind in ("backward", "grad-call", "opaque") for e in root) != 1:
+        return
+    loops = script.loops_of(call)
+    if not loops or any(k.arg == "create_graph" for k in call.keywords) or not _made_in(script, event, loops[0]):
+        return
+    diff = context.edit().replace(call, _without(call, "retain_graph")).diff()
+    message = "retain_graph=True, but nothing goes back through this graph again"
+    yield hit("SS110", call, message, diff=diff)
+
+
+def _without(call: ast.Call, keyword: str) -> str:
+    kept = ast.Call(func=call.func, args=call.args, keywords=[k for k in call.keywords if k.arg != keyword])
+    return ast.unparse(ast.copy_location(kept, call))
+
+
+def _made_in(script: Script, event: Event, loop: ast.AST) -> bool:
+    """Whether the whole graph is made in one pass of the loop: nothing in it comes from outside or from before."""
+    inside = {id(n) for n in ast.walk(loop)}
+    scope = script.scope_of(event.node)
+    waiting, seen = [event.loss], set[str]()
+    while waiting:
+        expr = waiting.pop()
+        for node in ast.walk(expr) if expr is not None else ():
+            name = node.id if isinstance(node, ast.Name) else ""
+            if not name or name in seen:
+                continue
+            seen.add(name)
+            for stmt, value in script.assigned.get((scope, name), ()):
+                if id(stmt) in inside:
+                    if name in {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} and stmt.lineno <= event.line:
+                        return False  # carried from pass to pass
+                    waiting.append(value)
+                elif _may_hold_a_graph(script, value):
+                    return False
+    return "hidden" not in script.text or not script.calls.keys() & {"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"}
+
+
+def _may_hold_a_graph(script: Script, value: ast.expr) -> bool:
+    from steadystep.check.roles import is_model_call
+
+    return any(is_model_call(call, script) for call in calls_in(value))

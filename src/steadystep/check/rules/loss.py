@@ -1,0 +1,187 @@
+"""The loss as a tensor: SS301 cut from its graph, SS302 kept in a total, SS306 hanging on a hidden state."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from steadystep.check.context import Context, hit
+from steadystep.check.events import Event
+from steadystep.check.hit import Hit
+from steadystep.check.names import looks_like_loss, looks_like_model, name_of
+from steadystep.check.roles import is_model_call
+from steadystep.check.script import Script
+
+_CUTS = ("item", "detach", "tolist", "numpy")
+_STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
+
+
+def check(context: Context) -> Iterator[Hit]:
+    """All three."""
+    for event in context.events("backward"):
+        if not event.managed and not event.no_grad:
+            yield from _cut(context, event)
+            yield from _kept(context, event)
+            yield from _carried(context, event)
+
+
+def cut_at(node: ast.expr | None) -> ast.expr | None:
+    """The part of an expression that leaves the graph last: `loss.item()`, `loss.detach()`, `loss.data`, `float(loss)`."""
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute):
+            if node.func.attr in _CUTS:
+                return node
+            return cut_at(node.func.value) if node.func.attr in ("cpu", "float", "requires_grad_", "mean", "sum") else None
+        if name_of(node.func) in ("float", "int") and node.args:
+            return node
+    if isinstance(node, ast.Attribute) and node.attr == "data":
+        return node
+    return None
+
+
+def _cut(context: Context, event: Event) -> Iterator[Hit]:
+    script, loss = context.script, event.loss
+    if isinstance(event.node, ast.Call) and event.node.args:
+        return
+    loss = _inside_tensor(script, loss)
+    cut, place = cut_at(loss), event.node
+    if cut is None and isinstance(loss, ast.Name) and looks_like_loss(loss.id):
+        found = script.reaching(loss.id, event.node)
+        if found is None or not _straight(script, found[0], event.stmt):
+            return
+        place, cut = found[0], cut_at(found[1])
+    if cut is None:
+        return
+    diff = ""
+    if isinstance(cut, ast.Call) and isinstance(cut.func, ast.Attribute):
+        diff = context.edit().replace(cut, ast.unparse(cut.func.value)).diff()
+    message = f"{_short(cut)} takes the loss out of the graph, and backward() is called on what is left"
+    yield hit("SS301", place, message, diff=diff, snippet="loss.backward()\nrunning += loss.item()   # for the log only")
+
+
+def _inside_tensor(script: Script, loss: ast.expr | None) -> ast.expr | None:
+    """`torch.tensor(loss, requires_grad=True)` is a new leaf made from a number."""
+    if isinstance(loss, ast.Call) and script.full(loss.func) in ("torch.tensor", "torch.Tensor", "torch.autograd.Variable"):
+        return loss.args[0] if loss.args else None
+    return loss
+
+
+def _straight(script: Script, first: ast.stmt, then: ast.stmt) -> bool:
+    """Whether the assignment is sure to be the last one: it stands in the same block or in one around it."""
+    return script.parents.get(first) in (script.parents.get(then), *script.ancestors(then))
+
+
+def _short(node: ast.AST) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= 40 else "..." + text[-30:]
+
+
+def _kept(context: Context, event: Event) -> Iterator[Hit]:
+    script = context.script
+    loops = script.loops_of(event.node)
+    if not isinstance(event.loss, ast.Name) or not loops:
+        return
+    name, scope = event.loss.id, script.scope_of(event.node)
+    for node in ast.walk(loops[0]):
+        added = _added(node)
+        if added is None or script.scope_of(node) is not scope or not isinstance(node, ast.stmt):
+            continue
+        total, value = added
+        bare = _bare(value, name)
+        if bare is None or total == name or _goes_back(script, total, scope) or _under_no_grad(script, node):
+            continue
+        found = script.reaching(name, node)
+        if found is not None and found[0].lineno > event.line and cut_at(found[1]) is not None:
+            continue
+        diff = context.edit().replace(bare, f"{name}.item()").diff()
+        yield hit("SS302", node, f"{total} adds up {name} with its graph", diff=diff)
+
+
+def _added(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """(total, what is added) of `total += x` and `total = total + x`."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        target = node.target.value if isinstance(node.target, ast.Subscript) else node.target
+        return name_of(target), node.value
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.value, ast.BinOp):
+        total = name_of(node.targets[0])
+        if isinstance(node.value.op, ast.Add) and total and name_of(node.value.left) == total:
+            return total, node.value.right
+    return None
+
+
+def _bare(node: ast.expr, name: str) -> ast.Name | None:
+    """The loss itself in a sum or a product; inside a call it is somebody else's."""
+    if isinstance(node, ast.Name):
+        return node if node.id == name else None
+    if isinstance(node, ast.BinOp):
+        return _bare(node.left, name) or _bare(node.right, name)
+    return None
+
+
+def _goes_back(script: Script, total: str, scope: ast.AST | None) -> bool:
+    """Whether the total is itself trained on, or detached in place later."""
+    for node in script.nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and script.scope_of(node) is scope:
+            mentioned = {name_of(n) for n in ast.walk(node.func.value)}
+            if node.func.attr in ("backward", "detach_", "manual_backward"):
+                mentioned |= {name_of(n) for a in node.args for n in ast.walk(a)}
+                if total in mentioned:
+                    return True
+    uses = [s for s, v in script.named.get(total, ()) if any(isinstance(n, ast.Call) for n in ast.walk(v))]
+    del uses
+    return any(
+        total in {name_of(n) for n in ast.walk(value)} and looks_like_loss(name) and name != total
+        for (where, name), found in script.assigned.items()
+        if where is scope
+        for _, value in found
+        if cut_at(value) is None and not isinstance(value, ast.BinOp)
+    )
+
+
+def _under_no_grad(script: Script, node: ast.AST) -> bool:
+    from steadystep.check.walk import is_no_grad
+
+    withs = [a for a in script.ancestors(node) if isinstance(a, ast.With)]
+    return any(is_no_grad(item.context_expr) for w in withs for item in w.items)
+
+
+def _carried(context: Context, event: Event) -> Iterator[Hit]:
+    """`out, h = model(x, h)` in the loop that also calls backward, with `h` never cut."""
+    script = context.script
+    loops = script.loops_of(event.node)
+    if not loops:
+        return
+    for node in ast.walk(loops[0]):
+        if not isinstance(node, ast.Assign) or script.loops_of(node)[:1] != loops[:1]:
+            continue
+        call = node.value
+        if not isinstance(call, ast.Call) or not (is_model_call(call, script) or looks_like_model(name_of(call.func))):
+            continue
+        given = {name_of(a) for a in (*call.args, *(k.value for k in call.keywords))}
+        kept = {name_of(t) for target in node.targets for t in ast.walk(target) if isinstance(t, ast.Name)} & given
+        for name in sorted(kept):
+            if _STATE.search(name) and not _renewed(script, loops[0], node, name) and node.lineno < event.line:
+                diff = context.edit().put_before(node, _detached(script, name)).diff()
+                message = f"{name} carries the graph of every earlier batch into this one"
+                yield hit("SS306", node, message, diff=diff)
+
+
+def _detached(script: Script, name: str) -> str:
+    if "LSTM" in script.calls:
+        return f"{name} = None if {name} is None else tuple(part.detach() for part in {name})"
+    return f"{name} = None if {name} is None else {name}.detach()"
+
+
+def _renewed(script: Script, loop: ast.AST, carrying: ast.stmt, name: str) -> bool:
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("detach_", "detach"):
+            return True
+        if isinstance(node, ast.stmt) and node is not carrying:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if any(name_of(t) == name for target in targets for t in ast.walk(target)):
+                return True
+    # why: a network that detaches its own state inside needs nothing from the loop
+    return any(
+        isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "detach"
+        for f in script.functions.get("forward", ())
+        for n in ast.walk(f)
+    )

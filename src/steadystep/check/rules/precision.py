@@ -1,0 +1,116 @@
+"""Mixed precision: SS201 a scaler for bf16, SS202 fp16 without one, SS203 no update, SS204 a step past it."""
+
+import ast
+from collections.abc import Iterator
+
+from steadystep.check.context import Context, hit
+from steadystep.check.events import meets
+from steadystep.check.hit import Hit
+from steadystep.check.names import argument, last, name_of
+
+_FP16 = ("torch.float16", "torch.half")
+_BF16 = ("torch.bfloat16",)
+
+
+def check(context: Context) -> Iterator[Hit]:
+    """All four."""
+    casts = [c for c in context.script.calls.get("autocast", ()) if _is_autocast(context, c)]
+    yield from _scaler_for_bf16(context, casts)
+    yield from _fp16_bare(context, casts)
+    yield from _never_updated(context)
+    yield from _past_the_scaler(context)
+
+
+def _is_autocast(context: Context, call: ast.Call) -> bool:
+    return "autocast" in context.script.full(call.func) and not context.script.full(call.func).startswith("self.")
+
+
+def _dtype(context: Context, call: ast.Call) -> str:
+    """`fp16`, `bf16`, or empty when the file does not say."""
+    script, full = context.script, context.script.full(call.func)
+    given = next((k.value for k in call.keywords if k.arg == "dtype"), None)
+    old = ".cuda.amp." in full
+    if given is None and len(call.args) > 1 and not old and not isinstance(call.args[1], ast.Constant):
+        given = call.args[1]
+    if given is not None:
+        names = {script.full(given)}
+        if isinstance(given, ast.Name | ast.Attribute) and not script.full(given).startswith("torch."):
+            names = {script.full(v) for v in script.values(name_of(given), call)}
+        if names and names <= set(_FP16):
+            return "fp16"
+        return "bf16" if names and names <= set(_BF16) else ""
+    if old:
+        return "fp16"
+    device = argument(call, 0, "device_type")
+    return "fp16" if isinstance(device, ast.Constant) and str(device.value).startswith("cuda") else ""
+
+
+def _always_on(call: ast.Call) -> bool:
+    enabled = next((k.value for k in call.keywords if k.arg == "enabled"), None)
+    return enabled is None or (isinstance(enabled, ast.Constant) and enabled.value is True)
+
+
+def _scaler_for_bf16(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
+    made = [c for c in context.script.calls.get("GradScaler", ()) if _always_on(c)]
+    if not made or not casts or any(_dtype(context, cast) != "bf16" for cast in casts):
+        return
+    for call in made:
+        arguments = ", ".join([*(ast.unparse(a) for a in call.args), "enabled=False"])
+        diff = context.edit().replace(call, f"{ast.unparse(call.func)}({arguments})").diff()
+        message = "a GradScaler, but everything here runs in bfloat16: it needs none"
+        yield hit("SS201", call, message, diff=diff, snippet="loss.backward()\noptimizer.step()")
+
+
+def _fp16_bare(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
+    if any("scal" in name.lower() and name != "add_scalar" for name in _words(context)):
+        return
+    for root in context.roots:
+        for i, event in enumerate(root):
+            call = event.node
+            if event.kind != "autocast" or event.no_grad or call not in casts or not isinstance(call, ast.Call):
+                continue
+            if _dtype(context, call) != "fp16" or not _always_on(call):
+                continue
+            used = [e for e in root[i:] if e.inner == event.inner and e.kind in ("backward", "step") and meets(e, event)]
+            if {"backward", "step"} <= {e.kind for e in used if not e.managed}:
+                yield hit("SS202", call, "fp16 autocast without a GradScaler", snippet=_SCALED)
+
+
+def _words(context: Context) -> set[str]:
+    return {n.id for n in context.script.nodes if isinstance(n, ast.Name)} | {
+        n.attr for n in context.script.nodes if isinstance(n, ast.Attribute)
+    }
+
+
+def _never_updated(context: Context) -> Iterator[Hit]:
+    updated = {last(e.local) for e in context.events("scaler-update")}
+    for call in context.script.calls.get("update", ()):
+        updated.add(last(name_of(call.func).rpartition(".")[0]))
+    for event in context.events("scaler-step"):
+        if last(event.local) not in updated:
+            diff = context.edit().put_after(event.stmt, f"{event.local}.update()").diff()
+            yield hit("SS203", event.node, f"{event.local}.update() is never called", diff=diff)
+
+
+def _past_the_scaler(context: Context) -> Iterator[Hit]:
+    if any(True for _ in context.events("scaler-step", "unscale")) or context.mentions("unscale_", "unscale_gradients"):
+        return
+    for cycle in context.cycles:
+        step = cycle.step
+        if step.kind != "step":
+            continue
+        before = next((e for e in cycle.before(step) if e.kind == "backward" and meets(e, step)), None)
+        if before is not None and before.scaled and context.roles.of(before.local, before.node) == "scaler":
+            fixed = f"{before.local}.step({step.local})"
+            edit = context.edit().replace(step.node, fixed)
+            if not any(True for _ in context.events("scaler-update")):
+                edit.put_after(step.stmt, f"{before.local}.update()")
+            message = f"{step.local}.step() uses scaled gradients: {fixed} takes the scale out first"
+            yield hit("SS204", step.node, message, diff=edit.diff())
+
+
+_SCALED = """scaler = torch.amp.GradScaler("cuda")
+...
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()"""

@@ -1,0 +1,165 @@
+"""The order around a step: SS104 and SS105 the schedule, SS106 to SS108 zero_grad and backward."""
+
+import ast
+from collections.abc import Iterator
+
+from steadystep.check.context import Context, Cycle, hit
+from steadystep.check.edits import can_move, source_of
+from steadystep.check.events import Event, implied, meets
+from steadystep.check.hit import Hit
+from steadystep.check.names import looks_like_loss
+
+
+def check(context: Context) -> Iterator[Hit]:
+    """All five, for every step in every loop."""
+    for cycle in context.cycles:
+        yield from _schedule_first(context, cycle)
+        if any(e.kind in ("opaque", "guard") for e in cycle.events):
+            continue  # something outside the file takes the optimizer: it may do all of this
+        yield from _schedule_on_skips(context, cycle)
+        yield from _zero_missing(context, cycle)
+        yield from _zero_too_early(context, cycle)
+        yield from _no_backward(context, cycle)
+
+
+def _schedule_first(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    step = cycle.step
+    for schedule in [e for e in cycle.root if e.kind == "schedule"]:
+        loop = schedule.inner
+        if loop is None or loop not in step.loops or _arguments(schedule) or not implied(schedule, step):
+            continue
+        inside = [e for e in cycle.root if loop in e.loops]
+        if any(e.kind in ("step", "scaler-step", "opaque") for e in inside[: inside.index(schedule)]):
+            continue
+        if inside.index(schedule) > inside.index(step):
+            continue
+        diff = ""
+        if can_move(schedule.stmt, step.stmt, context.script):
+            moved = source_of(schedule.stmt, context.script)
+            diff = context.edit().remove(schedule.stmt).put_after(step.stmt, *moved).diff()
+        message = f"{schedule.local}.step() comes before {_name(step)}"
+        yield hit("SS104", schedule.node, message, diff=diff, snippet=f"{_name(step)}\n{schedule.local}.step()")
+
+
+def _schedule_on_skips(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    step = cycle.step
+    backward = next((e for e in cycle.before(step) if e.kind == "backward" and meets(e, step)), None)
+    if backward is None or backward.managed:
+        return
+    for schedule in cycle.after(step):
+        if schedule.kind != "schedule" or schedule.inner != step.inner or _arguments(schedule):
+            continue
+        extra = set(step.branch) - set(schedule.branch)
+        if not implied(schedule, step) or not extra or not implied(backward, schedule):
+            continue
+        if any(_elsewhere(other, step, schedule) for other in cycle.of("step", "scaler-step")):
+            continue
+        diff = ""
+        if not ({";"} & set(context.script.lines[schedule.line - 1])):
+            moved = source_of(schedule.stmt, context.script)
+            diff = context.edit().remove(schedule.stmt).put_after(step.stmt, *moved).diff()
+        message = f"{schedule.local}.step() also counts the passes in which {_name(step)} is not called"
+        yield hit("SS105", schedule.node, message, diff=diff)
+
+
+def _elsewhere(other: Event, step: Event, schedule: Event) -> bool:
+    """A step in another arm: then the schedule does follow a step."""
+    return other is not step and not meets(other, step) and implied(schedule, other)
+
+
+def _zero_missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    step, backward = cycle.step, _last_backward(cycle)
+    if backward is None or backward.managed or any(e.kind == "zero" for e in cycle.root):
+        return
+    if cycle.loop is None and _is_given(context, step):
+        return  # the loop, and what clears the gradients, may be where this is called from
+    optimizer = step.subject if step.kind == "scaler-step" else step.owner
+    written = _optimizer_written(step)
+    made = context.roles.optimizer_call(written, step.node)
+    if made is not None and cycle.loop is not None and cycle.loop.node in context.script.ancestors(made):
+        return  # a new optimizer in each pass: this measures something, it does not train
+    diff = ""
+    if context.script.scope_of(backward.node) is context.script.scope_of(step.node):
+        diff = context.edit().put_before(backward.stmt, f"{written}.zero_grad()").diff()
+    message = f"{optimizer}.zero_grad() is never called"
+    yield hit("SS106", backward.node, message, diff=diff, snippet=f"{written}.zero_grad()\nloss.backward()")
+
+
+def _zero_too_early(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    step = cycle.step
+    wiped: Event | None = None
+    for event in cycle.before(step):
+        if not meets(event, step):
+            continue
+        if event.kind in ("step", "scaler-step", "grad-call"):
+            return
+        if event.kind == "zero" and wiped is None and implied(event, step) and _clears(context, event, step):
+            wiped = event
+        if event.kind == "backward":
+            if wiped is not None and implied(event, wiped):
+                diff = ""
+                if can_move(wiped.stmt, step.stmt, context.script):
+                    moved = source_of(wiped.stmt, context.script)
+                    diff = context.edit().remove(wiped.stmt).put_after(step.stmt, *moved).diff()
+                message = f"{wiped.local or 'the gradient'} is cleared between backward() and {_name(step)}"
+                yield hit("SS107", wiped.node, message, diff=diff)
+            return
+
+
+def _no_backward(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    step = cycle.step
+    cleared = next((e for e in cycle.before(step) if e.kind in ("zero", "backward") and meets(e, step)), None)
+    if cleared is None or cleared.kind == "backward" or not _clears(context, cleared, step):
+        return
+    if any(e.kind in ("grad-call", "step", "scaler-step") for e in cycle.before(step)):
+        return
+    if any(e.kind == "backward" for e in cycle.before(cleared)):
+        return
+    late = next((e for e in cycle.after(step) if e.kind == "backward"), None)
+    if late is not None and late.inner == step.inner and meets(late, step):
+        diff = ""
+        if can_move(late.stmt, step.stmt, context.script):
+            moved = source_of(late.stmt, context.script)
+            diff = context.edit().remove(late.stmt).put_before(step.stmt, *moved).diff()
+        yield hit("SS108", step.node, f"{_name(step)} comes before backward()", diff=diff)
+    elif late is None and not context.mentions("backward", "manual_backward", "grad", "inspect") and _has_loss(context, step):
+        yield hit("SS108", step.node, f"{_name(step)} without any backward()", snippet="loss.backward()\n" + _name(step))
+
+
+def _has_loss(context: Context, step: Event) -> bool:
+    scope = context.script.scope_of(step.node)
+    return any(s is scope and looks_like_loss(name) for s, name in context.script.assigned)
+
+
+def _last_backward(cycle: Cycle) -> Event | None:
+    return next((e for e in cycle.before(cycle.step) if e.kind == "backward" and meets(e, cycle.step)), None)
+
+
+def _is_given(context: Context, step: Event) -> bool:
+    scope = context.script.scope_of(step.node)
+    head = _optimizer_written(step).partition(".")[0]
+    return scope is not None and head in [a.arg for a in scope.args.args]
+
+
+def _clears(context: Context, zero: Event, step: Event) -> bool:
+    """Whether a zero_grad is about the parameters of that step."""
+    optimizer = step.subject if step.kind == "scaler-step" else step.owner
+    if zero.owner == optimizer:
+        return True
+    made = context.roles.optimizer_call(_optimizer_written(step), step.node)
+    return made is not None and bool(zero.local) and context.roles.model_of(made) == zero.local
+
+
+def _optimizer_written(step: Event) -> str:
+    if step.kind == "step":
+        return step.local
+    call = step.node
+    return ast.unparse(call.args[0]) if isinstance(call, ast.Call) and call.args else "optimizer"
+
+
+def _arguments(schedule: Event) -> bool:
+    return isinstance(schedule.node, ast.Call) and bool(schedule.node.args or schedule.node.keywords)
+
+
+def _name(step: Event) -> str:
+    return f"{step.local}.step({'' if step.kind == 'step' else _optimizer_written(step)})"

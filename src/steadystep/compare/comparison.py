@@ -1,0 +1,149 @@
+"""Which run is better, by how much, and whether that is more than noise."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+
+from steadystep.compare.level import Level, level
+from steadystep.compare.settings import differing
+from steadystep.errors import ConfigError
+from steadystep.report.words import number
+from steadystep.track.run import Run, Series
+
+_CLEAR = 2.0  # standard errors of the difference
+_SAME_LENGTH = 0.02
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One run among others."""
+
+    name: str
+    steps: int
+    score: float | None
+    """What is compared; NaN for a run that diverged."""
+    noise: float | None
+    """The standard error of the score."""
+    loss: float | None
+    val_loss: float | None
+    best_val_loss: float | None
+    incidents: int
+    refused: int
+    rollbacks: int
+    grad_norm: float | None
+    peak_lr: float | None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Several runs, in the order they were given."""
+
+    judged_by: Literal["held-out loss", "training loss"]
+    at: int
+    """The step up to which they are compared: the end of the shortest."""
+    runs: tuple[Standing, ...]
+    better: str | None
+    """The best run, when its lead is more than noise."""
+    said: str
+    settings: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: what is not finite as text, settings by run."""
+        told = asdict(self)
+        told["runs"] = [
+            {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in one.items()}
+            for one in told["runs"]
+        ]
+        names = [one.name for one in self.runs]
+        told["settings"] = {key: dict(zip(names, values, strict=True)) for key, values in self.settings}
+        return told
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """By held-out loss where all have it, else by training loss, both over the end of the stretch that all ran."""
+    if len(runs) < 2:
+        raise ConfigError("compare needs two runs or more")
+    held_out = all("val_loss" in run.validation and len(run.validation["val_loss"]) for run in runs)
+    judged: list[Series] = [run.validation["val_loss"] if held_out else run.loss for run in runs]
+    ends = [int(series.steps[-1]) for series in judged if len(series)]
+    if not ends:
+        raise ConfigError("none of these runs has a loss to compare")
+    at, longest = min(ends), max(ends)
+    cut = at if at < (1 - _SAME_LENGTH) * longest else None
+    scores = [level(series, until=cut) for series in judged]
+    names = labels(runs)
+    kind: Literal["held-out loss", "training loss"] = "held-out loss" if held_out else "training loss"
+    better, said = _verdict(names, scores, kind, at, shortened=cut is not None)
+    return Comparison(
+        judged_by=kind,
+        at=at,
+        runs=tuple(_standing(*three) for three in zip(names, runs, scores, strict=True)),
+        better=better,
+        said=said,
+        settings=differing([run.settings for run in runs]),
+    )
+
+
+def labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Names, or paths where names are not enough, or paths with a number where those are not."""
+    for names in ([run.name for run in runs], [str(run.path) for run in runs]):
+        if len(set(names)) == len(names):
+            return tuple(names)
+    return tuple(f"{run.path} ({i})" for i, run in enumerate(runs, 1))
+
+
+def _verdict(
+    names: Sequence[str], scores: Sequence[Level | None], kind: str, at: int, *, shortened: bool
+) -> tuple[str | None, str]:
+    alive = [(s.value, s.noise, n) for n, s in zip(names, scores, strict=True) if s and math.isfinite(s.value)]
+    lost = [n for n, s in zip(names, scores, strict=True) if s is None or not math.isfinite(s.value)]
+    when = f" up to step {at:,}, where the shortest ends" if shortened else ""
+    if not alive:
+        return None, "None of them has a finite loss at its end."
+    (best, noise, name), *others = sorted(alive, key=lambda one: one[0])
+    if not others:
+        return name, f"{name} is the only one that ends with a finite {kind}."
+    (second, other_noise, other), gone = others[0], f" {_list(lost)} ended without a finite loss." if lost else ""
+    lead = f"{kind} {number(best)} against {number(second)} of {other}"
+    if noise is None or other_noise is None:
+        return None, f"{name} is ahead{when}: {lead}; too few points to say how much of that is noise.{gone}"
+    spread = math.hypot(noise, other_noise)
+    if second - best <= _CLEAR * spread:
+        between = f"{name} and {other} differ by {number(second - best)}"
+        return (
+            None,
+            f"No clear difference{when}: {between} in {kind}, within the noise of ±{number(_CLEAR * spread)}.{gone}",
+        )
+    part = f"{100 * (second - best) / abs(second):.2g} % lower" if second else "lower"
+    return name, f"{name} is better{when}: {lead}, {part}; the noise is ±{number(_CLEAR * spread)}.{gone}"
+
+
+def _standing(name: str, run: Run, score: Level | None) -> Standing:
+    held_out = run.validation.get("val_loss", Series())
+    finite = held_out.values[np.isfinite(held_out.values)]
+    loss, ending = level(run.loss), level(held_out)
+    norms = run.grad_norm.values[np.isfinite(run.grad_norm.values)]
+    rates = run.lr.values[np.isfinite(run.lr.values)]
+    return Standing(
+        name=name,
+        steps=int(run.loss.steps[-1]) + 1 if len(run.loss) else 0,
+        score=score.value if score else None,
+        noise=score.noise if score else None,
+        loss=loss.value if loss else None,
+        val_loss=ending.value if ending else None,
+        best_val_loss=float(finite.min()) if len(finite) else None,
+        incidents=len(run.incidents),
+        refused=sum(not i.stepped for i in run.incidents),
+        rollbacks=sum(i.restored is not None for i in run.incidents),
+        grad_norm=float(np.median(norms)) if len(norms) else None,
+        peak_lr=float(rates.max()) if len(rates) else None,
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,148 @@
+"""The curve a doctor looks at, prepared once: finite points, their usual level and noise, its start and its end."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from steadystep.curves.cycles import comes_down, cycle
+from steadystep.curves.excursions import Excursion, excursions
+from steadystep.curves.levels import Floats, blocks, noise, trailing_median, trailing_noise
+from steadystep.curves.roles import higher_is_better
+from steadystep.track.run import Run, Series
+
+_FIRST = 5  # points
+_FEWEST_SWINGING = 48  # points
+_LONG = 8  # points
+_SWING = 0.06  # of the level and of the way: a smaller one is nobody's business
+_SIGNED = 0.05  # of the later half on either side of zero
+
+
+@final
+@dataclass(frozen=True)
+class Curve:
+    """The training loss of a run; the error, where only an accuracy was logged."""
+
+    run: Run
+    name: str
+    """What it is: "loss", or "1 - accuracy"."""
+    raw: Series
+    """As logged, NaN included."""
+    steps: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    """Of the finite points."""
+    values: Floats
+
+    @classmethod
+    def of(cls, run: Run) -> "Curve":
+        """The curve to read; one without points when nothing was logged."""
+        name, series = _main(run)
+        finite = np.isfinite(series.values)
+        values = np.clip(series.values[finite], -1e150, 1e150)  # so that differences and squares stay finite
+        return cls(run=run, name=name, raw=series, steps=series.steps[finite], values=values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def base(self) -> Floats:
+        """The usual value at each point, from those before it."""
+        return trailing_median(self.values)
+
+    @cached_property
+    def sigma(self) -> Floats:
+        """The usual noise at each point, from those before it."""
+        return trailing_noise(self.values)
+
+    @cached_property
+    def start(self) -> float:
+        """The first point or the median of the first few, whichever is higher."""
+        return float(max(self.values[0], np.median(self.values[:_FIRST]))) if len(self) else 0.0
+
+    @cached_property
+    def levels(self) -> Floats:
+        """Medians of up to 32 parts of four points or more."""
+        return blocks(self.values, max(1, min(32, len(self) // 4)))
+
+    @cached_property
+    def best(self) -> float:
+        """The lowest of the levels."""
+        return float(self.levels.min())
+
+    @cached_property
+    def late(self) -> float:
+        """The level of the last eighth."""
+        return float(np.median(self.values[-max(4, len(self) // 8) :]))
+
+    @cached_property
+    def late_noise(self) -> float:
+        """One sigma between neighbours in the second half."""
+        return noise(self.values[len(self) // 2 :])
+
+    @cached_property
+    def progress(self) -> float:
+        """How far it has come down, at best; never negative."""
+        return max(self.start - self.best, 0.0)
+
+    @cached_property
+    def signed(self) -> bool:
+        """Values on both sides of zero, as with policy gradients: then the level means little."""
+        half = self.values[len(self) // 2 :]
+        return bool(len(half)) and min((half > 0.0).mean(), (half < 0.0).mean()) > _SIGNED
+
+    @cached_property
+    def excursions(self) -> list[Excursion]:
+        """Where it was far above its level."""
+        if len(self) < 2:
+            return []
+        return excursions(self.values, base=self.base, sigma=self.sigma, start=self.start)
+
+    @cached_property
+    def swing(self) -> tuple[float, float] | None:
+        """Period in points and height of swings that take the place of progress in the last three quarters."""
+        values = self.values[len(self) // 4 :]
+        found = cycle(values) if len(values) >= _FEWEST_SWINGING else None
+        long = sum(one.length >= _LONG for one in self.excursions)
+        if found is None or 1 <= long <= 2:  # one bump or two are no cycle
+            return None
+        level = abs(float(np.median(values)))
+        return found if found[1] >= _SWING * max(level, self.progress) and not comes_down(values, found[1]) else None
+
+    @cached_property
+    def warm(self) -> int:
+        """The number of points in which the learning rate was still rising; the first twentieth when it is unknown."""
+        return _warm_up(self)
+
+
+def error_of(name: str, series: Series) -> Series:
+    """As something that should go down: an accuracy as its error, a loss as it is."""
+    if not higher_is_better(name):
+        return series
+    finite = series.values[np.isfinite(series.values)]
+    low, top = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    whole = 1.0 if low >= 0.0 and top <= 1.0 else (100.0 if low >= 0.0 and 1.5 < top <= 100.0 else 0.0)
+    return Series(series.steps, whole - series.values)
+
+
+def _main(run: Run) -> tuple[str, Series]:
+    if len(run.loss):
+        return "loss", run.loss
+    for name, series in run.metrics.items():
+        if higher_is_better(name) and len(series):
+            return f"error ({name})", error_of(name, series)
+    for name, series in run.validation.items():
+        if len(series) and ("loss" in name.lower() or higher_is_better(name)):
+            return name, error_of(name, series)
+    return "loss", run.loss
+
+
+def _warm_up(curve: Curve) -> int:
+    count = len(curve)
+    lr = curve.run.lr
+    rates = lr.values[np.isfinite(lr.values)]
+    if len(rates) < 3:
+        return min(max(8, count // 20), 1000, count)
+    top = int(np.argmax(rates >= 0.98 * rates.max()))
+    if top == 0 or rates[0] > 0.7 * rates[top]:
+        return min(count, 8)
+    return int(np.searchsorted(curve.steps, lr.steps[np.isfinite(lr.values)][top]))

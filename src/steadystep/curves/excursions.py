@@ -1,0 +1,122 @@
+"""Stretches in which a curve is far above what it was before: where each begins, its top, and whether it comes back."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from steadystep.curves.levels import Floats
+
+_SIGMAS = 8.0
+_MATERIAL = 0.03  # of the level, and of the way it had come
+_LEFT = 2.5  # sigma: below this a point still belongs to the level
+_BACK = (3, 5)  # so many of so many points under the limit: it has come back
+_WALK = 12  # points; an onset is not looked for further back
+_SOON = 64  # points
+_MOST = 5000  # stretches
+_RAMP = 0.62  # of the height from one point to the next: a jump has more of it at once
+_STAYS = 0.85  # of its height, after the top
+_GROWS = 1.5
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excursion:
+    """One stretch; positions count finite points."""
+
+    onset: int
+    first: int
+    """The first point that is clearly raised."""
+    end: int | None
+    """The first point that is back; None when it never came back."""
+    base: float
+    top: float
+    peak: int
+    """The first point near the top."""
+    highest: int
+    jump: float
+    """The largest share of the height that was gained from one point to the next."""
+    stays: bool
+    """It does not come down again after its top, until it is back at once or the log ends."""
+    last: int
+    """The last raised point."""
+
+    @property
+    def height(self) -> float:
+        """From the level before to the top."""
+        return self.top - self.base
+
+    @property
+    def length(self) -> int:
+        """Raised points."""
+        return self.last - self.first + 1
+
+    @property
+    def is_ramp(self) -> bool:
+        """It rose over several points and stayed: a divergence. A jump is a spike."""
+        return self.jump < _RAMP and self.stays
+
+
+def excursions(values: Floats, *, base: Floats, sigma: Floats, start: float) -> list[Excursion]:
+    """All of them, in order; at most 5,000. `base` and `sigma` are the usual level and noise at each point."""
+    if len(values) < 12:
+        return []
+    way = np.maximum(start - base, 0.0)
+    limit = base + np.maximum(_SIGMAS * sigma, _MATERIAL * np.maximum(np.abs(base), way))
+    raised = np.flatnonzero(values > limit)
+    found: list[Excursion] = []
+    at = 0
+    while at < len(raised) and len(found) < _MOST:
+        first = int(raised[at])
+        usual, most = float(base[first]), float(limit[first])
+        if found and first - found[-1].last < _SOON and found[-1].base < usual:
+            # why: the level before has been learned from a rise that went unnoticed between its first points
+            usual, most = found[-1].base, most - usual + found[-1].base
+        end = _return(values, first, most)
+        found.append(_described(values, first, end, usual, float(sigma[first])))
+        at = int(np.searchsorted(raised, len(values) if end is None else end))
+    return found
+
+
+def _return(values: Floats, first: int, limit: float) -> int | None:
+    """The first point after `first` from which on most are under the limit."""
+    need, of = _BACK
+    size = 256
+    begin = first + 1
+    while begin < len(values):
+        low = values[begin : begin + size + of] <= limit
+        if len(low) < of:  # the end of the log: what there is must be low
+            return begin + int(np.argmax(low)) if len(low) and low[-1] and low.mean() >= need / of else None
+        counts = np.convolve(low, np.ones(of, dtype=int), mode="valid")
+        good = np.flatnonzero((counts >= need) & low[: len(counts)])
+        if len(good):
+            return begin + int(good[0])
+        begin += len(counts)
+        size *= 4
+    return None
+
+
+def _described(values: Floats, first: int, end: int | None, base: float, sigma: float) -> Excursion:
+    onset = first
+    while onset > max(0, first - _WALK) and values[onset - 1] > base + _LEFT * sigma:
+        onset -= 1
+    stop = len(values) if end is None else end
+    part = values[first:stop]
+    top = float(part.max()) if len(part) < 16 else float(np.quantile(part, 0.95))
+    height = top - base
+    peak = first + int(np.argmax(part >= base + 0.9 * height))
+    jump = float(np.diff(values[max(0, onset - 1) : peak + 1], prepend=base).max()) / height
+    after = float(np.median(values[peak:stop])) - base
+    grows = len(part) >= 8 and height > _GROWS * (values[first] - base) and peak - first > 0.5 * len(part)
+    return Excursion(
+        onset=onset,
+        first=first,
+        end=end,
+        base=base,
+        top=float(part.max()),
+        peak=peak,
+        highest=first + int(np.argmax(part)),
+        jump=0.0 if grows else jump,
+        stays=after >= _STAYS * height,
+        last=stop - 1,
+    )

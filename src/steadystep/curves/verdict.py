@@ -1,0 +1,55 @@
+"""The reading in one sentence."""
+
+from steadystep.curves.curve import Curve
+from steadystep.curves.reading import Pattern, PlannedAction
+
+_SAY = {
+    "non-finite": "the loss became NaN or infinite at step {step}",
+    "non-finite-gradient": "gradient norms are no numbers from step {step} on",
+    "hidden-nan": "the loss became NaN at step {step}, and the log hides it as 0",
+    "suspicious-perfection": "a loss of exactly 0 from step {step} on is too good to be true",
+    "divergence": "it diverged from step {step} on",
+    "spike-unhealed": "a spike at step {step} did not heal",
+    "spike-healed": "a spike at step {step} took long to heal",
+    "learning-rate-too-high": "the learning rate is too high: it was best about step {step} and is worse since",
+    "learning-rate-too-low": "the learning rate is too low",
+    "not-learning": "it has learned next to nothing",
+    "overfitting": "it overfits from step {step} on",
+    "underfitting": "it underfits: training and validation stand still at a poor level",
+    "oscillation": "the loss swings instead of coming down",
+    "plateau": "it stopped improving at step {step}, far from any good level",
+}
+_NOTES = {
+    "plateau": "it stopped improving at step {step}",
+    "generalisation-gap": "validation lags behind training, and does not rise",
+    "spikes-healed": "its spikes healed",
+    "warm-up-transient": "the rise at the beginning is a warm-up transient",
+}
+
+
+def verdict(curve: Curve, patterns: tuple[Pattern, ...], plans: tuple[PlannedAction, ...], *, enough: bool) -> str:
+    """Trouble first; a healthy run is called so."""
+    troubles = [pattern for pattern in patterns if pattern.is_trouble]
+    if troubles:
+        said = list(dict.fromkeys(_SAY.get(p.kind, p.kind).format(step=p.step) for p in troubles))
+        return _sentence(f"Trouble: {'; '.join(said[:3])}")
+    grave = [plan for plan in plans if changes_course(plan)]
+    if grave:
+        return _sentence(f"Trouble: a guard would have stepped in at step {grave[0].step} ({grave[0].action})")
+    if not enough:
+        return f"Too few points to say anything: {len(curve.raw)}."
+    first, last = curve.start, curve.late
+    said = [_NOTES[p.kind].format(step=p.step) for p in patterns if p.kind in _NOTES]
+    if plans:
+        said.append(f"a guard would have held back {len(plans)} gradient{'s' * (len(plans) > 1)}")
+    way = f"{curve.name} {first:.4g} to {last:.4g} in {len(curve.raw)} points"
+    return _sentence(f"Healthy: {way}" + (f"; {'; '.join(said)}" if said else ""))
+
+
+def changes_course(plan: PlannedAction) -> bool:
+    """More than holding back one gradient that stood out: that costs nothing and healthy runs have such steps too."""
+    return plan.action != "rescale"
+
+
+def _sentence(text: str) -> str:
+    return text + "."

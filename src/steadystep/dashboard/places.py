@@ -1,0 +1,102 @@
+"""Where runs are: one walk through a folder, which never leaves it, not by a symbolic link either."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+OURS = "run.jsonl"
+_STATE = "trainer_state.json"
+_DEEPEST = 8
+_MOST = 2000
+_HEAD_BYTES = 4096
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One run: what it is called here, what to open, and the files that change when it does."""
+
+    key: str
+    path: Path
+    files: tuple[Path, ...]
+    ours: bool
+
+    def stamp(self) -> tuple[int, int]:
+        """Bytes and the time of the last change; (0, 0) when it is gone."""
+        try:
+            states = [file.stat() for file in self.files]
+        except OSError:
+            return (0, 0)
+        return sum(s.st_size for s in states), max(s.st_mtime_ns for s in states)
+
+
+def places(root: Path) -> tuple[Place, ...]:
+    """All runs below `root`, a run of steadystep being a leaf."""
+    real = root.resolve()
+    found: list[Place] = []
+    for place in _visit(real, real, set(), 0):
+        found.append(place)
+        if len(found) >= _MOST:
+            break
+    return tuple(found)
+
+
+def _visit(folder: Path, root: Path, seen: set[Path], depth: int) -> Iterator[Place]:
+    real = folder.resolve()
+    if depth > _DEEPEST or real in seen or not real.is_relative_to(root):
+        return
+    seen.add(real)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    files = {e.name: folder / e.name for e in entries if _is_file_inside(e, root)}
+    if OURS in files:
+        yield _place(folder, root, folder, files[OURS], ours=True)
+        return
+    state = files.get(_STATE) or _last_state(folder, root)
+    if state is not None:
+        yield _place(folder, root, state, state)
+        return
+    events = [path for name, path in files.items() if "tfevents" in name]
+    if events:
+        yield Place(key=_key(folder, root), path=folder, files=tuple(events), ours=False)
+    for name, path in files.items():
+        if name.endswith((".csv", ".tsv")) and _has_loss(path):
+            yield _place(path, root, path, path)
+    for entry in entries:
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield from _visit(folder / entry.name, root, seen, depth + 1)
+
+
+def _place(named: Path, root: Path, path: Path, file: Path, *, ours: bool = False) -> Place:
+    return Place(key=_key(named, root), path=path, files=(file,), ours=ours)
+
+
+def _key(path: Path, root: Path) -> str:
+    return root.name if path == root else str(path.relative_to(root))
+
+
+def _is_file_inside(entry: "os.DirEntry[str]", root: Path) -> bool:
+    try:
+        return entry.is_file() and (not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(root))
+    except OSError:
+        return False
+
+
+def _last_state(folder: Path, root: Path) -> Path | None:
+    """Each checkpoint of the Hugging Face Trainer holds the log up to there; the last one holds all."""
+    saved = [p for p in folder.glob(f"checkpoint-*/{_STATE}") if re.fullmatch(r"checkpoint-\d+", p.parent.name)]
+    inside = [path for path in saved if path.resolve().is_relative_to(root) and path.is_file()]
+    return max(inside, key=lambda path: int(path.parent.name[11:]), default=None)
+
+
+def _has_loss(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return b"loss" in file.read(_HEAD_BYTES).split(b"\n", 1)[0].lower()
+    except OSError:
+        return False

@@ -1,0 +1,65 @@
+"""Accelerate: a guard around `accelerator.backward` and `optimizer.step`.
+
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    watcher = steadystep.integrations.accelerate.watch(accelerator, model, optimizer)
+
+Accumulation, clipping and the loss scaler stay Accelerate's. A refused step counts as skipped
+(`accelerator.optimizer_step_was_skipped`), so prepared schedulers do not advance. The guard's state is part of
+`accelerator.save_state`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from steadystep.config import Config
+from steadystep.detectors import Detector
+from steadystep.errors import UnsupportedError
+from steadystep.integrations.missing import install_line
+from steadystep.records import Outcome
+from steadystep.watching import Watcher
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+except ImportError as error:
+    raise install_line("accelerate", "transformers", error) from error
+
+
+def watch(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: AcceleratedOptimizer,
+    *,
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    run_dir: str | Path | None = None,
+    schedulers: Sequence[Any] = (),
+    detectors: Sequence[Detector] = (),
+) -> Watcher:
+    """Guard what `accelerator.prepare` returned; `watcher.remove()` takes it out."""
+    kind = str(accelerator.distributed_type).rpartition(".")[2]
+    if kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA"):
+        raise UnsupportedError(f"{kind} takes the step itself: a guard has no say in it")
+    watcher = Watcher(
+        accelerator.unwrap_model(model),
+        optimizer,
+        config=config,
+        run_dir=run_dir,
+        scaler=accelerator.scaler,
+        schedulers=schedulers,
+        detectors=detectors,
+        tell=lambda outcome: mark_skipped(optimizer, outcome),
+    )
+    accelerator.register_for_checkpointing(watcher.guard)
+    return watcher
+
+
+def mark_skipped(optimizer: Any, outcome: Outcome) -> None:
+    """What `step_was_skipped` answers after this step."""
+    if not isinstance(optimizer, AcceleratedOptimizer):
+        return
+    optimizer._is_overflow = not outcome.stepped
+    if optimizer.scaler is not None:  # there it goes by whether the step was called, and it always is
+        optimizer._accelerate_step_called = outcome.stepped

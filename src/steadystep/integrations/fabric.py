@@ -1,0 +1,43 @@
+"""Lightning Fabric: a guard around `fabric.backward` and `optimizer.step`.
+
+    model, optimizer = fabric.setup(model, optimizer)
+    watcher = steadystep.integrations.fabric.watch(fabric, model, optimizer)
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from steadystep.config import Config
+from steadystep.detectors import Detector
+from steadystep.integrations.missing import install_line
+from steadystep.watching import Watcher
+
+try:
+    from lightning.fabric import Fabric
+except ImportError as error:
+    raise install_line("lightning", "lightning", error) from error
+
+
+def watch(
+    fabric: Fabric,
+    model: nn.Module,
+    optimizer: Any,
+    *,
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    run_dir: str | Path | None = None,
+    schedulers: Sequence[Any] = (),
+    detectors: Sequence[Detector] = (),
+) -> Watcher:
+    """Guard what `fabric.setup` returned; `watcher.remove()` takes it out."""
+    return Watcher(
+        getattr(model, "module", model),
+        optimizer,
+        config=config,
+        run_dir=run_dir,
+        scaler=getattr(fabric.strategy.precision, "scaler", None),
+        schedulers=schedulers,
+        detectors=detectors,
+    )

@@ -1,0 +1,145 @@
+"""Hugging Face: a callback for `Trainer`, and for the trainers of TRL.
+
+    trainer = Trainer(..., callbacks=[StabilityCallback()])
+
+It looks at tensors, never at Trainer's logs: those leave a NaN out (`logging_nan_inf_filter`) and write 0.0 beside ruined
+weights. Accumulation, `max_grad_norm`, bf16 and fp16 stay the Trainer's.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, final
+
+from torch import nn
+
+from steadystep.config import Config
+from steadystep.errors import UnsupportedError
+from steadystep.integrations.accelerate import mark_skipped
+from steadystep.integrations.forward_passes import ForwardPasses
+from steadystep.integrations.missing import install_line
+from steadystep.integrations.tally import Tally
+from steadystep.records import Outcome
+from steadystep.watching import Watcher
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise install_line("transformers", "transformers", error) from error
+
+_STATE = "steadystep.json"
+
+
+@final
+class StabilityCallback(TrainerCallback):  # type: ignore[misc]
+    """A guard for `Trainer`. The run log and incident bundles go to `output_dir/steadystep`.
+
+    With `attach(trainer)` it comes before the Trainer's loggers, so that its numbers go through them; given as
+    `callbacks=[...]` they are in `log_history` and in what is printed.
+    """
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any] | str | Path | None = None,
+        *,
+        run_dir: str | Path | None = None,
+    ) -> None:
+        self.config = Config.load(config)
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.watcher: Watcher | None = None
+        """While a training is running."""
+        self.incidents: list[Outcome] = []
+        """Steps about which something was done."""
+        self._tally = Tally()
+        self._passes: ForwardPasses | None = None
+        self._optimizer: Any = None
+
+    def attach(self, trainer: Any) -> Self:
+        """Join `trainer` in front of its loggers."""
+        callbacks = trainer.callback_handler.callbacks
+        if self in callbacks:
+            callbacks.remove(self)
+        callbacks.insert(0, self)
+        return self
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        **_: Any,
+    ) -> None:
+        """Everything is made, and loaded when the training resumes."""
+        self._remove()
+        if args.deepspeed or args.fsdp:
+            raise UnsupportedError("StabilityCallback: deepspeed and fsdp take the step themselves")
+        self._optimizer = optimizer
+        self.watcher = Watcher(
+            model,
+            optimizer,
+            config=self.config,
+            run_dir=self.run_dir or Path(args.output_dir) / "steadystep",
+            scaler=getattr(optimizer, "scaler", None),
+            tell=self._told,
+        )
+        if not args.torch_compile:  # a hook inside a compiled model would be compiled with it
+            self._passes = ForwardPasses(model, self.watcher)
+        saved = Path(args.output_dir) / f"checkpoint-{state.global_step}" / _STATE
+        if state.global_step and saved.exists():
+            self.watcher.guard.load_state_dict(json.loads(saved.read_text(encoding="utf-8")))
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Our numbers beside the Trainer's."""
+        numbers = self._tally.numbers() if logs is not None and "loss" in logs else {}
+        if logs is not None and numbers:
+            logs.update(numbers)
+            state.log_history[-1].update(numbers)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        metrics: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """A validation, for the log and the diagnosis."""
+        loss = (metrics or {}).get("eval_loss")
+        if self.watcher is not None and isinstance(loss, float | int):
+            self.watcher.guard.validate(float(loss))
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The guard's state beside the Trainer's, in the same checkpoint."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if self.watcher is not None and state.is_world_process_zero and folder.is_dir():
+            text = json.dumps(self.watcher.guard.state_dict())
+            (folder / _STATE).write_text(text, encoding="utf-8")
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Model and optimizer are the Trainer's alone again."""
+        self._remove()
+
+    def _told(self, outcome: Outcome) -> None:
+        self._tally.add(outcome)
+        mark_skipped(self._optimizer, outcome)
+        if outcome.plan.steps:
+            self.incidents.append(outcome)
+
+    def _remove(self) -> None:
+        if self._passes is not None:
+            self._passes.remove()
+        if self.watcher is not None:
+            self.watcher.remove()
+        self.watcher = self._passes = None

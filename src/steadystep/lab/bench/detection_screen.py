@@ -1,0 +1,115 @@
+"""The detection study on a terminal."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+
+def screens(told: dict[str, Any]) -> Iterator[RenderableType]:
+    """One table after another."""
+    yield _who(told)
+    yield _faults(told)
+    if told["slow"]:
+        yield _slow(told)
+    if told["false"]:
+        yield _false(told)
+    if told["spikes"]:
+        yield _spikes(told)
+    limits = ", ".join(f"{task} {limit:.3f}" for task, limit in told["limits"].items())
+    yield (
+        "harmful: the unguarded run ended worse than its twin without the fault by more than any clean twin that "
+        f"misses one batch (score over the twin's: {limits})"
+    )
+
+
+def _who(told: dict[str, Any]) -> Table:
+    title = f"{told['harmful_runs']} harmful runs, {told['healthy_steps']:,} healthy steps"
+    made = _table(
+        title, "who", "noticed", "recall", "delay", "lead when slow", "alarms / 10k healthy", "acts / 10k healthy"
+    )
+    for line in told["who"]:
+        style = "bold" if line["name"] == "steadystep" else ""
+        made.add_row(
+            line["name"],
+            f"{line['noticed']} of {line['runs']}",
+            _percent(line["recall"]),
+            _number(line["median_delay"], "{:.0f}"),
+            _number(line["median_lead"], "{:.0f}"),
+            _number(line["alarms_per_10k"], "{:,.2f}"),
+            _number(line["acts_per_10k"], "{:,.2f}"),
+            style=style,
+        )
+    return made
+
+
+def _faults(told: dict[str, Any]) -> Table:
+    rules = ("ZClip", "SkipStep", "SpikeDetection", "KillLossSpike")
+    made = _table("By fault", "fault", "harmful", "noticed", "delay", "said", "missed on", *rules, "harmless, spoke")
+    for line in told["faults"]:
+        harmless = line["runs"] - line["harmful"]
+        missed = ", ".join(f"{task} {count}" for task, count in line["missed_on"].items())
+        made.add_row(
+            line["fault"],
+            f"{line['harmful']} of {line['runs']}",
+            str(line["noticed"]) if line["harmful"] else "",
+            _number(line["median_delay"], "{:.0f}"),
+            line["said"],
+            missed,
+            *(_percent(line["rules"].get(rule)) for rule in rules),
+            f"{line['spoke_though_harmless']} of {harmless}" if harmless else "",
+            style="" if line["noticed"] == line["harmful"] else "red",
+        )
+    return made
+
+
+def _slow(told: dict[str, Any]) -> Table:
+    made = _table(
+        "Slow divergence: steps between the warning and 0.2 nats of damage (above the best so far, or above the twin)",
+        *("fault", "task", "runs with damage", "in time", "median lead", "shortest", "above the twin", "noticed after"),
+    )
+    for line in told["slow"]:
+        made.add_row(
+            line["fault"],
+            line["task"],
+            f"{line['damaged']} of {line['runs']}",
+            str(line["in_time"]),
+            _number(line["median_lead"], "{:.0f}"),
+            _number(line["shortest_lead"], "{:.0f}"),
+            _number(line["median_lead_over_twin"], "{:.0f}"),
+            _number(line["median_after"], "{:.0f}"),
+        )
+    return made
+
+
+def _false(told: dict[str, Any]) -> Table:
+    made = _table("Healthy runs under the guard", "task", "steps", "warnings", "acts", "said")
+    for line in told["false"]:
+        said = ", ".join(f"{name} {count}" for name, count in line["said"].items())
+        made.add_row(line["task"], f"{line['steps']:,}", str(line["warnings"]), str(line["acts"]), said)
+    return made
+
+
+def _spikes(told: dict[str, Any]) -> Table:
+    who = [name for name in next(iter(told["spikes"].values())) if name != "tried"]
+    made = _table("One step made larger: share of spikes with an alarm at that very step", "spike", *who)
+    for name, counts in told["spikes"].items():
+        made.add_row(name, *(_percent(counts.get(one, 0) / counts["tried"]) for one in who))
+    return made
+
+
+def _table(title: str, first: str, *rest: str) -> Table:
+    made = Table(title=title, title_justify="left", header_style="bold")
+    made.add_column(first, no_wrap=True)
+    for name in rest:
+        made.add_column(name, justify="left" if name in ("said", "missed on", "task") else "right")
+    return made
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %" if share in (0, 1) else f"{100 * share:.1f} %"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)

@@ -1,0 +1,116 @@
+"""The loops that are compared: plain, guarded; and what each reads on the host and holds in memory."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+import steadystep
+from steadystep.lab.bench.overhead_models import Setup
+
+Step = Callable[[], object]
+
+_READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
+
+
+def plain_step(setup: Setup) -> Step:
+    """The loop that most people have: clip_grad_norm_ and loss.item()."""
+    model, compute = setup
+    optimizer = adamw(setup)
+    parameters = list(model.parameters())
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = compute()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        return loss.item()  # sync: as everybody does
+
+    return step
+
+
+def guarded_step(setup: Setup, run_dir: Path) -> Step:
+    """A guard as it comes out of the box, with a folder to write to."""
+    model, compute = setup
+    guard = steadystep.Guard(model, adamw(setup), run_dir=run_dir)
+    return lambda: guard.step(compute).loss
+
+
+def adamw(setup: Setup) -> Optimizer:
+    """For every loop."""
+    return torch.optim.AdamW(setup[0].parameters(), lr=1e-4)
+
+
+def reads_per_step(step: Step, repeats: int = 20) -> float:
+    """Times that a tensor is read on the host, without those of torch's AdamW itself (its step counts)."""
+    with _counted() as reads:
+        inside = False
+
+        def enter(optimizer: Optimizer, *_: Any) -> None:
+            nonlocal inside
+            inside = type(optimizer) is torch.optim.AdamW
+            own.append(len(reads))
+
+        def leave(optimizer: Optimizer, *_: Any) -> None:
+            nonlocal inside
+            if inside:
+                del reads[own[-1] :]
+            inside = False
+
+        own: list[int] = []
+        hooks = register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)
+        try:
+            for _ in range(repeats):
+                step()
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return len(reads) / repeats
+
+
+@contextmanager
+def _counted() -> Iterator[list[str]]:
+    seen: list[str] = []
+    kept = {name: getattr(torch.Tensor, name) for name in _READS}
+    for name in _READS:
+        setattr(torch.Tensor, name, _counting(name, kept[name], seen))
+    try:
+        yield seen
+    finally:
+        for name, original in kept.items():
+            setattr(torch.Tensor, name, original)
+
+
+def _counting(name: str, original: Any, seen: list[str]) -> Any:
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(name)
+        return original(self, *args, **kwargs)
+
+    return read
+
+
+def bytes_within(step: Step) -> int:
+    """In all tensors that a loop holds: weights, moments, and whatever its tools keep; each storage counted once."""
+    waiting: list[Any] = [step]
+    seen: set[int] = set()
+    storages: dict[int, int] = {}
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, type | ModuleType | str | bytes | int | float):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+            continue  # why: gradients come and go, and the graph behind a loss is nobody's property
+        if isinstance(thing, FunctionType):
+            waiting += [*(thing.__closure__ or ()), *(thing.__defaults__ or ())]  # not its module's globals
+        else:
+            waiting += gc.get_referents(thing)
+    return sum(storages.values())

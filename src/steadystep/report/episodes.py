@@ -1,0 +1,125 @@
+"""Incidents as one tells them: what happened again and again in one stretch is one story."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from steadystep.report.words import NOTHING, number
+from steadystep.track.run import Incident, Run, Series
+
+_NEAR = 12  # steps between two of the same cause that still belong together
+_AROUND = 50  # steps before and after that "usual" is taken from
+_REPLAY = "steadystep replay {} --factory package.module:make"
+_RANK = {"info": 0, "warn": 1, "act": 2, "critical": 3}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One number before, at and after an episode."""
+
+    name: str
+    before: str
+    at: str
+    after: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One or more incidents of the same cause, close to each other."""
+
+    first: int
+    last: int
+    cause: str
+    severity: str
+    incidents: tuple[Incident, ...]
+    changes: tuple[Change, ...] = ()
+    replay: str = ""
+    """The command that runs it again, where a bundle was written."""
+
+    @property
+    def head(self) -> Incident:
+        """The incident that says most: the gravest, and the first of those."""
+        return max(self.incidents, key=lambda i: _RANK.get(i.severity, 0))
+
+    @property
+    def rank(self) -> int:
+        """How grave, from 0."""
+        return _RANK[self.severity]
+
+    @property
+    def when(self) -> str:
+        """The steps, in words."""
+        return f"step {self.first:,}" if self.first == self.last else f"steps {self.first:,} to {self.last:,}"
+
+    @property
+    def acted(self) -> bool:
+        """Whether the guard did more than to watch."""
+        return self.severity in ("act", "critical") or any(not i.stepped for i in self.incidents)
+
+
+def episodes(run: Run) -> tuple[Episode, ...]:
+    """All of a run, in order."""
+    return tuple(_episode(run, group) for group in _groups(run.incidents))
+
+
+def gravest(incidents: Sequence[Incident]) -> str:
+    """The highest severity, or nothing; what is no severity counts as info."""
+    known = (i.severity if i.severity in _RANK else "info" for i in incidents)
+    return max(known, key=lambda severity: _RANK[severity], default="")
+
+
+def _groups(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
+    group: list[Incident] = []
+    for incident in incidents:
+        if group and (incident.cause != group[-1].cause or incident.step - group[-1].step > _NEAR):
+            yield group
+            group = []
+        group.append(incident)
+    if group:
+        yield group
+
+
+def _episode(run: Run, group: list[Incident]) -> Episode:
+    first, last = group[0].step, group[-1].step
+    rows = (("loss", run.loss), ("gradient norm", run.grad_norm), ("learning rate", run.lr))
+    return Episode(
+        first=first,
+        last=last,
+        cause=group[0].cause,
+        severity=gravest(group),
+        incidents=tuple(group),
+        changes=tuple(_change(name, series, first, last) for name, series in rows if len(series)),
+        replay=next((_REPLAY.format(i.bundle) for i in group if i.bundle), ""),
+    )
+
+
+def _change(name: str, series: Series, first: int, last: int) -> Change:
+    return Change(
+        name=name,
+        before=_level(series, first - _AROUND, first - 1),
+        at=_worst(series, first, last),
+        after=_level(series, last + 1, last + _AROUND),
+    )
+
+
+def _between(series: Series, first: int, last: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    a, b = np.searchsorted(series.steps, (first, last + 1))
+    return series.values[a:b]
+
+
+def _level(series: Series, first: int, last: int) -> str:
+    values = _between(series, first, last)
+    values = values[np.isfinite(values)]
+    return number(float(np.median(values))) if len(values) else NOTHING
+
+
+def _worst(series: Series, first: int, last: int) -> str:
+    values = _between(series, first, last)
+    if not len(values):
+        return NOTHING
+    bad = values[~np.isfinite(values)]
+    return number(float(bad[0]) if len(bad) else float(np.max(values)))

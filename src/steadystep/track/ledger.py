@@ -1,0 +1,195 @@
+"""The lines of a run log, taken in one after another and held as plain columns, so that a million steps stay small."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from steadystep.track.columns import Column, LayerRows
+from steadystep.track.incident_line import incident_of
+from steadystep.track.run import Incident, Run, Series
+
+_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_LARGEST_STEP = 2**62
+
+
+@final
+class Ledger:
+    """What the lines so far say. A step that comes again takes the place of all that came at it and after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._steps = array("q")
+        self._losses, self._norms, self._rates = array("d"), array("d"), array("d")
+        self._clipped = array("q")
+        self._scale = Column()
+        self._metrics: dict[str, Column] = {}
+        self._validation: dict[str, Column] = {}
+        self._layers = LayerRows()
+        self._incidents: list[Incident] = []
+        self._restarts: list[int] = []
+        self._start: Mapping[str, Any] = {}
+        self._end: Mapping[str, Any] | None = None
+        self._header_passed = False
+        self._last = -1
+        self.known = 0
+        """Lines that made sense."""
+        self.junk = 0
+        self.unknown = 0
+        self.repeated = 0
+
+    def take(self, lines: Iterable[Any]) -> None:
+        """Lines of the log, as JSON gave them; a wrong one is counted and leaves no trace."""
+        for line in lines:
+            try:
+                if "kind" not in line:
+                    self._row(line)
+                elif (take := _KINDS.get(line["kind"])) is not None:
+                    take(self, line)
+                else:
+                    self.unknown += 1
+                    continue
+            except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+                self.junk += 1
+            else:
+                self.known += 1
+
+    def _row(self, line: Mapping[str, Any]) -> None:
+        step, loss, norm, lr = line["step"], line["loss"], line["norm"], line["lr"]
+        if not (type(step) is int and type(loss) is float and type(norm) is float and type(lr) is float):
+            step, loss, norm, lr = _step(step), number(loss), number(norm), number(lr)
+        if len(line) == 4 and step > self._last and not self._header_passed:  # nearly all of them
+            self._append(step, loss, norm, lr)
+            return
+        metrics = {str(k): number(v) for k, v in line["metrics"].items()} if "metrics" in line else {}
+        scale = number(line["scale"]) if "scale" in line else None
+        if step <= self._last or self._header_passed:
+            self._go_on_at(step)
+        self._append(step, loss, norm, lr)
+        if line.get("clipped"):
+            self._clipped.append(step)
+        if scale is not None:
+            self._scale.append(step, scale)
+        for name, value in metrics.items():
+            self._metrics.setdefault(name, Column()).append(step, value)
+
+    def _append(self, step: int, loss: float, norm: float, lr: float) -> None:
+        self._steps.append(step)
+        self._losses.append(loss)
+        self._norms.append(norm)
+        self._rates.append(lr)
+        self._last = step
+
+    def _go_on_at(self, step: int) -> None:
+        """Another process goes on, or the same one from an earlier state: later lines count."""
+        self._header_passed = False
+        place = bisect_left(self._steps, step)
+        self.repeated += len(self._steps) - place
+        for rows in (self._steps, self._losses, self._norms, self._rates):
+            del rows[place:]
+        del self._clipped[bisect_left(self._clipped, step) :]
+        for column in (self._scale, *self._metrics.values()):
+            column.cut(step)
+        for column in self._validation.values():
+            column.cut(step + 1)  # a validation at `step` was made before that step was tried
+        self._layers.cut(step)
+        self._incidents = [i for i in self._incidents if i.step < step]
+        self._restarts = [at for at in self._restarts if at < step]
+        if self._steps:
+            self._restarts.append(step)
+
+    def _started(self, line: Mapping[str, Any]) -> None:
+        if not isinstance(line.get("settings", {}), Mapping):
+            raise TypeError
+        self._start, self._end = line, None
+        self._header_passed = bool(self._steps)
+        self._layers.names = ()
+
+    def _layers_line(self, line: Mapping[str, Any]) -> None:
+        names = line.get("names")
+        self._layers.append(_step(line["step"]), None if names is None else tuple(str(n) for n in names), line["norms"])
+
+    def _validated(self, line: Mapping[str, Any]) -> None:
+        step = _step(line["step"])
+        for name, value in [(str(k), number(v)) for k, v in line["metrics"].items()]:
+            column = self._validation.setdefault(name, Column())
+            column.cut(step)
+            column.append(step, value)
+
+    def _incident(self, line: Mapping[str, Any]) -> None:
+        _step(line["step"])
+        self._incidents.append(incident_of(line, self._folder))
+
+    def _ended(self, line: Mapping[str, Any]) -> None:
+        self._end = line
+
+    def as_run(self, notes: tuple[str, ...]) -> Run:
+        """The run so far."""
+        steps = np.array(self._steps, dtype=np.int64)
+        return Run(
+            name=self._folder.resolve().name or "run",
+            path=self._folder,
+            source="steadystep",
+            loss=Series(steps, np.array(self._losses)),
+            grad_norm=Series(steps, np.array(self._norms)),
+            lr=Series(steps, np.array(self._rates)),
+            scale=self._scale.series(),
+            metrics={name: column.series() for name, column in self._metrics.items() if column.steps},
+            validation={name: column.series() for name, column in self._validation.items() if column.steps},
+            clipped=np.array(self._clipped, dtype=np.int64),
+            incidents=tuple(self._incidents),
+            layers=self._layers.norms(),
+            restarts=tuple(self._restarts),
+            settings=self._start.get("settings", {}),
+            notes=notes + self._notes(),
+            ended=self._end is not None,
+            end="" if self._end is None else str(self._end.get("how", "")),
+            error="" if self._end is None else str(self._end.get("error", "")),
+            began=_time(self._start.get("time")),
+            parameters=self._start["parameters"] if type(self._start.get("parameters")) is int else None,
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        said = []
+        if self.junk:
+            said.append(f"{_lines(self.junk)} could not be read and were left out (a crash leaves a torn one)")
+        if self.unknown:
+            said.append(f"{_lines(self.unknown)} of a kind that this version does not know were left out")
+        if self.repeated:
+            said.append(f"{self.repeated} steps were run again after a restart; the later ones are shown")
+        return tuple(said)
+
+
+_KINDS = {
+    "start": Ledger._started,
+    "layers": Ledger._layers_line,
+    "validation": Ledger._validated,
+    "incident": Ledger._incident,
+    "end": Ledger._ended,
+}
+
+
+def number(value: object) -> float:
+    """A number as the log writes it: what is not finite is a word."""
+    if type(value) is float or type(value) is int:
+        return float(value)
+    if isinstance(value, str) and value in _WORDS:
+        return _WORDS[value]
+    raise TypeError("not a number")
+
+
+def _step(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _LARGEST_STEP:
+        raise TypeError("not a step")
+    return value
+
+
+def _time(value: object) -> float | None:
+    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+
+
+def _lines(count: int) -> str:
+    return f"{count} line{'s' if count != 1 else ''}"

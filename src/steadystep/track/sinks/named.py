@@ -1,0 +1,30 @@
+"""Sinks by the names that a settings file uses."""
+
+from collections.abc import Callable, Sequence
+
+from steadystep.errors import ConfigError
+from steadystep.track.sink import Sink
+from steadystep.track.sinks.extra import is_installed
+from steadystep.track.sinks.mlflow import MLflow
+from steadystep.track.sinks.tensorboard import TensorBoard
+from steadystep.track.sinks.wandb import WandB
+from steadystep.track.terminal import Terminal
+
+_MAKERS: dict[str, Callable[[], Sink]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "console": Terminal,
+}
+
+
+def named_sinks(names: Sequence[str], *, has_folder: bool) -> list[Sink]:
+    """One of each; ConfigError for one that cannot be here."""
+    if "tensorboard" in names and not has_folder:
+        raise ConfigError("monitoring.sinks: tensorboard needs a folder: Guard(..., run_dir=...)")
+    return [_MAKERS[name]() for name in dict.fromkeys(names)]
+
+
+def default_sinks(*, has_folder: bool) -> list[Sink]:
+    """TensorBoard, where it is installed and there is a folder to write to."""
+    return [TensorBoard()] if has_folder and is_installed("tensorboard") else []

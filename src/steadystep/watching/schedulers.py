@@ -1,0 +1,85 @@
+"""Torch's schedulers beside a step that was refused: they stay where they were.
+
+A scheduler's `step()` advances whatever became of the update, and nothing of torch's lets one stop it. So after a refused
+step its state is kept, and if it has moved by the next step, state and learning rates are put back. Only a scheduler that
+moves with every step is treated so: one that moves once an epoch is right to move.
+"""
+
+import copy
+import gc
+from collections.abc import Sequence
+from typing import Any, final
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+@final
+class Schedulers:
+    """Those that set the learning rate of one optimizer."""
+
+    def __init__(self, optimizer: Optimizer, given: Sequence[Any]) -> None:
+        self._optimizer = optimizer
+        self.known: list[Any] = [*given]
+        self._places: list[int] = []
+        self._moving: list[bool] = []
+        self._held: list[Any] | None = None
+        self._groups: list[dict[str, Any]] = []
+        self.find()
+
+    def find(self) -> None:
+        """Look for those made without telling us: one walk over all objects, at the beginning and when in trouble."""
+        for thing in gc.get_objects():
+            if issubclass(type(thing), LRScheduler) and _of(thing) is self._optimizer and not self._knows(thing):
+                self.known.append(thing)
+
+    def before_step(self) -> None:
+        """Who has moved since the last step; and back with those that moved after a refused one."""
+        places = self._now()
+        pairs = zip(places, self._places, strict=False)
+        self._moving = [now != then for now, then in pairs] + [True] * (len(places) - len(self._places))
+        if self._held is not None:
+            if any(now != held["last_epoch"] for now, held in zip(places, self._held, strict=False) if held):
+                self._put_back(self._held)
+            self._held = None
+
+    def after_step(self, *, refused: bool) -> None:
+        """The step is over; a refused one does not count for the schedule."""
+        if refused:
+            self.find()
+            moving = [*self._moving, *[True] * (len(self.known) - len(self._moving))]
+            self._held = [
+                copy.deepcopy(scheduler.state_dict()) if moves else None
+                for scheduler, moves in zip(self.known, moving, strict=True)
+            ]
+            self._groups = [_settings(group) for group in self._optimizer.param_groups]
+        self._places = self._now()
+
+    def _put_back(self, held: list[Any]) -> None:
+        for scheduler, state in zip(self.known, held, strict=False):
+            if state is not None:
+                scheduler.load_state_dict(state)
+        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=False):
+            for key, value in settings.items():
+                if isinstance(group.get(key), type(value)) and hasattr(value, "copy_"):
+                    group[key].copy_(value)
+                else:
+                    group[key] = value
+
+    def _now(self) -> list[int]:
+        return [scheduler.last_epoch for scheduler in self.known]
+
+    def _knows(self, thing: object) -> bool:
+        return any(thing is scheduler for scheduler in self.known)
+
+
+def _of(scheduler: LRScheduler) -> object:
+    """Whose learning rate it sets; a wrapper of a framework may stand between."""
+    optimizer: Any = vars(scheduler).get("optimizer")
+    return vars(optimizer).get("optimizer", optimizer) if optimizer is not None else None
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """What a scheduler may set: the learning rate, and momentum in a cycle."""
+    kept = {key: group[key] for key in ("lr", "momentum", "betas") if key in group}
+    return {key: value.clone() if hasattr(value, "clone") else value for key, value in kept.items()}

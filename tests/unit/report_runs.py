@@ -1,0 +1,114 @@
+"""Runs made of numbers, for the pages."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steadystep.cli.app import main
+from steadystep.track.run import Incident, LayerNorms, Run, Series
+
+SETTINGS: Mapping[str, Any] = {
+    "mode": "autopilot",
+    "training": {"max_grad_norm": 1.0, "lr_scheduler": "cosine", "warmup_steps": 0.05, "mixed_precision": "bf16"},
+    "monitoring": {"save_checkpoints": True, "checkpoint_frequency": 1000},
+}
+
+
+def made_run(
+    steps: int = 3000, *, name: str = "made", seed: int = 0, level: float = 2.0, troubled: bool = True, **changes: Any
+) -> Run:
+    """A loss that falls to `level`, with a spike at half of the way and NaN at three quarters."""
+    random, at = np.random.default_rng(seed), np.arange(steps)
+    loss = level + 3 * np.exp(-8 * at / steps) + random.normal(0, 0.05, steps)
+    norm = np.exp(random.normal(-0.3, 0.2, steps))
+    incidents: tuple[Incident, ...] = ()
+    if troubled:
+        spike, hole = steps // 2, 3 * steps // 4
+        loss[spike], norm[spike] = 9.0, 40.0
+        loss[hole : hole + 3] = norm[hole : hole + 3] = np.nan
+        incidents = (
+            made_incident(spike, cause="exploding-gradient", severity="act", done="gradient scaled down to 0.7"),
+            *(
+                made_incident(hole + k, stepped=False, restored=hole - 20, bundle="runs/a/incidents/x")
+                for k in range(3)
+            ),
+        )
+    measured = np.arange(steps // 10, steps, steps // 10)
+    names = ("embed.weight", "blocks.0.weight", "blocks.1.weight", "head.weight")
+    logged = np.arange(0, steps, 100)
+    run = {
+        "name": name,
+        "path": Path("runs") / "a",
+        "source": "steadystep",
+        "loss": Series(at, loss),
+        "grad_norm": Series(at, norm),
+        "lr": Series(at, 1e-3 * np.minimum((at + 1) / 100, 1.0) * np.cos(at / steps)),
+        "validation": {"val_loss": Series(measured, loss[measured - 1] + 0.1)},
+        "incidents": incidents,
+        "layers": LayerNorms(steps=logged, names=names, norms=np.exp(random.normal(0, 1, (len(logged), 4)))),
+        "settings": SETTINGS,
+        "ended": True,
+        "end": "finished",
+    }
+    return Run(**{**run, **changes})
+
+
+def made_incident(step: int, **changes: Any) -> Incident:
+    """One that was serious, unless told otherwise."""
+    facts = {
+        "cause": "damaged-weights",
+        "severity": "critical",
+        "evidence": "the loss is NaN",
+        "advice": "look at the memory of this machine",
+        "done": "went back to the state of step 20",
+        "findings": (("non-finite", "critical", "the loss is NaN"),),
+    }
+    return Incident(step=step, **{**facts, **changes})
+
+
+def write_log(folder: Path, run: Run, *, ended: bool = True) -> Path:
+    """The same as a run log on disk."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, Any]] = [{"kind": "start", "steadystep": "0.1.0", "time": 0, "settings": run.settings}]
+    incidents = {incident.step: incident for incident in run.incidents}
+    held_out = run.validation["val_loss"]
+    values = dict(zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True))
+    columns = (run.loss.steps.tolist(), run.loss.values, run.grad_norm.values, run.lr.values)
+    for step, loss, norm, lr in zip(*columns, strict=True):
+        if step in values:
+            lines.append({"kind": "validation", "step": step, "metrics": {"val_loss": values[step]}})
+        lines.append({"step": step, "loss": _word(loss), "norm": _word(norm), "lr": _word(lr)})
+        if step in incidents:
+            lines.append(_line(incidents[step]))
+    if ended:
+        lines.append({"kind": "end", "how": "finished", "time": 1})
+    path = folder / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _word(value: float) -> float | str:
+    return float(f"{value:.9g}") if np.isfinite(value) else "NaN"
+
+
+def _line(incident: Incident) -> dict[str, Any]:
+    findings = [{"detector": d, "severity": s, "what": w} for d, s, w in incident.findings]
+    diagnosis = {"cause": incident.cause, "evidence": incident.evidence, "advice": incident.advice}
+    line = {"kind": "incident", "step": incident.step, "stepped": incident.stepped, "done": incident.done, "plan": {}}
+    return {**line, "restored": incident.restored, "diagnosis": {**diagnosis, "findings": findings}}
+
+
+def steadystep(*arguments: str) -> int:
+    """The command in this process; what it exits with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["steadystep", *arguments])
+        try:
+            main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+    return 0

@@ -1,0 +1,80 @@
+"""Rolling back, incidents and origins in a loop that is not ours."""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import steadystep
+
+
+def task(seed: int = 0) -> tuple[nn.Module, list[torch.Tensor]]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+    rng = torch.Generator().manual_seed(7)
+    return model, [torch.randn(32, 6, generator=rng) for _ in range(220)]
+
+
+def test_ruined_weights_are_rolled_back_and_the_scheduler_with_them() -> None:
+    model, data = task()
+    opt = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1.0 - step / 1000)
+    with steadystep.watch(model, opt) as watcher:
+        outcomes = []
+        for i, x in enumerate(data):
+            if i == 150:
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.mul_(-8.0)
+            opt.zero_grad()
+            loss = (model(x).squeeze(-1) - x.sum(-1)).square().mean()
+            loss.backward()
+            opt.step()
+            scheduler.step()
+            outcomes.append(watcher.outcome)
+        back = [o for o in outcomes if o is not None and o.restored is not None]
+        assert len(back) == 1
+        assert back[0].restored is not None
+        assert 150 <= back[0].step < 160
+        assert 100 < back[0].restored <= 150
+        assert watcher.guard.updates == scheduler.last_epoch
+    assert loss.item() < 0.5
+
+
+def test_weights_loaded_after_watch_are_the_ones_it_goes_back_to() -> None:
+    model, data = task()
+    opt = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with steadystep.watch(model, opt) as watcher:
+        model.load_state_dict(task(seed=5)[0].state_dict())
+        opt.zero_grad()
+        (model(data[0]).squeeze(-1) - data[0].sum(-1)).square().mean().backward()
+        opt.step()
+        assert all(state.step >= 0 for state in watcher.guard._parts.recovery.states)
+
+
+def test_an_incident_is_written_with_its_batch_and_its_origin(tmp_path: Path) -> None:
+    model, data = task()
+    opt = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with steadystep.watch(model, opt, run_dir=tmp_path, config={"monitoring": {"sinks": []}}) as watcher:
+        for i, x in enumerate(data[:6]):
+            batch = torch.full_like(x, math.nan) if i == 4 else x
+
+            def again(batch: torch.Tensor) -> torch.Tensor:
+                return (model(batch).squeeze(-1) - batch.sum(-1)).square().mean()
+
+            opt.zero_grad()
+            watcher.loss(again(batch), batch=batch, again=again).backward()
+            opt.step()
+            if i == 4:
+                assert watcher.outcome is not None
+                assert watcher.outcome.origin.startswith("the batch")
+                assert (Path(watcher.outcome.incident) / "batch").is_dir()
+        watcher.metrics(kl=0.5)
+        opt.zero_grad()
+        watcher.loss(again(data[0])).backward()
+        opt.step()
+        assert watcher.outcome is not None
+        assert watcher.outcome.signals is not None
+        assert watcher.outcome.signals.metrics == {"kl": 0.5}
+    assert (tmp_path / "run.jsonl").exists()
