@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-all check bench mutants format clean
+.PHONY: help demo test test-all check bench browser mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -19,10 +19,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## a small transformer, broken on purpose and kept on course
 	$(BIN)/steadystep demo
 
-test: $(STAMP) ## the tests CI runs
+# The pages are tested in a real browser. Without one those tests say so and are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-headless-shell >/dev/null \
+		|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+			&& { apt-get install -y -q chromium || { apt-get update -q && apt-get install -y -q chromium; }; } >/dev/null 2>&1; } \
+		|| echo "no Chromium, and it cannot be installed from here: the browser tests are skipped"
+
+test: $(STAMP) browser ## the tests CI runs
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: $(STAMP) ## every test, the slow ones too, and new random examples
+test-all: $(STAMP) browser ## every test, the slow ones too, and new random examples
 	STEADYSTEP_HYPOTHESIS=search $(BIN)/python -m pytest -n 2
 
 check: $(STAMP) ## format, lint, types, import contracts

@@ -100,9 +100,8 @@ def all_read(browser: Browser, site: str) -> float:
     page = browser.new_page()
     began = time.perf_counter()
     page.goto(site)
-    page.wait_for_function(
-        "![...document.querySelectorAll('.said')].some(s => s.textContent === 'reading…')", timeout=0
-    )
+    while page.locator(".said", has_text="reading…").count():
+        page.wait_for_timeout(200)
     page.close()
     return 1000 * (time.perf_counter() - began)
 

@@ -6,11 +6,14 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from steadystep.config import Config
+from steadystep.curves import diagnose, open_run
 from steadystep.noticing import detectors
 from steadystep.records import Finding, Signals
+from steadystep.track.run import Run, Series
 
 FOLDER = Path(os.environ.get("STEADYSTEP_TRACES", "/nowhere"))
 HEALTHY = ["llmc_gpt2_124M_20k", "optimizers_8d61", "quantfp4_433c", "scaleup1B_a", "valueembed_75a3"]
@@ -47,3 +50,51 @@ def test_the_gradient_norm_that_came_before_the_spike_is_caught() -> None:
     found = findings([*quiet, *curve("tr8_104B_exp11_11447_spike_recovers_after_2k")])
     first = next(f for f in found if f.severity != "info")
     assert (first.detector, first.severity, first.step) == ("gradient-spike", "act", 501)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_the_doctor_calls_a_healthy_run_healthy(name: str) -> None:
+    reading = diagnose(open_run(FOLDER / f"{name}.csv"))
+    assert reading.healthy, reading.verdict
+    assert reading.plans == ()
+    assert {pattern.severity for pattern in reading.findings} <= {"info"}
+
+
+INCIDENTS = {
+    "tr8_104B_exp11_11447_spike_recovers_after_2k": ("spike-unhealed", 1),
+    "tr8_104B_glitch2_6930_diverge": ("divergence", 1),
+    "tr1_13B_29050_spike_recovers": ("spike-unhealed", 3),
+}
+
+
+def placed(incident: Run, healthy: Run, at: int) -> Run:
+    """The points of an incident after `at` points of a healthy run, in the units of the latter; there the log ends."""
+    before, after = healthy.loss.values[:at], incident.loss.values
+    norms = incident.grad_norm.values
+    factor = norms / norms[0] if norms[0] > 0.0 else np.ones(len(norms))
+    beside = healthy.grad_norm.values[:at] if len(healthy.grad_norm) else np.exp(0.2 * np.sin(np.arange(at) * 1.7))
+    loss = np.concatenate([before, np.median(before[-50:]) + after - after[0]])
+    norm = np.concatenate([beside, np.median(beside[-50:]) * factor])
+    steps = np.arange(len(loss), dtype=np.int64) * 10
+    return Run(name="placed", path=FOLDER, source="csv", loss=Series(steps, loss), grad_norm=Series(steps, norm))
+
+
+@pytest.mark.parametrize("background", HEALTHY)
+@pytest.mark.parametrize("name", INCIDENTS)
+def test_the_doctor_finds_an_incident_inside_a_healthy_run(name: str, background: str) -> None:
+    kind, onset = INCIDENTS[name]
+    incident, healthy = open_run(FOLDER / f"{name}.csv"), open_run(FOLDER / f"{background}.csv")
+    for at in (600, 1100, len(healthy.loss) - 100):
+        reading = diagnose(placed(incident, healthy, at), guard=False)
+        assert not reading.healthy
+        assert reading.findings[0].kind == kind
+        assert abs(reading.findings[0].step - 10 * (at + onset)) <= 10
+        assert [pattern.kind for pattern in reading.troubles] == [kind]
+
+
+def test_the_doctor_names_the_signal_that_came_first() -> None:
+    incident = open_run(FOLDER / "tr8_104B_exp11_11447_spike_recovers_after_2k.csv")
+    reading = diagnose(placed(incident, open_run(FOLDER / "llmc_gpt2_124M_20k.csv"), 5000))
+    assert "gradient norm came first" in reading.findings[0].evidence
+    assert "from step 50010 on" in reading.findings[0].evidence
+    assert reading.plans[0].step == 50010

@@ -1,5 +1,6 @@
 """The detection study: what counts as harmful, noticed, in time and false."""
 
+import io
 import json
 import math
 
@@ -151,7 +152,7 @@ def test_the_table_says_who_missed_what(tmp_path) -> None:
         row("unguarded", 1.5, trial="flipped bit", noticed=200, said="non-finite: x"),
         healthy_row(alarms={"ZClip": 3}, spikes={"loss x2": {"tried": 8, "steadystep": 0, "notes": 4, "ZClip": 0}}),
     ]
-    console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(table(rows))
     text = console.export_text()
     assert "2 harmful runs, 5,000 healthy steps" in text

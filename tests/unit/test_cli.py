@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,20 +43,25 @@ def test_a_users_mistake_is_a_message_and_exit_code_2(arguments: tuple[str, ...]
     assert "Usage" in done.stderr
 
 
-def test_demo_tells_the_story_without_control_codes_in_a_pipe() -> None:
-    done = steadystep("demo", "--steps", "280")
+def test_demo_tells_the_story_without_control_codes_in_a_pipe(tmp_path: Path) -> None:
+    done = steadystep("demo", "--steps", "280", "--run-dir", str(tmp_path / "demo"))
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     said = " ".join(done.stdout.split())
-    assert "At step 200 all gradients are multiplied by 10. At step 240 one bit flips" in said
+    assert "step 200 all gradients are multiplied by 10 step 224 a wrong schedule" in said
+    assert "step 256 one bit flips" in said
     assert "step 200 the gradient norm is" in said
+    assert "the last trusted learning rate, 0.003" in said
     assert "cause damaged-weights" in said
     assert "went back to the weights of step" in said
     assert done.stderr == ""
     rows = {line.split("│")[1].strip(): line for line in done.stdout.splitlines() if line.startswith("│")}
-    assert "nan" in rows["unguarded"]
+    assert "NaN" in rows["unguarded"]
     assert "lost" in rows["unguarded"]
     assert "finite" in rows["guarded"]
+    for name in ("report.html", "compare.html"):
+        assert str(tmp_path / "demo" / name) in said
+        assert "</html>" in (tmp_path / "demo" / name).read_text(encoding="utf-8")
 
 
 def test_find_lr_on_a_built_in_task() -> None:

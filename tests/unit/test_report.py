@@ -7,7 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from steadystep.compare import compare
+from steadystep.dashboard.summary import summary
 from steadystep.report import report_page
 from steadystep.report.checklist import checklist
 from steadystep.report.episodes import episodes
@@ -186,6 +190,25 @@ def test_a_run_with_next_to_nothing_has_a_page() -> None:
     nan = Series(np.arange(3), np.full(3, np.nan))
     bad = Run(name="bad", path=Path("x"), source="csv", loss=nan, grad_norm=nan, lr=nan, validation={"val_loss": nan})
     assert "NaN" in report_page(bad, GOOD)
+
+
+ANY = st.sampled_from([0.0, -1.0, 1e308, -1e308, 5e-324, np.nan, np.inf, -np.inf, 2.5]) | st.floats()
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**62 - 1), ANY), max_size=60))
+@settings(max_examples=25)
+def test_any_numbers_make_a_page(points: list[tuple[int, float]]) -> None:
+    points.sort(key=lambda point: point[0])
+    curve = Series(np.array([s for s, _ in points], dtype=np.int64), np.array([v for _, v in points], dtype=np.float64))
+    layers = LayerNorms(steps=curve.steps, names=("a",), norms=curve.values[:, None])
+    steps = tuple(made_incident(step) for step in curve.steps.tolist()[:5])
+    run = made_run(
+        50, loss=curve, grad_norm=curve, lr=curve, validation={"val_loss": curve}, layers=layers, incidents=steps
+    )
+    assert "All is well." in report_page(run, GOOD)
+    assert "NaN" not in summary("x", run, GOOD, 0.0).spark.path
+    if len(curve):
+        assert compare([run, run]).runs[0].incidents == len(steps)
 
 
 def test_a_long_run_carries_every_step_around_its_incidents() -> None:

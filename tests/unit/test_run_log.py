@@ -101,10 +101,13 @@ for _ in range(5):
 if os.fork() == 0:
     raise SystemExit
 os.wait()
+raise RuntimeError("no more data")
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.endswith("RuntimeError: no more data\n")
     assert sum("kind" not in row for row in lines(tmp_path)) == 5
     assert [row["kind"] for row in lines(tmp_path) if "kind" in row] == ["start", "layers", "end"]
+    assert read(tmp_path).error == "RuntimeError: no more data"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")

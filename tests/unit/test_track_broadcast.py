@@ -69,6 +69,15 @@ def test_of_many_layers_evenly_chosen_ones_are_shown() -> None:
     assert names == [f"layer{i}" for i in range(0, 1000, 8)]
 
 
+def test_layers_are_shown_less_often_later_on() -> None:
+    notes = Notes()
+    broadcast = Broadcast([notes], RunStart(name="a"), every=1000, layers_every=10)
+    for step in range(0, 260, 5):
+        broadcast.record(outcome(step))
+    broadcast.close()
+    assert [step for step, _ in shown(notes, "layers")] == [*range(0, 100, 10), 100, 150, 200, 250]
+
+
 def test_gradients_for_histograms_are_the_gradients() -> None:
     model, notes = torch.nn.Linear(100, 100, bias=False), Notes()
     config = {"monitoring": {"log_frequency": 2, "sinks": []}}

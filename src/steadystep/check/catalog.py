@@ -22,7 +22,7 @@ RULES: dict[str, Rule] = {
     for rule in (
         Rule(
             "SS101", "clip-before-unscale", "error",
-            "the gradients are still multiplied by the loss scale (65536 at first), so the limit cuts nearly all of them away",
+            "the gradients still carry the loss scale (65536 at first), so the limit cuts nearly all of them away",
         ),
         Rule(
             "SS102", "clip-after-step", "error",
@@ -54,11 +54,11 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "SS109", "accumulation-not-divided", "warning",
-            "the gradient is the sum of the micro-batches, so the effective learning rate and clipping change with their number",
+            "the gradient is a sum, so learning rate and clipping mean something else for each number of micro-batches",
         ),
         Rule(
             "SS110", "needless-retain-graph", "warning",
-            "the graph is kept although nothing goes through it again: memory, and a sign of a graph that spans batches",
+            "the graph is kept though nothing goes through it again: memory, and a sign of a graph that spans batches",
         ),
         Rule(
             "SS201", "scaler-with-bf16", "warning",
@@ -86,7 +86,7 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "SS303", "softmax-before-cross-entropy", "error",
-            "cross-entropy applies log-softmax itself; on probabilities gradients are tiny and the loss cannot come near zero",
+            "cross-entropy applies log-softmax itself; on probabilities gradients are tiny and the loss stays high",
         ),
         Rule(
             "SS304", "sigmoid-before-bce-with-logits", "error",
@@ -94,7 +94,7 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "SS305", "nll-of-probabilities", "error",
-            "NLLLoss expects log-probabilities; on probabilities it is bounded by -1 and its gradient is not that of a likelihood",
+            "NLLLoss expects log-probabilities; of probabilities it cannot fall below -1, and its gradient is wrong",
         ),
         Rule(
             "SS306", "hidden-state-not-detached", "error",
@@ -118,7 +118,7 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "SS501", "warmup-too-short", "warning",
-            "Adam's second moment needs about 2/(1-beta2) steps to settle; full steps before that are the usual early divergence",
+            "Adam's second moment needs about 2/(1-beta2) steps to settle; full steps before that often diverge",
         ),
         Rule(
             "SS502", "unusual-learning-rate", "warning",

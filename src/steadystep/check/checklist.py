@@ -2,76 +2,41 @@
 
 import ast
 from collections.abc import Iterator
-from typing import final
 
 from steadystep.check.context import Context
 from steadystep.check.hit import Item, State
+from steadystep.check.marks import Marks
 from steadystep.check.names import argument, name_of
 from steadystep.check.rules.settings import BETA2, settle_steps
-
-_TRAINERS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "PPOConfig")
-_LIGHTNING = ("LightningModule", "Fabric")
 
 
 def checklist(context: Context) -> Iterator[Item]:
     """All items, in the order of a training step; nothing for a script that does not train."""
-    marks = _Marks(context)
+    marks = Marks(context)
     if not (context.trains or marks.hugging_face or marks.lightning):
         return
-    for find in (_clipping, _warmup, _schedule, _precision, _nan_check, _norms, _checkpoints, _validation, _seed, _decay):
+    for find in (
+        _clipping,
+        _warmup,
+        _schedule,
+        _precision,
+        _nan_check,
+        _norms,
+        _checkpoints,
+        _validation,
+        _seed,
+        _decay,
+    ):
         yield find(context, marks)
     if marks.hugging_face:
         yield _nan_filter(marks)
-
-
-@final
-class _Marks:
-    """Where in the script something stands."""
-
-    def __init__(self, context: Context) -> None:
-        self._script = context.script
-        self.guard = self.call("Guard") or next((e.line for e in context.events("guard")), None)
-        self.hugging_face = self.call(*_TRAINERS)
-        self.lightning = self.call("Fabric") or next(
-            (c.lineno for c in self._script.classes.values() for b in c.bases if name_of(b).endswith("LightningModule")),
-            None,
-        )
-
-    def call(self, *names: str) -> int | None:
-        """The first call of any of these."""
-        lines = [c.lineno for name in names for c in self._script.calls.get(name, ())]
-        return min(lines, default=None)
-
-    def keyword(self, *names: str) -> tuple[int, ast.expr] | None:
-        """The first call that is given any of these by name, or a dictionary with such a key."""
-        for node in self._script.nodes:
-            if isinstance(node, ast.keyword) and node.arg in names:
-                return node.value.lineno, node.value
-            if isinstance(node, ast.Dict):
-                for key, value in zip(node.keys, node.values, strict=True):
-                    if isinstance(key, ast.Constant) and key.value in names:
-                        return key.lineno, value
-        return None
-
-    def word(self, part: str) -> int | None:
-        """The first identifier or keyword with this in its name."""
-        lines = [
-            getattr(node, "lineno", None) or node.value.lineno  # type: ignore[attr-defined]
-            for node in self._script.nodes
-            if (isinstance(node, ast.Name) and part in node.id.lower())
-            or (isinstance(node, ast.Attribute) and part in node.attr.lower())
-            or (isinstance(node, ast.keyword) and part in (node.arg or "").lower())
-            or (isinstance(node, ast.FunctionDef) and part in node.name.lower())
-            or (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lower() == part)
-        ]
-        return min(lines, default=None)
 
 
 def _item(name: str, line: int | None, evidence: str, *, state: State = "present", fix: str = "") -> Item:
     return Item(name=name, state=state, evidence=evidence, line=line, fix=fix)
 
 
-def _clipping(context: Context, marks: _Marks) -> Item:
+def _clipping(context: Context, marks: Marks) -> Item:
     name = "gradient clipping"
     clip = next(context.events("clip"), None)
     if clip is not None:
@@ -90,7 +55,7 @@ def _clipping(context: Context, marks: _Marks) -> Item:
     return _item(name, None, "none found", state="absent", fix=fix)
 
 
-def _warmup(context: Context, marks: _Marks) -> Item:
+def _warmup(context: Context, marks: Marks) -> Item:
     name = "warm-up"
     setting = marks.keyword("num_warmup_steps", "warmup_steps", "warmup_ratio", "warmup_t", "warmup_iters")
     if setting is not None:
@@ -109,7 +74,7 @@ def _warmup(context: Context, marks: _Marks) -> Item:
     return _item(name, None, "none found", state="absent", fix=fix)
 
 
-def _schedule(context: Context, marks: _Marks) -> Item:
+def _schedule(context: Context, marks: Marks) -> Item:
     name = "learning-rate schedule"
     for calls in context.script.calls.values():
         for call in calls:
@@ -130,7 +95,7 @@ def _schedule(context: Context, marks: _Marks) -> Item:
     return _item(name, None, "a constant learning rate", state="absent", fix=fix)
 
 
-def _precision(context: Context, marks: _Marks) -> Item:
+def _precision(context: Context, marks: Marks) -> Item:
     name = "mixed precision"
     scaler, cast = marks.call("GradScaler"), marks.call("autocast")
     if cast and scaler:
@@ -144,7 +109,7 @@ def _precision(context: Context, marks: _Marks) -> Item:
     return _item(name, None, "fp32 throughout", state="absent", fix=fix)
 
 
-def _nan_check(context: Context, marks: _Marks) -> Item:
+def _nan_check(context: Context, marks: Marks) -> Item:
     name = "NaN check"
     if marks.guard:
         return _item(name, marks.guard, "the guard looks at every update")
@@ -159,23 +124,23 @@ def _nan_check(context: Context, marks: _Marks) -> Item:
     return _item(name, None, "none found: one NaN reaches the weights", state="absent", fix=fix)
 
 
-def _norms(context: Context, marks: _Marks) -> Item:
+def _norms(context: Context, marks: Marks) -> Item:
     name = "gradient norm watched"
     if marks.guard:
         return _item(name, marks.guard, "measured and logged by the guard")
     for clip in context.events("clip"):
         if not isinstance(clip.stmt, ast.Expr):
             return _item(name, clip.line, "the norm that clipping returns is kept")
-    if line := marks.word("grad_norm") or marks.word("track_grad_norm"):
-        if not (clip_line := next((e.line for e in context.events("clip")), None)) or clip_line != line:
-            return _item(name, line, "measured")
+    clipped = {c.lineno for word in ("clip_grad_norm_", "clip_grad_norm") for c in context.script.calls.get(word, ())}
+    if line := marks.word("grad_norm", but_not=clipped):
+        return _item(name, line, "measured")
     if marks.hugging_face:
         return _item(name, marks.hugging_face, "the Trainer logs grad_norm")
     fix = "norm = torch.nn.utils.clip_grad_norm_(...)   # returns it: log it"
     return _item(name, None, "not logged", state="absent", fix=fix)
 
 
-def _checkpoints(context: Context, marks: _Marks) -> Item:
+def _checkpoints(context: Context, marks: Marks) -> Item:
     name = "checkpoints"
     if line := marks.call("save_checkpoint", "save_state", "ModelCheckpoint", "dcp_save"):
         return _item(name, line, "saved")
@@ -198,7 +163,7 @@ def _checkpoints(context: Context, marks: _Marks) -> Item:
     return _item(name, None, "none found", state="absent", fix='torch.save({"model": ..., "optimizer": ...}, path)')
 
 
-def _validation(context: Context, marks: _Marks) -> Item:
+def _validation(context: Context, marks: Marks) -> Item:
     name = "validation"
     if event := next(context.events("eval"), None):
         return _item(name, event.line, "evaluated in eval mode")
@@ -206,10 +171,12 @@ def _validation(context: Context, marks: _Marks) -> Item:
         return _item(name, line, "evaluated")
     if setting := marks.keyword("eval_dataset", "val_dataloaders", "eval_strategy"):
         return _item(name, setting[0], "given to the trainer")
-    return _item(name, None, "none found: overfitting would not be seen", state="absent", fix="evaluate on held-out data")
+    return _item(
+        name, None, "none found: overfitting would not be seen", state="absent", fix="evaluate on held-out data"
+    )
 
 
-def _seed(context: Context, marks: _Marks) -> Item:
+def _seed(context: Context, marks: Marks) -> Item:
     line = marks.call("manual_seed", "set_seed", "seed_everything", "manual_seed_all") or marks.word("seed")
     if line or marks.hugging_face:
         return _item("seed", line or marks.hugging_face, "set" if line else "the Trainer's default, 42")
@@ -217,7 +184,7 @@ def _seed(context: Context, marks: _Marks) -> Item:
     return _item("seed", None, "none: two runs cannot be compared", state="absent", fix=fix)
 
 
-def _decay(context: Context, marks: _Marks) -> Item:
+def _decay(context: Context, marks: Marks) -> Item:
     name = "no decay on norms, biases"
     made = [c for calls in context.script.calls.values() for c in calls if context.roles.is_optimizer(c)]
     for call in made:
@@ -235,7 +202,7 @@ def _decay(context: Context, marks: _Marks) -> Item:
     return _item(name, made[0].lineno if made else None, "no weight decay found", state="not-needed")
 
 
-def _nan_filter(marks: _Marks) -> Item:
+def _nan_filter(marks: Marks) -> Item:
     name, setting = "NaN shown in the log", marks.keyword("logging_nan_inf_filter")
     if setting is not None and isinstance(setting[1], ast.Constant) and setting[1].value is False:
         return _item(name, setting[0], "logging_nan_inf_filter is off")

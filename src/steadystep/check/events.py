@@ -13,13 +13,12 @@ Kind = Literal[
     "grad-call", "autocast", "guard", "opaque",
 ]  # fmt: skip
 
-INTERESTING = frozenset(
-    "backward manual_backward unscale_ unscale_gradients step update zero_grad zero_ eval train grad clip_gradients "
-    "step_update first_step second_step inspect commit clip_grad_norm_ clip_grad_norm clip_grad_value_ "
-    "dispatch_clip_grad autocast".split()
-)
-"""Names of calls that may be events: functions without any of them need not be followed."""
 _CLIPS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "dispatch_clip_grad")
+_MODES = ("eval", "train", "autocast")
+_GRADIENTS = ("backward", "manual_backward", "grad", "zero_grad", "zero_", "unscale_", "unscale_gradients")
+_STEPS = ("step", "update", "step_update", "first_step", "second_step", "inspect", "commit", "clip_gradients")
+INTERESTING = frozenset((*_CLIPS, *_MODES, *_GRADIENTS, *_STEPS))
+"""Names of calls that may be events: functions without any of them need not be followed."""
 
 
 @final

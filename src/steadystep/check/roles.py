@@ -18,9 +18,11 @@ from steadystep.check.script import Script
 Role = Literal["optimizer", "scheduler", "scaler", "guard", "other"]
 
 ADAM_LIKE = frozenset(
-    "Adam AdamW NAdam RAdam Adamax Lamb LAMB AdamW8bit Adam8bit PagedAdamW FusedAdam DeepSpeedCPUAdam".split()
+    ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lamb", "LAMB", "AdamW8bit", "Adam8bit", "PagedAdamW", "FusedAdam"]
 )
-OPTIMIZERS = ADAM_LIKE | frozenset("SGD RMSprop Adagrad Adadelta Adafactor Lion LARS LBFGS Rprop ASGD Muon".split())
+OPTIMIZERS = ADAM_LIKE | frozenset(
+    ["SGD", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Lion", "LARS", "LBFGS", "Rprop", "ASGD", "Muon"]
+)
 _MANAGED = ("accelerator", "fabric", "engine", "trainer", "deepspeed")
 
 
@@ -95,7 +97,7 @@ def is_managed(name: str) -> bool:
 def is_model_call(call: ast.Call, script: Script) -> bool:
     """`model(x)`: a call of something that is a network by its name or by how it was made."""
     name = name_of(call.func)
-    if not name or name in script.imports or name in script.functions or name in script.classes:
+    if not name or name in script.imports or last(name) in script.functions or last(name) in script.classes:
         return False
     if looks_like_model(name):
         return True

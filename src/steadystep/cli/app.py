@@ -40,14 +40,15 @@ def options(
 def demo(
     steps: int = typer.Option(700, min=70, help="Optimizer steps for each of the three runs."),
     seed: int = typer.Option(0, min=0, help="Another seed, another model and other batches."),
+    run_dir: str = typer.Option("runs/demo", help="Where logs and pages go; a free name beside it when it is taken."),
 ) -> None:
-    """Train a small transformer, break it twice on purpose, and see it caught, explained and recovered.
+    """Train a small transformer, break it three times on purpose, and see it caught, explained and recovered.
 
     Example: steadystep demo --steps 700
     """
     from steadystep.cli.demo import run
 
-    run(steps=steps, seed=seed)
+    run(steps=steps, seed=seed, run_dir=run_dir)
 
 
 @app.command()

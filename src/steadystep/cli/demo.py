@@ -1,128 +1,121 @@
 """`steadystep demo`: the same small transformer three times: healthy, broken, and broken with a guard."""
 
 import logging
-import time
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import final
 
 import torch
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from steadystep.faults import Fault, flipped_bit, scaled_gradients
-from steadystep.guard import Guard
-from steadystep.lab.gpt import GPT, GPTSize
-from steadystep.lab.text import TopicsText
-from steadystep.records import Diagnosis, Outcome
+from steadystep.errors import ConfigError
+from steadystep.lab.story import Arm, Ending, Story, live, num_parameters
+from steadystep.records import Outcome
 
-SIZE = GPTSize()
-BATCH_SIZE = 16
-LEARNING_RATE = 3e-3
-BROKEN = "norm.weight"
+_ARMS: tuple[Arm, ...] = ("no fault", "unguarded", "guarded")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """When what goes wrong."""
-
-    steps: int
-    spike_at: int
-    flip_at: int
-
-    def faults(self, model: GPT) -> tuple[Fault, ...]:
-        """The exercise, and something worse."""
-        return (
-            scaled_gradients(model, steps={self.spike_at}, factor=10.0),
-            flipped_bit(model, steps={self.flip_at}, parameter=BROKEN),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """How one run ended."""
-
-    held_out: float
-    updates: int
-    healthy_weights: bool
-    seconds: float
-
-
-def run(*, steps: int, seed: int) -> None:
-    """The three runs, with progress, and a table at the end."""
-    console = Console()
+def run(*, steps: int, seed: int, run_dir: str) -> None:
+    """The three runs, with progress, a table and a page at the end."""
+    console = Console(highlight=False)
+    folder = _free(Path(run_dir))
+    story = Story(steps=steps)
+    console.print(_opening(story))
     torch.set_num_threads(1)  # why: matrices this small are slower on two threads, far slower on a busy machine
-    story = Story(steps=steps, spike_at=steps * 5 // 7, flip_at=steps * 6 // 7)
-    num_parameters = sum(p.numel() for p in GPT(SIZE).parameters())
-    console.print(
-        f"A transformer of {num_parameters:,} parameters learns Python's help texts in {steps} steps.\n"
-        f"At step {story.spike_at} all gradients are multiplied by 10.\n"
-        f"At step {story.flip_at} one bit flips in one weight, as failing memory does.\n"
-    )
-    logging.getLogger("steadystep").setLevel(logging.ERROR)  # this screen tells the story itself
-    results = {
-        "no fault": _train(console, "no fault", story, seed=seed, faulty=False, guarded=False),
-        "unguarded": _train(console, "unguarded", story, seed=seed, faulty=True, guarded=False),
-        "guarded": _train(console, "guarded", story, seed=seed, faulty=True, guarded=True),
-    }
+    endings: dict[Arm, Ending] = {}
+    with _quiet():
+        for arm in _ARMS:
+            with _Screen(console, arm, steps) as screen:
+                endings[arm] = live(story, arm, seed=seed, run_dir=folder / arm.replace(" ", "-"), watch=screen.watch)
     console.print()
-    console.print(_table(results, steps=steps))
+    console.print(_table(endings, steps=steps))
+    console.print(_verdict(endings["guarded"]))
+    console.print(_pages(folder), soft_wrap=True)
 
 
-def _train(console: Console, label: str, story: Story, *, seed: int, faulty: bool, guarded: bool) -> Result:
-    torch.manual_seed(seed)
-    model = GPT(SIZE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    text = TopicsText(context=SIZE.context, batch_size=BATCH_SIZE, seed=seed)
-    guard = Guard(model, optimizer) if guarded else None
-    faults = story.faults(model) if faulty else ()
-    updates, lost, started = 0, False, time.perf_counter()
-    with _progress(console) as bar:
-        task = bar.add_task(label, total=story.steps, loss="")
-        for step in range(story.steps):
-            batch = text.batch()
-            with ExitStack() as stack:
-                for fault in faults:
-                    stack.enter_context(fault.at(step))
-                if guard is None:
-                    loss = model.loss(batch)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    value, updates = loss.item(), updates + 1
-                else:
-                    outcome = guard.step(lambda batch=batch: model.loss(batch))
-                    value, updates = outcome.loss, guard.updates
-                    if not outcome.plan.proceeds:
-                        bar.console.print(_caught(outcome))
-            if guard is None and value != value and not lost:
-                lost = True
-                bar.console.print(f"  [red]step {step}[/red] the loss is NaN; everything learned is lost")
-            bar.update(task, advance=1, loss=f"loss {value:.3f}")
-    if guard is not None:
-        console.print(_verdict(guard.diagnose()))
-    with torch.no_grad():
-        held_out = model.loss(text.held_out()).item()
-    healthy = all(bool(p.isfinite().all()) for p in model.parameters())
-    return Result(held_out=held_out, updates=updates, healthy_weights=healthy, seconds=time.perf_counter() - started)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:>9}"),
-        BarColumn(bar_width=40),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeRemainingColumn(),
-        console=console,
+def _opening(story: Story) -> str:
+    return (
+        f"A transformer of {num_parameters():,} parameters learns Python's help texts in {story.steps} steps.\n"
+        f"  step {story.spike_at}  all gradients are multiplied by 10\n"
+        f"  step {story.leap[0]}  a wrong schedule: the learning rate times 100 for {len(story.leap)} steps\n"
+        f"  step {story.flip_at}  one bit flips in one weight, as failing memory does\n"
     )
+
+
+def _free(folder: Path) -> Path:
+    """A second demo does not write into the first one's folder."""
+    names = (folder, *(folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000)))
+    free = next((name for name in names if not name.exists()), folder)
+    try:
+        free.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{free}: cannot be made ({error.strerror}); another place with --run-dir") from None
+    return free
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """This screen tells the story itself."""
+    logger = logging.getLogger("steadystep")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@final
+class _Screen:
+    """One run as it goes by: a bar, and a card for each time the guard did something."""
+
+    def __init__(self, console: Console, arm: Arm, steps: int) -> None:
+        self._arm = arm
+        self._lost = False
+        self._shown: Outcome | None = None
+        self._bar = Progress(
+            TextColumn("{task.description:>9}"),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task(arm, total=steps, loss="")
+
+    def __enter__(self) -> "_Screen":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def watch(self, outcome: Outcome) -> None:
+        """One step more."""
+        self._bar.update(self._task, advance=1, loss=f"loss {outcome.loss:.3f}")
+        if not outcome.plan.proceeds:
+            self._show(outcome)
+        if self._arm == "unguarded" and outcome.loss != outcome.loss and not self._lost:
+            self._lost = True
+            self._say(f"  [red]step {outcome.step}[/red] the loss is NaN; everything learned is lost")
+
+    def _show(self, outcome: Outcome) -> None:
+        last, self._shown = self._shown, outcome
+        alike = last is not None and last.step == outcome.step - 1 and last.plan.steps == outcome.plan.steps
+        if not alike:
+            self._say(_caught(outcome))
+
+    def _say(self, what: Table | str) -> None:
+        self._bar.console.print(what)
 
 
 def _caught(outcome: Outcome) -> Table:
-    diagnosis = outcome.diagnosis
     card = Table.grid(padding=(0, 1))
-    card.add_row(f"  [green]step {outcome.step}[/green]", diagnosis.evidence)
-    card.add_row("     cause", diagnosis.cause)
+    card.add_row(f"  [green]step {outcome.step}[/green]", outcome.diagnosis.evidence)
+    card.add_row("     cause", outcome.diagnosis.cause)
     card.add_row("      done", _done(outcome))
     return card
 
@@ -130,32 +123,51 @@ def _caught(outcome: Outcome) -> Table:
 def _done(outcome: Outcome) -> str:
     plan = outcome.plan
     if outcome.restored is not None:
-        return (
-            f"went back to the weights of step {plan.to}; learning rate at most {plan.lr:.2g} until it is steady again"
-        )
+        return f"went back to the weights of step {plan.to}, eased back in at a lower learning rate"
+    if "hold-lr" in plan.steps:
+        return f"the update is taken with the last trusted learning rate, {plan.lr:.2g}"
     if plan.norm is not None:
         return f"gradient scaled down to {plan.norm:.3g}; the update is taken"
     return "no update: as if this batch had never been seen"
 
 
-def _verdict(found: tuple[Diagnosis, ...]) -> Table:
-    card = Table.grid(padding=(0, 1))
-    card.add_row("  [bold]diagnose()[/bold]", "")
-    for diagnosis in found[:3]:
-        card.add_row(f"  {diagnosis.cause}", diagnosis.advice)
-    return card
-
-
-def _table(results: dict[str, Result], *, steps: int) -> Table:
-    table = Table()
-    for column in ("run", "held-out loss", "updates", "weights", "time"):
+def _table(endings: dict[Arm, Ending], *, steps: int) -> Table:
+    clean = endings["no fault"].held_out
+    table = Table(title="Three runs, the same data, the same first weights", title_justify="left", title_style="bold")
+    for column in ("run", "held-out loss", "vs no fault", "updates", "weights", "time"):
         table.add_column(column, justify="left" if column in ("run", "weights") else "right")
-    for name, result in results.items():
+    for arm, ending in endings.items():
         table.add_row(
-            name,
-            f"{result.held_out:.3f}",
-            f"{result.updates} of {steps}",
-            "[green]finite[/green]" if result.healthy_weights else "[red]lost[/red]",
-            f"{result.seconds:.1f} s",
+            arm,
+            f"{ending.held_out:.3f}" if ending.finite else "[red]NaN[/red]",
+            "" if arm == "no fault" else f"{ending.held_out / clean - 1:+.1%}" if ending.finite else "[red]lost[/red]",
+            f"{ending.updates} of {steps}",
+            "[green]finite[/green]" if ending.finite else "[red]lost[/red]",
+            f"{ending.seconds:.1f} s",
         )
     return table
+
+
+def _verdict(ending: Ending) -> Group:
+    card = Table.grid(padding=(0, 2))
+    for diagnosis in ending.diagnoses[:3]:
+        card.add_row(f"  {diagnosis.cause}", diagnosis.advice)
+    return Group("\n[bold]What the guard says about it afterwards[/bold]", card)
+
+
+def _pages(folder: Path) -> str:
+    """The guarded run as a page, and all three over each other."""
+    try:
+        from steadystep.compare import compare, compare_page
+        from steadystep.curves import open_run
+        from steadystep.report import report_page
+    except ImportError as error:
+        return f"\nNo page: {error}"
+    runs = [open_run(folder / arm.replace(" ", "-")) for arm in _ARMS]
+    report, overlay = folder / "report.html", folder / "compare.html"
+    try:
+        report.write_text(report_page(runs[-1]), encoding="utf-8")
+        overlay.write_text(compare_page(runs, compare(runs)), encoding="utf-8")
+    except OSError as error:
+        return f"\nNo page: {folder} cannot be written ({error.strerror})"
+    return f"\nThe guarded run as a page: {report}\nAll three over each other:  {overlay}"

@@ -64,6 +64,7 @@ class Comparison:
         return told
 
 
+@np.errstate(all="ignore")
 def compare(runs: Sequence[Run]) -> Comparison:
     """By held-out loss where all have it, else by training loss, both over the end of the stretch that all ran."""
     if len(runs) < 2:

@@ -24,6 +24,7 @@ class Level:
     points: int
 
 
+@np.errstate(all="ignore")  # why: a log may hold any number, and the square of it may be none
 def level(series: Series, *, until: int | None = None) -> Level | None:
     """Over the last tenth of a long curve, or the last three points of a short one; None for an empty one.
 

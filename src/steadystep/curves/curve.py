@@ -110,7 +110,7 @@ class Curve:
 
     @cached_property
     def warm(self) -> int:
-        """The number of points in which the learning rate was still rising; the first twentieth when it is unknown."""
+        """The number of points in which the learning rate was still rising; the first fiftieth when it is unknown."""
         return _warm_up(self)
 
 
@@ -141,7 +141,7 @@ def _warm_up(curve: Curve) -> int:
     lr = curve.run.lr
     rates = lr.values[np.isfinite(lr.values)]
     if len(rates) < 3:
-        return min(max(8, count // 20), 1000, count)
+        return min(max(8, count // 50), 200, count)
     top = int(np.argmax(rates >= 0.98 * rates.max()))
     if top == 0 or rates[0] > 0.7 * rates[top]:
         return min(count, 8)

@@ -37,7 +37,7 @@ _PATTERNS: tuple[Callable[[Curve], list[Pattern]], ...] = (
 )
 # What the first one explains needs not be said again.
 _EXPLAINS = {
-    "oscillation": {"plateau", "not-learning", "learning-rate-too-low"},
+    "oscillation": {"plateau", "underfitting", "not-learning", "learning-rate-too-low"},
     "not-learning": {"underfitting"},
     "learning-rate-too-low": {"plateau"},
     "hidden-nan": {"suspicious-perfection", "plateau", "non-finite-gradient"},

@@ -79,7 +79,8 @@ def _onset(curve: Curve, best: int, parts: int, level: float, rise: float) -> in
     """The last point at which short means were still near the best level."""
     size = max(1, min(16, len(curve) // 64))
     short = means(curve.values, len(curve) // size)
-    near = np.flatnonzero(short <= level + 0.15 * rise)
+    close = 2.5 * noise(curve.values) / np.sqrt(size)
+    near = np.flatnonzero(short <= level + min(0.15 * rise, max(0.05 * rise, close)))
     begin = int(best * len(short) / parts)
     later = near[near >= begin]
     # why not simply the last: a lucky batch late in the run is no return; the first long absence counts

@@ -12,6 +12,7 @@ _MATERIAL = 0.03  # of the level, and of the way it had come
 _LEFT = 2.5  # sigma: below this a point still belongs to the level
 _BACK = (3, 5)  # so many of so many points under the limit: it has come back
 _WALK = 12  # points; an onset is not looked for further back
+_LONG_RAMP = 8  # points
 _SOON = 64  # points
 _MOST = 5000  # stretches
 _RAMP = 0.62  # of the height from one point to the next: a jump has more of it at once
@@ -97,14 +98,16 @@ def _return(values: Floats, first: int, limit: float) -> int | None:
 
 
 def _described(values: Floats, first: int, end: int | None, base: float, sigma: float) -> Excursion:
-    onset = first
-    while onset > max(0, first - _WALK) and values[onset - 1] > base + _LEFT * sigma:
-        onset -= 1
+    onset = _left(values, first, base, sigma)
     stop = len(values) if end is None else end
     part = values[first:stop]
     top = float(part.max()) if len(part) < 16 else float(np.quantile(part, 0.95))
     height = top - base
     peak = first + int(np.argmax(part >= base + 0.9 * height))
+    if peak - first >= _LONG_RAMP:  # far above its noise the slope is known: where did it start?
+        slope = float(values[first + _LONG_RAMP // 2 : first + _LONG_RAMP].mean() - values[first]) / (0.75 * _LONG_RAMP)
+        back = (float(values[first]) - base) / slope if slope > 0.0 else 0.0
+        onset = min(onset, max(first - round(min(back, 4.0 * _WALK)), 0))
     jump = float(np.diff(values[max(0, onset - 1) : peak + 1], prepend=base).max()) / height
     after = float(np.median(values[peak:stop])) - base
     grows = len(part) >= 8 and height > _GROWS * (values[first] - base) and peak - first > 0.5 * len(part)
@@ -120,3 +123,14 @@ def _described(values: Floats, first: int, end: int | None, base: float, sigma: 
         stays=after >= _STAYS * height,
         last=stop - 1,
     )
+
+
+def _left(values: Floats, first: int, base: float, sigma: float) -> int:
+    """Back along the points that lead up to `first`, each clearly lower than the next, to where it left the level."""
+    onset = first
+    while onset > max(0, first - _WALK):
+        before = float(values[onset - 1])
+        if before <= base + _LEFT * sigma or before > values[onset] - sigma:
+            break
+        onset -= 1
+    return onset

@@ -9,6 +9,7 @@ from steadystep.curves.roles import higher_is_better
 from steadystep.track.run import Series
 
 _FEWEST = 5  # validations
+_MANY = 12
 _PARTS = 20
 _SIGMAS = 4.0
 _RISE = 0.02  # of the level
@@ -63,7 +64,10 @@ def _rise(
     after = levels[lowest:]
     if lowest >= count - 2 or rise <= margin or not _climbs(after):
         return None
-    at = int(steps[min(len(steps) - 1, int((lowest + 0.5) * len(values) / count))])
+    plain = means(values, count)
+    around = max(0, lowest - 1)
+    turn = around + int(np.argmin(plain[around : lowest + 2]))
+    at = int(steps[min(len(steps) - 1, int((turn + 0.5) * len(values) / count))])
     if not _training_fell(curve, at):
         return None
     worst = float(values[-1])
@@ -76,13 +80,15 @@ def _rise(
 
 
 def _level_noise(values: Floats, levels: Floats) -> float:
+    if len(values) < _MANY:  # a handful of points: their differences are mostly the curve itself, its bends less so
+        return 0.6 * _bends(values)
     within = noise(values) / np.sqrt(len(values) / len(levels))
-    between = 0.0
-    if len(levels) >= 8:
-        bends = np.abs(np.diff(levels[len(levels) // 4 :], n=2))
-        between = float(np.median(bends)) / (0.6745 * np.sqrt(6.0))
-    # why halved for a handful of points: their differences are mostly the curve itself
-    return float(max(within if len(values) >= 12 else 0.5 * within, between))
+    return float(max(within, _bends(levels[len(levels) // 4 :]) if len(levels) >= 8 else 0.0))
+
+
+def _bends(levels: Floats) -> float:
+    """Sigma, from second differences: straight stretches add nothing to them."""
+    return float(np.median(np.abs(np.diff(levels, n=2)))) / (0.6745 * np.sqrt(6.0))
 
 
 def _steadied(levels: Floats) -> Floats:

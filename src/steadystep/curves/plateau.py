@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 
 from steadystep.curves.curve import Curve
-from steadystep.curves.levels import Floats, blocks, means
+from steadystep.curves.levels import Floats, blocks
 from steadystep.curves.reading import Pattern
 
 _FEWEST = 40  # points
@@ -19,7 +19,6 @@ _CERTAIN = 2.5  # standard errors
 _EARLY = 0.6  # of the run
 _POOR = 0.5  # of the first loss
 _STRETCHES = ((0.2, 0.4), (0.45, 0.65), (0.75, 1.0))  # of the run
-_SUBPARTS = 8
 
 _WAIT = (
     "the steps since were for nothing: stop there, or lower the learning rate (a decay often takes the loss further)"
@@ -68,7 +67,7 @@ def stands_still(values: Floats) -> Flat | None:
         return None
     first_part, early, late = (values[int(a * count) : int(b * count)] for a, b in _STRETCHES)
     level = float(np.median(late))
-    first = float(np.median(values[: max(3, count // 50)]))
+    first = float(max(values[0], np.median(values[:3])))
     way = first - level
     error = math.hypot(_error(early), _error(late))
     gained = float(np.mean(early) - np.mean(late))
@@ -87,12 +86,15 @@ def stands_still(values: Floats) -> Flat | None:
 
 
 def _error(part: Floats) -> float:
-    """Standard error of the mean, from sub-means: noise that hangs together counts as what it is."""
-    small = means(part, _SUBPARTS)
-    times = np.arange(len(small)) - (len(small) - 1) / 2
-    slope = float(times @ small / max(float(times @ times), 1.0))
-    rest = small - small.mean() - slope * times
-    return float(np.sqrt(np.sum(rest**2) / max(1, len(small) - 2) / len(small)))
+    """Standard error of the mean; noise that hangs together from point to point counts for more."""
+    times = np.arange(len(part)) - (len(part) - 1) / 2
+    slope = float(times @ part) / max(float(times @ times), 1.0)
+    rest = part - part.mean() - slope * times
+    power = float(rest @ rest)
+    if power <= 0.0:
+        return 0.0
+    joined = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), 0.95)
+    return math.sqrt(power * (1.0 + joined) / (1.0 - joined)) / len(part)
 
 
 def _pattern(kind: str, severity: str, step: int, evidence: str, advice: str) -> Pattern:

@@ -7,6 +7,7 @@ from steadystep.curves.reading import Pattern
 from steadystep.records import Severity
 
 _LONG = 4  # points: more than a hard batch
+_BRIEF = 32  # points
 _DEEP = 0.5  # of the way the loss had come
 _RAMP_DEPTH = 0.2  # of the level or of the way: less is a swing, no divergence
 _WILD_NORM = 10.0  # times the usual: healthy runs stay under 8
@@ -46,7 +47,7 @@ def _judged(curve: Curve, one: Excursion) -> Pattern | None:
     """None for a small one that healed."""
     if _at_restart(curve, one) and one.end is not None:
         return None
-    if one.end is not None and one.onset < curve.warm and one.length > 1:
+    if one.end is not None and one.onset < curve.warm and 1 < one.length <= max(_BRIEF, curve.warm):
         return _transient(curve, one)
     step, peak = int(curve.steps[one.onset]), int(curve.steps[one.highest])
     way = max(curve.start - one.base, 0.0)

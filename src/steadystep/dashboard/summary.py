@@ -62,6 +62,7 @@ class Summary:
         return "stale" if self.ended is False else "idle"
 
 
+@np.errstate(all="ignore")
 def summary(key: str, run: Run, verdict: Verdict | None, changed: float) -> Summary:
     """From a whole reading."""
     told = episodes(run)
@@ -87,13 +88,15 @@ def summary(key: str, run: Run, verdict: Verdict | None, changed: float) -> Summ
     )
 
 
+@np.errstate(all="ignore")
 def spark_path(series: Series) -> str:
     """An SVG path 120 wide and 30 high; logarithmic where the curve spans orders of magnitude."""
     curve = thin(series, buckets=60)
-    values = np.log10(curve.values) if is_wide(series) else curve.values
+    values = np.log10(np.abs(curve.values)) if is_wide(series) else curve.values
     finite = np.isfinite(values)
     if not finite.any():
         return ""
+    values = values / max(float(np.abs(values[finite]).max()), 1e-300)
     low, high = float(values[finite].min()), float(values[finite].max())
     x = (curve.steps - curve.steps[0]) / max(int(curve.steps[-1] - curve.steps[0]), 1) * _WIDTH
     y = _HEIGHT - 2 - (values - low) / (high - low or 1.0) * (_HEIGHT - 4)

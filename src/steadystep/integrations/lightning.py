@@ -14,6 +14,7 @@ from torch.amp import GradScaler
 
 from steadystep.config import Config
 from steadystep.integrations.missing import install_line
+from steadystep.integrations.settings import without_sinks
 from steadystep.integrations.tally import Tally
 from steadystep.records import Outcome
 from steadystep.watching import Watcher
@@ -39,7 +40,7 @@ class StabilityCallback(Callback):
         run_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
-        self.config = Config.load(config)
+        self.config = without_sinks(config)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.watchers: list[Watcher] = []
         """One for each optimizer, while a fit is running."""

@@ -18,6 +18,7 @@ from steadystep.errors import UnsupportedError
 from steadystep.integrations.accelerate import mark_skipped
 from steadystep.integrations.forward_passes import ForwardPasses
 from steadystep.integrations.missing import install_line
+from steadystep.integrations.settings import without_sinks
 from steadystep.integrations.tally import Tally
 from steadystep.records import Outcome
 from steadystep.watching import Watcher
@@ -44,7 +45,7 @@ class StabilityCallback(TrainerCallback):  # type: ignore[misc]
         *,
         run_dir: str | Path | None = None,
     ) -> None:
-        self.config = Config.load(config)
+        self.config = without_sinks(config)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.watcher: Watcher | None = None
         """While a training is running."""

@@ -41,13 +41,13 @@ class Story:
     @property
     def leap(self) -> range:
         """The learning rate is a hundred times too high."""
-        start = self.steps * 11 // 14
+        start = self.steps * 4 // 5
         return range(start, start + self.steps // 35)
 
     @property
     def flip_at(self) -> int:
         """One bit of one weight flips."""
-        return self.steps * 6 // 7
+        return self.steps * 32 // 35
 
     def faults(self, model: GPT, optimizer: torch.optim.Optimizer) -> tuple[Fault, ...]:
         """The exercise, and two nastier ones."""

@@ -70,4 +70,4 @@ def is_wide(series: Series) -> bool:
     values = series.values[np.isfinite(series.values)]
     if not len(values) or values.min() <= 0:
         return False
-    return bool(values.max() > _SPREAD * np.median(values))
+    return bool(values.max() / _SPREAD > np.median(values))

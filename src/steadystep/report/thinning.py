@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from steadystep.track.run import Series
 
 DIGITS = 6  # of a number in a page; a chart shows three
+_LARGEST = 1e300  # the difference of two values must still be a number where they are drawn
 
 
 @final
@@ -26,7 +27,8 @@ class Thinned:
     def for_json(self) -> dict[str, Any]:
         """Steps, values with None for gaps, and what each gap is."""
         finite = np.isfinite(self.values)
-        values = [float(f"{v:.{DIGITS}g}") if ok else None for v, ok in zip(self.values, finite, strict=True)]
+        drawn = np.clip(self.values, -_LARGEST, _LARGEST)
+        values = [float(f"{v:.{DIGITS}g}") if ok else None for v, ok in zip(drawn, finite, strict=True)]
         bad = [[int(s), _name(v)] for s, v in zip(self.steps[~finite], self.values[~finite], strict=True)]
         return {"x": [int(step) for step in self.steps], "y": values, "bad": bad}
 
@@ -56,6 +58,7 @@ def thin(series: Series, *, buckets: int, first: int | None = None, last: int | 
     return Thinned(steps[chosen], values[chosen])
 
 
+@np.errstate(all="ignore")
 def typical(series: Series, *, buckets: int) -> Thinned:
     """The median of each stretch: the line an eye would draw through a noisy curve."""
     finite = np.isfinite(series.values)

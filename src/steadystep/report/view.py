@@ -40,6 +40,7 @@ class View:
     charts: Mapping[str, Any]
 
 
+@np.errstate(all="ignore")  # why: a log may hold any number, and the mean of two of them may be none
 def view(run: Run, verdict: Verdict, *, buckets: int = 1200, near: bool = True) -> View:
     """Everything about one run; `near` adds every step around its incidents."""
     told = episodes(run)
@@ -64,6 +65,7 @@ def view(run: Run, verdict: Verdict, *, buckets: int = 1200, near: bool = True) 
     )
 
 
+@np.errstate(all="ignore")
 def charts(
     run: Run,
     told: tuple[Episode, ...],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steadystep.signals.samples import is_plain, sample
 
-_MOST_TENSORS = 64  # of a model with more, evenly chosen ones
+_MOST_TENSORS = 32  # of a model with more, evenly chosen ones
 
 
 @final

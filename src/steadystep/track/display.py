@@ -29,7 +29,7 @@ def line(progress: Progress) -> str:
     row = progress.row
     if row is None:
         return ""
-    said = [f"step {row.step}" + (f"/{progress.total}" if progress.total else "")]
+    said = [f"step {progress.done}" + (f"/{progress.total}" if progress.total else "")]
     said += [f"loss {row.loss:.4f}", f"norm {row.grad_norm:.3g}", f"lr {row.lr:.2e}"]
     if progress.speed is not None:
         said.append(_speed(progress.speed))
@@ -50,7 +50,7 @@ def card(incident: Incident) -> RenderableType:
     for name, text in _parts(incident):
         table.add_row(name, Text(text))
     colour = _COLOURS[incident.severity]
-    title = Text(f" step {incident.step}: {harmless(incident.cause)} ", style=f"bold {colour}")
+    title = Text(f"step {incident.step}: {harmless(incident.cause)}", style=f"bold {colour}")
     return Panel(table, title=title, title_align="left", border_style=colour, padding=(0, 1))
 
 
@@ -75,7 +75,8 @@ def _bar(progress: Progress, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     cells: list[RenderableType] = []
     if total:
-        cells.append(ProgressBar(total=total, completed=min(done, total), width=max(8, min(32, width - 50))))
+        size = max(8, min(32, width - 50))
+        cells.append(ProgressBar(total=total, completed=min(done, total), width=size, complete_style="green"))
     cells.append(Text(f"{done:,}/{total:,} steps" if total else f"{done:,} steps"))
     if progress.speed is not None:
         cells.append(Text(_speed(progress.speed)))

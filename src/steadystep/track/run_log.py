@@ -66,7 +66,7 @@ class RunLog:
             Allowance(start * share, per_step) for start, per_step in (_METRICS, _LAYERS, _INCIDENTS)
         )
         # Nobody has to call close(): the last lines are written when the log is dropped or the program ends.
-        self._finish = weakref.finalize(self, _end, self._file, self._pending, self.path, os.getpid())
+        self._finish = weakref.finalize(self, _dropped, self._file, self._pending, self.path, os.getpid())
         sizes = parameters or {}
         header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1)}
         header |= {"settings": settings or {}, "parameters": sum(sizes.values()), "names": list(sizes)}
@@ -99,7 +99,8 @@ class RunLog:
 
     def close(self) -> None:
         """Write what is left, and how it ended, and close the file."""
-        self._finish()
+        if self._finish.detach() is not None:
+            _end(self._file, self._pending, self.path, os.getpid(), sys.exc_info()[1])
 
     def _write_around(self) -> None:
         for signals in self._recent:
@@ -160,9 +161,13 @@ def _state(path: Path) -> tuple[bool, bool]:
         return True, file.read(1) != b"\n"
 
 
-def _end(file: IO[str], pending: list[str], path: Path, process: int) -> None:
+def _dropped(file: IO[str], pending: list[str], path: Path, process: int) -> None:
+    # why last_value: at the end of a program, what ended it is no longer being handled
+    _end(file, pending, path, process, sys.exc_info()[1] or getattr(sys, "last_value", None))
+
+
+def _end(file: IO[str], pending: list[str], path: Path, process: int, error: BaseException | None) -> None:
     if os.getpid() == process:  # what was forked off has a copy of the lines, and no business here
-        error = sys.exc_info()[1]
         line = {"kind": "end", "how": "finished", "time": round(time.time(), 1)}
         if error is not None:
             stopped = isinstance(error, TrainingHalted | KeyboardInterrupt | SystemExit)

@@ -33,7 +33,7 @@ class LossScaling:
         """Inside a step: gradients are unscaled from here on. True when a scaler is at work."""
         held: dict[str, Any] = vars(self._optimizer)
         if held.get("found_inf") is None:
-            return False
+            return self.scaler is not None  # unscaled before it came here
         scale = held.get("grad_scale")
         if isinstance(scale, Tensor):
             self._unscale_(scale)

@@ -7,6 +7,7 @@ from steadystep.check.rules import (
     evaluation,
     heads,
     loss,
+    modes,
     objects,
     precision,
     settings,
@@ -15,5 +16,5 @@ from steadystep.check.rules import (
 
 ALL: tuple[RuleFunction, ...] = tuple(
     module.check
-    for module in (clipping, stepping, accumulation, precision, loss, heads, evaluation, settings, objects)
+    for module in (clipping, stepping, accumulation, precision, loss, heads, evaluation, modes, settings, objects)
 )

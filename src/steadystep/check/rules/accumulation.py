@@ -7,6 +7,7 @@ from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.events import Event, implied
 from steadystep.check.hit import Hit
 from steadystep.check.names import calls_in, last, name_of
+from steadystep.check.roles import is_model_call
 from steadystep.check.script import Script
 
 _AVERAGES = ("criterion", "loss_fn", "loss_func", "loss_function", "crit")
@@ -28,7 +29,12 @@ def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
     backward = plain[0]
     extra = set(step.branch) - set(backward.branch)
     zeros = cycle.of("zero")
-    if not extra or not implied(backward, step) or not zeros or any(implied(z, backward) and z.inner == step.inner for z in zeros):
+    if (
+        not extra
+        or not implied(backward, step)
+        or not zeros
+        or any(implied(z, backward) and z.inner == step.inner for z in zeros)
+    ):
         return
     if not _counts(context.script, step) or _rescales_gradients(context.script):
         return
@@ -38,7 +44,11 @@ def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
     diff = ""
     if accumulated:
         text = ast.unparse(backward.loss)
-        diff = context.edit().replace(backward.loss, f"({text} / {accumulated})" if not backward.scaled else f"{text} / {accumulated}").diff()
+        diff = (
+            context.edit()
+            .replace(backward.loss, f"({text} / {accumulated})" if not backward.scaled else f"{text} / {accumulated}")
+            .diff()
+        )
     message = "the losses of a group of micro-batches are added up, not averaged"
     yield hit("SS109", backward.node, message, diff=diff, snippet="(loss / accumulation_steps).backward()")
 
@@ -71,9 +81,9 @@ def _rescales_gradients(script: Script) -> bool:
     for node in script.nodes:
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and node.target.attr == "grad":
             return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in ("div_", "mul_", "multiply_grads") and "grad" in ast.unparse(node.func):
-                return True
+    for name in ("div_", "mul_", "multiply_grads"):
+        if any("grad" in ast.unparse(call.func) for call in script.calls.get(name, ())):
+            return True
     return False
 
 
@@ -89,9 +99,7 @@ def _is_mean(script: Script, loss: ast.expr, at: ast.AST) -> bool:
             if found is None or changed:
                 return False
             at, loss = found
-        elif isinstance(loss, ast.Attribute) and loss.attr == "loss":
-            loss = loss.value
-        elif isinstance(loss, ast.Subscript):
+        elif isinstance(loss, ast.Subscript) or (isinstance(loss, ast.Attribute) and loss.attr == "loss"):
             loss = loss.value
         elif isinstance(loss, ast.Call):
             return _averages(script, loss)
@@ -158,6 +166,4 @@ def _made_in(script: Script, event: Event, loop: ast.AST) -> bool:
 
 
 def _may_hold_a_graph(script: Script, value: ast.expr) -> bool:
-    from steadystep.check.roles import is_model_call
-
     return any(is_model_call(call, script) for call in calls_in(value))

@@ -91,7 +91,7 @@ def _before_backward(context: Context, cycle: Cycle, clip: Event) -> Iterator[Hi
 
 def _wrong_network(context: Context, cycle: Cycle, clip: Event) -> Iterator[Hit]:
     """Only where both networks have an optimizer of their own, so that they are known to be two."""
-    clipped = _subject(clip)
+    clipped = clip.subject
     owned = {_model(context, e) for e in cycle.root if e.kind in ("step", "scaler-step")} - {""}
     if not clipped or clipped not in owned or cycle.step is not next(iter(_steps_after(cycle, clip)), None):
         return
@@ -113,18 +113,10 @@ def _steps_after(cycle: Cycle, clip: Event) -> Iterator[Event]:
             yield event
 
 
-def _subject(clip: Event) -> str:
-    return clip.subject
-
-
 def _model(context: Context, step: Event) -> str:
-    name = step.local if step.kind == "step" else ast.unparse(step.node.args[0]) if _has_argument(step) else ""
+    name = step.local if step.kind == "step" else _written(step)[1]
     made = context.roles.optimizer_call(name, step.node)
     return context.roles.model_of(made) if made is not None else ""
-
-
-def _has_argument(step: Event) -> bool:
-    return isinstance(step.node, ast.Call) and bool(step.node.args)
 
 
 def _same_function(context: Context, a: Event, b: Event) -> bool:

@@ -1,18 +1,19 @@
-"""Evaluation: SS401 in training mode, SS402 with a graph, SS403 never back to training, SS404 on training data."""
+"""Evaluation: SS401 in training mode, SS402 with a graph, SS404 on training data."""
 
 import ast
 import re
 from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
-from steadystep.check.events import Event
 from steadystep.check.hit import Hit
 from steadystep.check.names import calls_in, last, name_of
 from steadystep.check.roles import is_model_call, is_module_class, makes_module
 from steadystep.check.script import Function, Scope, Script
 from steadystep.check.walk import is_no_grad
 
-_EVALUATES = re.compile(r"^_?(run_)?(val|valid|validate|validation|evaluate|eval|test)(_(model|epoch|loop|one_epoch|loss))?$", re.I)
+_EVALUATES = re.compile(
+    r"^_?(run_)?(val|valid|validate|validation|evaluate|eval|test)(_(model|epoch|loop|one_epoch|loss))?$", re.I
+)
 _HELD_OUT = re.compile(r"(^|_)(val|valid|validation|eval|test|dev|holdout)(_|$|\d|dl|loader|set|data)", re.I)
 _TRAIN = re.compile(r"(^|_)train(ing)?(_|$|dl|loader|set|data)", re.I)
 _RANDOM_LAYERS = ("Dropout", "BatchNorm", "dropout", "batch_norm", "InstanceNorm", "DropPath")
@@ -21,13 +22,12 @@ Loop = ast.For | ast.AsyncFor
 
 
 def check(context: Context) -> Iterator[Hit]:
-    """All four."""
+    """All three."""
     if not any(True for _ in context.events("step", "scaler-step")):
         return
     for node in context.script.nodes:
         if isinstance(node, ast.For | ast.AsyncFor):
             yield from _loop(context, node)
-    yield from _stays(context)
     yield from _on_train_by_call(context)
 
 
@@ -50,9 +50,10 @@ def _loop(context: Context, loop: Loop) -> Iterator[Hit]:
         model = name_of(forwards[0].func)
         diff = context.edit().put_before(_outermost(script, loop), f"{model}.eval()").diff()
         yield hit("SS401", loop, f"{model} is evaluated without {model}.eval()", diff=diff, snippet=f"{model}.eval()")
-    if mode == "eval" and not any(_no_grad_around(script, call) for call in forwards) and not _wants_gradients(script, scope):
-        if not _called_quietly(script, scope):
-            yield hit("SS402", loop, "evaluation without torch.no_grad()", diff=_wrapped(context, loop), snippet=_QUIET)
+    if mode != "eval" or any(_no_grad_around(script, call) for call in forwards) or _wants_gradients(script, scope):
+        return
+    if not _called_quietly(script, scope):
+        yield hit("SS402", loop, "evaluation without torch.no_grad()", diff=_wrapped(context, loop), snippet=_QUIET)
 
 
 def _names_in(node: ast.AST) -> set[str]:
@@ -87,7 +88,10 @@ def _sets_mode(script: Script, scope: Scope) -> str:
     }
     if "eval" in modes:
         return "eval"
-    if any(isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "train" and n.args for n in ast.walk(owner)):
+    if any(
+        isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "train" and n.args
+        for n in ast.walk(owner)
+    ):
         return "train"
     outer = script.scope_of(scope) if scope is not None else None
     return _sets_mode(script, outer) if outer is not None else ""
@@ -105,9 +109,9 @@ def _callers_set_no_mode(script: Script, scope: Scope, seen: set[Function]) -> b
     for caller in callers:
         if _sets_mode(script, caller) == "eval":
             return False
-        if caller is not None and any(True for c in script.calls.get(caller.name, ()) if script.scope_of(c) is not caller):
-            if not _callers_set_no_mode(script, caller, seen):
-                return False
+        called = caller is not None and any(script.scope_of(c) is not caller for c in script.calls.get(caller.name, ()))
+        if called and not _callers_set_no_mode(script, caller, seen):
+            return False
     return True
 
 
@@ -171,39 +175,9 @@ def _on_train_by_call(context: Context) -> Iterator[Hit]:
         given = [last(name_of(a)) for a in (*call.args, *(k.value for k in call.keywords))]
         trained = [n for n in given if _TRAIN.search(n)]
         if trained and not any(_HELD_OUT.search(n) for n in given):
-            yield hit("SS404", node, f"{names[0]} is measured on {trained[0]}", snippet=f"{names[0]} = ...(model, val_loader)")
-
-
-def _stays(context: Context) -> Iterator[Hit]:
-    """eval() in the loop that also trains, and no train() in it."""
-    trained = {last(e.owner) for e in context.events("train")}
-    for root in context.roots:
-        for event in root:
-            if event.kind == "eval" and event.loops and not event.last_round:
-                yield from _not_back(context, root, event, trained)
-
-
-def _not_back(context: Context, root: tuple[Event, ...], event: Event, trained: set[str]) -> Iterator[Hit]:
-    loop = next((l for l in reversed(event.loops) if _steps_in(root, l)), None)
-    if loop is None or any(e.kind == "train" and loop in e.loops for e in root):
-        return
-    step = _steps_in(root, loop)[0]
-    made = context.roles.optimizer_call(step.local if step.kind == "step" else step.subject, step.node)
-    model = context.roles.model_of(made) if made is not None else ""
-    if last(event.owner) not in trained and event.owner != model:
-        return
-    if any(e.kind in ("guard", "opaque") and loop in e.loops for e in root):
-        return
-    diff = ""
-    first = loop.node.body[0]
-    if context.script.scope_of(event.node) is context.script.scope_of(first):
-        diff = context.edit().put_before(first, f"{event.local}.train()").diff()
-    snippet = f"{event.local}.train()   # at the start of each epoch, or right after the evaluation"
-    yield hit("SS403", event.node, f"{event.owner}.train() is not called again after this", diff=diff, snippet=snippet)
-
-
-def _steps_in(root: tuple[Event, ...], loop: object) -> list[Event]:
-    return [e for e in root if e.kind in ("step", "scaler-step") and loop in e.loops]
+            yield hit(
+                "SS404", node, f"{names[0]} is measured on {trained[0]}", snippet=f"{names[0]} = ...(model, val_loader)"
+            )
 
 
 _QUIET = """with torch.no_grad():

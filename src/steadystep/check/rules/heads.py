@@ -45,7 +45,9 @@ def _judge(context: Context, kind: str, ending: Ending, node: ast.AST) -> Iterat
     elif kind == "bce" and ending == "sigmoid":
         yield hit("SS304", node, "sigmoid before a loss that expects logits", diff=diff)
     elif kind == "nll" and ending in ("softmax", "sigmoid"):
-        yield hit("SS305", node, f"NLL loss of {ending} outputs: it expects log-probabilities", diff=_logged(context, node))
+        yield hit(
+            "SS305", node, f"NLL loss of {ending} outputs: it expects log-probabilities", diff=_logged(context, node)
+        )
 
 
 def _loss_kind(script: Script, call: ast.Call) -> str:
@@ -99,7 +101,11 @@ def _of_value(script: Script, name: str, at: ast.AST, depth: int) -> Found | Non
     if len(values) != 1 or not isinstance(values[0], ast.Call):
         return None
     made = values[0]
-    while isinstance(made.func, ast.Attribute) and made.func.attr in ("to", "cuda", "train") and isinstance(made.func.value, ast.Call):
+    while (
+        isinstance(made.func, ast.Attribute)
+        and made.func.attr in ("to", "cuda", "train")
+        and isinstance(made.func.value, ast.Call)
+    ):
         made = made.func.value
     leaf = last(script.full(made.func))
     if leaf in _LAYERS:
@@ -141,7 +147,9 @@ def _taken_out(context: Context, node: ast.AST) -> str:
     if last(context.script.full(node.func)) in _LAYERS and node.lineno != stmt.lineno:
         gone = ast.Expr(value=node, lineno=node.lineno, end_lineno=node.end_lineno)
         return context.edit().remove(gone).diff()
-    if isinstance(node.func, ast.Attribute) and not name_of(node.func.value).endswith(("functional", "F", "torch", "special")):
+    if isinstance(node.func, ast.Attribute) and not name_of(node.func.value).endswith(
+        ("functional", "F", "torch", "special")
+    ):
         return context.edit().replace(node, ast.unparse(node.func.value)).diff()
     if node.args and last(context.script.full(node.func)) in _FUNCTIONS:
         return context.edit().replace(node, ast.unparse(node.args[0])).diff()

@@ -10,6 +10,7 @@ from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_loss, looks_like_model, name_of
 from steadystep.check.roles import is_model_call
 from steadystep.check.script import Script
+from steadystep.check.walk import is_no_grad
 
 _CUTS = ("item", "detach", "tolist", "numpy")
 _STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
@@ -25,12 +26,14 @@ def check(context: Context) -> Iterator[Hit]:
 
 
 def cut_at(node: ast.expr | None) -> ast.expr | None:
-    """The part of an expression that leaves the graph last: `loss.item()`, `loss.detach()`, `loss.data`, `float(loss)`."""
+    """The part of an expression that leaves the graph: `loss.item()`, `loss.detach()`, `loss.data`, `float(loss)`."""
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
             if node.func.attr in _CUTS:
                 return node
-            return cut_at(node.func.value) if node.func.attr in ("cpu", "float", "requires_grad_", "mean", "sum") else None
+            return (
+                cut_at(node.func.value) if node.func.attr in ("cpu", "float", "requires_grad_", "mean", "sum") else None
+            )
         if name_of(node.func) in ("float", "int") and node.args:
             return node
     if isinstance(node, ast.Attribute) and node.attr == "data":
@@ -55,12 +58,18 @@ def _cut(context: Context, event: Event) -> Iterator[Hit]:
     if isinstance(cut, ast.Call) and isinstance(cut.func, ast.Attribute):
         diff = context.edit().replace(cut, ast.unparse(cut.func.value)).diff()
     message = f"{_short(cut)} takes the loss out of the graph, and backward() is called on what is left"
-    yield hit("SS301", place, message, diff=diff, snippet="loss.backward()\nrunning += loss.item()   # for the log only")
+    yield hit(
+        "SS301", place, message, diff=diff, snippet="loss.backward()\nrunning += loss.item()   # for the log only"
+    )
 
 
 def _inside_tensor(script: Script, loss: ast.expr | None) -> ast.expr | None:
     """`torch.tensor(loss, requires_grad=True)` is a new leaf made from a number."""
-    if isinstance(loss, ast.Call) and script.full(loss.func) in ("torch.tensor", "torch.Tensor", "torch.autograd.Variable"):
+    if isinstance(loss, ast.Call) and script.full(loss.func) in (
+        "torch.tensor",
+        "torch.Tensor",
+        "torch.autograd.Variable",
+    ):
         return loss.args[0] if loss.args else None
     return loss
 
@@ -87,7 +96,7 @@ def _kept(context: Context, event: Event) -> Iterator[Hit]:
             continue
         total, value = added
         bare = _bare(value, name)
-        if bare is None or total == name or _goes_back(script, total, scope) or _under_no_grad(script, node):
+        if bare is None or total == name or _goes_back(script, total, scope) or under_no_grad(script, node):
             continue
         found = script.reaching(name, node)
         if found is not None and found[0].lineno > event.line and cut_at(found[1]) is not None:
@@ -126,8 +135,6 @@ def _goes_back(script: Script, total: str, scope: ast.AST | None) -> bool:
                 mentioned |= {name_of(n) for a in node.args for n in ast.walk(a)}
                 if total in mentioned:
                     return True
-    uses = [s for s, v in script.named.get(total, ()) if any(isinstance(n, ast.Call) for n in ast.walk(v))]
-    del uses
     return any(
         total in {name_of(n) for n in ast.walk(value)} and looks_like_loss(name) and name != total
         for (where, name), found in script.assigned.items()
@@ -137,9 +144,8 @@ def _goes_back(script: Script, total: str, scope: ast.AST | None) -> bool:
     )
 
 
-def _under_no_grad(script: Script, node: ast.AST) -> bool:
-    from steadystep.check.walk import is_no_grad
-
+def under_no_grad(script: Script, node: ast.AST) -> bool:
+    """Whether a `with torch.no_grad()` is around a node."""
     withs = [a for a in script.ancestors(node) if isinstance(a, ast.With)]
     return any(is_no_grad(item.context_expr) for w in withs for item in w.items)
 
@@ -173,7 +179,11 @@ def _detached(script: Script, name: str) -> str:
 
 def _renewed(script: Script, loop: ast.AST, carrying: ast.stmt, name: str) -> bool:
     for node in ast.walk(loop):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("detach_", "detach"):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("detach_", "detach")
+        ):
             return True
         if isinstance(node, ast.stmt) and node is not carrying:
             targets = node.targets if isinstance(node, ast.Assign) else []

@@ -8,6 +8,7 @@ from steadystep.check.edits import can_move, source_of
 from steadystep.check.hit import Hit
 from steadystep.check.names import calls_in, last, looks_like_model, name_of
 from steadystep.check.roles import is_model_call, makes_module
+from steadystep.check.rules.loss import under_no_grad
 from steadystep.check.script import Script
 
 _SHARDS = ("FSDP", "FullyShardedDataParallel")
@@ -58,7 +59,9 @@ def _rest_of_block(script: Script, stmt: ast.stmt) -> Sequence[ast.stmt]:
 def _trains(context: Context, stmt: ast.stmt) -> bool:
     if isinstance(stmt, ast.For | ast.AsyncFor | ast.While | ast.Return):
         return True
-    return any("train" in last(name_of(c.func)) or "fit" in last(name_of(c.func)) for c in calls_in(stmt) if not _mode(c))
+    return any(
+        "train" in last(name_of(c.func)) or "fit" in last(name_of(c.func)) for c in calls_in(stmt) if not _mode(c)
+    )
 
 
 def _mode(call: ast.Call) -> bool:
@@ -117,14 +120,13 @@ def _steps(cycle: Cycle) -> set[str]:
 
 def _networks_in(script: Script, cycle: Cycle, scope: ast.AST | None) -> set[str]:
     """Networks that are called by a plain name in the loop, outside of no_grad."""
-    from steadystep.check.rules.loss import _under_no_grad
-
     body: ast.AST = cycle.loop.node if cycle.loop is not None else (scope or script.tree)
     found = set()
     for node in ast.walk(body):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and is_model_call(node, script):
-            if looks_like_model(node.func.id) and not _under_no_grad(script, node):
-                found.add(node.func.id)
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not is_model_call(node, script):
+            continue
+        if looks_like_model(node.func.id) and not under_no_grad(script, node):
+            found.add(node.func.id)
     return found
 
 
@@ -136,7 +138,14 @@ def _passed_on(script: Script, model: str, scope: ast.AST | None, optimizer: ast
             if model in given:
                 return True
             name = name_of(node.func)
-            if name.startswith(f"{model}.") and last(name) not in ("eval", "train", "parameters", "to", "cuda", "state_dict"):
+            if name.startswith(f"{model}.") and last(name) not in (
+                "eval",
+                "train",
+                "parameters",
+                "to",
+                "cuda",
+                "state_dict",
+            ):
                 return True
     return False
 

@@ -71,7 +71,9 @@ def _fp16_bare(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
                 continue
             if _dtype(context, call) != "fp16" or not _always_on(call):
                 continue
-            used = [e for e in root[i:] if e.inner == event.inner and e.kind in ("backward", "step") and meets(e, event)]
+            used = [
+                e for e in root[i:] if e.inner == event.inner and e.kind in ("backward", "step") and meets(e, event)
+            ]
             if {"backward", "step"} <= {e.kind for e in used if not e.managed}:
                 yield hit("SS202", call, "fp16 autocast without a GradScaler", snippet=_SCALED)
 

@@ -7,7 +7,6 @@ from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
 from steadystep.check.names import argument, last, name_of
 from steadystep.check.roles import ADAM_LIKE, number
-from steadystep.check.script import default_of
 
 BETA2 = 0.999  # what torch's Adam has
 TOO_SHORT = 0.05  # of 2 / (1 - beta2): good scripts for fine-tuning have a tenth of it, so only far below is a fault
@@ -93,7 +92,7 @@ def _ratios(context: Context, given: ast.expr | None) -> Iterator[ast.BinOp]:
     if isinstance(given, ast.Lambda):
         body = [given.body]
     elif given is not None:
-        body = [f for f in context.script.functions.get(name_of(given), ())]
+        body = list(context.script.functions.get(name_of(given), ()))
     for part in body:
         for node in ast.walk(part):
             if isinstance(node, ast.Call) and name_of(node.func) == "min":
@@ -127,7 +126,6 @@ def _absurd_clips(context: Context) -> Iterator[Hit]:
                 continue
             diff = context.edit().replace(given, "1.0").diff() if isinstance(given, ast.Constant) else ""
             verb = "never clips" if limit > _CLIP[1] else "leaves next to nothing of any gradient"
-            yield hit("SS503", call, f"a limit of {limit:g} {verb}; 0.5 to 5 is usual", diff=diff, snippet="max_norm=1.0")
-
-
-__all__ = ["beta2_of", "check", "default_of", "settle_steps"]
+            yield hit(
+                "SS503", call, f"a limit of {limit:g} {verb}; 0.5 to 5 is usual", diff=diff, snippet="max_norm=1.0"
+            )

@@ -28,6 +28,8 @@ def _schedule_first(context: Context, cycle: Cycle) -> Iterator[Hit]:
         loop = schedule.inner
         if loop is None or loop not in step.loops or _arguments(schedule) or not implied(schedule, step):
             continue
+        if _on_purpose(context, schedule):
+            continue
         inside = [e for e in cycle.root if loop in e.loops]
         if any(e.kind in ("step", "scaler-step", "opaque") for e in inside[: inside.index(schedule)]):
             continue
@@ -39,6 +41,12 @@ def _schedule_first(context: Context, cycle: Cycle) -> Iterator[Hit]:
             diff = context.edit().remove(schedule.stmt).put_after(step.stmt, *moved).diff()
         message = f"{schedule.local}.step() comes before {_name(step)}"
         yield hit("SS104", schedule.node, message, diff=diff, snippet=f"{_name(step)}\n{schedule.local}.step()")
+
+
+def _on_purpose(context: Context, schedule: Event) -> bool:
+    """Torch warns of it, and the warning is switched off right there."""
+    around = [a for a in context.script.ancestors(schedule.node) if isinstance(a, ast.With)]
+    return any("catch_warnings" in ast.unparse(item.context_expr) for w in around for item in w.items)
 
 
 def _schedule_on_skips(context: Context, cycle: Cycle) -> Iterator[Hit]:
@@ -122,8 +130,14 @@ def _no_backward(context: Context, cycle: Cycle) -> Iterator[Hit]:
             moved = source_of(late.stmt, context.script)
             diff = context.edit().remove(late.stmt).put_before(step.stmt, *moved).diff()
         yield hit("SS108", step.node, f"{_name(step)} comes before backward()", diff=diff)
-    elif late is None and not context.mentions("backward", "manual_backward", "grad", "inspect") and _has_loss(context, step):
-        yield hit("SS108", step.node, f"{_name(step)} without any backward()", snippet="loss.backward()\n" + _name(step))
+    elif (
+        late is None
+        and not context.mentions("backward", "manual_backward", "grad", "inspect")
+        and _has_loss(context, step)
+    ):
+        yield hit(
+            "SS108", step.node, f"{_name(step)} without any backward()", snippet="loss.backward()\n" + _name(step)
+        )
 
 
 def _has_loss(context: Context, step: Event) -> bool:

@@ -45,8 +45,10 @@ def _who(told: dict[str, Any]) -> Table:
 
 
 def _faults(told: dict[str, Any]) -> Table:
-    rules = ("ZClip", "SkipStep", "SpikeDetection", "KillLossSpike")
-    made = _table("By fault", "fault", "harmful", "noticed", "delay", "said", "missed on", *rules, "harmless, spoke")
+    made = _table(
+        "By fault: what steadystep noticed, and the share that others did",
+        *("fault", "harmful", "noticed", "delay", "said", "missed on", "ZClip", "SkipStep", "harmless, spoke"),
+    )
     for line in told["faults"]:
         harmless = line["runs"] - line["harmful"]
         missed = ", ".join(f"{task} {count}" for task, count in line["missed_on"].items())
@@ -57,7 +59,7 @@ def _faults(told: dict[str, Any]) -> Table:
             _number(line["median_delay"], "{:.0f}"),
             line["said"],
             missed,
-            *(_percent(line["rules"].get(rule)) for rule in rules),
+            *(_percent(line["rules"].get(rule)) for rule in ("ZClip", "SkipStep")),
             f"{line['spoke_though_harmless']} of {harmless}" if harmless else "",
             style="" if line["noticed"] == line["harmful"] else "red",
         )
@@ -66,8 +68,8 @@ def _faults(told: dict[str, Any]) -> Table:
 
 def _slow(told: dict[str, Any]) -> Table:
     made = _table(
-        "Slow divergence: steps between the warning and 0.2 nats of damage (above the best so far, or above the twin)",
-        *("fault", "task", "runs with damage", "in time", "median lead", "shortest", "above the twin", "noticed after"),
+        "Slow divergence: steps from the warning to 0.2 nats of damage (above the best so far, or above the twin)",
+        *("fault", "task", "damaged", "in time", "lead", "shortest", "above the twin", "noticed after"),
     )
     for line in told["slow"]:
         made.add_row(

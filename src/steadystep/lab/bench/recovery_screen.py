@@ -18,25 +18,23 @@ def screens(told: dict[str, Any]) -> Iterator[RenderableType]:
         yield _harmless(told)
     limits = ", ".join(f"{task} {limit:.3f}" for task, limit in told["limits"].items())
     yield (
-        "score: held-out loss over that of the twin without the fault. within: no worse than the worst clean twin that "
-        f"misses one batch ({limits}), finite and to its last step. LR: of the last update, over the one that was set."
+        "runs: those that are harmed unguarded. within: finite, to the last step, and no worse than the worst clean "
+        f"twin that misses one batch ({limits}). score: held-out loss over that of the twin without the fault. lost: "
+        "updates that are not in the last weights. LR: of the last update, over the one that was set. no fault: the "
+        "arm's score where nothing happens. All are medians."
     )
 
 
 def _arms(title: str, lines: list[dict[str, Any]]) -> Table:
-    made = _table(
-        title,
-        *("arm", "harmful runs", "within", "", "within 1 %", "median score", "NaN", "crashed", "stopped"),
-        *("steps lost", "LR", "score without a fault"),
-    )
+    names = ("arm", "runs", "within", "within 1 %", "score", "NaN", "crashed", "stopped", "lost", "LR", "no fault")
+    made = _table(title, *names)
     best = max((line["within"] / line["runs"] for line in lines if line["runs"]), default=0.0)
     for line in lines:
         share = line["within"] / line["runs"] if line["runs"] else 0.0
         made.add_row(
             line["arm"],
             str(line["runs"]),
-            str(line["within"]),
-            f"{100 * share:.1f} %",
+            f"{line['within']} = {100 * share:.1f} %",
             str(line["within_1_percent"]),
             _number(line["median"]),
             str(line["lost_to_nan"]),
@@ -53,18 +51,7 @@ def _arms(title: str, lines: list[dict[str, Any]]) -> Table:
 def _faults(told: dict[str, Any]) -> Table:
     made = _table(
         "By fault, autopilot, all seeds",
-        *(
-            "fault",
-            "harmful",
-            "within",
-            "careful",
-            "median score",
-            "worst",
-            "unguarded",
-            "steps lost",
-            "did",
-            "missed on",
-        ),
+        *("fault", "runs", "within", "careful", "score", "worst", "unguarded", "lost", "did", "missed on"),
     )
     for line in told["faults"]:
         made.add_row(

@@ -77,10 +77,11 @@ class Guarded:
 
 
 def done(outcome: Outcome) -> tuple[str, ...]:
-    """What was done in a step that was not simply taken."""
+    """What was done in a step that was not simply taken. An overflow that the loss scaler skips is its own routine."""
     if outcome.plan.steps:
         return outcome.plan.steps
-    return () if outcome.stepped else ("refused",)
+    scaled = outcome.signals is not None and outcome.signals.scaled
+    return () if outcome.stepped or scaled else ("refused",)
 
 
 def said(outcome: Outcome) -> str:

@@ -1,0 +1,59 @@
+"""What a path is, and who checks it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from steadystep.check.hit import Report
+from steadystep.check.scripts import check_script
+from steadystep.errors import ConfigError
+
+_LOG = "run.jsonl"
+_SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages"})
+
+
+def check_path(path: Path) -> Iterator[Report]:
+    """One report for a script, a config or a run; one per script for a folder of scripts.
+
+    Raises:
+        ConfigError: it is none of them, or cannot be read.
+    """
+    if path.is_dir() and (path / _LOG).exists():
+        yield _run(path)
+    elif path.is_dir():
+        scripts = sorted(p for p in path.rglob("*.py") if not _hidden(p.relative_to(path)))
+        if not scripts:
+            raise ConfigError(f"{path}: neither a run ({_LOG}) nor any Python file in it")
+        for script in scripts:
+            yield _script(script)
+    elif not path.exists():
+        raise ConfigError(f"{path}: there is no such file or folder")
+    elif path.suffix in (".yaml", ".yml"):
+        from steadystep.check.configs import check_config
+
+        yield check_config(path)
+    elif path.suffix == ".jsonl":
+        yield _run(path)
+    elif path.suffix in (".py", ""):
+        yield _script(path)
+    else:
+        raise ConfigError(f"{path}: give a training script (.py), a config (.yaml) or a run's folder")
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part in _SKIPPED for part in path.parts)
+
+
+def _run(path: Path) -> Report:
+    from steadystep.check.runs import check_run
+
+    return check_run(path)
+
+
+def _script(path: Path) -> Report:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    return check_script(text, str(path))

@@ -1,0 +1,125 @@
+"""`steadystep diagnose PATH` as a person or a program meets it."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from steadystep.cli.app import app
+from steadystep.errors import ConfigError
+
+STEPS = np.arange(300)
+HEALTHY = 2.0 + 3.0 * (1 + STEPS / 20) ** -0.5 + 0.03 * np.random.default_rng(0).standard_normal(300)
+
+
+def log(path: Path, losses: np.ndarray, header: str = "step,loss") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([header, *(f"{i},{loss}" for i, loss in enumerate(losses))]) + "\n")
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["diagnose", *map(str, arguments)])
+
+
+@pytest.fixture
+def diverged(tmp_path: Path) -> Path:
+    losses = HEALTHY.copy()
+    losses[200:] += np.minimum(np.arange(100) * 0.5, 6.0)
+    return log(tmp_path / "bad.csv", losses)
+
+
+def test_healthy_says_so_and_stops(tmp_path: Path) -> None:
+    result = run(log(tmp_path / "good.csv", HEALTHY))
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("Healthy: loss 5")
+    assert len(lines) == 2
+    assert "▁" in lines[1]
+
+
+def test_trouble_comes_with_step_numbers_and_what_to_do(diverged: Path) -> None:
+    result = run(diverged)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("Trouble: it diverged from step 20")
+    assert "1. divergence, step 20" in result.stdout
+    assert "do: go back to a checkpoint" in result.stdout
+    assert "A guard would have acted" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_a_program_reads_json(diverged: Path) -> None:
+    result = run(diverged, "--json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert told["healthy"] is False
+    assert told["findings"][0]["kind"] == "divergence"
+    assert told["findings"][0]["severity"] == "act"
+    assert 199 <= told["findings"][0]["step"] <= 202
+    assert set(told["plans"][0]) == {"step", "action", "reason"}
+    assert "rollback" in told["plans"][0]["action"]
+
+
+def test_json_has_no_nan_in_it(tmp_path: Path) -> None:
+    losses = HEALTHY.copy()
+    losses[250:] = math.nan
+    told = json.loads(run(log(tmp_path / "a.csv", losses), "--json").stdout, parse_constant=pytest.fail)
+    assert told["findings"][0]["kind"] == "non-finite"
+
+
+def test_columns_are_named_on_the_command_line(tmp_path: Path) -> None:
+    path = log(tmp_path / "a.csv", HEALTHY, header="tick,thing")
+    assert run(path, "--column", "loss=thing", "--column", "step=tick").exit_code == 0
+    for wrong in ("loss", "=x", "loss="):
+        assert isinstance(run(path, "--column", wrong).exception, ConfigError)
+
+
+def test_what_cannot_be_read_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    from steadystep.cli.app import main
+
+    arguments, sys.argv = sys.argv, ["steadystep", "diagnose", str(tmp_path / "missing")]
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main()
+    finally:
+        sys.argv = arguments
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_every_run_in_a_folder_gets_a_verdict(tmp_path: Path, diverged: Path) -> None:
+    log(tmp_path / "good.csv", HEALTHY)
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert "good.csv" in result.stdout
+    assert "Healthy" in result.stdout
+    assert "Trouble" in result.stdout
+    assert len(json.loads(run(tmp_path, "--json").stdout)) == 2
+    (tmp_path / "odd.csv").write_bytes(b"\x00\x00")
+    result = run(tmp_path)
+    assert result.exit_code == 2
+    assert "odd.csv" in result.stderr
+    assert "Healthy" in result.stdout
+
+
+def test_names_in_a_log_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    rows = "\n".join(f"{i},{loss}" for i, loss in enumerate(HEALTHY))
+    (tmp_path / "a.csv").write_text(f"step,loss[red]\x1b[2J\n{rows}\n")
+    result = run(tmp_path / "a.csv", "--notes")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    assert "[red]" in result.stdout
+
+
+def test_notes_are_shown_when_asked_for(tmp_path: Path) -> None:
+    losses = HEALTHY.copy()
+    losses[150] += 1.0
+    path = log(tmp_path / "a.csv", losses)
+    assert "spikes-healed" not in run(path).stdout
+    assert "spikes-healed, step 150" in run(path, "--notes").stdout
+    assert "columns were guessed" in run(path, "--notes").stdout
