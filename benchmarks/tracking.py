@@ -2,8 +2,9 @@
 
 Blocks of watched and bare steps alternate in one process. The wall-clock ratio is the median over blocks; its noise is
 the same statistic between two bare guards. Because the machine may be busy with other things, processor time is
-measured too: of the training thread (what the loop itself pays) and of the whole process (with the sinks' thread). A
-step is padded to 5 ms of arithmetic; the model has 40 tensors. Run:
+measured too: of the training thread (what the loop itself pays) and of the whole process (with the sinks' thread), and
+directly, of recording alone, which is the number to trust on a busy machine. A step is padded to 5 ms of arithmetic;
+the model has 40 tensors. Run:
 
     python benchmarks/tracking.py            # one paragraph
     python benchmarks/tracking.py --json     # for a program
@@ -19,10 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import steadystep
+from steadystep.records import Outcome, Signals
+from steadystep.track import Broadcast, GradientSample, RunLog, RunStart, TensorBoard, Tracking
 
 Step = Callable[[], object]
 Times = tuple[float, float, float]
@@ -43,6 +47,32 @@ def guarded(run_dir: Path | None, *, tensors: int, work: int) -> Step:
         return loss
 
     return lambda: guard.step(closure)
+
+
+def direct(run_dir: Path, *, tensors: int, steps: int = 4000) -> tuple[float, float]:
+    """Microseconds of processor time per step that recording alone takes: of the caller, and of the sinks' thread."""
+    names = tuple(f"blocks.{i}.attention.weight" for i in range(tensors))
+    norms = tuple(0.123456789 + i for i in range(tensors))
+    seen = [Signals(step=i, loss=2.0, grad_norm=1 / (i + 3), lr=1e-4, names=names, norms=norms) for i in range(steps)]
+    outcomes = [Outcome(step=signals.step, reading=2.0, stepped=True, signals=signals) for signals in seen]
+    values = {name: np.random.default_rng(0).normal(size=1024).astype(np.float32) for name in names[:32]}
+    shown = Broadcast(
+        [TensorBoard()], RunStart(name="run", run_dir=run_dir), every=10, layers_every=100, capacity=steps
+    )
+    tracking = Tracking(RunLog(run_dir, layers_every=100), shown)
+    for outcome in outcomes[:200]:  # the beginning is shown in full
+        tracking.record(outcome)
+    while shown.waiting:
+        time.sleep(0.1)
+    before = time.thread_time(), time.process_time()
+    for outcome in outcomes[200:]:
+        tracking.record(outcome)
+        if outcome.step % 1000 == 0:
+            tracking.sampled(GradientSample(step=outcome.step, values=values))
+    own = time.thread_time() - before[0]
+    tracking.close()
+    everything = time.process_time() - before[1]
+    return own / (steps - 200) * 1e6, (everything - own) / (steps - 200) * 1e6
 
 
 def measured(step: Step, repeats: int) -> Times:
@@ -99,12 +129,15 @@ def main() -> int:
             measured(step, 120)  # the first 100 steps are shown in full, and TensorBoard is imported
         ours, base = ratios(watched, bare, blocks=options.blocks, repeats=options.repeats)
         again, noise = ratios(other, bare, blocks=options.blocks, repeats=options.repeats)
+        own, sinks = direct(Path(folder) / "direct", tensors=options.tensors)
         size = (Path(folder) / "run" / "run.jsonl").stat().st_size
     result = {
         "torch": torch.__version__,
         "step_ms": millis,
         "steps": options.blocks * options.repeats,
         "log_bytes": size,
+        "recording_us": own,
+        "sinks_us": sinks,
         "watched_to_bare": compare(ours, base),
         "bare_to_bare": compare(again, noise),
     }
@@ -115,6 +148,10 @@ def main() -> int:
     print(f"a step of {millis:.1f} ms, {options.tensors} tensors, {result['steps']:,} steps, medians over blocks:")
     for name in ("wall", "training_thread", "process"):
         print(f"  {name:<16} with log and TensorBoard / without {watch[name]:.4f}   noise {rest[name]:.4f}")
+    share = (own + sinks) / millis / 10
+    print(
+        f"  directly: {own:.1f} us a step in the training thread, {sinks:.1f} us in the sinks', {share:.2f} % of a step"
+    )
     return 0
 
 

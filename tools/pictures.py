@@ -6,7 +6,9 @@ Runs that are in FOLDER already are not trained again.
 """
 
 import io
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,21 +22,22 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
 from steadystep.report import report_page
+from steadystep.report.episodes import episodes
 from steadystep.track import Run, read
 from steadystep.track.display import card, live
 from steadystep.track.progress import Progress
 from steadystep.track.sink import StepRow
 
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 STEPS = 500
-FAULTS = [{"kind": "grad-scale", "at": 250, "factor": 10}, {"kind": "bit-flip", "at": 360, "parameter": "norm.weight"}]
+FAULTS = [{"kind": "grad-scale", "at": 250, "factor": 100}, {"kind": "bit-flip", "at": 360, "parameter": "norm.weight"}]
 # why: the style that rich brings fetches its font from another host
-TERMINAL = """<svg viewBox="0 0 {terminal_width} {terminal_height}" width="{terminal_width}" height="{terminal_height}"
+TERMINAL = """<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}"
 xmlns="http://www.w3.org/2000/svg"><style>.{unique_id}-matrix {{ font-family: monospace; font-size: {char_height}px;
 line-height: {line_height}px; }} {styles}</style><rect fill="#151d25" width="100%" height="100%" rx="10"/>
-<g transform="translate(14, 12)" class="{unique_id}-matrix">{backgrounds}{matrix}</g></svg>"""
+<g transform="translate({terminal_x}, 22)" class="{unique_id}-matrix">{backgrounds}{matrix}</g></svg>"""
 
 
 def plan(**changes: Any) -> dict[str, Any]:
@@ -66,13 +69,15 @@ def main() -> None:
 
 
 def draw(folder: Path) -> None:
-    runs = folder / "runs"
+    os.chdir(folder)  # so that the pictures show short paths
+    folder, runs = Path(), Path("runs")
     runs.mkdir(parents=True, exist_ok=True)
     for name, settings in PLANS.items():
         if not (runs / name).exists():
             print(f"training {name} ...", flush=True)
             start(folder, name, settings).wait()
     IMAGES.mkdir(exist_ok=True)
+    shutil.rmtree(runs / "clusters-long", ignore_errors=True)
     growing = start(folder, "clusters-long", GROWING)
     try:
         with sync_playwright() as driver:
@@ -92,16 +97,15 @@ def start(folder: Path, name: str, settings: dict[str, Any]) -> "subprocess.Pope
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-m", "steadystep", "train", str(file), "--run-dir", str(folder / "runs" / name)]
-    resume = ["--resume"] if (folder / "runs" / name / "run.jsonl").exists() else []
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*command, *resume], env=one_thread, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, env=one_thread, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def report_pictures(browser: Browser, folder: Path, run: Run) -> None:
     """The report, light and dark and narrow, and the terminal."""
     page = folder / "report.html"
     page.write_text(report_page(run))
-    with opened(browser, page.as_uri(), height=1000) as tab:
+    with opened(browser, page.resolve().as_uri(), height=1000) as tab:
         picture(tab, "report")
         case = tab.locator("details.case.critical").first
         case.locator("summary").click()
@@ -109,11 +113,11 @@ def report_pictures(browser: Browser, folder: Path, run: Run) -> None:
         case.scroll_into_view_if_needed()
         case.screenshot(path=IMAGES / "incident.png")
         tab.locator("#heat").screenshot(path=IMAGES / "layers.png")
-    with opened(browser, page.as_uri(), width=390, height=844, scheme="dark") as tab:
+    with opened(browser, page.resolve().as_uri(), width=390, height=844, scheme="dark") as tab:
         picture(tab, "phone")
     drawn = folder / "terminal.html"
     drawn.write_text(f"<body style='margin:0'>{terminal(run)}</body>")
-    with opened(browser, drawn.as_uri()) as tab:
+    with opened(browser, drawn.resolve().as_uri()) as tab:
         tab.locator("svg").first.screenshot(path=IMAGES / "terminal.png", omit_background=True)
 
 
@@ -124,7 +128,8 @@ def dashboard_pictures(browser: Browser, runs: Path) -> None:
         assert server.stdout is not None
         site = server.stdout.readline().split()[0]
         with opened(browser, site, height=460, scheme="dark") as tab:
-            while tab.locator(".said", has_text="reading").count() or not tab.locator("[data-state=running]").count():
+            growing = tab.locator("[data-state=running] .spark path[d^=M]")
+            while tab.locator(".said", has_text="reading").count() or not growing.count():
                 tab.wait_for_timeout(500)
             picture(tab, "dashboard")
         with opened(browser, f"{site}compare?run=gpt&run=gpt-two-faults", height=900) as tab:
@@ -148,15 +153,15 @@ def picture(tab: Page, name: str) -> None:
 
 def terminal(run: Run, *, until: int = 400) -> str:
     """What the terminal showed at that step: the same functions draw it, from the log."""
-    console = Console(record=True, width=104, force_terminal=True, color_system="truecolor", file=io.StringIO())
-    progress = Progress(STEPS)
-    shown = [incident for incident in run.incidents if incident.severity in ("act", "critical")]
+    console = Console(record=True, width=92, force_terminal=True, color_system="truecolor", file=io.StringIO())
+    progress, seconds = Progress(STEPS), seconds_per_step(run)
+    shown = [episode.head for episode in episodes(run) if episode.acted]
     for step, loss, norm, lr in zip(
         run.loss.steps.tolist(), run.loss.values, run.grad_norm.values, run.lr.values, strict=True
     ):
         if step >= until:
             break
-        progress.step(StepRow(step=step, loss=float(loss), grad_norm=float(norm), lr=float(lr)), step / 25.0)
+        progress.step(StepRow(step=step, loss=float(loss), grad_norm=float(norm), lr=float(lr)), step * seconds)
         for incident in shown:
             if incident.step == step:
                 progress.noticed(incident)
@@ -165,8 +170,14 @@ def terminal(run: Run, *, until: int = 400) -> str:
     for step, value in zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True):
         if step < until:
             progress.validated(step, {"val_loss": value})
-    console.print(live(progress, title=f"{run.name}, {run.parameters:,} parameters", width=104))
+    console.print(live(progress, title=f"{run.name}, {run.parameters:,} parameters", width=92))
     return console.export_svg(title="", code_format=TERMINAL)
+
+
+def seconds_per_step(run: Run) -> float:
+    """On average, from the times in the log."""
+    lines = (run.path / "run.jsonl").read_text().splitlines()
+    return float(json.loads(lines[-1])["time"] - json.loads(lines[0])["time"]) / len(run.loss)
 
 
 if __name__ == "__main__":

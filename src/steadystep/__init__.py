@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         recovery,
         schedule,
         testing,
+        track,
     )
     from steadystep.config import Config, autopilot, careful, observe
     from steadystep.errors import (
@@ -69,6 +70,7 @@ _PARTS = (
     "recovery",
     "schedule",
     "testing",
+    "track",
 )
 
 __all__ = [
@@ -102,6 +104,7 @@ __all__ = [
     "recovery",
     "schedule",
     "testing",
+    "track",
     "watch",
 ]
 

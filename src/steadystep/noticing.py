@@ -13,13 +13,17 @@ from steadystep.detectors import (
     DeadUnits,
     Detector,
     EmbeddingGrowth,
+    EntropyCollapse,
+    FlatReward,
     GradientSpike,
     GrowingGradient,
+    KlBlowUp,
     LearningRateBounds,
     LearningRateCreep,
     LearningRateJump,
     LossScale,
     LossSpike,
+    MetricBounds,
     NoLearning,
     NonFinite,
     NotHealing,
@@ -72,6 +76,10 @@ def detectors(
         SaturatedUnits(),
         EmbeddingGrowth(),
         AttentionLogitGrowth(),
+        KlBlowUp(),
+        EntropyCollapse(),
+        FlatReward(),
+        MetricBounds(),
     ]
     if not scheduled:
         found += [LearningRateJump(), LearningRateCreep()]

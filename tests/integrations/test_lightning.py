@@ -11,10 +11,8 @@ from torch import Tensor, nn
 import steadystep
 
 pytest.importorskip("lightning")
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr("warnings.warn", lambda *_, **__: None)  # deprecations inside the package, while it is imported
-    from lightning.fabric import Fabric
-    from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule, Trainer, seed_everything
 
 from steadystep.integrations import fabric as fabric_guard
 from steadystep.integrations.lightning import StabilityCallback
@@ -85,7 +83,8 @@ def state_of(module: Regression, trainer: Trainer) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "way", [{}, {"manual": True}, {"gradient_clip_val": 0.5}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}]
+    "way",
+    [{}, {"manual": True}, {"gradient_clip_val": 0.5}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}],
 )
 def test_with_no_incident_it_is_bit_identical(tmp_path: Path, way: dict[str, Any]) -> None:
     plain, plain_trainer, _ = fit(tmp_path, guarded=False, **way)
@@ -112,7 +111,7 @@ def test_a_nan_sample_ends_near_the_clean_run(tmp_path: Path, manual: bool) -> N
 
 
 def test_the_guards_state_is_in_lightnings_checkpoint(tmp_path: Path) -> None:
-    module, trainer, callback = fit(tmp_path, guarded=True, bad=BAD)
+    _, trainer, _ = fit(tmp_path, guarded=True, bad=BAD)
     path = tmp_path / "last.ckpt"
     trainer.save_checkpoint(path)
     resumed = StabilityCallback()

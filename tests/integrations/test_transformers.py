@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -65,8 +65,7 @@ def test_a_nan_sample_ends_near_the_clean_run_and_is_shown(tmp_path: Path) -> No
     assert Path(first.incident).is_relative_to(tmp_path / "ours" / "steadystep")
     assert ours.lr_scheduler.last_epoch == 48 - 6
     assert ours.state.log_history[-2]["steadystep/refused"] == 6.0
-    log = (tmp_path / "ours" / "steadystep" / "run.jsonl").read_text()
-    assert '"kind": "incident"' in log or '"incident"' in log
+    assert "non-finite" in (tmp_path / "ours" / "steadystep" / "run.jsonl").read_text()
 
 
 def test_a_resumed_run_goes_on_as_if_never_interrupted(tmp_path: Path) -> None:
@@ -85,7 +84,7 @@ def test_a_resumed_run_goes_on_as_if_never_interrupted(tmp_path: Path) -> None:
 
 def test_numbers_reach_loggers_that_come_before_it(tmp_path: Path) -> None:
     class Logger(TrainerCallback):
-        seen: list[dict[str, float]] = []
+        seen: ClassVar[list[dict[str, float]]] = []
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             self.seen.append(dict(logs))
@@ -100,13 +99,17 @@ def test_numbers_reach_loggers_that_come_before_it(tmp_path: Path) -> None:
     assert sum(isinstance(c, StabilityCallback) for c in run.callback_handler.callbacks) == 1
 
 
-@pytest.mark.parametrize("name", ["transformers", "lightning", "accelerate", "fabric"])
-def test_a_missing_package_gives_the_install_line(name: str) -> None:
-    package = {"fabric": "lightning"}.get(name, name)
-    code = (
-        f"import sys; sys.modules[{package!r}] = None\n"
-        f"try:\n    import steadystep.integrations.{name}\n"
-        "except ImportError as error:\n    print(error)"
-    )
+def test_a_missing_package_gives_the_install_line() -> None:
+    code = """
+import sys
+for name in ("transformers", "lightning", "accelerate", "fabric"):
+    sys.modules[{"fabric": "lightning"}.get(name, name)] = None
+    try:
+        __import__(f"steadystep.integrations.{name}")
+    except ImportError as error:
+        print(error)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'steadystep[" in done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert all("pip install 'steadystep[" in line for line in lines)

@@ -120,10 +120,7 @@ def test_a_healthy_run_with_sinks_and_log_has_the_bits_of_the_plain_loop(tmp_pat
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_disk_that_is_full_from_the_middle_on(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     pytest.importorskip("tensorboard")
-    from steadystep.track.sinks import event_file
-
     files = []
-    monkeypatch.setattr(event_file, "_FLUSH_EVERY_S", -1.0)
     opened = Path.open
     monkeypatch.setattr(Path, "open", lambda self, *a, **k: files.append(opened(self, *a, **k)) or files[-1])
     model = small_net()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from steadystep.cli.app import app
 from steadystep.errors import ConfigError
 from steadystep.lab import bench
 from steadystep.lab.bench import STUDIES, Choice, Job, Row, Study, load
-from steadystep.lab.bench.header import Header, code
+from steadystep.lab.bench.header import Header, code, commit
 from steadystep.lab.bench.runner import run, stored
 from steadystep.lab.bench.seeds import parse_seeds
 from steadystep.lab.bench.store import Store
@@ -109,6 +110,30 @@ def test_the_digest_knows_the_study_and_its_parts() -> None:
     assert len({code(SQUARES), code(named), code(replace(SQUARES, parts=("precision",)))}) == 3
 
 
+def test_the_commit_is_that_of_our_own_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    ours, installed = tmp_path / "src" / "steadystep", tmp_path / ".venv" / "steadystep"
+    for package in (ours, installed):
+        package.mkdir(parents=True)
+        (package / "a.py").write_text("a = 1\n")
+
+    def git(*words: str) -> None:
+        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *author, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    git("add", "src")
+    git("commit", "-m", "first")
+    monkeypatch.setattr("steadystep.lab.bench.header._PACKAGE", ours)
+    clean = commit()
+    assert len(clean) >= 7
+    (ours / "a.py").write_text("a = 2\n")
+    assert commit() == f"{clean}+"
+    monkeypatch.setattr("steadystep.lab.bench.header._PACKAGE", installed)
+    assert commit() == ""
+
+
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "squares.jsonl").write_text('{"key": "a", "row": {}}\n')
     with pytest.raises(ConfigError, match="not a results file"):
@@ -177,7 +202,7 @@ def test_the_header_reads_back() -> None:
 
 
 def test_every_study_is_where_it_is_said_to_be() -> None:
-    for name in ("stability", "precision"):
+    for name in STUDIES:
         study = load(name)
         assert study.name == name
         for quick in (True, False):

@@ -10,6 +10,7 @@ from rich.console import Console
 from steadystep.lab.bench import header, rivals
 from steadystep.lab.bench.detection import STUDY as DETECTION
 from steadystep.lab.bench.faulty import jobs as faulty
+from steadystep.lab.bench.faulty.outcomes import Twins
 from steadystep.lab.bench.faulty.run import run
 from steadystep.lab.bench.faulty.trainer import Stopped, Tick
 from steadystep.lab.bench.faulty.trials import TRIALS
@@ -49,6 +50,7 @@ def study_rows() -> list[dict]:
         row("ZClip", 0.9),
         row("SpikeDetection", NAN, trial="flipped bit", finite=True, stopped="the rule ends the run"),
         row("SpikeDetection", NAN, trial="NaN loss, five", finite=True, stopped="crashed: ValueError"),
+        row("SpikeDetection", 1.0, trial="flipped bit", seed=1),
     ]
 
 
@@ -67,6 +69,17 @@ def test_every_arm_on_the_runs_that_were_harmed() -> None:
     assert (arms["ZClip"]["within"], arms["ZClip"]["lost_to_nan"], arms["ZClip"]["without_a_fault"]) == (0, 1, 0.9)
     assert (arms["SpikeDetection"]["stopped"], arms["SpikeDetection"]["crashed"]) == (1, 1)
     assert arms["unguarded"]["within"] == 0
+
+
+def test_a_run_that_lost_steps_is_also_compared_with_its_twin_that_many_steps_ago() -> None:
+    curve = {str(step): 1.0 + (479 - step) / 100 for step in range(199, 480, 10)}
+    made = Twins([row("clean", 1.2, curve=curve), row("missing-0", 1.2)])
+    assert not made.fine(row("autopilot", 1.3, lost=0))
+    assert not made.fine_but_for_lost(row("autopilot", 1.3, lost=0))
+    assert made.fine_but_for_lost(row("autopilot", 1.3, lost=20))  # the twin was at 1.4 then
+    assert not made.fine_but_for_lost(row("autopilot", 1.5, lost=20))
+    assert not made.fine_but_for_lost(row("autopilot", NAN, lost=20))
+    assert not made.fine_but_for_lost(row("autopilot", 1.3, lost=400))  # nobody looked so early
 
 
 def test_faults_and_what_was_done_where_nothing_would_have_happened() -> None:

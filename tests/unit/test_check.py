@@ -6,13 +6,17 @@ import hashlib
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from steadystep.check import RULES, Report, check_path, check_script
+from steadystep.cli.app import app
 from steadystep.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,6 +28,7 @@ CLEAN = [row for row in MANIFEST if not row["code"]]
 FROZEN = "9f2cc4f5acd10f8ac500d763551ee19b691e041cbb2ed1bdb7eedb450d3b1f6a"
 
 
+@cache
 def report(path: str) -> Report:
     return check_script((SCRIPTS / path).read_text(encoding="utf-8"), path)
 
@@ -111,7 +116,9 @@ def test_a_comment_for_the_file_and_one_inside_a_string() -> None:
 
 
 def test_a_comment_on_any_line_of_a_call_that_is_wrapped() -> None:
-    wrapped = "torch.nn.utils.clip_grad_norm_(\n        model.parameters(),  # steadystep: ignore[SS102]\n        1.0,\n    )"
+    wrapped = (
+        "torch.nn.utils.clip_grad_norm_(\n        model.parameters(),  # steadystep: ignore[SS102]\n        1.0,\n    )"
+    )
     assert not check_script(FAULT.replace(CLIP, wrapped)).hits
 
 
@@ -191,32 +198,65 @@ def test_a_script_is_read_and_never_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "steadystep", "check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=SCRIPTS)
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["check", *arguments])
 
 
+@pytest.fixture
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(SCRIPTS)
+
+
+def test_as_a_command_it_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['steadystep', 'check', 'missing.py', 'develop/faulty/clip_after_step.py']\n"
+        "from steadystep.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SCRIPTS, check=True)
+    assert done.stdout.endswith("2 False\n")
+    assert done.stderr == "error: missing.py: there is no such file or folder\n"
+
+
+@pytest.mark.usefixtures("_here")
 def test_exit_codes_and_output() -> None:
     clean = run("develop/clean/dqn.py")
-    assert (clean.returncode, clean.stderr) == (0, "")
-    assert "no faults" in clean.stdout
+    assert clean.exit_code == 0
+    assert "no faults" in clean.output
     faulty = run("develop/faulty/clip_after_step.py")
-    assert faulty.returncode == 1
-    assert "SS102" in faulty.stdout
-    assert "clip_after_step.py:14:5" in faulty.stdout
-    assert "\x1b" not in faulty.stdout
-    assert run("missing.py").returncode == 2
-    assert "no such rule; did you mean SS102?" in run("develop/clean/dqn.py", "--select", "SX102").stderr
+    assert faulty.exit_code == 1
+    assert "SS102" in faulty.output
+    assert "clip_after_step.py:15:5" in faulty.output
+    assert "\x1b" not in faulty.output
+    assert run("missing.py").exit_code == 2
+    with pytest.raises(ConfigError, match="no such rule; did you mean SS102"):
+        raise run("develop/clean/dqn.py", "--select", "SX102").exception or AssertionError
 
 
+@pytest.mark.usefixtures("_here")
 def test_json_selection_and_several_files() -> None:
-    done = run("develop/faulty/clip_after_step.py", "develop/faulty/no_zero_grad.py", "gone.py", "--json", "--ignore", "SS106")
-    assert done.returncode == 2
+    files = ("develop/faulty/clip_after_step.py", "develop/faulty/no_zero_grad.py")
+    done = run(*files, "gone.py", "--json", "--ignore", "SS106")
+    assert done.exit_code == 2
     told = json.loads(done.stdout)
     assert [[hit["code"] for hit in r["hits"]] for r in told["reports"]] == [["SS102"], []]
     assert told["reports"][0]["hits"][0]["diff"].startswith("--- a/")
     assert len(told["errors"]) == 1
-    assert run("develop/faulty/clip_after_step.py", "--select", "SS3", "--no-checklist").returncode == 0
+    assert run("develop/faulty/clip_after_step.py", "--select", "SS3", "--no-checklist").exit_code == 0
+    folder = run("develop/faulty")
+    assert folder.exit_code == 1
+    assert "27 faults, 27 files" in folder.output
+
+
+def readable(text: str) -> Report | None:
+    """A report, or None for what is no Python any more; anything else is a crash."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        with pytest.raises(ConfigError, match="not valid Python"):
+            check_script(text)
+        return None
+    return check_script(text)
 
 
 TEXTS = [(SCRIPTS / row["path"]).read_text(encoding="utf-8") for row in MANIFEST[::4]]
@@ -242,10 +282,8 @@ def test_random_edits_never_crash_it(text: str, data: st.DataObject) -> None:
             case "word":
                 lines[at] = lines[at].replace("loss", data.draw(st.sampled_from(["self", "x[0]", "f()", "None", "*a"])))
     edited = "\n".join(lines)
-    try:
-        found = check_script(edited)
-    except ConfigError as error:
-        assert "not valid Python" in str(error)
+    found = readable(edited)
+    if found is None:
         return
     for hit in found.hits:
         assert hit.code in RULES
@@ -254,7 +292,4 @@ def test_random_edits_never_crash_it(text: str, data: st.DataObject) -> None:
 
 @given(st.sampled_from(TEXTS), st.integers(0, 4000))
 def test_a_truncated_script_never_crashes_it(text: str, end: int) -> None:
-    try:
-        check_script(text[:end])
-    except ConfigError as error:
-        assert "not valid Python" in str(error)
+    readable(text[:end])

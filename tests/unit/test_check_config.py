@@ -96,7 +96,7 @@ def test_a_healthy_run(tmp_path: Path) -> None:
 
 
 def test_a_poor_run(tmp_path: Path) -> None:
-    rows = [f'{{"step":{s},"loss":{"NaN" if 0 else 1.0},"norm":3.0,"lr":0.001,"clipped":true}}' for s in range(60)]
+    rows = [f'{{"step":{s},"loss":1.0,"norm":3.0,"lr":0.001,"clipped":true}}' for s in range(60)]
     rows.append('{"step":60,"loss":"NaN","norm":"NaN","lr":0.001}')
     found = items(check_run(log(tmp_path / "run", rows)))
     assert found["gradient clipping"].state == "partial"

@@ -227,10 +227,10 @@ def test_generated_curves_are_told_apart(kind: Kind) -> None:
     named = {"gap": {"generalisation-gap"}, "plateau": {"plateau", "underfitting"}, "healthy": set()}.get(kind, {kind})
     others = {"overfitting", "oscillation", "generalisation-gap", "plateau", "underfitting"} - named
     right = 0
-    for seed in range(20):
+    for seed in range(12):
         found = kinds(diagnose(made_up(kind, seed, longest=2000), guard=False))
         right += (bool(found & named) or kind == "healthy") and (not found & others or kind in ("gap", "overfitting"))
-    assert right >= 18
+    assert right >= 11
 
 
 def test_a_reading_goes_to_json_and_back() -> None:

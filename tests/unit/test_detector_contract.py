@@ -15,10 +15,14 @@ from steadystep.detectors import (
     DeadUnits,
     Detector,
     EmbeddingGrowth,
+    EntropyCollapse,
+    FlatReward,
     GradientSpike,
+    KlBlowUp,
     LearningRateCreep,
     LearningRateJump,
     LossSpike,
+    MetricBounds,
     NonFinite,
     NotHealing,
     PoisonedMoments,
@@ -60,6 +64,10 @@ FACTORIES: dict[str, Callable[[], Detector]] = {
 }
 # These speak of probes and of long stretches, which their own tests have.
 SILENT: dict[str, Callable[[], Detector]] = {
+    "kl-blow-up": KlBlowUp,
+    "entropy-collapse": EntropyCollapse,
+    "flat-reward": FlatReward,
+    "metric-bounds": MetricBounds,
     "not-healing": NotHealing,
     "buffer-jump": BufferJump,
     "learning-rate-creep": LearningRateCreep,

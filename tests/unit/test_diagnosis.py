@@ -38,6 +38,10 @@ DETECTORS = [
     "attention-logit-growth",
     "no-learning",
     "suspicious-perfection",
+    "kl-blow-up",
+    "entropy-collapse",
+    "flat-reward",
+    "metric-bounds",
 ]
 
 

@@ -40,6 +40,7 @@ PUBLIC = [
     "recovery",
     "schedule",
     "testing",
+    "track",
     "watch",
 ]
 

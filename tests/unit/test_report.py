@@ -18,7 +18,7 @@ from steadystep.report.episodes import episodes
 from steadystep.report.heat import heat
 from steadystep.report.panels import panels
 from steadystep.report.site import environment, island, script, style
-from steadystep.report.verdict import Sign, Verdict
+from steadystep.report.verdict import Sign, Verdict, judged
 from steadystep.report.view import view
 from steadystep.track.run import LayerNorms, Run, Series
 from tests.unit.report_runs import made_incident, made_run, steadystep, write_log
@@ -60,12 +60,43 @@ def test_episodes_are_one_story_each_with_numbers_before_and_after() -> None:
 
 
 def test_far_apart_or_of_another_cause_is_another_episode() -> None:
-    steps = (made_incident(10), made_incident(20), made_incident(60), made_incident(61, cause="bad-batch"))
+    steps = (
+        made_incident(10),
+        made_incident(20),
+        made_incident(60),
+        made_incident(61, cause="bad-batch", severity="warn"),
+    )
     assert [(e.first, e.last) for e in episodes(made_run(100, troubled=False, incidents=steps))] == [
         (10, 20),
         (60, 60),
         (61, 61),
     ]
+
+
+def test_what_one_led_to_is_the_same_story_told_by_its_end() -> None:
+    steps = (
+        made_incident(10, cause="non-finite-loss"),
+        made_incident(11, restored=5),
+        made_incident(30, cause="other"),
+    )
+    told = episodes(made_run(100, troubled=False, incidents=steps))
+    assert [(e.first, e.last, e.cause) for e in told] == [(10, 11, "damaged-weights"), (30, 30, "other")]
+
+
+def test_the_verdict_tells_what_the_guard_did() -> None:
+    told = judged(made_run(3000))
+    assert told.healthy
+    assert told.said == (
+        "Kept on course: the guard stepped in 2 times (exploding-gradient at step 1,500, damaged-weights at step "
+        "2,250); the curves show no other trouble."
+    )
+    watched = judged(made_run(3000, settings={"mode": "observe"}))
+    assert not watched.healthy
+    assert "guard" not in watched.said
+    lost = made_run(3000)
+    lost.loss.values[2400:] = np.nan
+    assert not judged(lost).healthy
+    assert "The guard stepped in 2 times" in judged(lost).said
 
 
 def test_panels_show_what_there_is() -> None:

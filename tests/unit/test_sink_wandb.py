@@ -12,8 +12,8 @@ from steadystep.testing.sink_contract import _calls, _on_a_thread
 from steadystep.track import WandB
 from steadystep.track.sinks import extra
 
-pytest.importorskip("wandb")
-from wandb.proto import wandb_internal_pb2
+wandb = pytest.importorskip("wandb")
+wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
 
 BLOCK = 32_768  # frames do not cross these: LevelDB's log format
 
@@ -55,6 +55,7 @@ def history(folder: Path) -> list[dict]:
 def test_an_offline_run_that_is_resumed(tmp_path: Path) -> None:
     for first in (0, 10):
         _on_a_thread(WandB(), list(_calls(tmp_path, first, 12)), f"from {first}")
+    wandb.teardown()  # its own process has written everything when this returns
     rows = history(tmp_path)
     losses = [(row["step"], row["loss/train"]) for row in rows if "loss/train" in row]
     assert [step for step, _ in losses] == [*range(12), *range(10, 22)]

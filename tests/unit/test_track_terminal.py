@@ -5,8 +5,10 @@ import math
 import re
 
 import pytest
+import torch
 from rich.console import Console
 
+import steadystep
 from steadystep.testing import check_sink
 from steadystep.track import Incident, RunStart, StepRow, Terminal
 from steadystep.track.progress import Progress, Trail
@@ -129,6 +131,20 @@ def test_control_codes_in_names_do_not_reach_the_terminal() -> None:
     seen = Watched(tty=False)
     seen.sink.incident(incident(1, cause="\x1b[2Jx\x07"))
     assert not CONTROL.search(seen.text)
+
+
+def test_console_is_this_terminal_for_any_guard(capsys: pytest.CaptureFixture) -> None:
+    model = torch.nn.Linear(2, 1)
+    config = {"monitoring": {"sinks": ["console"]}}
+    with steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config=config) as guard:
+        for value in (1.0, math.nan, 1.0):
+            guard.step(lambda value=value: (model(torch.ones(1, 2)) * value).sum())
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "run, 3 parameters"
+    assert lines[1].startswith("step 1  loss")
+    assert lines[2] == "! step 1: non-finite-loss (critical)"
+    assert lines[-1].startswith("step 3  loss")
+    assert lines[-1].endswith("1 incident")
 
 
 def test_it_keeps_the_contract() -> None:

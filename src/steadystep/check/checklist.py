@@ -48,7 +48,7 @@ def _clipping(context: Context, marks: Marks) -> Item:
         return _item(name, own, "a function of your own")
     if marks.hugging_face:
         return _item(name, marks.hugging_face, "the Trainer's default, max_grad_norm = 1.0")
-    fix = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)   # between backward() and step()"
+    fix = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)   # after backward()"
     if marks.guard:
         fix = 'steadystep.Guard(model, optimizer, config={"training": {"max_grad_norm": 1.0}})'
         return _item(name, marks.guard, "no fixed limit; the guard holds outliers back", state="partial", fix=fix)
@@ -66,11 +66,14 @@ def _warmup(context: Context, marks: Marks) -> Item:
             evidence = f"{value} steps; Adam's second moment settles in about {settle_steps(BETA2):.0f} (beta2 0.999)"
             return _item(name, setting[0], evidence, state="partial", fix="a longer one, or beta2 = 0.95")
         return _item(name, setting[0], ast.unparse(setting[1]))
+    for called, calls in context.script.calls.items():
+        if "warmup" in called:
+            return _item(name, calls[0].lineno, called)
     if line := marks.word("warmup"):
         return _item(name, line, "by hand")
     if line := marks.call("OneCycleLR", "LinearLR", "CyclicLR"):
         return _item(name, line, "the schedule begins low")
-    fix = "transformers.get_cosine_schedule_with_warmup(optimizer, warmup, total), or steadystep's warmup_steps"
+    fix = "torch.optim.lr_scheduler.LinearLR(optimizer, 1e-3, total_iters=2000), then the decay"
     return _item(name, None, "none found", state="absent", fix=fix)
 
 
@@ -117,7 +120,7 @@ def _nan_check(context: Context, marks: Marks) -> Item:
         return _item(name, line, "looked for")
     if setting := marks.keyword("error_if_nonfinite", "detect_anomaly"):
         return _item(name, setting[0], "asked for")
-    fix = "guard = steadystep.Guard(model, optimizer); guard.step(lambda: loss_fn(model(x), y))"
+    fix = "steadystep.Guard(model, optimizer).step(lambda: loss_fn(model(x), y))"
     if event := next(context.events("scaler-step"), None):
         evidence = "the scaler skips infinite gradients; a NaN in the loss is not told apart"
         return _item(name, event.line, evidence, state="partial", fix=fix)

@@ -1,15 +1,15 @@
 """A training script as a syntax tree with its names looked up. It is read, never run and never imported."""
 
 import ast
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import final
 
+from steadystep.check.bindings import Function, bindings, default_of, parameters, parse, passed
 from steadystep.check.names import full_name, imports_of, name_of
-from steadystep.errors import ConfigError
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+__all__ = ["Function", "Scope", "Script"]
+
 Scope = Function | None
 """Where a name lives: a function, or None for the module."""
 
@@ -23,7 +23,7 @@ class Script:
     def __init__(self, text: str, path: str = "script.py") -> None:
         self.path, self.text = path, text
         self.lines = text.splitlines()
-        self.tree = _parse(text, path)
+        self.tree = parse(text, path)
         self.imports = imports_of(self.tree)
         self.parents: dict[ast.AST, ast.AST] = {}
         self.functions: dict[str, list[Function]] = defaultdict(list)
@@ -48,7 +48,7 @@ class Script:
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else name_of(node.func)
             self.calls[name].append(node)
-        for target, value in _bindings(node):
+        for target, value in bindings(node):
             assert isinstance(node, ast.stmt)
             self.assigned[self.scope_of(node), target].append((node, value))
             self.named[target].append((node, value))
@@ -105,14 +105,14 @@ class Script:
         while scope is not None:
             if (scope, name) in self.assigned:
                 return [value for _, value in self.assigned[scope, name]]
-            if name in _parameters(scope):
+            if name in parameters(scope):
                 return self._given(scope, name)
             scope = self.scope_of(scope)
         return [value for _, value in self.assigned.get((None, name), ())]
 
     def _given(self, function: Function, name: str) -> list[ast.expr]:
         """What callers in this file pass for a parameter; without callers its default, then anything of that name."""
-        names = _parameters(function)
+        names = parameters(function)
         position = names.index(name) - (1 if names[:1] in (["self"], ["cls"]) else 0)
         owner = self.class_of(function)
         sites = self.calls.get(owner.name if function.name == "__init__" and owner else function.name, ())
@@ -121,7 +121,7 @@ class Script:
         default = default_of(function, name)
         found: list[ast.expr] = []
         for call in sites:
-            given = _passed(call, position, name)
+            given = passed(call, position, name)
             if given is None:
                 found += [default] if default is not None else []
             elif isinstance(given, ast.Name | ast.Attribute):
@@ -141,63 +141,3 @@ class Script:
     def loops_of(self, node: ast.AST) -> list[ast.For | ast.AsyncFor | ast.While]:
         """The loops around a node in its function, innermost first."""
         return [a for a in self.ancestors(node) if isinstance(a, ast.For | ast.AsyncFor | ast.While)]
-
-
-def _parse(text: str, path: str) -> ast.Module:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an odd escape in somebody's string is not our business
-            return ast.parse(text)
-    except SyntaxError as error:
-        raise ConfigError(f"{path}:{error.lineno or 1}: not valid Python ({error.msg})") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{path}: not valid Python ({error or 'nested too deeply'})") from None
-
-
-def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """(name, value) for what a statement assigns; several names share a value that cannot be taken apart."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            yield from _unpacked(target, node.value)
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        yield from _unpacked(node.target, node.value)
-    elif isinstance(node, ast.With | ast.AsyncWith):
-        for item in node.items:
-            if item.optional_vars is not None:
-                yield from _unpacked(item.optional_vars, item.context_expr)
-
-
-def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    if isinstance(target, ast.Tuple | ast.List):
-        same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
-        for i, part in enumerate(target.elts):
-            yield from _unpacked(part, value.elts[i] if same else value)  # type: ignore[attr-defined]
-    elif name := name_of(target):
-        yield name, value
-
-
-def _parameters(function: Function) -> list[str]:
-    a = function.args
-    return [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
-
-
-def default_of(function: Function, name: str) -> ast.expr | None:
-    """The default of a parameter."""
-    a = function.args
-    plain = [*a.posonlyargs, *a.args]
-    for parameter, default in zip(reversed(plain), reversed(a.defaults), strict=False):
-        if parameter.arg == name:
-            return default
-    for parameter, keyword_default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
-        if parameter.arg == name:
-            return keyword_default
-    return None
-
-
-def _passed(call: ast.Call, position: int, name: str) -> ast.expr | None:
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    if 0 <= position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
-        return call.args[position]
-    return None

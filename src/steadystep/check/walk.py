@@ -1,14 +1,25 @@
 """A script in the order it runs: loops entered, branches noted, calls into the same file followed."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from steadystep.check.events import INTERESTING, Event, Loop, recognise
+from steadystep.check.control import (
+    bind,
+    ends,
+    grad_off,
+    is_main_guard,
+    is_no_grad,
+    leaves_loop,
+    outer,
+    worth_following,
+)
+from steadystep.check.events import Event, Loop, recognise
 from steadystep.check.names import calls_in, last, name_of
 from steadystep.check.roles import Roles, is_managed
 from steadystep.check.script import Function, Script
+from steadystep.check.targets import target_of
 
 _DEEPEST = 4  # calls followed into the file
 _MOST = 4000  # events of one walk: beyond it a file is not a training script but a library
@@ -34,8 +45,9 @@ class Walk:
         self._script, self._roles = script, roles
         self._count = 0
         self._out: list[Event] = []
+        self._questions: dict[tuple[str, tuple[Loop, ...]], int] = {}
         self._entered: set[Function] = set()
-        self._worth = _worth_following(script)
+        self._worth = worth_following(script)
 
     def roots(self) -> list[list[Event]]:
         """The module first, then functions that nothing here calls, then what is left."""
@@ -45,7 +57,7 @@ class Walk:
         for function in functions:
             if function not in self._entered:
                 self._entered.add(function)
-                found.append(self._walk(function.body, _Place(no_grad=_grad_off(function), stack=(function,))))
+                found.append(self._walk(function.body, _Place(no_grad=grad_off(function), stack=(function,))))
         return [events for events in found if events]
 
     def _is_called(self, function: Function) -> bool:
@@ -53,7 +65,7 @@ class Walk:
         return any(self._script.scope_of(site) is not function for site in sites)
 
     def _walk(self, body: Sequence[ast.stmt], place: _Place | None = None) -> list[Event]:
-        self._out = []
+        self._out, self._questions = [], {}
         self._block(body, place or _Place())
         return self._out
 
@@ -98,19 +110,29 @@ class Walk:
 
     def _if(self, stmt: ast.If, place: _Place) -> _Place:
         self._expression(stmt.test, stmt, place)
-        if _is_main_guard(stmt):
+        if is_main_guard(stmt):
             self._block(stmt.body, place)
             return place
-        self._count += 1
-        key = self._count
-        for arm, body in enumerate((stmt.body, stmt.orelse)):
-            ends = _leaves_loop(body)
-            there = replace(place, branch=(*place.branch, (key, arm)), last_round=place.last_round or ends)
+        key, flipped = self._question(stmt.test, place)
+        arms = (stmt.orelse, stmt.body) if flipped else (stmt.body, stmt.orelse)
+        for arm, body in sorted(enumerate(arms), key=lambda pair: pair[1] is not stmt.body):
+            left = place.last_round or leaves_loop(body)
+            there = replace(place, branch=(*place.branch, (key, arm)), last_round=left)
             self._block(body, there)
-        for arm, body in enumerate((stmt.body, stmt.orelse)):
-            if _ends(body):  # what follows is reached through the other arm only
+        for arm, body in enumerate(arms):
+            if ends(body):  # what follows is reached through the other arm only
                 return replace(place, branch=(*place.branch, (key, 1 - arm)))
         return place
+
+    def _question(self, test: ast.expr, place: _Place) -> tuple[int, bool]:
+        """A number for what an `if` asks, and whether it asks the opposite: `if fp16` twice is one question."""
+        flipped = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+        asked = test.operand if isinstance(test, ast.UnaryOp) and flipped else test
+        self._count += 1
+        if not name_of(asked):
+            return self._count, False
+        # why only plain names: a comparison or a call may have another answer the second time
+        return self._questions.setdefault((outer(name_of(asked), place.names), place.loops), self._count), flipped
 
     def _grad_none(self, stmt: ast.stmt, place: _Place) -> None:
         if isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Constant) and stmt.value.value is None:
@@ -132,16 +154,16 @@ class Walk:
                 kind=seen.kind,
                 node=call,
                 stmt=stmt,
-                owner=_outer(local, place.names),
+                owner=outer(local, place.names),
                 local=local,
                 scaled=seen.scaled,
                 managed=seen.managed,
                 loss=seen.loss,
-                subject=_outer(seen.subject, place.names),
+                subject=outer(seen.subject, place.names),
             )
             self._add(event, place)
             return
-        target = self._target(call)
+        target = target_of(call, self._script)
         if target is not None and target in self._worth:
             self._enter(target, call, place)
         elif target is None:
@@ -156,7 +178,7 @@ class Walk:
         takes = [name_of(a) for a in given if self._roles.of(name_of(a), call) == "optimizer"]
         # why: dict displays and the like that are saved to disk do not step
         if (takes and last(name) not in ("print", "len", "id")) or (is_managed(name.rpartition(".")[0])):
-            owner = _outer(takes[0], place.names) if takes else ""
+            owner = outer(takes[0], place.names) if takes else ""
             self._add(Event(kind="opaque", node=call, stmt=stmt, owner=owner, local=owner), place)
 
     def _closure(self, given: ast.expr, place: _Place) -> None:
@@ -168,41 +190,15 @@ class Walk:
                 self._block(function.body, replace(place, stack=(*place.stack, function)))
                 return
 
-    def _target(self, call: ast.Call) -> Function | None:
-        """The function in this file that a call runs, when there is just one it can be."""
-        name = name_of(call.func)
-        if not name:
-            return None
-        if "." not in name:
-            functions = [f for f in self._script.functions.get(name, ()) if self._script.class_of(f) is None]
-            if len(functions) == 1:
-                return functions[0]
-            return self._method(self._class_of_value(name, call), "__call__")
-        owner, _, method = name.rpartition(".")
-        if owner == "self":
-            mine = self._script.class_of(call)
-            return self._method(mine, method) or self._method(self._class_of_value(name, call), "__call__")
-        return self._method(self._class_of_value(owner, call), method)
-
-    def _class_of_value(self, name: str, at: ast.AST) -> ast.ClassDef | None:
-        made = {
-            last(name_of(v.func)) if isinstance(v, ast.Call) else "" for v in self._script.values(name, at)
-        } & self._script.classes.keys()
-        return self._script.classes[made.pop()] if len(made) == 1 else None
-
-    def _method(self, owner: ast.ClassDef | None, name: str) -> Function | None:
-        body = owner.body if owner else []
-        return next((m for m in body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef) and m.name == name), None)
-
     def _enter(self, function: Function, call: ast.Call, place: _Place) -> None:
         if function in place.stack or len(place.stack) >= _DEEPEST or len(self._out) > _MOST:
             return
         self._entered.add(function)
         there = replace(
             place,
-            names=_bind(function, call, place.names),
+            names=bind(function, call, place.names),
             stack=(*place.stack, function),
-            no_grad=place.no_grad or _grad_off(function),
+            no_grad=place.no_grad or grad_off(function),
         )
         self._block(function.body, there)
 
@@ -217,65 +213,3 @@ class Walk:
                 depth=len(place.stack),
             )
         )
-
-
-def is_no_grad(node: ast.AST) -> bool:
-    """`torch.no_grad()`, `torch.inference_mode()`, `torch.set_grad_enabled(...)`."""
-    name = last(name_of(node.func if isinstance(node, ast.Call) else node))
-    return name in ("no_grad", "inference_mode", "set_grad_enabled")
-
-
-def _grad_off(function: Function) -> bool:
-    return any(is_no_grad(decorator) for decorator in function.decorator_list)
-
-
-def _outer(name: str, names: Mapping[str, str]) -> str:
-    head, dot, rest = name.partition(".")
-    return names.get(head, head) + dot + rest
-
-
-def _bind(function: Function, call: ast.Call, names: Mapping[str, str]) -> dict[str, str]:
-    parameters = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
-    bound = {}
-    if parameters[:1] == ["self"]:
-        owner = name_of(call.func).rpartition(".")[0]
-        bound["self"] = _outer(owner, names) if owner else "self"
-        parameters = parameters[1:]
-    given: Iterator[tuple[str, ast.expr]] = zip(parameters, call.args, strict=False)
-    for parameter, value in [*given, *((k.arg, k.value) for k in call.keywords if k.arg)]:
-        if name_of(value):
-            bound[parameter] = _outer(name_of(value), names)
-    return bound
-
-
-def _ends(body: Sequence[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], ast.Continue | ast.Break | ast.Return | ast.Raise)
-
-
-def _leaves_loop(body: Sequence[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], ast.Break | ast.Return | ast.Raise)
-
-
-def _is_main_guard(stmt: ast.If) -> bool:
-    return isinstance(stmt.test, ast.Compare) and name_of(stmt.test.left) == "__name__"
-
-
-def _worth_following(script: Script) -> set[Function]:
-    """Functions in which, or below which, something happens that matters."""
-    below: dict[Function, set[str]] = {}
-    for group in script.functions.values():
-        for function in group:
-            names = set()
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call):
-                    names.add(node.func.attr if isinstance(node.func, ast.Attribute) else name_of(node.func))
-                elif isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Store):
-                    names.add("zero_grad")
-            below[function] = names
-    found = {f for f, names in below.items() if names & INTERESTING}
-    while True:
-        worth = {f.name for f in found} | {"__call__"} & {f.name for f in found}
-        more = {f for f, names in below.items() if f not in found and names & worth}
-        if not more:
-            return found
-        found |= more

@@ -15,7 +15,7 @@ from steadystep.track.run import Run, Series
 _FIRST = 5  # points
 _FEWEST_SWINGING = 48  # points
 _LONG = 8  # points
-_SWING = 0.06  # of the level and of the way: a smaller one is nobody's business
+_SWING = 0.06  # of the level and of half the way: a smaller one is nobody's business
 _SIGNED = 0.05  # of the later half on either side of zero
 
 
@@ -106,7 +106,9 @@ class Curve:
         if found is None or 1 <= long <= 2:  # one bump or two are no cycle
             return None
         level = abs(float(np.median(values)))
-        return found if found[1] >= _SWING * max(level, self.progress) and not comes_down(values, found[1]) else None
+        return (
+            found if found[1] >= _SWING * max(level, 0.5 * self.progress) and not comes_down(values, found[1]) else None
+        )
 
     @cached_property
     def warm(self) -> int:

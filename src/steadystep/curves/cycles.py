@@ -5,6 +5,7 @@ import numpy as np
 from steadystep.curves.levels import Floats, means
 
 _SHARE = 0.45  # of the variance, at one frequency and its multiples
+_STANDS_OUT = 2.1  # times what noise of the same kind has there
 _CYCLES = 5  # in what is looked at; slower ones are bends of the curve
 _DEGREE = 4
 _SEGMENTS = 8
@@ -27,15 +28,26 @@ def cycle(values: Floats) -> tuple[float, float] | None:
     for multiple in (1, 2, 3):
         wide = max(2, round(0.06 * peak * multiple))
         inside[peak * multiple - wide : peak * multiple + wide + 1] = True
-    # why not the plain share: in a short curve these few frequencies are a good part of all there are
-    chance = float(inside.mean())
-    share = (float(power[inside].sum()) / total - chance) / max(1.0 - chance, 1e-9)
-    if share < _SHARE:
+    # why not the plain share: noise that hangs together has much of its power at low frequencies, and in a short
+    # curve the few frequencies inside are a good part of all there are
+    expected = _of_noise(rest, len(power))
+    chance = float(expected[inside].sum() / expected.sum())
+    found = float(power[inside].sum()) / total
+    share = (found - chance) / max(1.0 - chance, 1e-9)
+    if share < _SHARE or found < _STANDS_OUT * chance:
         return None
     if not _lasts(rest, peak):
         return None
     spread = float(np.std(rest)) * np.sqrt(share)
     return count / peak, 2.0 * np.sqrt(2.0) * spread
+
+
+def _of_noise(rest: Floats, count: int) -> Floats:
+    """The spectrum of noise in which each point keeps as much of the last one as here: sigma² / |1 - rho e^-iw|²."""
+    keeps = min(max(float(rest[1:] @ rest[:-1]) / max(float(rest @ rest), np.finfo(float).tiny), 0.0), 0.98)
+    expected = 1.0 / (1.0 - 2.0 * keeps * np.cos(np.linspace(0.0, np.pi, count)) + keeps * keeps)
+    expected[:_CYCLES] = 0.0
+    return np.asarray(expected)
 
 
 def _lasts(rest: Floats, peak: int) -> bool:

@@ -88,7 +88,7 @@ def _level_noise(values: Floats, levels: Floats) -> float:
 
 def _bends(levels: Floats) -> float:
     """Sigma, from second differences: straight stretches add nothing to them."""
-    return float(np.median(np.abs(np.diff(levels, n=2)))) / (0.6745 * np.sqrt(6.0))
+    return float(np.median(np.abs(np.diff(levels, n=2))) / (0.6745 * np.sqrt(6.0)))
 
 
 def _steadied(levels: Floats) -> Floats:

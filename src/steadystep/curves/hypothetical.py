@@ -7,7 +7,7 @@ after a first rollback is what would have followed had the rollback not been mad
 import math
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -17,10 +17,10 @@ from steadystep.curves.curve import Curve
 from steadystep.curves.levels import Floats, trailing_median
 from steadystep.curves.reading import PlannedAction
 from steadystep.detectors import Detector
-from steadystep.diagnosis import explain
+from steadystep.diagnosis import explain, weigh
 from steadystep.noticing import detectors
 from steadystep.policy import Budget, Limits, decide
-from steadystep.records import Finding, Outcome, Signals
+from steadystep.records import Finding, Outcome, Signals, Witness
 
 _EVERY = 20  # points between remembered states
 _REMEMBERED = 16
@@ -28,6 +28,8 @@ _WHOLE = 50_000  # points: a longer log is replayed around what stands out
 _PRIME, _LEAD, _AFTER = 256, 512, 256  # points
 _MOST = 50_000
 _BLOCK = 64
+_CREEPING = "slow-divergence"
+_FEW, _SOON, _BACK = 16, 256, 0.3  # points, points, of the rise
 _SCREEN = math.log(4.0)
 
 
@@ -127,6 +129,9 @@ def _stretch(
     for i, (x, y, z) in enumerate(zip(loss.tolist(), norm.tolist(), lr.tolist(), strict=True)):
         signals = Signals(step=i, loss=x, grad_norm=y, lr=z, refused_in_a_row=budget.refused_in_a_row)
         found = _noticed(made, signals)
+        if any(f.detector == _CREEPING and f.severity == "act" for f in found) and _comes_back(loss[i:], found):
+            signals = replace(signals, witness=Witness(step=i, then=x, now=x, lr=z))
+            found = weigh(signals, found)
         if found:
             diagnosis = explain(signals, found)
             budget.see(diagnosis)
@@ -144,6 +149,14 @@ def _stretch(
         if i % _EVERY == 0 and budget.episode.calm(i):
             states.append(_State(i, z))
     return plans
+
+
+def _comes_back(after: Floats, found: tuple[Finding, ...]) -> bool:
+    """What an old batch tells a guard, hindsight tells here: a creeping loss that soon is back was no divergence."""
+    usual = min(f.usual for f in found if f.detector == _CREEPING and f.usual is not None)
+    raised = float(np.median(after[:_FEW]))
+    parts = [float(np.median(after[k : k + _FEW])) for k in range(0, min(len(after), _SOON) - _FEW, _FEW)]
+    return any(part <= usual + _BACK * (raised - usual) for part in parts)
 
 
 def _in_steps(text: str, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> str:

@@ -62,8 +62,8 @@ def to_run(table: Table, *, name: str, path: Path, source: Source, asked: Mappin
     if "val_loss" in roles:
         validation["val_loss"] = series(roles["val_loss"])
     if "loss" not in main and "val_loss" not in validation and not any(map(higher_is_better, others)):
-        known = ", ".join(repr(column) for column in list(table.columns)[:8])
-        raise ConfigError(f"{path}: which column is the loss? --column loss=NAME, where NAME is one of {known}")
+        some = ", ".join(repr(column) for column in list(table.columns)[:8])
+        raise ConfigError(f"{path}: which column is the loss? --column loss=NAME, where NAME is one of {some}")
     said = ", ".join(f"{role} = {roles[role]!r}" for role in ROLES if role in roles and role not in asked)
     if said:
         notes.insert(0, f"columns were guessed: {said}")

@@ -17,9 +17,10 @@ _SAY = {
     "overfitting": "it overfits from step {step} on",
     "underfitting": "it underfits: training and validation stand still at a poor level",
     "oscillation": "the loss swings instead of coming down",
-    "plateau": "it stopped improving at step {step}, far from any good level",
+    "plateau": "it stopped improving at step {step}, having learned little",
 }
 _NOTES = {
+    "oscillation": "the loss swings",
     "plateau": "it stopped improving at step {step}",
     "generalisation-gap": "validation lags behind training, and does not rise",
     "spikes-healed": "its spikes healed",

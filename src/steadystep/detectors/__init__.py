@@ -7,13 +7,17 @@ from steadystep.detectors.cooldown import Cooldown
 from steadystep.detectors.dead_units import DeadUnits
 from steadystep.detectors.detector import Detector
 from steadystep.detectors.embedding_growth import EmbeddingGrowth
+from steadystep.detectors.entropy_collapse import EntropyCollapse
+from steadystep.detectors.flat_reward import FlatReward
 from steadystep.detectors.gradient_spike import GradientSpike
 from steadystep.detectors.growing_gradient import GrowingGradient
+from steadystep.detectors.kl_blow_up import KlBlowUp
 from steadystep.detectors.learning_rate_bounds import LearningRateBounds
 from steadystep.detectors.learning_rate_creep import LearningRateCreep
 from steadystep.detectors.learning_rate_jump import LearningRateJump
 from steadystep.detectors.loss_scale import LossScale
 from steadystep.detectors.loss_spike import LossSpike
+from steadystep.detectors.metric_bounds import MetricBounds
 from steadystep.detectors.no_learning import NoLearning
 from steadystep.detectors.non_finite import NonFinite
 from steadystep.detectors.not_healing import NotHealing
@@ -37,13 +41,17 @@ __all__ = [
     "DeadUnits",
     "Detector",
     "EmbeddingGrowth",
+    "EntropyCollapse",
+    "FlatReward",
     "GradientSpike",
     "GrowingGradient",
+    "KlBlowUp",
     "LearningRateBounds",
     "LearningRateCreep",
     "LearningRateJump",
     "LossScale",
     "LossSpike",
+    "MetricBounds",
     "NoLearning",
     "NonFinite",
     "NotHealing",

@@ -41,6 +41,11 @@ class Cause(StrEnum):
     POOR_INITIALISATION = "poor-initialisation"
     POISONED_MOMENTS = "poisoned-moments"
     DAMAGED_WEIGHTS = "damaged-weights"
+    # the policy
+    POLICY_DRIFT = "policy-drift"
+    ENTROPY_COLLAPSE = "entropy-collapse"
+    FLAT_REWARD = "flat-reward"
+    METRIC_OUT_OF_BOUNDS = "metric-out-of-bounds"
     # the result
     NO_LEARNING = "no-learning"
     SUSPICIOUS_PERFECTION = "suspicious-perfection"
@@ -102,6 +107,13 @@ ADVICE: dict[Cause, str] = {
     "hundreds of steps: clip the gradient, or use a smaller beta2 (0.95)",
     Cause.DAMAGED_WEIGHTS: "the weights themselves have become worse: go back to a checkpoint from before the first "
     "sign, with a lower learning rate",
+    Cause.POLICY_DRIFT: "the policy runs away from its reference: raise the KL coefficient, lower the learning rate, "
+    "or take fewer updates per batch of rollouts; the samples of these steps show whether the reward is being gamed",
+    Cause.ENTROPY_COLLAPSE: "the policy has stopped exploring: add an entropy bonus, raise the sampling temperature or "
+    "the KL coefficient, lower the learning rate, or go back to a checkpoint from before",
+    Cause.FLAT_REWARD: "a reward that is always the same teaches nothing: check that the reward function reads the "
+    "completions, and that within a group some attempts succeed and some fail (easier prompts, larger groups)",
+    Cause.METRIC_OUT_OF_BOUNDS: "look at what this metric is computed from: a ratio of zero, an empty mask, log(0)",
     Cause.NO_LEARNING: "check that the labels belong to the inputs, that the loss fits the output, and that the "
     "optimizer holds the model's parameters; try to overfit a single batch first",
     Cause.SUSPICIOUS_PERFECTION: "a loss of nothing is rarely true: look for the target among the inputs, for a loss "

@@ -22,6 +22,7 @@ _KNOWN = frozenset(
         *("growing-gradient", "clip-rate", "update-ratio", "poisoned-moments", "rms-surprise", "loss-scale"),
         *("dead-units", "saturated-units", "no-learning", "suspicious-perfection"),
         *("embedding-growth", "attention-logit-growth"),
+        *("kl-blow-up", "entropy-collapse", "flat-reward", "metric-bounds"),
     }
 )
 

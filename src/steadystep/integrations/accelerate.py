@@ -22,8 +22,8 @@ from steadystep.records import Outcome
 from steadystep.watching import Watcher
 
 try:
-    from accelerate import Accelerator
-    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate.optimizer import AcceleratedOptimizer  # type: ignore[import-untyped]
 except ImportError as error:
     raise install_line("accelerate", "transformers", error) from error
 

@@ -1,7 +1,7 @@
 """Lightning Fabric: a guard around `fabric.backward` and `optimizer.step`.
 
-    model, optimizer = fabric.setup(model, optimizer)
-    watcher = steadystep.integrations.fabric.watch(fabric, model, optimizer)
+`watch(fabric, model, optimizer)` takes what `fabric.setup` returned. Clipping and precision stay Fabric's; with
+`fabric.clip_gradients` say `error_if_nonfinite=False`, or it raises before the guard can refuse the step.
 """
 
 from collections.abc import Mapping, Sequence

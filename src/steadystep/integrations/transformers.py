@@ -2,8 +2,8 @@
 
     trainer = Trainer(..., callbacks=[StabilityCallback()])
 
-It looks at tensors, never at Trainer's logs: those leave a NaN out (`logging_nan_inf_filter`) and write 0.0 beside ruined
-weights. Accumulation, `max_grad_norm`, bf16 and fp16 stay the Trainer's.
+It looks at tensors, never at Trainer's logs: those leave a NaN out (`logging_nan_inf_filter`) and write 0.0 beside
+ruined weights. Accumulation, `max_grad_norm`, bf16 and fp16 stay the Trainer's.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any, Self, final
 from torch import nn
 
 from steadystep.config import Config
+from steadystep.detectors.metric_words import words
 from steadystep.errors import UnsupportedError
 from steadystep.integrations.accelerate import mark_skipped
 from steadystep.integrations.forward_passes import ForwardPasses
@@ -29,10 +30,11 @@ except ImportError as error:
     raise install_line("transformers", "transformers", error) from error
 
 _STATE = "steadystep.json"
+_POLICY = {"kl", "entropy", "reward", "ratio"}
 
 
 @final
-class StabilityCallback(TrainerCallback):  # type: ignore[misc]
+class StabilityCallback(TrainerCallback):
     """A guard for `Trainer`. The run log and incident bundles go to `output_dir/steadystep`.
 
     With `attach(trainer)` it comes before the Trainer's loggers, so that its numbers go through them; given as
@@ -64,17 +66,12 @@ class StabilityCallback(TrainerCallback):  # type: ignore[misc]
         return self
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        model: nn.Module,
-        optimizer: Any,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **made: Any
     ) -> None:
         """Everything is made, and loaded when the training resumes."""
         self._remove()
+        model: nn.Module = made["model"]
+        optimizer = made["optimizer"]
         if args.deepspeed or args.fsdp:
             raise UnsupportedError("StabilityCallback: deepspeed and fsdp take the step themselves")
         self._optimizer = optimizer
@@ -82,13 +79,13 @@ class StabilityCallback(TrainerCallback):  # type: ignore[misc]
             model,
             optimizer,
             config=self.config,
-            run_dir=self.run_dir or Path(args.output_dir) / "steadystep",
+            run_dir=self.run_dir or Path(args.output_dir or ".") / "steadystep",
             scaler=getattr(optimizer, "scaler", None),
             tell=self._told,
         )
         if not args.torch_compile:  # a hook inside a compiled model would be compiled with it
             self._passes = ForwardPasses(model, self.watcher)
-        saved = Path(args.output_dir) / f"checkpoint-{state.global_step}" / _STATE
+        saved = _checkpoint(args, state) / _STATE
         if state.global_step and saved.exists():
             self.watcher.guard.load_state_dict(json.loads(saved.read_text(encoding="utf-8")))
 
@@ -104,6 +101,8 @@ class StabilityCallback(TrainerCallback):  # type: ignore[misc]
         """Our numbers beside the Trainer's."""
         numbers = self._tally.numbers() if logs is not None and "loss" in logs else {}
         if logs is not None and numbers:
+            if self.watcher is not None:
+                self.watcher.metrics(**_about_a_policy(logs))
             logs.update(numbers)
             state.log_history[-1].update(numbers)
 
@@ -123,7 +122,7 @@ class StabilityCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The guard's state beside the Trainer's, in the same checkpoint."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        folder = _checkpoint(args, state)
         if self.watcher is not None and state.is_world_process_zero and folder.is_dir():
             text = json.dumps(self.watcher.guard.state_dict())
             (folder / _STATE).write_text(text, encoding="utf-8")
@@ -144,3 +143,13 @@ class StabilityCallback(TrainerCallback):  # type: ignore[misc]
         if self.watcher is not None:
             self.watcher.remove()
         self.watcher = self._passes = None
+
+
+def _about_a_policy(logs: Mapping[str, Any]) -> dict[str, float]:
+    """What TRL's trainers log beside the loss: KL, entropy, reward, clip ratio. They go with the next step."""
+    numbers = {name: value for name, value in logs.items() if isinstance(value, float | int)}
+    return {name: float(value) for name, value in numbers.items() if words(name) & _POLICY}
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"

@@ -10,6 +10,7 @@ from steadystep.report.words import NOTHING, number
 from steadystep.track.run import Incident, Run, Series
 
 _NEAR = 12  # steps between two of the same cause that still belong together
+_NEXT = 3  # steps between two of different causes, both serious: the second is what became of the first
 _AROUND = 50  # steps before and after that "usual" is taken from
 _REPLAY = "steadystep replay {} --factory package.module:make"
 _RANK = {"info": 0, "warn": 1, "act": 2, "critical": 3}
@@ -29,7 +30,7 @@ class Change:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One or more incidents of the same cause, close to each other."""
+    """One or more incidents close to each other, of the same cause or one out of the other."""
 
     first: int
     last: int
@@ -42,8 +43,8 @@ class Episode:
 
     @property
     def head(self) -> Incident:
-        """The incident that says most: the gravest, and the first of those."""
-        return max(self.incidents, key=lambda i: _RANK.get(i.severity, 0))
+        """The incident that says most."""
+        return _head(self.incidents)
 
     @property
     def rank(self) -> int:
@@ -75,12 +76,23 @@ def gravest(incidents: Sequence[Incident]) -> str:
 def _groups(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
     group: list[Incident] = []
     for incident in incidents:
-        if group and (incident.cause != group[-1].cause or incident.step - group[-1].step > _NEAR):
+        if group and not _belongs(incident, group[-1]):
             yield group
             group = []
         group.append(incident)
     if group:
         yield group
+
+
+def _belongs(incident: Incident, last: Incident) -> bool:
+    apart = incident.step - last.step
+    both_serious = min(_RANK.get(one.severity, 0) for one in (incident, last)) >= _RANK["act"]
+    return apart <= _NEAR if incident.cause == last.cause else apart <= _NEXT and both_serious
+
+
+def _head(incidents: Sequence[Incident]) -> Incident:
+    """The gravest, a rollback before others, and the first of those."""
+    return max(incidents, key=lambda i: (i.restored is not None, _RANK.get(i.severity, 0)))
 
 
 def _episode(run: Run, group: list[Incident]) -> Episode:
@@ -89,7 +101,7 @@ def _episode(run: Run, group: list[Incident]) -> Episode:
     return Episode(
         first=first,
         last=last,
-        cause=group[0].cause,
+        cause=_head(group).cause,
         severity=gravest(group),
         incidents=tuple(group),
         changes=tuple(_change(name, series, first, last) for name, series in rows if len(series)),

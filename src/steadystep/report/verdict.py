@@ -1,9 +1,13 @@
 """What the page says first."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from steadystep.report.episodes import Episode, episodes
 from steadystep.track.run import Run
+
+_AROUND = 20  # steps: a spike needs some to heal
 
 
 @final
@@ -31,7 +35,7 @@ class Verdict:
 
 
 def judged(run: Run) -> Verdict:
-    """The doctor's reading of the curves."""
+    """The doctor's reading of the curves, and what the guard had to do with it."""
     from steadystep.curves import diagnose
 
     reading = diagnose(run)
@@ -39,4 +43,22 @@ def judged(run: Run) -> Verdict:
         Sign(kind=p.kind, severity=p.severity, step=p.step, until=p.until, evidence=p.evidence, advice=p.advice)
         for p in reading.findings
     )
-    return Verdict(said=reading.verdict, healthy=reading.healthy, signs=signs)
+    acted = tuple(e for e in episodes(run) if e.acted) if run.settings.get("mode") != "observe" else ()
+    if not acted:
+        return Verdict(said=reading.verdict, healthy=reading.healthy, signs=signs)
+    did = f"the guard stepped in {'once' if len(acted) == 1 else f'{len(acted)} times'} ({_named(acted)})"
+    if all(_is_handled(sign, acted) for sign in signs if sign.severity != "info"):
+        return Verdict(said=f"Kept on course: {did}; the curves show no other trouble.", healthy=True, signs=signs)
+    return Verdict(said=f"{reading.verdict} {did[0].upper()}{did[1:]}.", healthy=False, signs=signs)
+
+
+def _is_handled(sign: Sign, acted: Sequence[Episode]) -> bool:
+    """Trouble that began where the guard stepped in, and ended soon after."""
+    return sign.until is not None and any(
+        e.first - _AROUND <= sign.step and sign.until <= e.last + _AROUND for e in acted
+    )
+
+
+def _named(acted: Sequence[Episode]) -> str:
+    named = [f"{e.cause} at step {e.first:,}" for e in acted[:3]]
+    return ", ".join(named) + (f" and {len(acted) - 3} more" if len(acted) > 3 else "")

@@ -63,6 +63,11 @@ class Broadcast:
         """Show gradients."""
         self._send(sample.step, "histograms", sample)
 
+    @property
+    def waiting(self) -> int:
+        """What the sinks have not taken yet."""
+        return self._mailbox.waiting
+
     def close(self) -> None:
         """Show the last step, wait for the sinks for a while, and let them go."""
         self._show()

@@ -10,9 +10,9 @@ import numpy as np
 
 from steadystep.track.columns import Column, LayerRows
 from steadystep.track.incident_line import incident_of
+from steadystep.track.number import from_json
 from steadystep.track.run import Incident, Run, Series
 
-_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _LARGEST_STEP = 2**62
 
 
@@ -60,12 +60,12 @@ class Ledger:
     def _row(self, line: Mapping[str, Any]) -> None:
         step, loss, norm, lr = line["step"], line["loss"], line["norm"], line["lr"]
         if not (type(step) is int and type(loss) is float and type(norm) is float and type(lr) is float):
-            step, loss, norm, lr = _step(step), number(loss), number(norm), number(lr)
+            step, loss, norm, lr = _step(step), from_json(loss), from_json(norm), from_json(lr)
         if len(line) == 4 and step > self._last and not self._header_passed:  # nearly all of them
             self._append(step, loss, norm, lr)
             return
-        metrics = {str(k): number(v) for k, v in line["metrics"].items()} if "metrics" in line else {}
-        scale = number(line["scale"]) if "scale" in line else None
+        metrics = {str(k): from_json(v) for k, v in line["metrics"].items()} if "metrics" in line else {}
+        scale = from_json(line["scale"]) if "scale" in line else None
         if step <= self._last or self._header_passed:
             self._go_on_at(step)
         self._append(step, loss, norm, lr)
@@ -114,7 +114,7 @@ class Ledger:
 
     def _validated(self, line: Mapping[str, Any]) -> None:
         step = _step(line["step"])
-        for name, value in [(str(k), number(v)) for k, v in line["metrics"].items()]:
+        for name, value in [(str(k), from_json(v)) for k, v in line["metrics"].items()]:
             column = self._validation.setdefault(name, Column())
             column.cut(step)
             column.append(step, value)
@@ -170,15 +170,6 @@ _KINDS = {
     "incident": Ledger._incident,
     "end": Ledger._ended,
 }
-
-
-def number(value: object) -> float:
-    """A number as the log writes it: what is not finite is a word."""
-    if type(value) is float or type(value) is int:
-        return float(value)
-    if isinstance(value, str) and value in _WORDS:
-        return _WORDS[value]
-    raise TypeError("not a number")
 
 
 def _step(value: object) -> int:

@@ -43,6 +43,11 @@ class Mailbox:
                 names = ", ".join(_name(sink) for sink in list(self._alive))
                 logger.warning("%s cannot keep up: some points will be missing there; training goes on", names)
 
+    @property
+    def waiting(self) -> int:
+        """Messages in the queue."""
+        return self._queue.qsize()
+
     def close(self) -> None:
         """Wait until all is handed over, but not for ever."""
         if self._finish is not None:

@@ -8,13 +8,12 @@ leaves; readers skip it.
 
 import json
 import logging
-import math
 import os
 import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, final
@@ -23,6 +22,7 @@ from steadystep.errors import ConfigError, TrainingHalted
 from steadystep.records import Outcome, Signals
 from steadystep.track.allowance import Allowance
 from steadystep.track.incident_line import incident_line
+from steadystep.track.number import as_json, as_list
 from steadystep.version import __version__
 
 logger = logging.getLogger("steadystep")
@@ -93,7 +93,7 @@ class RunLog:
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of its own, written at once."""
-        row = {"kind": "validation", "step": step, "metrics": {k: _number(float(v)) for k, v in metrics.items()}}
+        row = {"kind": "validation", "step": step, "metrics": {k: as_json(float(v)) for k, v in metrics.items()}}
         self._pending.append(json.dumps(row) + "\n")
         _write(self._file, self._pending, self.path)
 
@@ -110,7 +110,7 @@ class RunLog:
     def _add_layers(self, signals: Signals, allowance: Allowance, reserve: float = 0.0) -> bool:
         changed = signals.names != self._names  # names are long and rarely change
         names = f',"names":{json.dumps(signals.names)}' if changed else ""
-        line = f'{{"kind":"layers","step":{signals.step},"norms":{_numbers(signals.norms)}{names}}}\n'
+        line = f'{{"kind":"layers","step":{signals.step},"norms":{as_list(signals.norms)}{names}}}\n'
         if not allowance.grant(len(line), signals.step, reserve=reserve):
             return False
         self._pending.append(line)
@@ -137,16 +137,16 @@ class RunLog:
             )
         row: dict[str, object] = {
             "step": signals.step,
-            "loss": _number(signals.loss),
-            "norm": _number(signals.grad_norm, 6),
-            "lr": _number(signals.lr, 6),
+            "loss": as_json(signals.loss),
+            "norm": as_json(signals.grad_norm, 6),
+            "lr": as_json(signals.lr, 6),
         }
         if outcome.clipped:
             row["clipped"] = 1
         if signals.scaled:
-            row["scale"] = _number(signals.scale, 7)
+            row["scale"] = as_json(signals.scale, 7)
         if signals.metrics:
-            metrics = {name: _number(value, 7) for name, value in signals.metrics.items()}
+            metrics = {name: as_json(value, 7) for name, value in signals.metrics.items()}
             if self._for_metrics.grant(len(str(metrics)), signals.step):
                 row["metrics"] = metrics
         return json.dumps(row, separators=(",", ":")) + "\n"
@@ -190,16 +190,3 @@ def _write(file: IO[str], pending: list[str], path: Path) -> None:
         logger.warning("run log %s stopped (%s); training goes on", path, error.strerror or error)
         with suppress(OSError):
             file.close()
-
-
-def _number(value: float, digits: int = 9) -> float | str:
-    if math.isfinite(value):
-        return float(f"{value:.{digits}g}")
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-
-
-def _numbers(values: Sequence[float]) -> str:
-    total = sum(values)
-    if total - total == 0.0:  # all finite
-        return "[" + ",".join([f"{value:.6g}" for value in values]) + "]"
-    return json.dumps([_number(value, 6) for value in values], separators=(",", ":"))

@@ -1,12 +1,14 @@
 """Hearing of a loop's `loss.backward()`.
 
-Torch has hooks for an optimizer's step, for a module's forward pass and for the gradient of a tensor one holds, but none
-that says which tensor `backward` was called on. So while at least one watcher listens, `torch.Tensor.backward` tells
-them before and after it does what it always did. With the last listener the attribute is what it was: docs/adr/0004.
+Torch has hooks for an optimizer's step, for a module's forward pass and for the gradient of a tensor one holds, but
+none that says which tensor `backward` was called on. So while at least one watcher listens, `torch.Tensor.backward`
+tells them before and after it does what it always did. With the last listener the attribute is what it was:
+docs/adr/0004.
 """
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +28,7 @@ class Listener(Protocol):
 
 
 _LISTENERS: "weakref.WeakSet[Any]" = weakref.WeakSet()
-_PLAIN = torch.Tensor.backward
+_PLAIN: Callable[..., None] = torch.Tensor.backward
 
 
 @functools.wraps(_PLAIN)

@@ -1,8 +1,8 @@
 """What a loop has gathered since its last step: losses, and the norms of the gradients before it touched them.
 
-A gradient's version counter tells what happened to it at no cost: unchanged since the last backward pass, nobody clipped
-it; changed between two backward passes, it was cleared and another group has begun; unchanged by a backward pass, that
-pass was somebody else's (the other half of a GAN).
+A gradient's version counter tells what happened to it at no cost: unchanged since the last backward pass, nobody
+clipped it; changed between two backward passes, it was cleared and another group has begun; unchanged by a backward
+pass, that pass was somebody else's (the other half of a GAN).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,10 @@
 """Working under a `GradScaler` that the loop owns.
 
-On an overflow a scaler does not call `optimizer.step` at all, so a hook of the optimizer would never hear of it. But torch
-has a contract for optimizers that deal with scaled gradients themselves: `_step_supports_amp_scaling`. With it `step` is
-always called, and finds the scale (unless `unscale_` was called before) and the scaler's verdict as attributes. We sign
-it for the time of the watch, unscale, and let the guard decide; the scaler's `update` sees the overflow as ever.
+On an overflow a scaler does not call `optimizer.step` at all, so a hook of the optimizer would never hear of it. But
+torch has a contract for optimizers that deal with scaled gradients themselves: `_step_supports_amp_scaling`. With it
+`step` is always called, and finds the scale (unless `unscale_` was called before) and the scaler's verdict as
+attributes. We sign it for the time of the watch, unscale, and let the guard decide; the scaler's `update` sees the
+overflow as ever.
 """
 
 from typing import Any, final

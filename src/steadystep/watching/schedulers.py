@@ -1,8 +1,8 @@
 """Torch's schedulers beside a step that was refused: they stay where they were.
 
-A scheduler's `step()` advances whatever became of the update, and nothing of torch's lets one stop it. So after a refused
-step its state is kept, and if it has moved by the next step, state and learning rates are put back. Only a scheduler that
-moves with every step is treated so: one that moves once an epoch is right to move.
+A scheduler's `step()` advances whatever became of the update, and nothing of torch's lets one stop it. So after a
+refused step its state is kept, and if it has moved by the next step, state and learning rates are put back. Only a
+scheduler that moves with every step is treated so: one that moves once an epoch is right to move.
 """
 
 import copy

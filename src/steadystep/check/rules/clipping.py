@@ -25,7 +25,7 @@ def _before_unscale(context: Context, cycle: Cycle, clip: Event) -> Iterator[Hit
     if clip.managed or cycle.step.kind != "scaler-step":
         return
     for event in cycle.before(clip):
-        if not meets(event, clip):
+        if not meets(event, clip) or not meets(event, cycle.step):
             continue
         if event.kind == "unscale" or event.kind in ("step", "scaler-step"):
             return

@@ -6,17 +6,25 @@ from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
-from steadystep.check.names import calls_in, last, name_of
-from steadystep.check.roles import is_model_call, is_module_class, makes_module
-from steadystep.check.script import Function, Scope, Script
-from steadystep.check.walk import is_no_grad
+from steadystep.check.names import calls_in, last, looks_like_model, name_of
+from steadystep.check.roles import is_model_call
+from steadystep.check.rules.evaluation_mode import (
+    called_quietly,
+    callers_set_no_mode,
+    mode_matters,
+    no_grad_around,
+    sets_mode,
+    wants_gradients,
+)
+from steadystep.check.script import Scope, Script
 
 _EVALUATES = re.compile(
-    r"^_?(run_)?(val|valid|validate|validation|evaluate|eval|test)(_(model|epoch|loop|one_epoch|loss))?$", re.I
+    r"^_?(run_)?(validat\w*|evaluat\w*|eval(_\w+)?|valid(_\w+)?|val(_\w+)?|test(_(model|epoch|loop|loss))?"
+    r"|((get|compute|calc)_)?(accuracy|score))$",
+    re.I,
 )
 _HELD_OUT = re.compile(r"(^|_)(val|valid|validation|eval|test|dev|holdout)(_|$|\d|dl|loader|set|data)", re.I)
 _TRAIN = re.compile(r"(^|_)train(ing)?(_|$|dl|loader|set|data)", re.I)
-_RANDOM_LAYERS = ("Dropout", "BatchNorm", "dropout", "batch_norm", "InstanceNorm", "DropPath")
 
 Loop = ast.For | ast.AsyncFor
 
@@ -33,11 +41,11 @@ def check(context: Context) -> Iterator[Hit]:
 
 def _loop(context: Context, loop: Loop) -> Iterator[Hit]:
     script, scope = context.script, context.script.scope_of(loop)
-    forwards = [c for s in loop.body for c in calls_in(s) if is_model_call(c, script)]
+    forwards = [c for s in loop.body for c in calls_in(s) if is_model_call(c, script) or _leads_to_one(c, script)]
     if not forwards or _trains(context, loop) or len(script.loops_of(loop)) > 2:
         return
     over = _names_in(loop.iter)
-    quiet = all(_no_grad_around(script, call) for call in forwards)
+    quiet = all(no_grad_around(script, call) for call in forwards)
     if quiet and any(_TRAIN.search(n) for n in over) and not any(_HELD_OUT.search(n) for n in over):
         yield from _on_train(context, loop, over)
     named = scope is not None and bool(_EVALUATES.match(scope.name))
@@ -45,14 +53,14 @@ def _loop(context: Context, loop: Loop) -> Iterator[Hit]:
         return
     if scope is not None and _trains(context, scope) and not any(_HELD_OUT.search(n) for n in over):
         return
-    mode = _sets_mode(script, scope)
-    if quiet and not mode and _callers_set_no_mode(script, scope, set()) and _mode_matters(script, forwards[0]):
-        model = name_of(forwards[0].func)
+    mode = sets_mode(script, scope)
+    if quiet and not mode and _stays_in_training(context, scope) and mode_matters(script, forwards[0]):
+        model = _model_name(script, forwards[0])
         diff = context.edit().put_before(_outermost(script, loop), f"{model}.eval()").diff()
         yield hit("SS401", loop, f"{model} is evaluated without {model}.eval()", diff=diff, snippet=f"{model}.eval()")
-    if mode != "eval" or any(_no_grad_around(script, call) for call in forwards) or _wants_gradients(script, scope):
+    if mode != "eval" or any(no_grad_around(script, call) for call in forwards) or wants_gradients(script, scope):
         return
-    if not _called_quietly(script, scope):
+    if not called_quietly(script, scope):
         yield hit("SS402", loop, "evaluation without torch.no_grad()", diff=_wrapped(context, loop), snippet=_QUIET)
 
 
@@ -63,76 +71,30 @@ def _names_in(node: ast.AST) -> set[str]:
 
 def _trains(context: Context, node: ast.AST) -> bool:
     inside = set(ast.walk(node))
-    return any(e.node in inside for e in context.events("backward", "step", "scaler-step", "guard", "opaque"))
+    steps = context.events("backward", "step", "scaler-step", "guard", "opaque")
+    return any(e.node in inside for e in steps if e.kind != "opaque" or e.owner)
 
 
-def _no_grad_around(script: Script, node: ast.AST) -> bool:
-    withs = [a for a in script.ancestors(node) if isinstance(a, ast.With | ast.AsyncWith)]
-    if any(is_no_grad(item.context_expr) for w in withs for item in w.items):
-        return True
-    scope = script.scope_of(node)
-    while scope is not None:
-        if any(is_no_grad(d) for d in scope.decorator_list):
-            return True
-        scope = script.scope_of(scope)
-    return any(isinstance(n, ast.Call) and name_of(n.func).endswith("set_grad_enabled") for n in script.nodes)
-
-
-def _sets_mode(script: Script, scope: Scope) -> str:
-    """`eval`, `train` or nothing: what is called in the same function or in one around it."""
-    owner: ast.AST = scope if scope is not None else script.tree
-    modes = {
-        n.func.attr
-        for n in ast.walk(owner)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("eval", "train")
-    }
-    if "eval" in modes:
-        return "eval"
-    if any(
-        isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "train" and n.args
-        for n in ast.walk(owner)
-    ):
-        return "train"
-    outer = script.scope_of(scope) if scope is not None else None
-    return _sets_mode(script, outer) if outer is not None else ""
-
-
-def _callers_set_no_mode(script: Script, scope: Scope, seen: set[Function]) -> bool:
-    """True when every caller is in this file and none of them calls eval()."""
-    if scope is None:
-        return True
-    sites = [c for c in script.calls.get(scope.name, ()) if script.scope_of(c) is not scope]
-    if not sites or scope in seen:
+def _leads_to_one(call: ast.Call, script: Script) -> bool:
+    """A call into this file that runs a network and does nothing else of interest."""
+    found = script.functions.get(last(name_of(call.func)), [])
+    if len(found) != 1 or name_of(call.func).rpartition(".")[0] not in ("", "self"):
         return False
-    seen.add(scope)
-    callers = {script.scope_of(site) for site in sites}
-    for caller in callers:
-        if _sets_mode(script, caller) == "eval":
-            return False
-        called = caller is not None and any(script.scope_of(c) is not caller for c in script.calls.get(caller.name, ()))
-        if called and not _callers_set_no_mode(script, caller, seen):
-            return False
-    return True
+    calls = [c for stmt in found[0].body for c in calls_in(stmt)]
+    busy = any(isinstance(c.func, ast.Attribute) and c.func.attr in ("backward", "eval", "train") for c in calls)
+    return not busy and any(is_model_call(c, script) for c in calls)
 
 
-def _called_quietly(script: Script, scope: Scope) -> bool:
-    return scope is not None and any(_no_grad_around(script, c) for c in script.calls.get(scope.name, ()))
+def _stays_in_training(context: Context, scope: Scope) -> bool:
+    """The function trains as well, or nobody who calls it has switched the mode."""
+    return (scope is not None and _trains(context, scope)) or callers_set_no_mode(context.script, scope, set())
 
 
-def _wants_gradients(script: Script, scope: Scope) -> bool:
-    owner: ast.AST = scope if scope is not None else script.tree
-    words = {n.attr for n in ast.walk(owner) if isinstance(n, ast.Attribute)}
-    inside = words & {"grad", "requires_grad_", "requires_grad"} if scope is not None else set()
-    return bool(inside)
-
-
-def _mode_matters(script: Script, forward: ast.Call) -> bool:
-    """Unless the whole network is in the file and has no layer that behaves differently."""
-    values = script.values(name_of(forward.func), forward)
-    local = values and all(makes_module(v, script) for v in values)
-    if not local or any(is_module_class(c, script) and len(c.bases) > 1 for c in script.classes.values()):
-        return True
-    return any(word in script.text for word in _RANDOM_LAYERS)
+def _model_name(script: Script, forward: ast.Call) -> str:
+    if is_model_call(forward, script):
+        return name_of(forward.func)
+    given = [name_of(a) for a in forward.args if looks_like_model(name_of(a))]
+    return given[0] if given else "self.model" if name_of(forward.func).startswith("self.") else "model"
 
 
 def _outermost(script: Script, loop: Loop) -> ast.stmt:

@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
+from steadystep.check.control import is_no_grad
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_loss, looks_like_model, name_of
 from steadystep.check.roles import is_model_call
-from steadystep.check.script import Script
-from steadystep.check.walk import is_no_grad
+from steadystep.check.script import Scope, Script
 
 _CUTS = ("item", "detach", "tolist", "numpy")
 _STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
@@ -19,9 +19,11 @@ _STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y
 def check(context: Context) -> Iterator[Hit]:
     """All three."""
     for event in context.events("backward"):
-        if not event.managed and not event.no_grad:
+        if event.no_grad:
+            continue
+        yield from _kept(context, event)
+        if not event.managed:
             yield from _cut(context, event)
-            yield from _kept(context, event)
             yield from _carried(context, event)
 
 
@@ -126,22 +128,21 @@ def _bare(node: ast.expr, name: str) -> ast.Name | None:
     return None
 
 
-def _goes_back(script: Script, total: str, scope: ast.AST | None) -> bool:
-    """Whether the total is itself trained on, or detached in place later."""
-    for node in script.nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and script.scope_of(node) is scope:
-            mentioned = {name_of(n) for n in ast.walk(node.func.value)}
-            if node.func.attr in ("backward", "detach_", "manual_backward"):
-                mentioned |= {name_of(n) for a in node.args for n in ast.walk(a)}
-                if total in mentioned:
-                    return True
-    return any(
-        total in {name_of(n) for n in ast.walk(value)} and looks_like_loss(name) and name != total
-        for (where, name), found in script.assigned.items()
-        if where is scope
-        for _, value in found
-        if cut_at(value) is None and not isinstance(value, ast.BinOp)
-    )
+def _goes_back(script: Script, total: str, scope: Scope) -> bool:
+    """Whether the total is itself trained on, directly or through other names, or detached in place."""
+    waiting: list[ast.AST] = []
+    for name in ("backward", "manual_backward", "detach_"):
+        for call in script.calls.get(name, ()):
+            if script.scope_of(call) is scope and isinstance(call.func, ast.Attribute):
+                waiting += [call.func.value, *call.args]
+    seen: set[str] = set()
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            name = name_of(node)
+            if name and name not in seen:
+                seen.add(name)
+                waiting += [value for _, value in script.assigned.get((scope, name), ())]
+    return total in seen
 
 
 def under_no_grad(script: Script, node: ast.AST) -> bool:

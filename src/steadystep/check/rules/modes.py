@@ -24,7 +24,7 @@ def _not_back(context: Context, root: tuple[Event, ...], event: Event, trained: 
     step = _steps_in(root, loop)[0]
     made = context.roles.optimizer_call(step.local if step.kind == "step" else step.subject, step.node)
     model = context.roles.model_of(made) if made is not None else ""
-    if last(event.owner) not in trained and event.owner != model:
+    if last(event.owner) not in trained and last(event.owner) != last(model):
         return
     if any(e.kind in ("guard", "opaque") and loop in e.loops for e in root):
         return

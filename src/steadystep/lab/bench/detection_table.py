@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 
 from steadystep.lab.bench.detection_screen import screens
 from steadystep.lab.bench.faulty.outcomes import Twins, is_slow, median
-from steadystep.lab.bench.faulty.trials import TRIALS
+from steadystep.lab.bench.faulty.trials import NATS, TRIALS
 from steadystep.lab.bench.rules import RULES
 from steadystep.lab.bench.study import Row
 
@@ -99,12 +99,13 @@ def _fault(trial: str, rows: list[Row], twins: Twins) -> dict[str, Any] | None:
         "said": ", ".join(f"{name} {count}" for name, count in said.most_common(2)),
         "missed_on": dict(missed),
         "spoke_though_harmless": sum(row["noticed"] is not None for row in rows if twins.fine(row)),
-        "rules": {
-            name: sum(name in row["alarms"] for row in harmful if _was_shown(row, name)) / len(harmful)
-            for name in ("ZClip", "SkipStep", "SpikeDetection", "KillLossSpike")
-            if harmful
-        },
+        "rules": {name: _share(name, harmful) for name in RULES},
     }
+
+
+def _share(rule: str, harmful: list[Row]) -> float | None:
+    shown = [row for row in harmful if _was_shown(row, rule)]
+    return sum(rule in row["alarms"] for row in shown) / len(shown) if shown else None
 
 
 def _false(healthy: list[Row]) -> list[dict[str, Any]]:
@@ -126,7 +127,8 @@ def _false(healthy: list[Row]) -> list[dict[str, Any]]:
 
 def _slow(broken: list[Row], twins: Twins) -> list[dict[str, Any]]:
     lines = []
-    for trial, task in dict.fromkeys((row["trial"], row["task"]) for row in broken if is_slow(row)):
+    places = dict.fromkeys((row["trial"], row["task"]) for row in broken if is_slow(row) and row["task"] in NATS)
+    for trial, task in places:
         mine = [row for row in broken if (row["trial"], row["task"]) == (trial, task)]
         leads = [lead for row in mine for lead in _lead(row, OURS, twins)]
         over_twin = [lead for row in mine for lead in _lead(row, OURS, twins, "twin")]

@@ -19,15 +19,15 @@ def screens(told: dict[str, Any]) -> Iterator[RenderableType]:
     limits = ", ".join(f"{task} {limit:.3f}" for task, limit in told["limits"].items())
     yield (
         "runs: those that are harmed unguarded. within: finite, to the last step, and no worse than the worst clean "
-        f"twin that misses one batch ({limits}). score: held-out loss over that of the twin without the fault. lost: "
-        "updates that are not in the last weights. LR: of the last update, over the one that was set. no fault: the "
-        "arm's score where nothing happens. All are medians."
+        f"twin that misses one batch ({limits}). but for lost: the same beside a twin of as few updates. score: "
+        "held-out loss over that of the twin without the fault. lost: updates that are not in the last weights. LR: of "
+        "the last update, over the one that was set. no fault: the arm's score where nothing happens. All are medians."
     )
 
 
 def _arms(title: str, lines: list[dict[str, Any]]) -> Table:
-    names = ("arm", "runs", "within", "within 1 %", "score", "NaN", "crashed", "stopped", "lost", "LR", "no fault")
-    made = _table(title, *names)
+    names = ("arm", "runs", "within", "but for lost", "in 1 %", "score", "NaN", "crashed", "stopped", "lost", "LR")
+    made = _table(title, *names, "no fault")
     best = max((line["within"] / line["runs"] for line in lines if line["runs"]), default=0.0)
     for line in lines:
         share = line["within"] / line["runs"] if line["runs"] else 0.0
@@ -35,6 +35,7 @@ def _arms(title: str, lines: list[dict[str, Any]]) -> Table:
             line["arm"],
             str(line["runs"]),
             f"{line['within']} = {100 * share:.1f} %",
+            str(line["within_but_for_lost"]),
             str(line["within_1_percent"]),
             _number(line["median"]),
             str(line["lost_to_nan"]),
@@ -51,13 +52,26 @@ def _arms(title: str, lines: list[dict[str, Any]]) -> Table:
 def _faults(told: dict[str, Any]) -> Table:
     made = _table(
         "By fault, autopilot, all seeds",
-        *("fault", "runs", "within", "careful", "score", "worst", "unguarded", "lost", "did", "missed on"),
+        *(
+            "fault",
+            "runs",
+            "within",
+            "but for lost",
+            "careful",
+            "score",
+            "worst",
+            "unguarded",
+            "lost",
+            "did",
+            "missed on",
+        ),
     )
     for line in told["faults"]:
         made.add_row(
             line["fault"],
             str(line["runs"]),
             str(line["within"]),
+            str(line["within_but_for_lost"]),
             str(line["careful_within"]),
             _number(line["median"]),
             _number(line["worst"]),

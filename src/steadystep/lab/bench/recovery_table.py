@@ -49,9 +49,10 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _common(broken: list[Row], others: list[str]) -> set[int]:
-    """Seeds that every arm has; all of them where there are only our own."""
+    """Seeds that every arm has; all of them where there are only our own, or none in common yet."""
     seeds = [{row["seed"] for row in broken if row["arm"] == arm} for arm in others]
-    return set.intersection(*seeds) if seeds else {row["seed"] for row in broken}
+    common = set.intersection(*seeds) if seeds else set[int]()
+    return common or {row["seed"] for row in broken}
 
 
 def _arm(arm: str, rows: list[Row], harmful: set[Any], alone: list[Row], twins: Twins) -> dict[str, Any]:
@@ -64,6 +65,7 @@ def _arm(arm: str, rows: list[Row], harmful: set[Any], alone: list[Row], twins: 
         "runs": len(mine),
         "within_1_percent": sum(ratio <= 1.01 for ratio in ratios),
         "within": sum(twins.fine(row) for row in mine),
+        "within_but_for_lost": sum(twins.fine_but_for_lost(row) for row in mine),
         "median": median(ratios),
         "lost_to_nan": sum(not row["finite"] for row in mine),
         "crashed": sum(row["stopped"].startswith("crashed") for row in mine),
@@ -87,6 +89,7 @@ def _fault(trial: str, rows: list[Row], harmful: set[Any], twins: Twins) -> dict
         "fault": trial,
         "runs": len(guarded),
         "within": sum(twins.fine(row) for row in guarded),
+        "within_but_for_lost": sum(twins.fine_but_for_lost(row) for row in guarded),
         "careful_within": sum(twins.fine(row) for row in careful),
         "median": median(ratios),
         "worst": worst(ratios),

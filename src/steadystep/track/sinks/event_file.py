@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from steadystep.track.histogram import histogram
 
-_FLUSH_EVERY_S = 2.0
 _number = itertools.count()
 
 
@@ -29,11 +28,9 @@ class EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_number)}"
         self._records = writer.RecordWriter((folder / name).open("wb"))
-        self._flushed = 0.0
         self._write(file_version="brain.Event:2")
         started = self._events.SessionLog(status=self._events.SessionLog.START)
         self._write(step=step, session_log=started)  # readers forget what is at this step or later
-        self.flush()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Points, by tag."""
@@ -56,11 +53,6 @@ class EventFile:
         counted = ((tag, numbers, histogram(numbers)) for tag, numbers in values.items())
         self._add(step, [value(tag=tag, histo=self._made(n, *found)) for tag, n, found in counted if found])
 
-    def flush(self) -> None:
-        """Let readers see it."""
-        self._records.flush()
-        self._flushed = time.monotonic()
-
     def close(self) -> None:
         """Write what is left."""
         self._records.close()
@@ -79,8 +71,7 @@ class EventFile:
 
     def _add(self, step: int, values: list[Any]) -> None:
         self._write(step=step, summary=self._summaries.Summary(value=values))
-        if time.monotonic() - self._flushed > _FLUSH_EVERY_S:
-            self.flush()
 
     def _write(self, **fields: Any) -> None:
         self._records.write(self._events.Event(wall_time=time.time(), **fields).SerializeToString())
+        self._records.flush()  # a process that is forked off must find nothing to write a second time

@@ -60,7 +60,6 @@ class TensorBoard:
         self._main.scalars(at, {names.get(name, f"Validation/{name}"): value for name, value in metrics.items()})
         if "val_loss" in metrics:
             self._files["Loss_Combined_validation"].scalars(at, {"Loss/Combined": metrics["val_loss"]})
-        self._flush()
 
     def layers(self, step: int, norms: Mapping[str, float]) -> None:
         """A curve per layer, and how the layers spread."""
@@ -77,7 +76,6 @@ class TensorBoard:
         if incident.severity != "info":
             self._main.text(incident.step, "Incidents", card(incident))
         self._main.scalars(incident.step, {f"Incidents/{incident.cause}": _LOUDNESS[incident.severity]})
-        self._flush()
 
     def close(self) -> None:
         """Write what is left."""
@@ -88,7 +86,3 @@ class TensorBoard:
     @property
     def _main(self) -> EventFile:
         return self._files["."]
-
-    def _flush(self) -> None:
-        for file in self._files.values():
-            file.flush()

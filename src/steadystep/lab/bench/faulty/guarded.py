@@ -77,11 +77,10 @@ class Guarded:
 
 
 def done(outcome: Outcome) -> tuple[str, ...]:
-    """What was done in a step that was not simply taken. An overflow that the loss scaler skips is its own routine."""
+    """What was done in a step that was not simply taken; an overflow that the loss scaler refuses counts."""
     if outcome.plan.steps:
         return outcome.plan.steps
-    scaled = outcome.signals is not None and outcome.signals.scaled
-    return () if outcome.stepped or scaled else ("refused",)
+    return () if outcome.stepped else ("refused",)
 
 
 def said(outcome: Outcome) -> str:

@@ -61,9 +61,7 @@ def twins(scope: Scope) -> list[Job]:
     jobs: dict[str, Job] = {}
     for seed in scope.seeds:
         for trial, task in scope.places():
-            clean = _job(
-                scope, task, seed, "clean", num_steps=trial.num_steps, precision=trial.precision, curve=trial.slow
-            )
+            clean = _job(scope, task, seed, "clean", num_steps=trial.num_steps, precision=trial.precision, curve=True)
             found = [clean]
             found += [_job(scope, task, seed, f"missing-{i}", num_steps=NUM_STEPS) for i in range(scope.missing)]
             jobs |= {job.key: job for job in found}

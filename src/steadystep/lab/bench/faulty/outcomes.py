@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, final
 
+from steadystep.lab.bench.faulty.run import EVERY, SCORED
 from steadystep.lab.bench.faulty.trials import NATS, TRIALS
 from steadystep.lab.bench.study import Row
 
@@ -48,6 +49,18 @@ class Twins:
     def fine(self, row: Row) -> bool:
         """It came through: to its last step, finite, and no worse than a clean run that misses a batch."""
         return self.ratio(row) <= self.limit(row["task"])  # NaN is not
+
+    def fine_but_for_lost(self, row: Row) -> bool:
+        """As `fine`, beside what the twin was when it had seen as few updates: the lost steps are all it lacks."""
+        clean = self._clean.get(self._key(row))
+        if clean is None:
+            return False
+        last = row["num_steps"] - 1 - row["lost"]
+        then = [loss for step, loss in clean["curve"].items() if last - SCORED * EVERY < int(step) <= last]
+        if not then:  # before the curve begins
+            return False
+        usual: float = max(sum(then) / len(then), float(clean["score"]))
+        return float(row["score"]) <= self.limit(row["task"]) * usual
 
     def lead(self, row: Row, noticed: int | None, *, than: Literal["best", "twin"]) -> float | None:
         """Steps between a word and 0.2 nats of damage; negative when it came too late, None when there was no damage.
