@@ -3,11 +3,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-all check bench browser mutants format clean
+.PHONY: help demo test test-all check bench bench-rivals browser pictures mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # torch first and pinned: resolved later, another package would pull a build with gigabytes of CUDA.
 $(STAMP): pyproject.toml constraints.txt
@@ -39,8 +39,24 @@ check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_host_reads.py
 
-bench: $(STAMP) ## the numbers in benchmarks/
-	$(BIN)/python benchmarks/overhead.py
+bench: $(STAMP) ## every table, from the beginning or where it was stopped
+	for study in stability precision detection recovery overhead; do $(BIN)/steadystep bench $$study || exit 1; done
+
+RIVALS := .venv-rivals/bin
+RIVALS_PIP := $(RIVALS)/python -m pip install --quiet --disable-pip-version-check -c benchmarks/rivals/constraints.txt
+.venv-rivals/.installed: benchmarks/rivals/requirements.txt benchmarks/rivals/constraints.txt
+	$(PYTHON) -m venv .venv-rivals
+	$(RIVALS_PIP) torch
+	$(RIVALS_PIP) -r benchmarks/rivals/requirements.txt
+	$(RIVALS_PIP) -e .
+	@touch $@
+
+bench-rivals: .venv-rivals/.installed ## other people's packages through the same faults
+	PYTHONPATH=benchmarks $(RIVALS)/python -m rivals recovery
+	PYTHONPATH=benchmarks $(RIVALS)/python -m rivals overhead
+
+pictures: $(STAMP) browser ## the pictures of the README, from real runs
+	$(BIN)/python tools/pictures.py
 
 mutants: $(STAMP) ## break the code on purpose, one line at a time, and see a test go red
 	$(BIN)/python tools/run_mutants.py
@@ -50,4 +66,4 @@ format: $(STAMP) ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 
 clean: ## forget the environment and every cache
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-rivals build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,10 +35,11 @@ def main() -> None:
         root = Path(folder)
         size = sum(write(root / f"run-{i:02d}", asked.steps, seed=i) for i in range(asked.runs))
         print(f"{asked.runs} runs of {asked.steps:,} steps, {size / 1e6:.0f} MB")
-        measured = measure(root, asked.looks)
-    for name, values in measured.items():
-        print(f"{name:42} median {median(values):7.0f} ms   worst {max(values):7.0f} ms   of {len(values)}")
-    print(json.dumps({name: [round(value) for value in values] for name, values in measured.items()}))
+        for name, values in measure(root, asked.looks):
+            print(
+                f"{name:36} median {median(values):7.0f} ms   worst {max(values):7.0f} ms   of {len(values)}",
+                flush=True,
+            )
 
 
 def write(folder: Path, steps: int, seed: int) -> int:
@@ -59,28 +61,26 @@ def write(folder: Path, steps: int, seed: int) -> int:
     return (folder / "run.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def measure(root: Path, looks: int) -> dict[str, list[float]]:
+def measure(root: Path, looks: int) -> Iterator[tuple[str, list[float]]]:
     """All of it, in one browser and one server."""
     command = [sys.executable, "-m", "steadystep", "dashboard", str(root), "--port", "0"]
     program = shutil.which("chromium") or shutil.which("chromium-headless-shell")
-    measured: dict[str, list[float]] = {}
     with sync_playwright() as driver, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         browser = driver.chromium.launch(executable_path=program, args=FLAGS)
         try:
             assert server.stdout is not None
             site = server.stdout.readline().split()[0]
-            measured["list, cold: first paint"] = [painted(browser, site)]
-            measured["list, while it reads: first paint"] = [painted(browser, site) for _ in range(looks)]
-            measured["all runs read and judged after"] = [all_read(browser, site)]
-            measured["list: first paint"] = [painted(browser, site) for _ in range(looks)]
-            runs = [f"{site}run?name=run-{i:02d}" for i in range(min(looks, 40))]
-            measured["a run, first time: first paint"] = [painted(browser, one) for one in runs]
-            measured["a run, again: first paint"] = [painted(browser, one) for one in runs]
-            measured["behind a growing log"] = delays(browser, site, root / "run-00" / "run.jsonl", looks)
+            runs = [f"{site}run?name=run-{i:02d}" for i in range(looks)]
+            yield "list, cold: first paint", [painted(browser, site)]
+            yield "list, while it reads: first paint", [painted(browser, site) for _ in range(looks)]
+            yield "a run, while it reads: first paint", [painted(browser, one) for one in runs]
+            yield "a run, again: first paint", [painted(browser, one) for one in runs]
+            yield "behind a growing log", delays(browser, site, root / "run-00" / "run.jsonl", looks)
+            yield "all runs read and judged after", [all_read(browser, site)]
+            yield "list: first paint", [painted(browser, site) for _ in range(looks)]
         finally:
             browser.close()
             server.send_signal(signal.SIGINT)
-    return measured
 
 
 def painted(browser: Browser, address: str) -> float:

@@ -22,8 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
 from steadystep.report import report_page
-from steadystep.report.episodes import episodes
-from steadystep.track import Run, read
+from steadystep.track import Incident, Run, read
 from steadystep.track.display import card, live
 from steadystep.track.progress import Progress
 from steadystep.track.sink import StepRow
@@ -152,20 +151,22 @@ def picture(tab: Page, name: str) -> None:
 
 
 def terminal(run: Run, *, until: int = 400) -> str:
-    """What the terminal showed at that step: the same functions draw it, from the log."""
+    """What the terminal showed at that step, drawn from the log by the same functions; the speed is the average."""
     console = Console(record=True, width=92, force_terminal=True, color_system="truecolor", file=io.StringIO())
     progress, seconds = Progress(STEPS), seconds_per_step(run)
-    shown = [episode.head for episode in episodes(run) if episode.acted]
+    last: Incident | None = None
     for step, loss, norm, lr in zip(
         run.loss.steps.tolist(), run.loss.values, run.grad_norm.values, run.lr.values, strict=True
     ):
         if step >= until:
             break
         progress.step(StepRow(step=step, loss=float(loss), grad_norm=float(norm), lr=float(lr)), step * seconds)
-        for incident in shown:
-            if incident.step == step:
+        for incident in run.incidents:
+            if incident.step == step and incident.severity != "info":
                 progress.noticed(incident)
-                console.print(card(incident))
+                if last is None or last.cause != incident.cause:
+                    console.print(card(incident))
+                last = incident
     held_out = run.validation["val_loss"]
     for step, value in zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True):
         if step < until:

@@ -66,9 +66,10 @@ class Guard:
         """Optimizer steps tried, refused ones included."""
         self._optimizer = optimizer
         self._metrics: dict[str, float | Tensor] = {}
-        self._closed, self._chooses = False, needs_closure(optimizer)
+        self._closed = False
         self._inspected: Look | None = None
         claim(self, model, optimizer)
+        self._chooses = needs_closure(optimizer)
         try:
             parts = build(
                 self,

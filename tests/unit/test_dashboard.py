@@ -260,7 +260,7 @@ def test_any_free_port() -> None:
 
 def test_a_host_for_others_needs_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
-    monkeypatch.setattr("steadystep.dashboard.serving.serve", lambda root, listening, token: asked.append(token))
+    monkeypatch.setattr("steadystep.dashboard.serving.serve", lambda library, listening, token: asked.append(token))
     monkeypatch.setattr("steadystep.dashboard.serving.listen", lambda host, port: socket.socket())
     for arguments in ((), ("--host", "0.0.0.0"), ("--host", "0.0.0.0", "--token", "mine")):
         assert steadystep("dashboard", str(tmp_path), *arguments) == 0

@@ -53,6 +53,7 @@ def test_a_flat_reward_is_warned_of() -> None:
     assert [f.severity for f in feed(FlatReward(), "reward", [*[i / 50 for i in range(51)], *[1.0] * 60])] == ["info"]
     assert [f.step for f in feed(FlatReward(), "reward_std", [0.0] * 40)] == [15]
     assert feed(FlatReward(), "reward", noisy(1.0, 300)) == []
+    assert feed(FlatReward(), "frac_reward_zero_std", [0.0] * 100) == []
 
 
 def test_bounds() -> None:

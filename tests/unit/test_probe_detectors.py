@@ -289,6 +289,21 @@ def test_one_tensor_without_gradient_is_a_note_after_a_long_while() -> None:
     assert found.step == 100 + 4 * 64
 
 
+def test_a_tensor_that_stops_learning_is_a_warning_once() -> None:
+    alive, stopped = (1.0, 0.3, 0.5), (1.0, 0.0, 0.5)
+    for others in (0.5, 0.0):  # the third may never have had one: the second is still worth a word
+        steps = [signals(s, norms=(*alive[:2], others)) for s in range(100)]
+        steps += [signals(s, norms=(*stopped[:2], others)) for s in range(100, 200)]
+        steps += [signals(s, norms=(*alive[:2], others)) for s in range(200, 300)]
+        steps += [signals(s, norms=(*stopped[:2], others)) for s in range(300, 700)]
+        loud = [found for found in run(ZeroGradient(), steps) if found.severity == "warn"]
+        assert [(found.step, found.where, found.since) for found in loud] == [(160, ("1.weight",), 96)]
+    brief = [signals(s, norms=stopped if 100 <= s < 160 else alive) for s in range(400)]
+    assert run(ZeroGradient(), brief) == []
+    young = [signals(s, norms=alive if s < 28 else stopped) for s in range(200)]
+    assert run(ZeroGradient(), young) == []
+
+
 # Real runs
 
 

@@ -232,3 +232,17 @@ def test_a_large_model_and_much_trouble_stay_within_bounds(tmp_path: Path) -> No
     assert run.layers.steps[-1] > 900_000  # coarser, not over
     assert run.incidents[-1].step > 900_000
     assert run.metrics["kl"].steps[-1] > 900_000
+
+
+def test_the_learning_rate_in_the_log_is_the_one_used(tmp_path: Path) -> None:
+    """What the user asked for at a leap is in the incident; the curve shows what the weights saw."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with steadystep.Guard(model, optimizer, run_dir=tmp_path) as guard:
+        for step in range(60):
+            optimizer.param_groups[0]["lr"] = 1.0 if step == 50 else 0.01
+            x = torch.randn(8, 4)
+            guard.step(lambda x=x: model(x).square().mean())
+    run = read(tmp_path)
+    assert set(run.lr.values) == {0.01}
+    assert [incident.step for incident in run.incidents if incident.severity == "act"] == [50]

@@ -20,13 +20,16 @@ def compare(
     """
     import json
 
+    from rich.console import Console
+
     from steadystep.cli.report import write_page
     from steadystep.compare import compare as compared
     from steadystep.compare import compare_page
     from steadystep.curves import open_run
 
-    read = [open_run(run) for run in runs]
-    result = compared(read)
+    with Console(stderr=True).status("reading the runs ..."):
+        read = [open_run(run) for run in runs]
+        result = compared(read)
     if out:
         write_page(Path(out), compare_page(read, result))
     if as_json:

@@ -22,7 +22,7 @@ def dashboard(
     Example: steadystep dashboard runs --open
     """
     try:
-        from steadystep.dashboard.serving import address, is_loopback, listen, new_token, serve
+        from steadystep.dashboard.serving import address, is_loopback, listen, new_token, prepare, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'steadystep[dashboard]'") from None
 
@@ -35,12 +35,13 @@ def dashboard(
         raise ConfigError("--token: use plain letters and digits, they go into an address")
     shown = token or (None if is_loopback(host) else new_token())
     listening = listen(host, port)
+    library = prepare(root)
     where = address(host, listening, shown)
     typer.echo(f"{where}  (Ctrl-C ends it)")
     if show:
         typer.launch(where)
     try:
-        serve(root, listening, token=shown)
+        serve(library, listening, token=shown)
     except KeyboardInterrupt:
         pass
     finally:

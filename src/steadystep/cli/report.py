@@ -18,13 +18,15 @@ def report(
 
     Example: steadystep report runs/a --open
     """
+    from rich.console import Console
+
     from steadystep.curves import open_run
     from steadystep.report import report_page
 
-    read = open_run(run)
     place = Path(run)
     target = Path(out) if out else (place / "report.html" if place.is_dir() else place.with_suffix(".report.html"))
-    write_page(target, report_page(read))
+    with Console(stderr=True).status("reading the run ..."):
+        write_page(target, report_page(open_run(run)))
     typer.echo(f"wrote {target}")
     if show:
         typer.launch(str(target))

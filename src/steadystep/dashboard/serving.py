@@ -11,6 +11,7 @@ import uvicorn
 from steadystep.dashboard.app import make_app
 from steadystep.dashboard.library import Library
 from steadystep.errors import ConfigError
+from steadystep.report.site import environment
 
 
 def is_loopback(host: str) -> bool:
@@ -52,10 +53,19 @@ def address(host: str, listening: socket.socket, token: str | None) -> str:
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
 
 
-def serve(root: Path, listening: socket.socket, *, token: str | None) -> None:
+def prepare(root: Path) -> Library:
+    """Look around and warm up before anybody is told the address, so that the first page is quick."""
+    library = Library(root)
+    library.summaries()
+    for name in ("list.html", "row.html", "run.html"):
+        environment().get_template(name)
+    return library
+
+
+def serve(library: Library, listening: socket.socket, *, token: str | None) -> None:
     """Until Ctrl-C."""
     config = uvicorn.Config(
-        make_app(Library(root), token=token),
+        make_app(library, token=token),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -26,9 +26,8 @@ class FlatReward:
         """A finding for each reward that has just become flat."""
         if not signals.metrics:
             return ()
-        found = [
-            self._look(name, value, signals.step) for name, value in signals.metrics.items() if "reward" in words(name)
-        ]
+        watched = [(name, value) for name, value in signals.metrics.items() if _is_reward(words(name))]
+        found = [self._look(name, value, signals.step) for name, value in watched]
         return tuple(finding for finding in found if finding is not None)
 
     def _look(self, name: str, value: float, step: int) -> Finding | None:
@@ -58,3 +57,7 @@ class FlatReward:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._seen = {name: [float(number) for number in seen] for name, seen in state.items()}
+
+
+def _is_reward(name: frozenset[str]) -> bool:
+    return "reward" in name and name.isdisjoint(("frac", "fraction", "zero", "count"))  # shares of something about it

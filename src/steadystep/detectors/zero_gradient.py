@@ -8,13 +8,15 @@ from steadystep.records import Finding, Signals
 _STEPS = 8
 _EVERY_STEPS = 4
 _EVALUATIONS = 64
+_ALIVE, _STOPPED = 8, 16  # evaluations with a gradient before, and without one since
 
 
 @final
 class ZeroGradient:
-    """Warns when all gradients are zero for 8 steps; notes single tensors that have had none for 256.
+    """Warns when all gradients are zero for 8 steps, and once for a tensor that had gradients and has none for 64.
 
-    Single ones are only worth a note: frozen branches and experts that were never chosen are no faults.
+    A tensor that never had one in 256 steps is only worth a note: branches that are not used yet and experts that were
+    never chosen are no faults.
     """
 
     name = "zero-gradient"
@@ -22,6 +24,9 @@ class ZeroGradient:
     def __init__(self) -> None:
         self._in_a_row = 0
         self._zeros: dict[str, int] = {}
+        self._all_alive = 0
+        self._alive: dict[str, int] = {}
+        self._told: set[str] = set()
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """One warning or note when the count is reached; again only after a gradient came."""
@@ -44,14 +49,20 @@ class ZeroGradient:
 
     def _single(self, signals: Signals) -> tuple[Finding, ...]:
         if 0.0 not in signals.norms:
+            self._all_alive += 1
             if self._zeros:
                 self._zeros = {}
             return ()
         if not math.isfinite(signals.grad_norm):
             return ()
-        zeros = (n for n, x in zip(signals.names, signals.norms, strict=False) if x == 0.0)
-        self._zeros = {name: self._zeros.get(name, 0) + 1 for name in zeros}
-        where = tuple(name for name, count in self._zeros.items() if count == _EVALUATIONS)
+        pairs = list(zip(signals.names, signals.norms, strict=False))
+        self._zeros = {name: self._zeros.get(name, 0) + 1 for name, norm in pairs if norm == 0.0}
+        self._alive |= {name: self._alive.get(name, 0) + 1 for name, norm in pairs if norm != 0.0}
+        stopped = tuple(name for name, count in self._zeros.items() if count == _STOPPED and self._was_alive(name))
+        self._told |= set(stopped)
+        if stopped:
+            return (self._stopped(signals, stopped),)
+        where = tuple(n for n, count in self._zeros.items() if count == _EVALUATIONS and n not in self._told)
         if not where:
             return ()
         return (
@@ -66,11 +77,30 @@ class ZeroGradient:
             ),
         )
 
+    def _was_alive(self, name: str) -> bool:
+        return name not in self._told and self._all_alive + self._alive.get(name, 0) >= _ALIVE
+
+    def _stopped(self, signals: Signals, where: tuple[str, ...]) -> Finding:
+        since = max(0, signals.step - _STOPPED * _EVERY_STEPS)
+        return Finding(
+            detector=self.name,
+            step=signals.step,
+            severity="warn",
+            value=0.0,
+            limit=0.0,
+            what=f"some tensors had gradients and have had none since about step {since}",
+            where=where,
+            since=since,
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
-        return {"in_a_row": self._in_a_row, "zeros": dict(self._zeros)}
+        alive = [self._all_alive, dict(self._alive), sorted(self._told)]
+        return {"in_a_row": self._in_a_row, "zeros": dict(self._zeros), "alive": alive}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._in_a_row = int(state["in_a_row"])
         self._zeros = {name: int(count) for name, count in state["zeros"].items()}
+        self._all_alive, alive, told = state.get("alive", (0, {}, ()))  # older states do not have it
+        self._alive, self._told = dict(alive), set(told)

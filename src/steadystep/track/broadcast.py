@@ -96,7 +96,7 @@ def _row(outcome: Outcome, signals: Signals) -> StepRow:
         step=signals.step,
         loss=signals.loss,
         grad_norm=signals.grad_norm,
-        lr=signals.lr,
+        lr=signals.lr * outcome.lr_mult,
         stepped=outcome.stepped,
         clipped=outcome.clipped,
         scale=signals.scale if signals.scaled else None,

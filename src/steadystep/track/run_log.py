@@ -133,13 +133,13 @@ class RunLog:
             # why by hand: json.dumps costs three times as much, on every step
             return (
                 f'{{"step":{signals.step},"loss":{signals.loss:.9g},"norm":{signals.grad_norm:.6g}'
-                f',"lr":{signals.lr:.6g}' + (',"clipped":1}\n' if outcome.clipped else "}\n")
+                f',"lr":{signals.lr * outcome.lr_mult:.6g}' + (',"clipped":1}\n' if outcome.clipped else "}\n")
             )
         row: dict[str, object] = {
             "step": signals.step,
             "loss": as_json(signals.loss),
             "norm": as_json(signals.grad_norm, 6),
-            "lr": as_json(signals.lr, 6),
+            "lr": as_json(signals.lr * outcome.lr_mult, 6),
         }
         if outcome.clipped:
             row["clipped"] = 1

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
+from steadystep.check.control import is_no_grad
 from steadystep.check.hit import Hit
 from steadystep.check.names import calls_in, last, looks_like_model, name_of
 from steadystep.check.roles import is_model_call
@@ -45,7 +46,7 @@ def _loop(context: Context, loop: Loop) -> Iterator[Hit]:
     if not forwards or _trains(context, loop) or len(script.loops_of(loop)) > 2:
         return
     over = _names_in(loop.iter)
-    quiet = all(no_grad_around(script, call) for call in forwards)
+    quiet = all(_is_quiet(script, call) for call in forwards)
     if quiet and any(_TRAIN.search(n) for n in over) and not any(_HELD_OUT.search(n) for n in over):
         yield from _on_train(context, loop, over)
     named = scope is not None and bool(_EVALUATES.match(scope.name))
@@ -58,7 +59,7 @@ def _loop(context: Context, loop: Loop) -> Iterator[Hit]:
         model = _model_name(script, forwards[0])
         diff = context.edit().put_before(_outermost(script, loop), f"{model}.eval()").diff()
         yield hit("SS401", loop, f"{model} is evaluated without {model}.eval()", diff=diff, snippet=f"{model}.eval()")
-    if mode != "eval" or any(no_grad_around(script, call) for call in forwards) or wants_gradients(script, scope):
+    if mode != "eval" or any(_is_quiet(script, call) for call in forwards) or wants_gradients(script, scope):
         return
     if not called_quietly(script, scope):
         yield hit("SS402", loop, "evaluation without torch.no_grad()", diff=_wrapped(context, loop), snippet=_QUIET)
@@ -73,6 +74,17 @@ def _trains(context: Context, node: ast.AST) -> bool:
     inside = set(ast.walk(node))
     steps = context.events("backward", "step", "scaler-step", "guard", "opaque")
     return any(e.node in inside for e in steps if e.kind != "opaque" or e.owner)
+
+
+def _is_quiet(script: Script, call: ast.Call) -> bool:
+    """Gradients are off around the call, or inside the function that it leads to."""
+    if no_grad_around(script, call) or is_model_call(call, script):
+        return no_grad_around(script, call)
+    body = script.functions[last(name_of(call.func))][0].body
+    inside = [c for stmt in body for c in calls_in(stmt)]
+    return any(is_no_grad(c) for c in inside) or all(
+        no_grad_around(script, c) for c in inside if is_model_call(c, script)
+    )
 
 
 def _leads_to_one(call: ast.Call, script: Script) -> bool:

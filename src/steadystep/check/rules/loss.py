@@ -100,6 +100,8 @@ def _kept(context: Context, event: Event) -> Iterator[Hit]:
         bare = _bare(value, name)
         if bare is None or total == name or _goes_back(script, total, scope) or under_no_grad(script, node):
             continue
+        if any(s is not node and loops[0] in script.ancestors(s) for s, _ in script.assigned.get((scope, total), ())):
+            continue  # begun anew now and then: the graphs are few
         found = script.reaching(name, node)
         if found is not None and found[0].lineno > event.line and cut_at(found[1]) is not None:
             continue

@@ -1,5 +1,5 @@
-// What grows while one looks: asked for every second, and only drawn when there is something new.
-const EVERY_MS = 1000;
+// What grows while one looks: asked for more than once a second, and only drawn when there is something new.
+const EVERY_MS = 700;
 
 async function ask(url, signal) {
   const answer = await fetch(url, { signal, headers: { Accept: "application/json" } });
