@@ -167,6 +167,7 @@ def test_a_loss_of_zero_beside_nan_is_a_hidden_nan(tmp_path: Path) -> None:
         "critical",
         400,
     )
+    assert "the gradient norm there is NaN" in reading.findings[0].evidence
     assert "logging_nan_inf_filter" in reading.findings[0].advice
 
 
