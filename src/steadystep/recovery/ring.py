@@ -11,8 +11,8 @@ def to_replace(steps: Sequence[int], *, now: int, interval: int, suspected_since
 
     The young ones lose little when one goes back to them; the oldest lies before the first sign of a trouble that came
     slowly. It can only be followed by a state that has itself become old: until one has, a younger one is overwritten
-    instead, the newest of three, of more the one before it, so that one from just before is there. While something is suspected to have begun at `suspected_since`, the newest
-    state from before is kept.
+    instead, the newest of three, of more the one before it, so that one from just before is there. While something is
+    suspected to have begun at `suspected_since`, the newest state from before is kept.
 
     >>> to_replace([0, 100, 120], now=140, interval=20), to_replace([0, 160, 180], now=200, interval=20)
     (1, 2)
