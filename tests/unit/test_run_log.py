@@ -246,3 +246,15 @@ def test_the_learning_rate_in_the_log_is_the_one_used(tmp_path: Path) -> None:
     run = read(tmp_path)
     assert set(run.lr.values) == {0.01}
     assert [incident.step for incident in run.incidents if incident.severity == "act"] == [50]
+
+
+def test_slow_steps_are_readable_within_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("steadystep.track.run_log.time.monotonic", lambda: now[0])
+    log = RunLog(tmp_path, layers_every=1000)
+    for step, at in ((0, 100.2), (1, 100.9), (2, 101.1), (3, 101.2)):
+        now[0] = at
+        signals = Signals(step=step + 1, loss=1.0, losses=(1.0,), grad_norm=1.0, lr=0.1)
+        log.record(Outcome(step=step + 1, reading=1.0, stepped=True, signals=signals))
+        assert len(read(tmp_path).loss) == (0 if step < 2 else 3)
+    log.close()

@@ -27,7 +27,7 @@ from steadystep.version import __version__
 
 logger = logging.getLogger("steadystep")
 
-_FLUSH_EVERY = 100  # steps; a crash loses at most these lines, an incident is written at once
+_FLUSH_EVERY, _FLUSH_EVERY_S = 100, 1.0  # lines; a crash loses at most these, an incident is written at once
 _AROUND = 5  # steps before and after an incident whose layers are written too
 # Bytes at once and per step. Steps take up to 82 each: at a million, 82 + 7.5 + 6 + 3.5 MB.
 _METRICS, _LAYERS, _INCIDENTS = (1.5e6, 6.0), (1e6, 5.0), (1.5e6, 2.0)
@@ -50,6 +50,7 @@ class RunLog:
         self.path = run_dir / "run.jsonl"
         self._layers_every = layers_every
         self._pending: list[str] = []
+        self._flushed = time.monotonic()
         self._names: tuple[str, ...] = ()
         self._recent: deque[Signals] = deque(maxlen=_AROUND)
         self._written_layers = -1
@@ -88,7 +89,9 @@ class RunLog:
                 self._layers_every *= 2  # the file has grown faster than it may: evenly coarser from here on
         if trouble:
             self._add_incident(outcome)
-        if trouble or len(self._pending) >= _FLUSH_EVERY:
+        now = time.monotonic()
+        if trouble or len(self._pending) >= _FLUSH_EVERY or now - self._flushed >= _FLUSH_EVERY_S:
+            self._flushed = now
             _write(self._file, self._pending, self.path)
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -17,10 +17,10 @@ STORE = "faulty-runs"
 """The results file of both studies."""
 PARTS = ("faulty/", "healthy/", "rules/")
 
-JUDGE_SEEDS = range(300, 306)
+JUDGE_SEEDS = range(300, 303)
 """Never looked at while anything was chosen; seeds 0 to 9 are for developing."""
-RULE_SEEDS = 2
-"""So many of the seeds for each rule as an act: there are many rules."""
+RULE_SEEDS = 1
+"""So many of the seeds for each rule as an act: there are many rules, and many minutes in each."""
 MISSING = 6
 """Clean twins that go without one batch, for each task and seed."""
 RULE_ARMS = tuple(info.name for info in RULES.values() if info.does != "log")
