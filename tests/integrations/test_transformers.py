@@ -102,7 +102,7 @@ def test_numbers_reach_loggers_that_come_before_it(tmp_path: Path) -> None:
 def test_a_missing_package_gives_the_install_line() -> None:
     code = """
 import sys
-for name in ("transformers", "lightning", "accelerate", "fabric"):
+for name in ("accelerate", "transformers", "lightning", "fabric"):
     sys.modules[{"fabric": "lightning"}.get(name, name)] = None
     try:
         __import__(f"steadystep.integrations.{name}")

@@ -13,6 +13,8 @@ from typing import Any, final
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+_WALKS = 3  # then all that there are have been found; an fp16 run refuses its first steps by routine
+
 
 @final
 class Schedulers:
@@ -25,10 +27,12 @@ class Schedulers:
         self._moving: list[bool] = []
         self._held: list[Any] | None = None
         self._groups: list[dict[str, Any]] = []
+        self._walks = 0
         self.find()
 
     def find(self) -> None:
-        """Look for those made without telling us: one walk over all objects, at the beginning and when in trouble."""
+        """Look for those made without telling us: a walk over all objects (0.1 s), at first and when in trouble."""
+        self._walks += 1
         for thing in gc.get_objects():
             if issubclass(type(thing), LRScheduler) and _of(thing) is self._optimizer and not self._knows(thing):
                 self.known.append(thing)
@@ -46,7 +50,8 @@ class Schedulers:
     def after_step(self, *, refused: bool) -> None:
         """The step is over; a refused one does not count for the schedule."""
         if refused:
-            self.find()
+            if self._walks < _WALKS:
+                self.find()
             moving = [*self._moving, *[True] * (len(self.known) - len(self._moving))]
             self._held = [
                 copy.deepcopy(scheduler.state_dict()) if moves else None
