@@ -19,6 +19,7 @@ from steadystep.clip.rule import NormRule
 from steadystep.config import Config, seconds_in
 from steadystep.detectors import Detector
 from steadystep.diagnosis import Casebook
+from steadystep.dist import Ranks, Silence, ranks_of, unwrapped
 from steadystep.errors import ConfigError
 from steadystep.incidents import Examiner, Incidents
 from steadystep.judge import Judge
@@ -62,6 +63,7 @@ class Parts:
     islands: Fp32Islands
     keeping: Keeping
     examiner: Examiner
+    ranks: Ranks
     stateful: dict[str, Stateful]
     """What is saved. Precision first: it is the only part that may refuse a state."""
 
@@ -102,13 +104,17 @@ def build(
         raise ConfigError("monitoring.save_checkpoints needs a folder: Guard(..., run_dir=...)")
     if schedule is not None and training.lr_scheduler is not None:
         raise ConfigError("schedule= and training.lr_scheduler both set the learning rate: give one of them")
+    ranks, model = ranks_of(model), unwrapped(model)
     gradients = Gradients(model, optimizer)
     device = gradients.parameters[0].device
     precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
     precision.check(gradients.parameters)
     buffers = Buffers(model, restores=touches)
     size = training.gradient_accumulation_steps
-    memory = OutOfMemoryRetry() if touches and training.split_when_out_of_memory else None
+    # why: a rank that runs out of memory leaves the others waiting inside their backward pass; torchrun restarts them
+    splits = touches and training.split_when_out_of_memory and ranks.size == 1
+    memory = OutOfMemoryRetry() if splits else None
+    ranks.watch(gradients.named, buffers.names, micro_batches=size)
     passes = Passes(
         optimizer,
         precision,
@@ -119,9 +125,10 @@ def build(
         retry=touches,
         memory=memory,
         keep_rng=run_dir is not None and _draws(model),
+        ranks=ranks,
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
-    log: Tracker = NoLog() if folder is None else RunLog(folder, layers_every=config.monitoring.log_frequency)
+    log = _log(config, folder, rank=ranks.rank)
     rule = _clip_rule(config)
     islands = Fp32Islands(model, list(training.fp32_modules))
     try:
@@ -156,7 +163,7 @@ def build(
     returning = going_back | ({} if plateau is None else {"plateau": plateau})
     returning |= {} if limits.skips_batches else {"data": data}
     holdings = Holdings(model, optimizer, lambda: gradients.parameters)
-    recovery = _recovery(config, limits, holdings, passes, returning, device)
+    recovery = _recovery(config, limits, holdings, passes, returning, device, ranks)
     kept_apart: dict[str, Stateful] = {} if memory is None else {"memory": memory}
     kept_apart |= {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes}
     kept_apart |= {"inputs": inputs, "early stopping": early}
@@ -189,14 +196,16 @@ def build(
             clip_norm=training.clip_norm,
             clip_value=training.clip_value,
             clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
-            tensor_clip=_tensor_clip(config, rule, gradients),
+            tensor_clip=_tensor_clip(config, rule, gradients, sharded=ranks.sharded),
             rewarm_steps=limits.rewarm_steps,
             replay=not limits.skips_batches,
+            sharded=(lambda: gradients.parameters) if ranks.sharded else None,
         ),
         learning_rate=learning_rate,
         log=log,
         islands=islands,
-        examiner=Examiner(model, optimizer, precision, buffers, passes, _incidents(config, folder)),
+        examiner=Examiner(model, optimizer, precision, buffers, passes, _incidents(config, folder), ranks),
+        ranks=ranks,
         keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop)),
         stateful=going_back | kept_apart,
     )
@@ -208,7 +217,17 @@ def _clip_rule(config: Config) -> NormRule | TensorEMAClip | None:
     return None if make is None else make()
 
 
-def _tensor_clip(config: Config, rule: NormRule | TensorEMAClip | None, gradients: Gradients) -> TensorClip | None:
+def _log(config: Config, folder: Path | None, *, rank: int) -> Tracker:
+    if rank > 0:
+        return Silence()
+    return NoLog() if folder is None else RunLog(folder, layers_every=config.monitoring.log_frequency)
+
+
+def _tensor_clip(
+    config: Config, rule: NormRule | TensorEMAClip | None, gradients: Gradients, *, sharded: bool
+) -> TensorClip | None:
+    if sharded and config.training.clip_rule == "agc" and config.training.gradient_clipping is not False:
+        raise ConfigError("training.clip_rule: agc needs whole rows, and FSDP2 spreads them: use zscore or percentile")
     if isinstance(rule, TensorEMAClip):
         return ByTensors(rule)
     by_units = config.training.clip_rule == "agc" and config.training.gradient_clipping is not False
@@ -222,6 +241,7 @@ def _recovery(
     passes: Passes,
     parts: dict[str, Stateful],
     device: torch.device,
+    ranks: Ranks,
 ) -> Recovery:
     if config.mode != "autopilot" or not limits.rolls_back:
         return NoRecovery()
@@ -232,6 +252,7 @@ def _recovery(
         min_interval=limits.trust_steps,
         time_share=config.recovery.snapshot_time_share,
         memory_bytes=_memory_bytes(config),
+        ranks=ranks,
     )
     return InMemory(snapshots, passes, parts)
 
