@@ -158,7 +158,7 @@ def build(
     going_back |= {f"detector {detector.name}": detector for detector in noticing}
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
     data = DataPosition(device)
-    loop = LoopState(model, optimizer, guard, data, device=device)
+    loop = LoopState(model, optimizer, guard, data, device=device, ranks=ranks)
     plateau = learning_rate.plateau
     returning = going_back | ({} if plateau is None else {"plateau": plateau})
     returning |= {} if limits.skips_batches else {"data": data}
@@ -206,7 +206,7 @@ def build(
         islands=islands,
         examiner=Examiner(model, optimizer, precision, buffers, passes, _incidents(config, folder), ranks),
         ranks=ranks,
-        keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop)),
+        keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop, ranks), ranks=ranks),
         stateful=going_back | kept_apart,
     )
 
@@ -269,13 +269,14 @@ def _incidents(config: Config, folder: Path | None) -> Incidents | None:
     return Incidents(folder / "incidents", config=config.model_dump(mode="json"), max_batch_bytes=batch_bytes)
 
 
-def _checkpointing(config: Config, folder: Path | None, loop: LoopState) -> Checkpointing | None:
+def _checkpointing(config: Config, folder: Path | None, loop: LoopState, ranks: Ranks) -> Checkpointing | None:
     watch = config.monitoring
     if folder is None or not watch.save_checkpoints:
         return None
     seconds = seconds_in(watch.checkpoint_frequency)
     steps = watch.checkpoint_frequency if isinstance(watch.checkpoint_frequency, int) else None
-    return Checkpointing(folder / "checkpoints", loop, Every(steps, seconds), keep_last=watch.keep_checkpoints)
+    every = Every(steps, seconds)
+    return Checkpointing(folder / "checkpoints", loop, every, keep_last=watch.keep_checkpoints, ranks=ranks)
 
 
 def _limits(config: Config) -> Limits:
