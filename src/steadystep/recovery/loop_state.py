@@ -71,6 +71,7 @@ class LoopState:
             self._warned = True
             names = ", ".join(map(repr, self._waiting))
             warn(f"the checkpoint held a state of {names}, and nothing is kept by that name: see guard.keep")
+        self._ranks.rest()
         own = {"random": all_random_state(self._device), "data": self._position.saved()}
         if self._ranks.rank > 0:  # what all ranks have in common is written by the first one
             spread = {"parameters": self._parameters(), "optimizer": self._optimizer.state_dict()}
@@ -95,6 +96,7 @@ class LoopState:
         missing = [part for part in _PARTS if part not in state]
         if missing:
             raise CheckpointError(f"this is no checkpoint of a guarded loop: it lacks {', '.join(missing)}")
+        self._ranks.rest()
         self._check(state)
         self.put_weights_back(state)
         self._load_optimizer(self._whole(state["optimizer"], state))
@@ -113,6 +115,7 @@ class LoopState:
     @torch.no_grad()
     def put_weights_back(self, state: Mapping[str, Any]) -> None:
         """Parameters and buffers only."""
+        self._ranks.rest()
         parameters = self._parameters()
         spread = {name: saved for name, saved in state["parameters"].items() if isinstance(saved, Spread)}
         for name, parameter in parameters.items():

@@ -12,6 +12,7 @@ from steadystep import faults
 from steadystep.errors import ConfigError
 from steadystep.guard import Guard
 from steadystep.records import Outcome
+from steadystep.train.crew import Crew
 from steadystep.train.job import Job, make
 from steadystep.train.plan import RunPlan
 
@@ -56,12 +57,15 @@ def prepare_folder(run_dir: Path, plan: Path, *, resume: bool) -> None:
         raise ConfigError(f"{run_dir}: cannot be written ({error.strerror})") from None
 
 
-def train(plan: RunPlan, run_dir: Path, *, watch: Watch) -> Summary:
+def train(plan: RunPlan, run_dir: Path, *, watch: Watch, crew: Crew | None = None) -> Summary:
     """Until `training.total_steps` have been tried, or validation stops improving; resumes by itself."""
+    crew = crew or Crew()
     started, settings = time.perf_counter(), plan.run
     job = make(settings.task, settings.seed)
     job.prepare(settings)
-    fault = faults.parse(settings.faults, model=job.model, optimizer=job.optimizer, seed=settings.seed)
+    for declared in crew.faults(settings.faults):  # those of all ranks first: a mistake must be found on every rank
+        fault = faults.parse(declared, model=job.model, optimizer=job.optimizer, seed=settings.seed)
+    crew.spread(job, settings)
     guard = Guard.resume(job.model, job.optimizer, run_dir=run_dir, config=plan.guard)
     for name, thing in job.keep.items():
         guard.keep(name, thing)
@@ -71,6 +75,7 @@ def train(plan: RunPlan, run_dir: Path, *, watch: Watch) -> Summary:
     with guard:
         while guard.attempts < total and not guard.should_stop:
             before = guard.attempts
+            job.begin(guard.epoch)
             for batch in guard.batches(job.batches):
                 step = guard.attempts
                 with fault.at(step):
