@@ -155,6 +155,32 @@ def a_micro_batch_is_left_out_everywhere(kind: str) -> None:
     guard.close()
 
 
+def a_flipped_bit_is_found(kind: str) -> None:
+    """On one rank, in one weight: the run goes back to where all ranks had the same."""
+    if kind == "fsdp":
+        return  # there are no copies
+    model, optimizer = made(kind)
+    guard = steadystep.Guard(model, optimizer, config={"recovery": {"trust_steps": 4, "snapshot_time_share": 0.9}})
+    outcomes = []
+    for step in range(44):
+        if step == 30 and dist.get_rank() == 1:
+            with torch.no_grad():
+                bits = model.module[0].weight.view(-1).view(torch.int32)
+                bits[0] = int(bits[0]) ^ 1
+        x = batch(step, dist.get_rank())
+        outcomes.append(guard.step(lambda x: squared(model, x), batch=x))
+    assert_one_decision(outcomes)
+    found = [o.step for o in outcomes if any(f.detector == "odd-replica" for f in o.findings)]
+    assert found == [40]
+    back = outcomes[40]
+    assert back.diagnosis.cause == "odd-replica"
+    assert "0.weight" in back.diagnosis.evidence
+    assert back.restored is not None
+    assert back.restored <= 20
+    assert_replicas(model, optimizer)
+    guard.close()
+
+
 def one_collective_a_step(kind: str) -> None:
     """Counted by the profiler, which sees those of the framework too."""
 
@@ -191,6 +217,7 @@ ALL = BRIEFLY | {
     "healthy": healthy_is_untouched,
     "norms": norms_are_those_of_the_whole,
     "back": going_back,
+    "flipped bit": a_flipped_bit_is_found,
     "collectives": one_collective_a_step,
     "numbers": numbers_of_the_user,
 }

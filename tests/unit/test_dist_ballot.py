@@ -4,10 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.dist.ballot import METRICS, Form, count, fill
+from steadystep.dist.replicas import Replicas, odd_ones
 from steadystep.dist.sameness import is_same, mark
 from steadystep.records import InputStats, Probe, Signals
 
@@ -175,3 +177,20 @@ def test_first_batches_are_averaged() -> None:
     assert [a.signals.inputs.mean for a in agreed] == [2.0, 2.0]
     assert not agreed[0].signals.inputs.finite
     assert two(changed(inputs=stats(1.0)), CALM)[0].signals.inputs is None
+
+
+def test_who_differs_is_named_where_most_ranks_agree() -> None:
+    assert odd_ones(["a", "b"], [[1, 2], [1, 2], [1, 2]]) == ()
+    assert odd_ones(["a", "b"], [[1, 2], [1, 9], [1, 2]]) == ("b on rank 1",)
+    assert odd_ones(["a", "b"], [[1, 2], [5, 2]]) == ("a on one rank or another",)
+
+
+@given(st.integers(0, 31), st.integers(0, 11))
+def test_one_flipped_bit_changes_the_checksum(bit: int, element: int) -> None:
+    model = torch.nn.Linear(3, 4)
+    before = Replicas(model).checksum(0)
+    with torch.no_grad():
+        weight = model.weight.view(-1).view(torch.int32)
+        weight[element] = int(weight[element]) ^ (1 << bit if bit < 31 else -(1 << 31))
+    assert Replicas(model).checksum(0) != before
+    assert Replicas(model).checksum(1) == 0

@@ -41,6 +41,7 @@ class Cause(StrEnum):
     POOR_INITIALISATION = "poor-initialisation"
     POISONED_MOMENTS = "poisoned-moments"
     DAMAGED_WEIGHTS = "damaged-weights"
+    ODD_REPLICA = "odd-replica"
     # the result
     NO_LEARNING = "no-learning"
     SUSPICIOUS_PERFECTION = "suspicious-perfection"
@@ -102,6 +103,8 @@ ADVICE: dict[Cause, str] = {
     "hundreds of steps: clip the gradient, or use a smaller beta2 (0.95)",
     Cause.DAMAGED_WEIGHTS: "the weights themselves have become worse: go back to a checkpoint from before the first "
     "sign, with a lower learning rate",
+    Cause.ODD_REPLICA: "all ranks took the same updates, and their weights differ: suspect the memory or the "
+    "accelerator of that rank, and code that changes weights on some ranks only",
     Cause.NO_LEARNING: "check that the labels belong to the inputs, that the loss fits the output, and that the "
     "optimizer holds the model's parameters; try to overfit a single batch first",
     Cause.SUSPICIOUS_PERFECTION: "a loss of nothing is rarely true: look for the target among the inputs, for a loss "
