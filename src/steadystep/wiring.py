@@ -111,9 +111,7 @@ def build(
     precision.check(gradients.parameters)
     buffers = Buffers(model, restores=touches)
     size = training.gradient_accumulation_steps
-    # why: a rank that runs out of memory leaves the others waiting inside their backward pass; torchrun restarts them
-    splits = touches and training.split_when_out_of_memory and ranks.size == 1
-    memory = OutOfMemoryRetry() if splits else None
+    memory = OutOfMemoryRetry() if touches and training.split_when_out_of_memory else None
     ranks.watch(gradients.named, buffers.names, micro_batches=size)
     passes = Passes(
         optimizer,
@@ -123,7 +121,8 @@ def build(
         size=size,
         device=device,
         retry=touches,
-        memory=memory,
+        # why: when one rank runs out of memory the others wait inside their backward pass, and torchrun restarts them
+        memory=memory if ranks.size == 1 else None,
         keep_rng=run_dir is not None and _draws(model),
         ranks=ranks,
     )
@@ -158,6 +157,8 @@ def build(
     going_back |= {f"detector {detector.name}": detector for detector in noticing}
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
     data = DataPosition(device)
+    if ranks.size > 1 and size == 1:
+        data.ends = ranks.wish(lambda: data.at_last)
     loop = LoopState(model, optimizer, guard, data, device=device, ranks=ranks)
     plateau = learning_rate.plateau
     returning = going_back | ({} if plateau is None else {"plateau": plateau})

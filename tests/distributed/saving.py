@@ -1,10 +1,6 @@
-"""Checkpoints of several ranks: written together, read together, by as many ranks or by others.
-
-Arguments: a folder, and "write" or "read".
-"""
+"""Checkpoints of several ranks: written together, read together, by as many ranks or by others."""
 
 import hashlib
-import sys
 from pathlib import Path
 
 import torch
@@ -19,7 +15,6 @@ from tests.distributed.setting import (
     batch,
     everywhere,
     made,
-    run,
     squared,
     tensors_of,
 )
@@ -118,7 +113,5 @@ def reading(kind: str, folder: Path) -> None:
         guard.close()
 
 
-if __name__ == "__main__":
-    where = Path(sys.argv[1])
-    wanted = {"write": [resuming, damaged], "read": [reading]}[sys.argv[2]]
-    run({f"{k} {c.__name__}": lambda c=c, k=k: c(k, where) for k in ("ddp", "fsdp") for c in wanted})
+WRITE = {"resuming": resuming, "damaged": damaged}
+READ = {"reading": reading}

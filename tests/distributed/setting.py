@@ -54,13 +54,10 @@ def squared(model: nn.Module, x: Tensor) -> Tensor:
     return (model(x).squeeze(-1) - x.sum(-1)).square().mean()
 
 
-def plain_run(kind: str, *, max_norm: float | None = None, accumulate: int = 1) -> tuple[nn.Module, Optimizer]:
+def plain_run(kind: str, *, max_norm: float | None = None, steps: int = STEPS) -> tuple[nn.Module, Optimizer]:
     model, optimizer = made(kind)
-    for step in range(STEPS):
-        loss = squared(model, batch(step, dist.get_rank())) / accumulate
-        loss.backward()
-        if (step + 1) % accumulate:
-            continue
+    for step in range(steps):
+        squared(model, batch(step, dist.get_rank())).backward()
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()

@@ -110,6 +110,8 @@ class Checkpointing:
         """Write what is left, let go of signals, and obey one that came after the last step."""
         if save and step > 0:
             self.save(step, updates, wait=True)
+        elif isinstance(self._shelf, SharedShelf):
+            self._shelf.hurry()
         self._writer.close()
         if self._interrupts.asked is not None:
             self._obey(step)

@@ -14,7 +14,7 @@ in a hidden folder that has the name of the run, so that nothing of an earlier o
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ from steadystep.recovery.tensor_file import pieces
 from steadystep.version import __version__
 
 _LOOK_S = 0.05
-_PATIENCE_S = 300.0  # a rank that has not written its part by then has died
+PATIENCE_S = 300.0  # a rank that has not written its part by then has died
 
 
 def files_of(rank: int) -> tuple[str, str]:
@@ -59,11 +59,20 @@ def write_part(staging: Path, packed: Packed, *, rank: int) -> None:
     os.rename(hidden, _note(staging, rank))  # why: a note that can be seen is whole
 
 
-def finish(staging: Path, path: Path, *, size: int, step: int, updates: int, score: float | None) -> None:
-    """Wait for the notes of all ranks and give the folder its name."""
+def finish(
+    staging: Path,
+    path: Path,
+    *,
+    size: int,
+    step: int,
+    updates: int,
+    score: float | None,
+    patience: Callable[[], float] = lambda: PATIENCE_S,
+) -> None:
+    """Wait for the notes of all ranks, so many seconds for each, and give the folder its name."""
     files: dict[str, FileMark] = {}
     for rank in range(size):
-        files |= dict(_read_note(staging, rank))
+        files |= dict(_read_note(staging, rank, patience))
     for rank in range(size):
         _note(staging, rank).unlink()
     manifest = Manifest(
@@ -94,10 +103,10 @@ def _note(staging: Path, rank: int) -> Path:
     return staging / f"rank-{rank:05d}.done"
 
 
-def _read_note(staging: Path, rank: int) -> Iterator[tuple[str, FileMark]]:
+def _read_note(staging: Path, rank: int, patience: Callable[[], float]) -> Iterator[tuple[str, FileMark]]:
     started = time.monotonic()
     while not _note(staging, rank).exists():
-        if time.monotonic() - started > _PATIENCE_S:
+        if time.monotonic() - started > patience():
             raise CheckpointError(f"{staging} was never finished: rank {rank} has not written its part")
         time.sleep(_LOOK_S)
     for name, mark in json.loads(_note(staging, rank).read_bytes()).items():

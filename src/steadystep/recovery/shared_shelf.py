@@ -14,9 +14,10 @@ from steadystep.notices import warn
 from steadystep.recovery.checkpoint import Checkpoint, read_state
 from steadystep.recovery.manifest import read_manifest
 from steadystep.recovery.packing import Packed, pack
-from steadystep.recovery.parts import files_of, finish, is_whole, write_part
+from steadystep.recovery.parts import PATIENCE_S, files_of, finish, is_whole, write_part
 from steadystep.recovery.shelf import Shelf
 
+_HURRY_S = 3.0
 _OWN = ("random", "data", "buffers")
 
 
@@ -52,6 +53,7 @@ class SharedShelf:
         if ranks.rank == 0:
             for leftover in self.folder.glob(".*.parts"):
                 shutil.rmtree(leftover, ignore_errors=True)
+        self._patience = PATIENCE_S
         self._run = ranks.texts(os.urandom(4).hex())[0]  # also: nobody goes on before the folder is tidy
 
     def put(self, state: Mapping[str, Any] | Packed, *, step: int, updates: int, score: float | None = None) -> Path:
@@ -62,7 +64,15 @@ class SharedShelf:
         try:
             write_part(staging, packed, rank=self._ranks.rank)
             if self._shelf is not None:
-                finish(staging, path, size=self._ranks.size, step=step, updates=updates, score=score)
+                finish(
+                    staging,
+                    path,
+                    size=self._ranks.size,
+                    step=step,
+                    updates=updates,
+                    score=score,
+                    patience=lambda: self._patience,
+                )
                 self._shelf.tidy(step)
         except OSError as error:
             raise CheckpointError(
@@ -72,6 +82,10 @@ class SharedShelf:
             if self._shelf is not None:
                 shutil.rmtree(staging, ignore_errors=True)
         return path
+
+    def hurry(self) -> None:
+        """The run has failed: another rank may be dead, and is not waited for any longer."""
+        self._patience = _HURRY_S
 
     def newest(self) -> Checkpoint | None:
         """The one of the latest step that every rank finds whole."""
