@@ -39,13 +39,16 @@ class Crew:
         gpu = torch.cuda.is_available()
         if gpu:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=_TIMEOUT)
+        backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+        torch.distributed.init_process_group(
+            backend, store=_store(), rank=int(os.environ["RANK"]), world_size=size, timeout=_TIMEOUT
+        )
         return cls(kind, rank=torch.distributed.get_rank(), size=size)
 
     @property
     def restarted(self) -> bool:
         """Torchrun has started it once more, after a rank died."""
-        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        return _life() > 0
 
     def first(self, work: Callable[[], None]) -> None:
         """Have rank 0 do it while the others wait; its mistake ends them all and is told once."""
@@ -92,6 +95,26 @@ class Crew:
         """The run is over."""
         if self.size > 1:
             torch.distributed.destroy_process_group()
+
+
+def _life() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _store() -> torch.distributed.Store:
+    """Where the ranks find each other, new in every life.
+
+    why: torchrun keeps its store over a restart, with the addresses of processes that have died.
+    """
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = torch.distributed.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        int(os.environ["WORLD_SIZE"]),
+        is_master=not agent and os.environ["RANK"] == "0",
+        timeout=_TIMEOUT,
+    )
+    return torch.distributed.PrefixStore(f"steadystep/{_life()}", store)
 
 
 def _shard(job: Job) -> None:
