@@ -16,6 +16,9 @@ from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter
 
 Severity = Literal["info", "warn", "act", "critical"]
 
+REPLICAS_EVERY = 20
+"""Steps between two comparisons of what should be the same on all ranks; one before must still be remembered."""
+
 
 class Damage(StrEnum):
     """What the trouble has reached; the response is chosen by this, not by how loud the alarm is."""

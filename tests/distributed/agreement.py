@@ -176,6 +176,18 @@ def a_flipped_bit_is_found(kind: str) -> None:
     guard.close()
 
 
+def loaders_end_together(kind: str) -> None:
+    model, optimizer = made(kind)
+    guard = steadystep.Guard(model, optimizer)
+    rank = dist.get_rank()
+    for _ in range(2):
+        loader = [batch(step, rank) for step in range(5 + 2 * rank)]
+        for x in guard.batches(loader):
+            guard.step(lambda x: squared(model, x), batch=x)
+    assert (guard.attempts, guard.epoch) == (10, 2)
+    guard.close()
+
+
 def one_collective_a_step(kind: str) -> None:
     """Counted by the profiler, which sees those of the framework too."""
 
@@ -214,6 +226,7 @@ ALL = BRIEFLY | {
     "healthy": healthy_is_untouched,
     "norms": norms_are_those_of_the_whole,
     "back": going_back,
+    "loaders": loaders_end_together,
     "flipped bit": a_flipped_bit_is_found,
     "collectives": one_collective_a_step,
     "numbers": numbers_of_the_user,

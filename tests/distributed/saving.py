@@ -1,8 +1,11 @@
 """Checkpoints of several ranks: written together, read together, by as many ranks or by others."""
 
 import hashlib
+import os
+import signal
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -96,6 +99,21 @@ def damaged(kind: str, folder: Path) -> None:
     guard._end(save=False)
 
 
+def stopping(kind: str, folder: Path) -> None:
+    """One rank is asked to stop: all save and stop after the same step."""
+    model, optimizer = made(kind, with_dropout)
+    guard = steadystep.Guard(model, optimizer, run_dir=folder / f"{kind}-stopped", config=CONFIG)
+    steps(guard, model, 3)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        steps(guard, model, 9)
+    dist.barrier()
+    assert everywhere(guard.attempts) == [4] * dist.get_world_size()
+    assert (folder / f"{kind}-stopped" / "checkpoints" / "step-00000004" / "manifest.json").exists()
+    guard._end(save=False)
+
+
 def reading(kind: str, folder: Path) -> None:
     """Onto another number of ranks, and from one kind to the other."""
     for saved in ("ddp", "fsdp"):
@@ -113,5 +131,5 @@ def reading(kind: str, folder: Path) -> None:
         guard.close()
 
 
-WRITE = {"resuming": resuming, "damaged": damaged}
+WRITE = {"resuming": resuming, "damaged": damaged, "stopping": stopping}
 READ = {"reading": reading}

@@ -2,10 +2,7 @@
 
 from typing import Any, final
 
-from steadystep.records import Finding, Signals
-
-EVERY = 20
-"""Steps between two comparisons; a state from before the last good one must still be remembered."""
+from steadystep.records import REPLICAS_EVERY, Finding, Signals
 
 
 @final
@@ -28,7 +25,7 @@ class OddReplica:
                 limit=0.0,
                 what="weights are not the same on all ranks",
                 where=odd,
-                since=max(0, signals.step - EVERY),
+                since=max(0, signals.step - REPLICAS_EVERY),
             ),
         )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep.clip.sharded import is_sharded
-from steadystep.detectors.odd_replica import EVERY
+from steadystep.records import REPLICAS_EVERY
 
 _PRIME = 1_048_573  # below 2^20; no power of two is a multiple of it, so one flipped bit always shows
 _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -18,7 +18,7 @@ _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Replicas:
     """The weights of this rank, as a number. Sharded weights have no replica and are left out."""
 
-    def __init__(self, model: nn.Module, *, every: int = EVERY) -> None:
+    def __init__(self, model: nn.Module, *, every: int = REPLICAS_EVERY) -> None:
         self._model = model
         self._every = every
 

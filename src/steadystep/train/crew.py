@@ -101,20 +101,21 @@ def _life() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _store() -> torch.distributed.Store:
+def _store() -> Any:
     """Where the ranks find each other, new in every life.
 
     why: torchrun keeps its store over a restart, with the addresses of processes that have died.
     """
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = torch.distributed.TCPStore(
+    stores: Any = torch.distributed  # its stubs do not know them
+    store = stores.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         int(os.environ["WORLD_SIZE"]),
         is_master=not agent and os.environ["RANK"] == "0",
         timeout=_TIMEOUT,
     )
-    return torch.distributed.PrefixStore(f"steadystep/{_life()}", store)
+    return stores.PrefixStore(f"steadystep/{_life()}", store)
 
 
 def _shard(job: Job) -> None:
