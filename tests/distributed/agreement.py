@@ -221,13 +221,16 @@ def numbers_of_the_user(kind: str) -> None:
     guard.close()
 
 
-BRIEFLY = {"nan": one_ranks_nan, "left out": a_micro_batch_is_left_out_everywhere}
+BRIEFLY = {
+    "nan": one_ranks_nan,
+    "left out": a_micro_batch_is_left_out_everywhere,
+    "collectives": one_collective_a_step,
+}
 ALL = BRIEFLY | {
     "healthy": healthy_is_untouched,
     "norms": norms_are_those_of_the_whole,
     "back": going_back,
     "loaders": loaders_end_together,
     "flipped bit": a_flipped_bit_is_found,
-    "collectives": one_collective_a_step,
     "numbers": numbers_of_the_user,
 }

@@ -194,3 +194,12 @@ def test_one_flipped_bit_changes_the_checksum(bit: int, element: int) -> None:
         weight[element] = int(weight[element]) ^ (1 << bit if bit < 31 else -(1 << 31))
     assert Replicas(model).checksum(0) != before
     assert Replicas(model).checksum(1) == 0
+
+
+@pytest.mark.parametrize(("size", "expected"), [(2, 1664), (8, 1664), (64, 1672), (1000, 1824)])
+def test_the_ballot_hardly_grows_with_the_ranks(size: int, expected: int) -> None:
+    """The numbers in docs/distributed.md: 150 tensors, one micro-batch, one wish."""
+    names = tuple(f"layer {i}" for i in range(150))
+    paper = Form(rank=0, size=size, names=names, buffers=(), micro_batches=1, wishes=1)
+    signals = changed(names=names, norms=(1.0,) * 150)
+    assert 8 * len(fill(paper, signals, shares=dict.fromkeys(names, True), wishes=[False])) == expected

@@ -1,9 +1,8 @@
 """How parameters are spread over the ranks."""
 
-from collections.abc import Iterable
+import sys
 from typing import TYPE_CHECKING, cast
 
-import torch.distributed
 from torch import Tensor, nn
 
 from steadystep.clip.sharded import is_sharded
@@ -33,13 +32,10 @@ def counts_here(name: str, parameter: Tensor, *, rank: int, size: int) -> bool:
 
 def reshard(model: nn.Module) -> None:
     """Let go of whole parameters that a forward pass of FSDP2 without a backward pass has left behind."""
-    from torch.distributed.fsdp import FSDPModule
-
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has used it has imported it
+    if fsdp is None:
+        return
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, fsdp.FSDPModule):
             module.reshard()
 
-
-def any_sharded(parameters: Iterable[Tensor]) -> bool:
-    """Whether there are DTensors among them."""
-    return torch.distributed.is_available() and is_sharded(parameters)

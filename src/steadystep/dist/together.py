@@ -34,6 +34,7 @@ class Together:
         self._group = group
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)
+        reshard(model)
         self.sharded: bool = is_sharded(model.parameters())
         self._device = _device_for(model, group)
         self._wishes: list[Wish] = []

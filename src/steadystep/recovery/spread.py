@@ -74,7 +74,7 @@ def read_spread(folder: Path, wanted: Mapping[str, Tensor]) -> None:
 
 def laid_out(saved: Tensor, like: Tensor) -> Tensor:
     """A whole tensor in the layout of `like`; each rank takes its part."""
-    if not is_sharded([like]) or saved.shape != like.shape:
+    if not is_sharded([like]) or is_sharded([saved]) or saved.shape != like.shape:
         return saved
     from torch.distributed.tensor import distribute_tensor
 
