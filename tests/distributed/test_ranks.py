@@ -8,7 +8,7 @@ import torch
 import steadystep
 from steadystep.recovery import read_checkpoint
 from tests.distributed import dying, saving
-from tests.distributed.launch import torchrun
+from tests.distributed.launch import ROOT, torchrun
 
 SCRIPT = str(Path(__file__).parent / "main.py")
 
@@ -64,3 +64,11 @@ def test_a_rank_that_dies_costs_nothing(written: tuple[Path, str], tmp_path: Pat
     for number, slots in left["optimizer"]["state"].items():
         for key, value in slots.items():
             assert torch.equal(value, right["optimizer"]["state"][number][key]), (number, key)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_example(tmp_path: Path) -> None:
+    said = torchrun(str(ROOT / "examples" / "ddp.py"), ranks=2, folder=tmp_path, timeout=240)
+    assert "2 ranks, refused [60]" in said
+    assert "same: True" in said
