@@ -94,6 +94,11 @@ class Buffers:
         self._slots = [slot for module in self._modules for slot in module.slots]
         self._restores = restores
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all buffers, written or not."""
+        return tuple(slot.name for slot in self._slots)
+
     def remember(self) -> None:
         """Copy what may be written next: one fused copy for all live buffers."""
         if not self._modules:

@@ -89,6 +89,7 @@ class Guard:
         self._judge, self._action, self._lr = parts.judge, parts.action, parts.learning_rate
         self._budget, self._recovery = parts.budget, parts.recovery
         self._keeping, self._data, self._examiner = parts.keeping, parts.keeping.data, parts.examiner
+        self._ranks = parts.ranks
 
     def step(
         self,
@@ -131,10 +132,14 @@ class Guard:
             return self._update() if self._passes.group.members else None
 
     def validate(self, val_loss: float, **metrics: float) -> None:
-        """How a validation went: for the log, a plateau schedule, early stopping and the best weights."""
-        self._lr.validated(float(val_loss))
-        self._keeping.validated(float(val_loss))
-        self._parts.log.validated(self.attempts, {"val_loss": float(val_loss), **metrics})
+        """How a validation went: for the log, a plateau schedule, early stopping and the best weights.
+
+        In a distributed run every rank calls it, and the mean counts; one that did not validate gives NaN.
+        """
+        loss = self._ranks.validation(float(val_loss))
+        self._lr.validated(loss)
+        self._keeping.validated(loss)
+        self._parts.log.validated(self.attempts, {"val_loss": loss, **metrics})
 
     @property
     def should_stop(self) -> bool:
@@ -179,7 +184,8 @@ class Guard:
         """
         with self._passes:
             self._lr.place(self.updates)
-            self._inspected = self._looker.look(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
+            seen = self._looker.look(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
+            self._inspected = self._ranks.agree(seen)
             self._verdict = self._judge.judge(self._inspected, updates=self.updates, careful=True)
             return self._verdict[1]
 
@@ -193,7 +199,7 @@ class Guard:
     def _look(self, kept: Sequence[int]) -> Look:
         self._passes.finish(kept)
         members = [self._passes.group.members[i] for i in kept]
-        return self._looker.look(
+        look = self._looker.look(
             step=self.attempts,
             losses=[member.loss for member in members],
             weights=[member.weight for member in members],
@@ -203,6 +209,7 @@ class Guard:
             repeatable=self._passes.group.repeatable,
             refused_in_a_row=self._budget.refused_in_a_row,
         )
+        return self._ranks.agree(look)
 
     def _settled(self, outcome: Outcome) -> Outcome:
         self.attempts += 1

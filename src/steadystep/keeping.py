@@ -4,11 +4,12 @@ import logging
 from pathlib import Path
 from typing import final
 
+from steadystep.dist import Alone, Ranks
 from steadystep.errors import CheckpointError, MisuseError
 from steadystep.policy import EarlyStopping
 from steadystep.recovery.best_weights import BestWeights
 from steadystep.recovery.checkpoint import write_checkpoint
-from steadystep.recovery.checkpointing import Checkpointing, read_any
+from steadystep.recovery.checkpointing import Checkpointing, read_any, shelf_at
 from steadystep.recovery.data_position import DataPosition
 from steadystep.recovery.loop_state import LoopState
 
@@ -20,8 +21,15 @@ class Keeping:
     """Saving, resuming, early stopping. Without checkpoints the best weights are kept in memory, if they are wanted."""
 
     def __init__(
-        self, data: DataPosition, loop: LoopState, early: EarlyStopping, *, checkpoints: Checkpointing | None
+        self,
+        data: DataPosition,
+        loop: LoopState,
+        early: EarlyStopping,
+        *,
+        checkpoints: Checkpointing | None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks or Alone()
         self.data = data
         self.loop = loop
         self.early_stopping = early
@@ -45,14 +53,15 @@ class Keeping:
     def resume(self, path: Path | None) -> None:
         """Continue from the newest checkpoint, if there is one, or from `path`."""
         if path is not None:
-            found = read_any(path)
+            found = read_any(path, self._ranks)
         else:
             newest = None if self.checkpoints is None else self.checkpoints.newest()
             if newest is None:
                 return
             found = newest
         self.loop.put_back(found.state)
-        logger.info("continues at step %d, from %s", found.step, found.path)
+        if self._ranks.rank == 0:
+            logger.info("continues at step %d, from %s", found.step, found.path)
 
     def save(self, folder: Path | None, step: int, updates: int) -> Path:
         """Write a checkpoint and wait for it."""
@@ -61,7 +70,11 @@ class Keeping:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from None
-            return write_checkpoint(folder, self.loop.gather(), step=step, updates=updates)
+            if self._ranks.size == 1:
+                return write_checkpoint(folder, self.loop.gather(), step=step, updates=updates)
+            written = shelf_at(folder, self._ranks).put(self.loop.gather(), step=step, updates=updates)
+            self._ranks.all(True)  # the first rank has completed it
+            return written
         if self.checkpoints is None:
             raise MisuseError("save() without a path needs run_dir= and monitoring.save_checkpoints: true")
         self.checkpoints.save(step, updates, wait=True)

@@ -16,6 +16,9 @@ from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter
 
 Severity = Literal["info", "warn", "act", "critical"]
 
+REPLICAS_EVERY = 20
+"""Steps between two comparisons of what should be the same on all ranks; one before must still be remembered."""
+
 
 class Damage(StrEnum):
     """What the trouble has reached; the response is chosen by this, not by how loud the alarm is."""
@@ -172,6 +175,10 @@ class Signals(Record):
     inputs: InputStats | None = None
     """Only at the step by which the first batches have been seen, and only when `batch=` is given."""
     witness: Witness | None = None
+    bad_ranks: tuple[int, ...] = ()
+    """In a distributed run: the ranks whose own loss or batch is not finite."""
+    odd_replicas: tuple[str, ...] = ()
+    """In a distributed run: weights that are not the same on all ranks, each as "name on rank 3"."""
 
     @property
     def healthy(self) -> bool:

@@ -19,6 +19,7 @@ from steadystep.clip.rule import NormRule
 from steadystep.config import Config, seconds_in
 from steadystep.detectors import Detector
 from steadystep.diagnosis import Casebook
+from steadystep.dist import Ranks, Silence, ranks_of, unwrapped
 from steadystep.errors import ConfigError
 from steadystep.incidents import Examiner, Incidents
 from steadystep.judge import Judge
@@ -79,11 +80,12 @@ class Parts:
     action: Update
     around: Around
     learning_rate: LearningRate
-    log: Tracking
+    log: Tracking | Silence
     gradient_samples: GradientSamples
     islands: Fp32Islands
     keeping: Keeping
     examiner: Examiner
+    ranks: Ranks
     stateful: dict[str, Stateful]
     """What is saved. Precision first: it is the only part that may refuse a state."""
 
@@ -131,6 +133,7 @@ def build(
         raise ConfigError("monitoring.save_checkpoints needs a folder: Guard(..., run_dir=...)")
     if schedule is not None and training.lr_scheduler is not None:
         raise ConfigError("schedule= and training.lr_scheduler both set the learning rate: give one of them")
+    ranks, model = ranks_of(model), unwrapped(model)
     gradients = Gradients(model, optimizer)
     device = gradients.parameters[0].device
     precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
@@ -138,6 +141,7 @@ def build(
     buffers = Buffers(model, restores=touches)
     size = training.gradient_accumulation_steps
     memory = OutOfMemoryRetry() if touches and training.split_when_out_of_memory else None
+    ranks.watch(gradients.named, buffers.names, micro_batches=size)
     passes = Passes(
         optimizer,
         precision,
@@ -146,14 +150,16 @@ def build(
         size=size,
         device=device,
         retry=touches,
-        memory=memory,
+        # why: when one rank runs out of memory the others wait inside their backward pass, and torchrun restarts them
+        memory=memory if ranks.size == 1 else None,
         keep_rng=run_dir is not None and draws(model),
+        ranks=ranks,
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
     rule = _clip_rule(config)
     islands = Fp32Islands(model, list(training.fp32_modules))
     try:
-        log = _tracking(config, folder, model, extra_sinks)
+        log: Tracking | Silence = _tracking(config, folder, model, extra_sinks) if ranks.rank == 0 else Silence()
         learning_rate = LearningRate(
             optimizer,
             start=training.learning_rate,
@@ -180,12 +186,14 @@ def build(
     going_back |= {f"detector {detector.name}": detector for detector in noticing}
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
     data = DataPosition(device)
-    loop = LoopState(model, optimizer, guard, data, device=device)
+    if ranks.size > 1 and size == 1:
+        data.ends = ranks.wish(lambda: data.at_last)
+    loop = LoopState(model, optimizer, guard, data, device=device, ranks=ranks)
     plateau = learning_rate.plateau
     returning = going_back | ({} if plateau is None else {"plateau": plateau})
     returning |= {} if limits.skips_batches else {"data": data}
     holdings = Holdings(model, optimizer, lambda: gradients.parameters)
-    recovery = _recovery(config, limits, holdings, passes, returning, device)
+    recovery = _recovery(config, limits, holdings, passes, returning, device, ranks)
     kept_apart: dict[str, Stateful] = {} if memory is None else {"memory": memory}
     kept_apart |= {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes}
     kept_apart |= {"inputs": inputs, "early stopping": early}
@@ -200,9 +208,10 @@ def build(
         clip_norm=training.clip_norm,
         clip_value=training.clip_value,
         clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
-        tensor_clip=_tensor_clip(config, rule, gradients),
+        tensor_clip=_tensor_clip(config, rule, gradients, sharded=ranks.sharded),
         rewarm_steps=limits.rewarm_steps,
         replay=not limits.skips_batches,
+        sharded=(lambda: gradients.parameters) if ranks.sharded else None,
     )
     return Parts(
         precision=precision,
@@ -228,8 +237,9 @@ def build(
         log=log,
         gradient_samples=GradientSamples(config.monitoring.log_frequency if log.wants_samples else None),
         islands=islands,
-        examiner=Examiner(model, optimizer, precision, buffers, passes, _incidents(config, folder)),
-        keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop)),
+        examiner=Examiner(model, optimizer, precision, buffers, passes, _incidents(config, folder), ranks),
+        ranks=ranks,
+        keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop, ranks), ranks=ranks),
         stateful=going_back | kept_apart,
     )
 
@@ -258,7 +268,11 @@ def _clip_rule(config: Config) -> NormRule | TensorEMAClip | None:
     return None if make is None else make()
 
 
-def _tensor_clip(config: Config, rule: NormRule | TensorEMAClip | None, gradients: Gradients) -> TensorClip | None:
+def _tensor_clip(
+    config: Config, rule: NormRule | TensorEMAClip | None, gradients: Gradients, *, sharded: bool
+) -> TensorClip | None:
+    if sharded and config.training.clip_rule == "agc" and config.training.gradient_clipping is not False:
+        raise ConfigError("training.clip_rule: agc needs whole rows, and FSDP2 spreads them: use zscore or percentile")
     if isinstance(rule, TensorEMAClip):
         return ByTensors(rule)
     by_units = config.training.clip_rule == "agc" and config.training.gradient_clipping is not False
@@ -272,6 +286,7 @@ def _recovery(
     passes: Passes,
     parts: dict[str, Stateful],
     device: torch.device,
+    ranks: Ranks,
 ) -> Recovery:
     if config.mode != "autopilot" or not limits.rolls_back:
         return NoRecovery()
@@ -282,6 +297,7 @@ def _recovery(
         min_interval=limits.trust_steps,
         time_share=config.recovery.snapshot_time_share,
         memory_bytes=_memory_bytes(config),
+        ranks=ranks,
     )
     return InMemory(snapshots, passes, parts)
 
@@ -298,13 +314,14 @@ def _incidents(config: Config, folder: Path | None) -> Incidents | None:
     return Incidents(folder / "incidents", config=config.model_dump(mode="json"), max_batch_bytes=batch_bytes)
 
 
-def _checkpointing(config: Config, folder: Path | None, loop: LoopState) -> Checkpointing | None:
+def _checkpointing(config: Config, folder: Path | None, loop: LoopState, ranks: Ranks) -> Checkpointing | None:
     watch = config.monitoring
     if folder is None or not watch.save_checkpoints:
         return None
     seconds = seconds_in(watch.checkpoint_frequency)
     steps = watch.checkpoint_frequency if isinstance(watch.checkpoint_frequency, int) else None
-    return Checkpointing(folder / "checkpoints", loop, Every(steps, seconds), keep_last=watch.keep_checkpoints)
+    every = Every(steps, seconds)
+    return Checkpointing(folder / "checkpoints", loop, every, keep_last=watch.keep_checkpoints, ranks=ranks)
 
 
 def _limits(config: Config) -> Limits:

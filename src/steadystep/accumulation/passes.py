@@ -15,6 +15,8 @@ from steadystep.accumulation.recipe import Closure, Recipe
 from steadystep.accumulation.trial import Trial
 from steadystep.buffers import Buffers
 from steadystep.clip.global_norm import multiply_
+from steadystep.clip.sharded import local_part
+from steadystep.dist import Alone, Ranks
 from steadystep.errors import MisuseError
 from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
 from steadystep.norms import layout_of
@@ -50,8 +52,10 @@ class Passes:
         retry: bool,
         memory: OutOfMemoryRetry | None = None,
         keep_rng: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         self.group = Group(size)
+        self._ranks = ranks or Alone()
         self._optimizer = optimizer
         self._precision = precision
         self._buffers = buffers
@@ -134,7 +138,7 @@ class Passes:
         """Compute the gradients again if an interruption spoiled them. False: they could not be."""
         if not self.group.stale:
             return True
-        losses = torch.stack([m.loss for m in self.group.members]).tolist()  # sync: only after trouble
+        losses = self._losses()
         with random_numbers_kept(self._device):
             try:
                 self._run_again(range(len(losses)), losses)
@@ -148,17 +152,16 @@ class Passes:
             self._precision.unscale_(self._optimizer)
         correction = self.group.correction(kept)
         if correction != 1.0:
-            grads = [p.grad for p in self._parameters() if p.grad is not None]
+            grads = [local_part(p.grad) for p in self._parameters() if p.grad is not None]
             multiply_(grads, layout_of(grads), correction)
 
-    def compute_again(
-        self, losses: Sequence[float], *, without: Sequence[int], finite: Callable[[Sequence[int]], bool]
-    ) -> tuple[int, ...]:
+    def compute_again(self, *, without: Sequence[int], finite: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
         """Gradients of the group without its bad members; returns the positions of those that were kept.
 
         Members known to be bad (`without`) are left out at once. If what remains is still not finite, each member is
         tried alone. Returns () when nothing usable remains or a closure turns out not to repeat.
         """
+        losses = self._losses()
         kept: Sequence[int] = [i for i in range(len(self.group.members)) if i not in without]
         try:
             with random_numbers_kept(self._device):
@@ -178,7 +181,7 @@ class Passes:
         if self._present is None:
             return None
         work, batch = self._present
-        trial = Trial(work, batch, self._precision, self._buffers, self._parameters(), self._device)
+        trial = Trial(work, batch, self._precision, self._buffers, self._parameters(), self._device, self._ranks)
         return trial.losses(others, backward=backward)
 
     def present(self, work: Closure | None, batch: Any, rng: RngState | None = None) -> None:
@@ -199,7 +202,7 @@ class Passes:
     def _usable(
         self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]
     ) -> bool:
-        if not self.group.weight_of(positions):
+        if not self._ranks.all(self.group.weight_of(positions) > 0):
             return False
         self._run_again(positions, losses)
         return finite(positions)
@@ -216,7 +219,8 @@ class Passes:
         self.group.stale = False
         tolerance = _SAME_ON_HOST if self._device.type == "cpu" else _SAME_ON_DEVICE
         values = torch.stack(seen).tolist()  # sync: only after trouble
-        if not all(_same(value, losses[i], tolerance) for i, value in zip(positions, values, strict=True)):
+        same = all(_same(value, losses[i], tolerance) for i, value in zip(positions, values, strict=True))
+        if not self._ranks.all(same):
             warn(
                 "a closure gave another loss when it was run again, so this group of micro-batches is dropped whole. "
                 "Pass the data as step(closure, batch=...) to make it repeatable."
@@ -257,9 +261,8 @@ class Passes:
                 "as closures with batch="
             )
         else:
-            losses = torch.stack([member.loss for member in self.group.members]).tolist()  # sync: only after trouble
             try:
-                self._run_again(after, losses)
+                self._run_again(after, self._losses())
             except _NotRepeatableError:
                 raise MisuseError(
                     "out of memory, and an earlier micro-batch of this update gave another loss when it was run again"
@@ -272,6 +275,11 @@ class Passes:
             loss = _checked(work() if batch is None else work(batch))
         self._backward(loss, weight)
         return loss
+
+    def _losses(self) -> list[float]:
+        """Of this rank's own micro-batches."""
+        losses: list[float] = torch.stack([m.loss for m in self.group.members]).tolist()  # sync: only after trouble
+        return losses
 
     def _drop_traces(self) -> None:
         self._precision.refuse(overflow=False)

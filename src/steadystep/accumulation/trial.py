@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from steadystep.accumulation.recipe import Closure
 from steadystep.buffers import Buffers
+from steadystep.dist import Ranks
 from steadystep.norms import layout_of, measure
 from steadystep.precision import Precision
 from steadystep.rng import random_numbers_kept
@@ -28,29 +29,43 @@ class Trial:
     buffers: Buffers
     parameters: Sequence[Parameter]
     device: device
+    ranks: Ranks
 
     def losses(self, others: Sequence[AbstractContextManager[None]], *, backward: bool) -> list[float] | None:
-        """As things are, then inside each of `others`; None when it cannot be told."""
+        """As things are, then inside each of `others`; None when it cannot be told.
+
+        In a distributed run all ranks try equally often, and the losses are means over them.
+        """
         grads = [p.grad for p in self.parameters]
         try:
-            first, again = (self._loss(nullcontext(), backward=backward) for _ in range(2))
-            if first != again and math.isfinite(first):
+            first = self._tried(nullcontext(), backward=backward)
+            # why: where parameters are spread over ranks, the others would wait for this one
+            goes_on = first is not None or self.ranks.sharded
+            again = self._tried(nullcontext(), backward=backward) if goes_on else None
+            repeats = first is not None and (first == again or not math.isfinite(first))
+            if not self.ranks.all(repeats and again is not None):
                 return None
-            return [first, *(self._loss(other, backward=backward) for other in others)]
-        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
-            return None
+            tried = [first, *(self._tried(other, backward=backward) for other in others)]
+            known = [loss for loss in tried if loss is not None]
+            return self.ranks.mean(known) if self.ranks.all(len(known) == len(tried)) else None
         finally:
             for parameter, grad in zip(self.parameters, grads, strict=True):
                 parameter.grad = grad
 
+    def _tried(self, where: AbstractContextManager[None], *, backward: bool) -> float | None:
+        try:
+            return self._loss(where, backward=backward)
+        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
+            return None
+
     def _loss(self, where: AbstractContextManager[None], *, backward: bool) -> float:
         for parameter in self.parameters:
             parameter.grad = None  # out of reach of a closure that clears gradients
-        with self.buffers.untouched(), random_numbers_kept(self.device), where:
+        with self.buffers.untouched(), random_numbers_kept(self.device), where, self.ranks.quiet():
             self.buffers.put_back()
             with self.precision.autocast():
                 loss = self.work() if self.batch is None else self.work(self.batch)
-            if backward and not (self._has_finite_gradient(loss) and self.buffers.finite):
+            if backward and not self.ranks.sharded and not (self._has_finite_gradient(loss) and self.buffers.finite):
                 return math.inf
             return float(loss.detach())  # sync: only in trouble
 

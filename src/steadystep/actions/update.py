@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import final
 
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
 from steadystep.actions.learning_rate import LearningRate
 from steadystep.actions.tensor_clip import TensorClip
 from steadystep.buffers import Buffers
-from steadystep.clip.global_norm import EPSILON, multiply_, scale_by_norm_
+from steadystep.clip.global_norm import EPSILON, clip_global_norm_, multiply_, scale_by_norm_
 from steadystep.clip.rule import NormRule
 from steadystep.clip.value import clamp_
 from steadystep.look import Look, Probing
@@ -43,6 +44,7 @@ class Update:
         tensor_clip: TensorClip | None = None,
         rewarm_steps: int = 0,
         replay: bool = False,
+        sharded: Callable[[], Sequence[Parameter]] | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._precision = precision
@@ -57,6 +59,7 @@ class Update:
         self._probing = probing
         self._rewarm_steps = rewarm_steps
         self._replay = replay
+        self._sharded = sharded
 
     def carry_out(
         self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: Callable[[Sequence[int]], Look]
@@ -176,7 +179,7 @@ class Update:
             return looks[-1].signals.healthy
 
         bad = look.signals.bad_micro_batches
-        kept = self.passes.compute_again(look.signals.losses, without=bad, finite=finite)
+        kept = self.passes.compute_again(without=bad, finite=finite)
         return kept, looks[-1]
 
     def clip_(self, look: Look, *, limit: float | None, again: bool = False) -> bool:
@@ -185,13 +188,14 @@ class Update:
         if again:  # what was measured no longer holds, and the host does not know what does
             bound = min(b for b in (limit, self._clip_norm, self._learned_limit(norm)) if b is not None)
             if bound < norm < math.inf:
-                scale_by_norm_(look.grads, look.layout, measure(look.grads, look.layout), max_norm=bound)
+                look.norms = measure(look.grads, look.layout)
+                self._scale(look, max_norm=bound)
             return bound < norm
         if self._tensor_clip is not None and math.isfinite(norm):
             clipped = self._tensor_clip.clip_(look)
             if self._clip_norm is not None:  # what was measured no longer holds
                 look.norms = measure(look.grads, look.layout)
-                scale_by_norm_(look.grads, look.layout, look.norms, max_norm=self._clip_norm)
+                self._scale(look, max_norm=self._clip_norm)
             return clipped
         fixed = math.inf if self._clip_norm is None else self._clip_norm
         learned = self._learned_limit(norm)
@@ -202,10 +206,17 @@ class Update:
         # A factor of exactly 1 changes nothing and is not applied. The margin covers that torch adds the norm up in its
         # own dtype; `not <` because in observe() a NaN norm must do what torch's clipping does with it.
         elif self._clip_norm is not None and (look.layout.half or not norm * _MARGIN + EPSILON < fixed):
-            scale_by_norm_(look.grads, look.layout, look.norms, max_norm=fixed)
+            self._scale(look, max_norm=fixed)
         if self._clip_value is not None:
             clamp_(look.grads, look.layout, max_value=self._clip_value)
         return norm > min(learned, fixed)
+
+    def _scale(self, look: Look, *, max_norm: float) -> None:
+        """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
+        if self._sharded is None:
+            scale_by_norm_(look.grads, look.layout, look.norms, max_norm=max_norm)
+        else:
+            clip_global_norm_(self._sharded(), max_norm=max_norm)
 
     def _learned_limit(self, norm: float) -> float:
         if self._clip_rule is None or not math.isfinite(norm):

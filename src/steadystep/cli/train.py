@@ -14,6 +14,7 @@ from rich.table import Table
 from steadystep.errors import TrainingHalted
 from steadystep.track import Terminal
 from steadystep.train import RunPlan, Summary, train
+from steadystep.train.crew import Crew
 from steadystep.train.loop import prepare_folder
 from steadystep.train.template import write
 
@@ -27,22 +28,24 @@ def new(name: str) -> None:
 def run(config: Path, *, run_dir: str, resume: bool, as_json: bool) -> int:
     """Train; 0 when it finished, 1 when the guard had to stop it, 130 after Ctrl-C."""
     plan = _without_console(RunPlan.load(config))
+    crew = Crew.join(plan.run.distributed)
     folder = Path(run_dir) if run_dir else Path("runs") / config.stem
-    prepare_folder(folder, config, resume=resume)
-    console = Console(stderr=as_json, highlight=False)
+    crew.first(lambda: prepare_folder(folder, config, resume=resume or (crew.restarted and folder.exists())))
+    console = Console(stderr=as_json, highlight=False, quiet=crew.rank > 0)
     screen = Terminal(console, total=plan.guard.training.total_steps)
     try:
         with _messages_on(console):
-            summary = train(plan, folder, sinks=[screen])
+            summary = train(plan, folder, sinks=[screen], crew=crew)
     except TrainingHalted as halt:
         console.print(f"[red]{halt}[/red]", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print(f"stopped; go on with: steadystep train {config} --run-dir {folder} --resume", soft_wrap=True)
         return 130
-    if as_json:
+    crew.leave()
+    if as_json and crew.rank == 0:
         sys.stdout.write(json.dumps(summary.as_dict()) + "\n")
-    else:
+    elif not as_json:
         console.print(_table(summary))
     return 0
 

@@ -77,6 +77,18 @@ def like(tensor: Tensor, model: Tensor) -> Tensor:
     return cast("DTensor", tensor).redistribute(placements=cast("DTensor", model).placements)
 
 
+def spread_like(local: Tensor, model: Tensor) -> Tensor:
+    """This rank's part as a DTensor like `model`, where it has the shape of the model's part; else as it is."""
+    if not is_sharded([model]) or local.shape != local_part(model).shape:
+        return local
+    from torch.distributed.tensor import DTensor
+
+    spread = cast("DTensor", model)
+    return DTensor.from_local(
+        local, spread.device_mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
+    )
+
+
 def l2_over_ranks(local: Tensor, model: Tensor) -> Tensor:
     """L2 norms of what all ranks hold, from `local` ones; `model` says over which ranks the parts are spread."""
     from torch.distributed.tensor import DTensor, Partial, Replicate

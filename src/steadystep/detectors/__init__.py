@@ -21,6 +21,7 @@ from steadystep.detectors.metric_bounds import MetricBounds
 from steadystep.detectors.no_learning import NoLearning
 from steadystep.detectors.non_finite import NonFinite
 from steadystep.detectors.not_healing import NotHealing
+from steadystep.detectors.odd_replica import OddReplica
 from steadystep.detectors.oscillation import Oscillation
 from steadystep.detectors.perfection import SuspiciousPerfection
 from steadystep.detectors.poisoned_moments import PoisonedMoments
@@ -55,6 +56,7 @@ __all__ = [
     "NoLearning",
     "NonFinite",
     "NotHealing",
+    "OddReplica",
     "Oscillation",
     "PoisonedMoments",
     "RmsSurprise",

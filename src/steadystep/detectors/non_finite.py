@@ -22,17 +22,20 @@ class NonFinite:
         if signals.healthy:
             return ()
         found = []
+        who = _who(signals.bad_ranks)
         loss_is_bad = not math.isfinite(signals.loss)
         if loss_is_bad:
             where = tuple(f"micro-batch {i}" for i in signals.bad_micro_batches) if len(signals.losses) > 1 else ()
-            found.append(self._finding(signals, "critical", signals.loss, f"the loss is {_word(signals.loss)}", where))
+            found.append(
+                self._finding(signals, "critical", signals.loss, f"the loss is {_word(signals.loss)}{who}", where)
+            )
         if not math.isfinite(signals.grad_norm):
             routine = signals.scaled and not loss_is_bad
             what = f"the gradient norm is {_word(signals.grad_norm)}"
             severity: Severity = "info" if routine else "critical"
             found.append(self._finding(signals, severity, signals.grad_norm, what, signals.bad_tensors))
         if signals.bad_buffers:
-            what = "a buffer written by the forward pass is not finite"
+            what = f"a buffer written by the forward pass is not finite{who}"
             found.append(self._finding(signals, "critical", math.inf, what, signals.bad_buffers))
         if not math.isfinite(signals.lr):
             found.append(
@@ -59,6 +62,14 @@ class NonFinite:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to continue."""
+
+
+def _who(ranks: tuple[int, ...]) -> str:
+    """Nothing in a run of one process."""
+    if not ranks:
+        return ""
+    shown = ", ".join(map(str, ranks[:3])) + (f" and {len(ranks) - 3} more" if len(ranks) > 3 else "")
+    return f" on rank {shown}" if len(ranks) == 1 else f" on ranks {shown}"
 
 
 def _word(value: float) -> str:

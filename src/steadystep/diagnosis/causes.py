@@ -41,6 +41,7 @@ class Cause(StrEnum):
     POOR_INITIALISATION = "poor-initialisation"
     POISONED_MOMENTS = "poisoned-moments"
     DAMAGED_WEIGHTS = "damaged-weights"
+    ODD_REPLICA = "odd-replica"
     # the policy
     POLICY_DRIFT = "policy-drift"
     ENTROPY_COLLAPSE = "entropy-collapse"
@@ -107,6 +108,8 @@ ADVICE: dict[Cause, str] = {
     "hundreds of steps: clip the gradient, or use a smaller beta2 (0.95)",
     Cause.DAMAGED_WEIGHTS: "the weights themselves have become worse: go back to a checkpoint from before the first "
     "sign, with a lower learning rate",
+    Cause.ODD_REPLICA: "all ranks took the same updates, and their weights differ: suspect the memory or the "
+    "accelerator of that rank, and code that changes weights on some ranks only",
     Cause.POLICY_DRIFT: "the policy runs away from its reference: raise the KL coefficient, lower the learning rate, "
     "or take fewer updates per batch of rollouts; the samples of these steps show whether the reward is being gamed",
     Cause.ENTROPY_COLLAPSE: "the policy has stopped exploring: add an entropy bonus, raise the sampling temperature or "

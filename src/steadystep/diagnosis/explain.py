@@ -79,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     (Cause.LOSS_SCALE_COLLAPSE, lambda c: c.signals.scaled and "loss-scale" in c.loudest),
     (Cause.SCALE_OVERFLOW, lambda c: c.signals.scaled and not math.isfinite(c.signals.grad_norm)),
     (Cause.NON_FINITE_GRADIENT, lambda c: not math.isfinite(c.signals.grad_norm)),
+    (Cause.ODD_REPLICA, _loud("odd-replica")),
     (Cause.BAD_BATCH, _loud("buffer-jump")),
     (Cause.SCHEDULE_ERROR, _loud("learning-rate-jump")),
     (Cause.UNKNOWN, lambda c: _LASTING(c) and c.suspicion),

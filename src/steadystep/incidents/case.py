@@ -26,6 +26,10 @@ class Case:
     examination: Examination
     precision: str
     draft: Draft | None = None
+    rank: int = 0
+    """Where it began."""
+    said: str | None = None
+    """What that rank has to say about it; None in a run of one process."""
 
 
 @contextmanager
@@ -47,6 +51,7 @@ def second_look(
     rng: RngState | None = None,
     precision: Precision | None = None,
     scale: float = 1.0,
+    forward_only: bool = False,
 ) -> Examination:
     """Run a step again under hooks; whatever the user's code raises becomes part of the answer."""
     if work is None:
@@ -61,6 +66,6 @@ def second_look(
         if rng is not None:
             rng.restore()
         try:
-            return examine(model, run, batch=batch, scale=scale)
+            return examine(model, run, batch=batch, scale=scale, parameters=() if forward_only else None)
         except Exception as error:
             return Examination(origin=Origin(what=f"it could not be run again: {type(error).__name__}: {error}"))

@@ -9,9 +9,11 @@ from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
 from steadystep.buffers import Buffers
+from steadystep.dist import Alone, Ranks
 from steadystep.incidents.case import Case, as_before, second_look
 from steadystep.incidents.incidents import Incidents
-from steadystep.incidents.origin import Origin
+from steadystep.incidents.origin import Examination, Origin
+from steadystep.incidents.whose import whose
 from steadystep.look import Look
 from steadystep.precision import Precision
 from steadystep.records import Outcome, Plan, Signals
@@ -32,6 +34,7 @@ class Examiner:
         buffers: Buffers,
         passes: Passes,
         incidents: Incidents | None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -39,40 +42,68 @@ class Examiner:
         self._buffers = buffers
         self._passes = passes
         self._incidents = incidents
+        self._ranks = ranks or Alone()
 
     def open(self, plan: Plan, look: Look, *, updates: int) -> Case | None:
         """The weights are still those the step started from."""
         if not plan.steps or not Incidents.concerns(plan):
             return None
         signals = look.signals
-        work, batch, rng = self._passes.suspect(signals.bad_micro_batches)
+        if self._ranks.size > 1:
+            return self._open_together(plan, signals, updates=updates)
         if self._incidents is not None and self._incidents.wants(plan, signals.step):
-            return self._incidents.open(
-                step=signals.step,
-                updates=updates,
-                model=self._model,
-                optimizer=self._optimizer,
-                work=work,
-                batch=batch,
+            return self._write(self._incidents, signals, updates=updates)
+        return None if signals.healthy else Case(examination=self._second_look(signals), precision="")
+
+    def _open_together(self, plan: Plan, signals: Signals, *, updates: int) -> Case:
+        """Every rank looks again, or the others would wait for it; the one where it began writes about it."""
+        with self._ranks.quiet():
+            found = self._second_look(signals)
+        rank, said = whose(self._ranks, signals, found, _said(found.origin, signals))
+        if rank == self._ranks.rank and self._incidents is not None and self._incidents.wants(plan, signals.step):
+            case = self._write(self._incidents, signals, updates=updates, found=found)
+            return replace(case, rank=rank, said=said)
+        return Case(examination=found, precision="", rank=rank, said=said)
+
+    def _second_look(self, signals: Signals) -> Examination:
+        work, batch, rng = self._passes.suspect(signals.bad_micro_batches)
+        with as_before(self._buffers):
+            return second_look(
+                self._model,
+                work,
+                batch,
                 rng=rng,
                 precision=self._precision,
                 scale=signals.scale,
-                buffers=self._buffers,
+                forward_only=self._ranks.sharded,
             )
-        if signals.healthy:
-            return None
-        with as_before(self._buffers):
-            found = second_look(self._model, work, batch, rng=rng, precision=self._precision, scale=signals.scale)
-        return Case(examination=found, precision="")
+
+    def _write(self, incidents: Incidents, signals: Signals, *, updates: int, found: Examination | None = None) -> Case:
+        work, batch, rng = self._passes.suspect(signals.bad_micro_batches)
+        return incidents.open(
+            step=signals.step,
+            updates=updates,
+            model=self._model,
+            optimizer=self._optimizer,
+            work=work,
+            batch=batch,
+            rng=rng,
+            precision=self._precision,
+            scale=signals.scale,
+            buffers=self._buffers,
+            examination=found,
+            sharded=self._ranks.sharded,
+        )
 
     def close(self, outcome: Outcome, case: Case | None) -> Outcome:
         """What was done, with where it began and where that is written."""
         if case is None:
             return outcome
-        signals = outcome.signals
-        outcome = replace(outcome, origin=_said(case.examination.origin, signals))
+        said = _said(case.examination.origin, outcome.signals) if case.said is None else case.said
+        outcome = replace(outcome, origin=said)
         path = None if self._incidents is None else self._incidents.report(outcome, case)
-        return outcome if path is None else replace(outcome, incident=str(path))
+        written = self._ranks.texts("" if path is None else str(path))[case.rank]
+        return replace(outcome, incident=written) if written else outcome
 
     def note(self, outcome: Outcome) -> None:
         """One step is over."""

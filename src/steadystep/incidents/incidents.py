@@ -16,6 +16,7 @@ from steadystep.incidents.bundle import HIDDEN, MEGABYTE, Draft, bundles_in, siz
 from steadystep.incidents.case import Case, as_before, second_look
 from steadystep.incidents.environment import environment
 from steadystep.incidents.history import History
+from steadystep.incidents.origin import Examination
 from steadystep.incidents.step_state import num_bytes, step_state
 from steadystep.notices import warn
 from steadystep.precision import Precision
@@ -82,6 +83,8 @@ class Incidents:
         precision: Precision | None = None,
         scale: float = 1.0,
         buffers: Buffers | None = None,
+        examination: Examination | None = None,
+        sharded: bool = False,
     ) -> Case:
         """Run the step again under hooks and write its state, while the weights are still those it started from.
 
@@ -96,12 +99,16 @@ class Incidents:
             precision: provides autocast.
             scale: the loss scale of this step.
             buffers: remembers what they were before the forward pass.
+            examination: what running it again has shown already.
+            sharded: this process holds a part of the weights only, so they are not kept.
         """
         with as_before(buffers):
-            examination = second_look(model, work, batch, rng=rng, precision=precision, scale=scale)
+            if examination is None:
+                examination = second_look(model, work, batch, rng=rng, precision=precision, scale=scale)
             draft = None
             with self._harmless():
-                draft = self._draft(step_state(model, optimizer, rng), batch, step=step, updates=updates)
+                state = None if sharded else step_state(model, optimizer, rng)
+                draft = self._draft(state, batch, step=step, updates=updates)
         setting = "fp32" if precision is None or not precision.casts else precision.setting
         return Case(examination=examination, precision=setting, draft=draft)
 
@@ -117,11 +124,14 @@ class Incidents:
             self._complained = False
         return path
 
-    def _draft(self, state: Mapping[str, Any], batch: Any, *, step: int, updates: int) -> Draft:
+    def _draft(self, state: Mapping[str, Any] | None, batch: Any, *, step: int, updates: int) -> Draft:
         room = self._make_room(num_bytes(state))
         draft = Draft(self.folder, step=step, updates=updates)
         with _whole_or_not_at_all(draft):
-            draft.put_state(state, max_bytes=room)
+            if state is None:
+                draft.notes["state"] = "left out: the weights are spread over several ranks"
+            else:
+                draft.put_state(state, max_bytes=room)
             if batch is not None:
                 draft.put_batch(batch, max_bytes=min(room, self._max_batch_bytes))
         return draft

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steadystep.clip.sharded import local_part
+
 _DEEP = 6
 _MANY = 100_000  # tensors; beyond that it is no batch
 
@@ -89,6 +91,7 @@ def kind_of(tensors: Iterable[Tensor]) -> str:
 
 
 def _values(tensor: Tensor) -> Tensor:
+    tensor = local_part(tensor)
     if tensor.layout is torch.sparse_coo:
         return tensor.coalesce().values()
     # fp8 has no comparisons of its own

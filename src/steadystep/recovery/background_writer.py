@@ -16,8 +16,9 @@ from torch import Tensor
 from steadystep.errors import CheckpointError, MisuseError
 from steadystep.notices import warn
 from steadystep.recovery.packing import Packed, pack
-from steadystep.recovery.shelf import Shelf
+from steadystep.recovery.shared_shelf import Shelving
 
+_SHARD = "shard of "  # keeps a part apart from a whole tensor of the same name
 _PATIENCE_S = 600.0  # at exit: a disk that hangs must not keep the process alive for ever
 
 _writers: "weakref.WeakSet[BackgroundWriter]" = weakref.WeakSet()
@@ -32,7 +33,7 @@ class BackgroundWriter:
     said once; training goes on and older checkpoints stay. A write under way at the end of the program is completed.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelving) -> None:
         self._shelf = shelf
         self._buffers: dict[str, Tensor] = {}
         self._thread: Thread | None = None
@@ -73,7 +74,9 @@ class BackgroundWriter:
             self.report()
             return False
         self._packable = True
-        job = Packed(packed.tree, self._copied(packed.tensors))
+        copies = self._copied(packed.tensors | {f"{_SHARD}{name}": part for name, part in packed.shards.items()})
+        parts = {name: copies.pop(f"{_SHARD}{name}") for name in packed.shards}
+        job = Packed(packed.tree, copies, parts, packed.places)
         details = {"step": step, "updates": updates, "score": score}
         self._thread = Thread(target=self._write, args=(job, details), name="steadystep-checkpoint", daemon=True)
         self._thread.start()

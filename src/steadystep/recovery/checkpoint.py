@@ -19,6 +19,7 @@ from steadystep.errors import CheckpointError
 from steadystep.recovery.durable import hidden, mark_of, move_in, write_file
 from steadystep.recovery.manifest import MANIFEST, STATE, TENSORS, Manifest, read_manifest
 from steadystep.recovery.packing import Packed, pack, unpack
+from steadystep.recovery.spread import FOLDER
 from steadystep.recovery.tensor_file import pieces, read_tensors
 from steadystep.version import __version__
 
@@ -92,20 +93,29 @@ def read_checkpoint(path: Path) -> Checkpoint:
         for name, expected in manifest.files.items():
             if mark_of(path / name) != expected:
                 raise CheckpointError(f"{path / name} is damaged: its checksum does not fit")
-        text = (path / STATE).read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from error
+    return read_state(path, manifest, (TENSORS, STATE))
+
+
+def read_state(path: Path, manifest: Manifest, names: tuple[str, str]) -> Checkpoint:
+    """One pair of its files, tensors and the rest; their checksums were verified before."""
+    file = path / names[1]
     try:
-        tree = json.loads(text)
+        tree = json.loads(file.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path / STATE} is not the JSON of a state ({error})") from error
-    tensors = read_tensors(path / TENSORS)
+        raise CheckpointError(f"{file} is not the JSON of a state ({error})") from error
+    tensors = read_tensors(path / names[0])
     try:
         state = unpack(Packed(tree, tensors))
     except CheckpointError as error:
-        raise CheckpointError(f"{path / STATE}: {error}") from error
+        raise CheckpointError(f"{file}: {error}") from error
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{path / STATE} holds a {type(state).__name__} and not a state")
+        raise CheckpointError(f"{file} holds a {type(state).__name__} and not a state")
+    if (path / FOLDER).is_dir():
+        state = {**state, FOLDER: str(path / FOLDER)}
     return Checkpoint(path=path, step=manifest.step, updates=manifest.updates, score=manifest.score, state=state)
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from steadystep.dist import Alone, Ranks
 from steadystep.errors import CheckpointError
 from steadystep.recovery.background_writer import BackgroundWriter
 from steadystep.recovery.checkpoint import Checkpoint, read_checkpoint
 from steadystep.recovery.interrupts import Interrupts
 from steadystep.recovery.loop_state import LoopState
 from steadystep.recovery.manifest import MANIFEST
+from steadystep.recovery.shared_shelf import SharedShelf, Shelving, read_together
 from steadystep.recovery.shelf import Shelf
 
 logger = logging.getLogger("steadystep")
@@ -40,8 +42,10 @@ class Checkpointing:
         *,
         keep_last: int = 3,
         clock: Callable[[], float] = time.monotonic,
+        ranks: Ranks | None = None,
     ) -> None:
-        self._shelf = Shelf(folder, keep_last=keep_last)
+        self._ranks = ranks or Alone()
+        self._shelf = shelf_at(folder, self._ranks, keep_last=keep_last)
         self._writer = BackgroundWriter(self._shelf)
         self._loop = loop
         self._every = every
@@ -52,6 +56,10 @@ class Checkpointing:
         self._last_step: int | None = None
         self._last_time = clock()
         self._score: float | None = None
+        # What one rank wants happens on all of them, at the same step.
+        self._stops = self._ranks.wish(lambda: self._interrupts.asked is not None)
+        self._late = self._ranks.wish(self._time_is_up)
+        self._busy = self._ranks.wish(lambda: self._writer.busy)
 
     @property
     def folder(self) -> Path:
@@ -60,7 +68,7 @@ class Checkpointing:
 
     def between(self, step: int, updates: int) -> None:
         """Called between two steps; `step` is the one that comes next."""
-        stop = self._interrupts.asked is not None
+        stop = self._stops()
         if stop or self._score is not None or self._due(step):
             self.save(step, updates, wait=stop or self._score is not None)
         if stop:
@@ -72,16 +80,17 @@ class Checkpointing:
 
     def save(self, step: int, updates: int, *, wait: bool = False) -> None:
         """Begin to write the present state, unless the last one is still being written and `wait` is false."""
-        if self._score is None and step == self._last_step and (self._writer.busy or self._path(step).exists()):
+        if self._score is None and step == self._last_step and self._is_there(step):
             return
-        if self._writer.busy and not wait:
+        if self._busy() and not wait:
             return  # before gathering, which costs as much as a few layers
         if self._writer.save(self._loop.gather(), step=step, updates=updates, score=self._score, wait=wait):
             self._last_step, self._last_time, self._score = step, self._clock(), None
 
     def flush(self) -> Path:
-        """Wait until it is written."""
+        """Wait until it is written, by all ranks."""
         self._writer.flush()
+        self._ranks.all(True)
         return self._path(self._last_step or 0)
 
     def newest(self) -> Checkpoint | None:
@@ -94,12 +103,15 @@ class Checkpointing:
     def best(self) -> Checkpoint | None:
         """The one with the lowest validation loss."""
         self._writer.flush()
+        self._ranks.all(True)
         return self._shelf.best()
 
     def close(self, step: int, updates: int, *, save: bool) -> None:
         """Write what is left, let go of signals, and obey one that came after the last step."""
         if save and step > 0:
             self.save(step, updates, wait=True)
+        elif isinstance(self._shelf, SharedShelf):
+            self._shelf.hurry()
         self._writer.close()
         if self._interrupts.asked is not None:
             self._obey(step)
@@ -107,7 +119,9 @@ class Checkpointing:
 
     def _obey(self, step: int) -> None:
         self._writer.flush()
-        if self._path(step).exists():
+        if self._ranks.rank > 0:
+            pass  # the first one says it
+        elif self._path(step).exists():
             logger.warning("saved at step %d in %s: Guard.resume continues there", step, self._shelf.folder)
         else:
             logger.warning("step %d is not in %s: Guard.resume continues from an earlier one", step, self._shelf.folder)
@@ -116,18 +130,32 @@ class Checkpointing:
     def _path(self, step: int) -> Path:
         return self._shelf.folder / f"step-{step:08d}"
 
+    def _is_there(self, step: int) -> bool:
+        # why: in a distributed run the first rank completes it, so the others cannot tell by looking
+        return self._ranks.size > 1 or self._writer.busy or self._path(step).exists()
+
+    def _time_is_up(self) -> bool:
+        return self._every.seconds is not None and self._clock() - self._last_time >= self._every.seconds
+
     def _due(self, step: int) -> bool:
         if self._every.seconds is not None:
-            return self._clock() - self._last_time >= self._every.seconds
+            return self._late()
         return step - (self._last_step or 0) >= (self._every.steps or 0)
 
 
-def read_any(path: Path) -> Checkpoint:
+def shelf_at(folder: Path, ranks: Ranks, *, keep_last: int = 3) -> Shelving:
+    """For one process, or for all ranks together."""
+    return Shelf(folder, keep_last=keep_last) if ranks.size == 1 else SharedShelf(folder, ranks, keep_last=keep_last)
+
+
+def read_any(path: Path, ranks: Ranks) -> Checkpoint:
     """One checkpoint, or the newest whole one of a folder of them."""
+    found: Checkpoint | None
     if (path / MANIFEST).exists():
-        return read_checkpoint(path)
-    inner = path / "checkpoints"
-    found = Shelf(inner if inner.is_dir() else path).newest() if path.is_dir() else None
+        found = read_checkpoint(path) if ranks.size == 1 else read_together(path, ranks)
+    else:
+        inner = path / "checkpoints"
+        found = shelf_at(inner if inner.is_dir() else path, ranks).newest() if path.is_dir() else None
     if found is None:
         raise CheckpointError(f"{path}: there is no checkpoint here")
     return found

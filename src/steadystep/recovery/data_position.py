@@ -35,6 +35,16 @@ class DataPosition:
         self._rewind: tuple[int, int] | None = None
         self.open = False
         """A pass is under way."""
+        self.ends: Callable[[], bool] = _never
+        """Whether another rank has used its last batch, so that this one must not take more than it."""
+
+    @property
+    def at_last(self) -> bool:
+        """The batch that is out is the last one, as far as the loader knows its length."""
+        try:
+            return self.open and self.batch + 1 >= len(self._loader)
+        except TypeError:
+            return False
 
     def batches(self, loader: Iterable[Batch], between: Callable[[], None]) -> Iterator[Batch]:
         """What the loader gives, from where we are. `between` is called when no batch is out."""
@@ -56,6 +66,8 @@ class DataPosition:
                     yield batch
                 finally:  # the loop asks for more, or leaves: either way this one was used
                     self.batch += 1
+                if self.ends():
+                    break
                 if self._rewind is not None:
                     source = self._go_back(loader, source)
                 between()
@@ -130,6 +142,10 @@ class DataPosition:
             return source  # the pass it belongs to is over: what it held is not given again
         self.batch = place[1]
         return self._from(loader, self.batch)
+
+
+def _never() -> bool:
+    return False
 
 
 def _stateful(loader: Any) -> bool:

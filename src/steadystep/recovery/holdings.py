@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep.clip.sharded import local_part, spread_like
+
 Key = tuple[str, int | str, str]
 
 # Whoever schedules the learning rate owns it; recursive schedules of torch compute the next value from this one.
@@ -33,10 +35,10 @@ class Holdings:
         """What is copied: alive, not copies."""
         found: dict[Key, Tensor] = {}
         for parameter in self._parameters():
-            found["parameter", id(parameter), ""] = parameter.detach()
+            found["parameter", id(parameter), ""] = local_part(parameter).detach()
             for name, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
-                    found["state", id(parameter), name] = value.detach()
+                    found["state", id(parameter), name] = local_part(value).detach()
         for path, _, name, buffer in self._buffers():
             if buffer is not None and buffer.layout is torch.strided and not nn.parameter.is_lazy(buffer):
                 found["buffer", path, name] = buffer.detach()
@@ -72,9 +74,9 @@ class Holdings:
         for parameter in numbers["parameters"]:
             i = id(parameter)
             if not moments_only:
-                parameter.copy_(tensors["parameter", i, ""])
+                local_part(parameter).copy_(tensors["parameter", i, ""])
             if i in state:
-                _put_state_back(self._optimizer.state[parameter], state[i], numbers["state"][i], parameter.device)
+                _put_state_back(self._optimizer.state[parameter], state[i], numbers["state"][i], parameter)
             else:
                 self._optimizer.state.pop(parameter, None)
         if moments_only:
@@ -93,16 +95,16 @@ class Holdings:
     @contextmanager
     def with_weights(self, tensors: dict[Key, Tensor], numbers: dict[str, Any]) -> Iterator[None]:
         """The weights of a kept state inside, the present ones again afterwards. Costs one copy of them."""
-        present = [(p, p.detach().clone()) for p in numbers["parameters"]]
+        present = [(p, local_part(p).detach().clone()) for p in numbers["parameters"]]
         try:
             with torch.no_grad():
                 for parameter, _ in present:
-                    parameter.copy_(tensors["parameter", id(parameter), ""])
+                    local_part(parameter).copy_(tensors["parameter", id(parameter), ""])
             yield
         finally:
             with torch.no_grad():
                 for parameter, value in present:
-                    parameter.copy_(value)
+                    local_part(parameter).copy_(value)
 
     def _buffers(self) -> Iterator[tuple[str, dict[str, Tensor | None], str, Tensor | None]]:
         for path, module in self._model.named_modules():
@@ -111,17 +113,17 @@ class Holdings:
 
 
 def _put_state_back(
-    held: dict[str, Any], tensors: dict[str, Tensor], numbers: dict[str, Any], device: torch.device
+    held: dict[str, Any], tensors: dict[str, Tensor], numbers: dict[str, Any], parameter: Parameter
 ) -> None:
     for name in held.keys() - tensors.keys() - numbers.keys():
         del held[name]
     held.update(copy.deepcopy(numbers))
     for name, kept in tensors.items():
         now = held.get(name)
-        if isinstance(now, Tensor) and _alike(now, kept):
-            now.copy_(kept)
+        if isinstance(now, Tensor) and _alike(local_part(now), kept):
+            local_part(now).copy_(kept)
         else:
-            held[name] = kept.to(device, copy=True)
+            held[name] = spread_like(kept.to(parameter.device, copy=True), parameter)
 
 
 def _alike(left: Tensor, right: Tensor) -> bool:

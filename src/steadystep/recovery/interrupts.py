@@ -45,8 +45,8 @@ class Interrupts:
 
     def obey(self) -> None:
         """The state is safe: do what the signal asked for."""
-        number, self.asked = self.asked, None
-        assert number is not None
+        # why: another rank may have heard it, and this one stops together with that one
+        number, self.asked = self.asked or signal.SIGTERM, None
         handler = self._before.get(number)
         self.remove()
         if number == signal.SIGTERM and handler == signal.SIG_DFL:

@@ -1,16 +1,19 @@
 """Everything a training loop owns, gathered for a file and put back."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadystep.dist import Alone, Ranks
 from steadystep.errors import CheckpointError
 from steadystep.names import plain
 from steadystep.notices import warn
 from steadystep.recovery.snapshots import Kept
+from steadystep.recovery.spread import FOLDER, Spread, laid_out, read_spread, room_for
 from steadystep.rng import all_random_state, restore_all
 
 _PARTS = ("parameters", "buffers", "optimizer", "guard", "kept", "random", "data")
@@ -36,13 +39,21 @@ class LoopState:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, guard: Kept, position: Position, *, device: torch.device
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        guard: Kept,
+        position: Position,
+        *,
+        device: torch.device,
+        ranks: Ranks | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._guard = guard
         self._position = position
         self._device = device
+        self._ranks = ranks or Alone()
         self._kept: dict[str, Kept] = {}
         self._waiting: dict[str, Any] = {}
         """States of things that are not kept yet, by name."""
@@ -60,13 +71,17 @@ class LoopState:
             self._warned = True
             names = ", ".join(map(repr, self._waiting))
             warn(f"the checkpoint held a state of {names}, and nothing is kept by that name: see guard.keep")
-        return self.weights() | {
+        self._ranks.rest()
+        own = {"random": all_random_state(self._device), "data": self._position.saved()}
+        if self._ranks.rank > 0:  # what all ranks have in common is written by the first one
+            spread = {"parameters": self._parameters(), "optimizer": self._optimizer.state_dict()}
+            return own | {"buffers": self._buffers()} | (spread if self._ranks.sharded else {})
+        common = {
             "optimizer": self._optimizer.state_dict(),
             "guard": self._guard.state_dict(),
             "kept": {name: thing.state_dict() for name, thing in self._kept.items()},
-            "random": all_random_state(self._device),
-            "data": self._position.saved(),
         }
+        return self.weights() | common | own | ({"ranks": self._ranks.size} if self._ranks.size > 1 else {})
 
     def weights(self) -> dict[str, Any]:
         """Parameters and buffers."""
@@ -81,22 +96,33 @@ class LoopState:
         missing = [part for part in _PARTS if part not in state]
         if missing:
             raise CheckpointError(f"this is no checkpoint of a guarded loop: it lacks {', '.join(missing)}")
+        self._ranks.rest()
         self._check(state)
         self.put_weights_back(state)
-        self._load_optimizer(state["optimizer"])
+        self._load_optimizer(self._whole(state["optimizer"], state))
         self._guard.load_state_dict(state["guard"])
         self._waiting = dict(state["kept"])
         for name, thing in self._kept.items():
             if name in self._waiting:
                 thing.load_state_dict(self._waiting.pop(name))
-        restore_all(state["random"], self._device)
-        self._position.seek(state["data"], random=state["random"])
+        random = state["random"]
+        if random is None:  # a rank that the saved run did not have
+            torch.manual_seed(torch.initial_seed() + self._ranks.rank)
+            random = all_random_state(self._device)
+        restore_all(random, self._device)
+        self._position.seek(state["data"], random=random)
 
     @torch.no_grad()
     def put_weights_back(self, state: Mapping[str, Any]) -> None:
         """Parameters and buffers only."""
-        for name, parameter in self._parameters().items():
-            parameter.copy_(state["parameters"][name])
+        self._ranks.rest()
+        parameters = self._parameters()
+        spread = {name: saved for name, saved in state["parameters"].items() if isinstance(saved, Spread)}
+        for name, parameter in parameters.items():
+            if name not in spread:
+                parameter.copy_(laid_out(state["parameters"][name], parameter))
+        if spread:
+            read_spread(Path(state[FOLDER]), {saved.name: parameters[name] for name, saved in spread.items()})
         for owner, key, name in self._owners():
             saved, present = state["buffers"].get(name), owner[key]
             if saved is None:
@@ -126,6 +152,23 @@ class LoopState:
         if mine != theirs:
             odd = ", ".join(sorted(mine ^ theirs))
             raise CheckpointError(f"the checkpoint is of another kind of optimizer: they differ in {odd}")
+
+    def _whole(self, saved: dict[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+        """The optimizer's state with what is spread over files read, in the layout of its parameters."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        wanted: dict[str, Tensor] = {}
+        held: dict[Any, Any] = {}
+        for number, slots in saved["state"].items():
+            like = parameters[number] if isinstance(number, int) and number < len(parameters) else None
+            held[number] = dict(slots)
+            for name, value in slots.items():
+                if isinstance(value, Spread):
+                    held[number][name] = wanted[value.name] = room_for(value, like, self._device)
+                elif isinstance(value, Tensor) and like is not None:
+                    held[number][name] = laid_out(value, like)
+        if wanted:
+            read_spread(Path(state[FOLDER]), wanted)
+        return {**saved, "state": held}
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(saved)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
 FORMAT = 1
-_LARGEST = 1 << 20  # bytes; ours has less than a thousand
+_LARGEST = 1 << 20  # bytes; ours has less than a thousand, and 300 more for each rank
+_OF_A_RANK = re.compile(r"(shards/)?rank-\d{5}\.(safetensors|json)")
 
 
 @final
@@ -95,7 +97,8 @@ def _parse(raw: bytes, path: Path) -> Manifest:
 
 def _typed(fields: dict[str, Any]) -> Manifest:
     files = {name: FileMark(int(mark["size"]), str(mark["sha256"])) for name, mark in fields["files"].items()}
-    if files.keys() != {TENSORS, STATE}:
+    others = files.keys() - {TENSORS, STATE}
+    if len(files) != len(others) + 2 or not all(_OF_A_RANK.fullmatch(name) for name in others):
         raise ValueError(f"it lists {', '.join(map(str, files)) or 'no files'}")
     score = fields["score"]
     return Manifest(

@@ -8,7 +8,7 @@ import math
 from base64 import b64encode
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from steadystep.clip.sharded import is_sharded, local_part
 from steadystep.errors import CheckpointError
+from steadystep.recovery.spread import offsets
 from steadystep.recovery.tensor_file import RESERVED, STORED
 from steadystep.recovery.unpacking import ARRAY_KINDS, DTYPES, FACTORIES, MARK, unpacked
 
@@ -33,6 +35,10 @@ class Packed:
     tree: Any
     """Strict JSON: numbers are finite, keys are strings."""
     tensors: dict[str, Tensor]
+    shards: dict[str, Tensor] = field(default_factory=dict)
+    """This rank's parts of tensors that are spread over ranks."""
+    places: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Where each part begins."""
 
 
 def pack(state: Any) -> Packed:
@@ -45,7 +51,7 @@ def pack(state: Any) -> Packed:
         CheckpointError: something in it has no form in a file; the message names its place.
     """
     packer = _Packer()
-    return Packed(packer.node(state, "", 0), packer.tensors)
+    return Packed(packer.node(state, "", 0), packer.tensors, packer.shards, packer.places)
 
 
 def unpack(packed: Packed) -> Any:
@@ -57,6 +63,8 @@ def unpack(packed: Packed) -> Any:
 class _Packer:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.shards: dict[str, Tensor] = {}
+        self.places: dict[str, tuple[int, ...]] = {}
         self._names: dict[tuple[object, ...], str] = {}
 
     def node(self, value: Any, path: str, depth: int, *, plain: bool = False) -> Any:
@@ -82,7 +90,15 @@ class _Packer:
             return self._items(value, path, depth)
         if kind is dict:
             return self._dict(value, path, depth)
+        if isinstance(value, Tensor) and is_sharded([value]):
+            return self._shard(value, path)
         return self._collection(value, path, depth)
+
+    def _shard(self, value: Tensor, path: str) -> Any:
+        begins = offsets(value)
+        if begins is not None:
+            self.shards[path], self.places[path] = local_part(value).detach(), begins
+        return _mark("shard", path, shape=list(value.shape), dtype=_DTYPE_NAMES[value.dtype])
 
     def _collection(self, value: Any, path: str, depth: int) -> Any:
         kind = type(value)

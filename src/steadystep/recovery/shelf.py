@@ -44,7 +44,7 @@ class Shelf:
         One of the same step is replaced. Those of later steps (from a run that was continued at an earlier point) stay.
         """
         path = write_checkpoint(self.folder, state, step=step, updates=updates, score=score)
-        self._tidy(step)
+        self.tidy(step)
         return path
 
     def newest(self) -> Checkpoint | None:
@@ -53,7 +53,7 @@ class Shelf:
 
     def best(self) -> Checkpoint | None:
         """The one with the lowest score that is whole; of equals the latest."""
-        return self._first(self._by_score())
+        return self._first(self.by_score())
 
     def steps(self) -> list[int]:
         """Of every checkpoint here, whole or not, in ascending order."""
@@ -87,17 +87,18 @@ class Shelf:
                 found[step] = read_manifest(self._path(step))
         return found
 
-    def _by_score(self) -> list[int]:
+    def by_score(self) -> list[int]:
+        """Steps with a score, the best first."""
         scores = {step: manifest.score for step, manifest in self._whole(self.steps()).items()}
         known = {step: score for step, score in scores.items() if score is not None and not math.isnan(score)}
         return sorted(known, key=lambda step: (known[step], -step))
 
-    def _tidy(self, written: int) -> None:
+    def tidy(self, written: int) -> None:
         """Only what is older than the one just written, and so never the newest that is whole."""
         older = [step for step in self.steps() if step < written]
         wanted = set(sorted(self._whole(older), reverse=True)[: self._keep_last - 1])
         if self._keep_best:
-            wanted.update(self._by_score()[:1])
+            wanted.update(self.by_score()[:1])
         for step in older:
             if step not in wanted:
                 self._remove(step)

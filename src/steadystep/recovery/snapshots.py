@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from steadystep.dist import Alone, Ranks
 from steadystep.notices import warn
 from steadystep.recovery.holdings import Holdings, Key
 from steadystep.recovery.ring import to_replace
@@ -70,8 +71,10 @@ class Snapshots:
         time_share: float = 0.005,
         memory_bytes: float = float("inf"),
         clock: Callable[[], float] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._holdings = holdings
+        self._ranks = ranks or Alone()
         self._count = count
         self._device = device
         self._min_interval = min_interval
@@ -174,7 +177,7 @@ class Snapshots:
         # why 3: Adam's moments appear with the first update, after this is asked
         parameters = sum(t.numel() * t.element_size() for (kind, _, _), t in live.items() if kind == "parameter")
         needed = max(3 * parameters, sum(t.numel() * t.element_size() for t in live.values()))
-        affordable = int(min(self._memory_bytes / max(needed, 1), self._count))
+        affordable = int(self._ranks.least(min(self._memory_bytes / max(needed, 1), self._count)))
         if affordable < self._count:
             rest = f"{affordable} instead of {self._count}" if affordable else "none, so there is no rolling back"
             warn(
@@ -194,7 +197,8 @@ class Snapshots:
         self._copy_s = min(self._copy_s, now - started) if self._copies >= _WARM else math.inf
         if self._copies == _SETTLED and step > self._last_step:
             step_s = (started - self._last_taken) / (step - self._last_step)
-            needed = self._copy_s / max(self._time_share * step_s, 1e-12)
+            # All ranks must remember the same steps, so the slowest one decides.
+            needed = -self._ranks.least(-self._copy_s / max(self._time_share * step_s, 1e-12))
             times = next((times for times in _TIMES if times * self._min_interval >= needed), _TIMES[-1])
             self.interval = max(times * self._min_interval, _ALONE * self._min_interval if self._count == 1 else 0)
         self._last_step, self._last_taken = step, now

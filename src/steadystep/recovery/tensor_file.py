@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,13 +40,14 @@ STORED = {
 }
 
 
-def pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+def pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
     """The file, from beginning to end."""
     if sys.byteorder != "little":
         raise UnsupportedError("checkpoints are little-endian and this machine is not")
     # why by size: a wide number must not begin at an odd place
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
-    header, start = {}, 0
+    header: dict[str, Any] = {} if metadata is None else {RESERVED: dict(metadata)}
+    start = 0
     for name, tensor in ordered:
         end = start + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": STORED[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}

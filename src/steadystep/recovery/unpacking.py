@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from steadystep.errors import CheckpointError
+from steadystep.recovery.spread import Spread
 
 MARK = "$"
 """The key of `{"$": kind, "v": ...}`, which stands for what JSON has no form for."""
@@ -94,6 +95,7 @@ _REBUILD: dict[str, Rebuild] = {
     "device": lambda node, value, tensors: torch.device(node["v"]),
     "tensor": lambda node, value, tensors: tensors[node["v"]],
     "complex-tensor": lambda node, value, tensors: torch.view_as_complex(tensors[node["v"]]),
+    "shard": lambda node, value, tensors: Spread(str(node["v"]), torch.Size(node["shape"]), DTYPES[node["dtype"]]),
     "scalar": _scalar,
     "array": _array,
 }

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep.clip.sharded import is_sharded, local_part
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.names import plain
 from steadystep.norms import Layout, layout_of
@@ -14,7 +15,10 @@ from steadystep.norms import Layout, layout_of
 
 @final
 class Gradients:
-    """Collects `.grad` of every parameter the optimizer holds; tied weights once, missing gradients not at all."""
+    """Collects `.grad` of every parameter the optimizer holds; tied weights once, missing gradients not at all.
+
+    Of a sharded gradient it is the part that this rank holds, sharing memory.
+    """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model = model
@@ -34,11 +38,17 @@ class Gradients:
         """All that the optimizer holds."""
         return self._params
 
+    def named(self) -> tuple[tuple[str, ...], tuple[Parameter, ...]]:
+        """All that the optimizer holds, with their names."""
+        return self._names, self._params
+
     def collect(self) -> tuple[tuple[str, ...], list[Tensor], Layout]:
         """Names, gradients and their grouping for this step."""
         if self._groups_changed():
             self._name_all()
         grads = [p.grad for p in self._params if p.grad is not None]
+        if self._sharded:
+            grads = [local_part(grad) for grad in grads]
         names = self._names
         if len(grads) < len(self._params):
             names = tuple(n for n, p in zip(names, self._params, strict=True) if p.grad is not None)
@@ -70,6 +80,7 @@ class Gradients:
         named |= {f"optimizer parameter {i}": p for i, p in enumerate(extra)}
         self._names = tuple(named)
         self._params = tuple(named.values())
+        self._sharded = is_sharded(self._params)
         if not self._params:
             raise MisuseError("the optimizer holds no parameters")
         for name, parameter in named.items():
@@ -85,5 +96,3 @@ def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, 
 def _check_supported(name: str, parameter: Parameter) -> None:
     if nn.parameter.is_lazy(parameter):
         raise UnsupportedError(f"{name} is not initialised yet: run one batch through the model before guarding it")
-    if type(parameter.data).__name__ == "DTensor":
-        raise UnsupportedError(f"{name} is sharded (DTensor): sharded training is not supported in this version")

@@ -12,6 +12,7 @@ from typing import final
 from torch import Tensor
 from torch.nn import Parameter
 
+from steadystep.clip.sharded import local_part
 from steadystep.signals.moments import Moments
 from steadystep.signals.samples import Strips, is_plain
 
@@ -26,14 +27,14 @@ class Lot:
         self.names = tuple(names)
         self._params = params
         self._moments = moments
-        self._strips = Strips([p.numel() for p in params], params[0].device)
+        self._strips = Strips([local_part(p).numel() for p in params], params[0].device)
         self._before: Tensor | None = None
         self._has_gradient: list[bool] = []
         self._has_moment: list[bool] = []
 
     def remember(self) -> None:
         """Sample the weights."""
-        self._before = self._strips.lay(self._params)
+        self._before = self._strips.lay(self._parts())
 
     def forget(self) -> None:
         """Let go of the sample."""
@@ -42,10 +43,10 @@ class Lot:
     def measure(self) -> Tensor:
         """After the update: all numbers in one flat tensor, on the device."""
         assert self._before is not None, "measure() needs remember()"
-        strips, params = self._strips, self._params
+        strips, params = self._strips, self._parts()
         weights = strips.lay(params)
         changes = self._before.sub_(weights)
-        grads = [_usable(p.grad) for p in params]
+        grads = [_usable(p.grad) for p in self._params]
         g = strips.lay([p if grad is None else grad for p, grad in zip(params, grads, strict=True)])
         quantities = [weights.square_(), changes.square_(), g.sign().square_()]
         second = self._moments.now()
@@ -62,6 +63,10 @@ class Lot:
             sums[3] *= second.corrections * strips.lengths / counted  # no gradient at all: NaN, unknown
         return sums.flatten()
 
+    def _parts(self) -> list[Tensor]:
+        """What this rank holds of the parameters."""
+        return [local_part(p) for p in self._params]
+
     def read(self, host: Iterator[float]) -> tuple[list[float], ...]:
         """Weight RMS, update RMS, second moments, surprises and zero shares, from the numbers of `measure`."""
         count = len(self.names)
@@ -76,7 +81,7 @@ class Lot:
 
 
 def _usable(grad: Tensor | None) -> Tensor | None:
-    return grad if grad is not None and is_plain(grad) else None
+    return local_part(grad) if grad is not None and is_plain(grad) else None
 
 
 def _known(values: list[float], flags: list[bool]) -> list[float]:

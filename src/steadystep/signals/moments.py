@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep.clip.sharded import is_sharded, local_part
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,11 @@ class Moments:
     def now(self) -> SecondMoments | None:
         """What the optimizer holds; None when no parameter has a second moment."""
         states = [self._optimizer.state.get(p, {}) for p in self._params]
-        tensors = [_usable(s.get("exp_avg_sq"), p) for s, p in zip(states, self._params, strict=True)]
+        held = [s.get("exp_avg_sq") for s in states]
+        if is_sharded(self._params):
+            tensors = [_usable(_part(v), local_part(p)) for v, p in zip(held, self._params, strict=True)]
+        else:
+            tensors = [_usable(v, p) for v, p in zip(held, self._params, strict=True)]
         if not any(tensor is not None for tensor in tensors):
             return None
         # An optimizer that does not count its steps is taken to correct nothing.
@@ -57,7 +63,11 @@ class Moments:
         return self._settings[key]
 
 
-def _usable(moment: Any, parameter: Parameter) -> Tensor | None:
+def _part(moment: Any) -> Any:
+    return local_part(moment) if isinstance(moment, Tensor) else None
+
+
+def _usable(moment: Any, parameter: Tensor) -> Tensor | None:
     # why: a subclass is quantised or sharded, and one on another device is offloaded: both cost too much to look at
     if type(moment) is Tensor and moment.shape == parameter.shape and moment.device == parameter.device:
         return moment if moment.is_floating_point() else None

@@ -36,10 +36,18 @@ class Job:
         self.validate: Callable[[], float] | None = _optional(made, ("held_out", "validate"))
         self.after_step: Callable[[], object] | None = _optional(made, ("after_step",))
         self.batches: Iterable[Any] = _batches(made, of)
+        self.draws = isinstance(self.batches, _Endless)
+        """There is no loader: every batch is drawn when it is asked for."""
         self.keep: dict[str, Any] = dict(getattr(made, "keep", None) or {})
         owner = getattr(self.after_step, "__self__", None)  # a scheduler whose step() is called after each update
         if owner is not made and callable(getattr(owner, "load_state_dict", None)):
             self.keep.setdefault("after_step", owner)
+
+    def begin(self, epoch: int) -> None:
+        """Tell a loader that wants to know which epoch comes next."""
+        tell = getattr(self.batches, "begin", None)
+        if tell is not None:
+            tell(epoch)
 
     def prepare(self, settings: RunSettings) -> None:
         """First weights and parameter groups, where the file asks for them."""

@@ -13,6 +13,7 @@ from steadystep.errors import ConfigError
 from steadystep.guard import Guard
 from steadystep.records import Outcome
 from steadystep.track import Sink
+from steadystep.train.crew import Crew
 from steadystep.train.job import Job, make
 from steadystep.train.plan import RunPlan
 
@@ -58,13 +59,21 @@ def prepare_folder(run_dir: Path, plan: Path, *, resume: bool) -> None:
 
 
 def train(
-    plan: RunPlan, run_dir: Path, *, watch: Watch = lambda outcome, guard: None, sinks: Sequence[Sink] = ()
+    plan: RunPlan,
+    run_dir: Path,
+    *,
+    watch: Watch = lambda outcome, guard: None,
+    sinks: Sequence[Sink] = (),
+    crew: Crew | None = None,
 ) -> Summary:
     """Until `training.total_steps` have been tried, or validation stops improving; resumes by itself."""
+    crew = crew or Crew()
     started, settings = time.perf_counter(), plan.run
     job = make(settings.task, settings.seed)
     job.prepare(settings)
-    fault = faults.parse(settings.faults, model=job.model, optimizer=job.optimizer, seed=settings.seed)
+    for declared in crew.faults(settings.faults):  # those of all ranks first: a mistake must be found on every rank
+        fault = faults.parse(declared, model=job.model, optimizer=job.optimizer, seed=settings.seed)
+    crew.spread(job, settings)
     guard = Guard.resume(job.model, job.optimizer, run_dir=run_dir, config=plan.guard, sinks=sinks)
     for name, thing in job.keep.items():
         guard.keep(name, thing)
@@ -74,6 +83,7 @@ def train(
     with guard:
         while guard.attempts < total and not guard.should_stop:
             before = guard.attempts
+            job.begin(guard.epoch)
             for batch in guard.batches(job.batches):
                 step = guard.attempts
                 with fault.at(step):

@@ -30,6 +30,9 @@ class RunSettings(Settings):
     groups: tuple[GroupRule, ...] | Literal["embed-and-attention"] | None = Field(
         None, description="rules of steadystep.groups; norms, biases and embeddings are then not decayed"
     )
+    distributed: Literal["ddp", "fsdp"] | None = Field(
+        None, description="under torchrun: ddp has the whole model on every rank, fsdp (FSDP2) a part of it"
+    )
     faults: tuple[dict[str, Any], ...] = Field((), description="trouble on purpose; see docs/faults.md")
 
 

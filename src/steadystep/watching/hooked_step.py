@@ -76,6 +76,7 @@ class HookedStep:
             refused_in_a_row=parts.budget.refused_in_a_row,
             measured=norms,
         )
+        look = parts.ranks.agree(look)
         diagnosis, plan = parts.judge.judge(look, updates=guard.updates)
         if self._several and REFUSALS.isdisjoint(plan.steps) and "rollback" not in plan.steps:
             plan = Plan()  # why: a line search with rescaled gradients is lost

@@ -1,0 +1,7 @@
+"""Agreement between ranks: every rank decides from the same numbers, so every rank decides the same."""
+
+from steadystep.dist.find import ranks_of, unwrapped
+from steadystep.dist.ranks import Alone, Ranks
+from steadystep.dist.silence import Silence
+
+__all__ = ["Alone", "Ranks", "Silence", "ranks_of", "unwrapped"]

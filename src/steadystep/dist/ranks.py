@@ -1,0 +1,122 @@
+"""What the guard asks of the other ranks, and the null object for a run that has none."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, final
+
+from torch import Tensor
+
+from steadystep.look import Look
+
+Wish = Callable[[], bool]
+Named = Callable[[], tuple[tuple[str, ...], tuple[Tensor, ...]]]
+"""All parameters of the optimizer, with names; the same objects while nothing changes."""
+
+_NOTHING = nullcontext()
+
+
+class Ranks(Protocol):
+    """All processes of one training run. Everything but `agree` is for trouble, validation and checkpoints."""
+
+    @property
+    def rank(self) -> int:
+        """Which one this is, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def sharded(self) -> bool:
+        """Parameters are spread over the ranks: a forward pass needs all of them."""
+        ...
+
+    def watch(self, named: Named, buffers: Sequence[str], *, micro_batches: int) -> None:
+        """Say what is measured, once, before the first `agree`."""
+        ...
+
+    def agree(self, look: Look) -> Look:
+        """The one collective of a step: afterwards `look.signals` is the same on every rank."""
+        ...
+
+    def wish(self, wanted: Wish) -> Wish:
+        """Something that happens on all ranks once one wants it; the result tells whether that is agreed.
+
+        It is asked at each `agree`, so all ranks must make the same wishes in the same order, before the first one.
+        """
+        ...
+
+    def all(self, flag: bool) -> bool:
+        """True when it is true on every rank."""
+        ...
+
+    def mean(self, numbers: Sequence[float]) -> list[float]:
+        """Each averaged over the ranks."""
+        ...
+
+    def least(self, number: float) -> float:
+        """The smallest of all ranks."""
+        ...
+
+    def validation(self, loss: float) -> float:
+        """The mean over the ranks that have one; NaN stands for having none."""
+        ...
+
+    def texts(self, text: str) -> list[str]:
+        """What every rank says, cut to a kilobyte."""
+        ...
+
+    def rest(self) -> None:
+        """Bring the model into the form it has between two steps, whatever a validation has left behind."""
+        ...
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Around a forward pass that is run again: it must leave the wrapper as it was."""
+        ...
+
+
+@final
+class Alone:
+    """One process: it agrees with itself, at no cost."""
+
+    rank, size, sharded = 0, 1, False
+
+    def watch(self, named: Named, buffers: Sequence[str], *, micro_batches: int) -> None:
+        """Nobody else has to know."""
+
+    def agree(self, look: Look) -> Look:
+        """As it is."""
+        return look
+
+    def wish(self, wanted: Wish) -> Wish:
+        """Granted at once."""
+        return wanted
+
+    def all(self, flag: bool) -> bool:
+        """As it is."""
+        return flag
+
+    def mean(self, numbers: Sequence[float]) -> list[float]:
+        """As they are."""
+        return list(numbers)
+
+    def least(self, number: float) -> float:
+        """As it is."""
+        return number
+
+    def validation(self, loss: float) -> float:
+        """As it is."""
+        return loss
+
+    def texts(self, text: str) -> list[str]:
+        """As it is."""
+        return [text]
+
+    def rest(self) -> None:
+        """It has no other form."""
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Nothing to keep quiet."""
+        return _NOTHING

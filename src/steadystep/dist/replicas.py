@@ -1,0 +1,59 @@
+"""Replicas that should hold the same bits: a checksum of all weights, now and then."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from steadystep.clip.sharded import is_sharded
+from steadystep.records import REPLICAS_EVERY
+
+_PRIME = 1_048_573  # below 2^20; no power of two is a multiple of it, so one flipped bit always shows
+_AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@final
+class Replicas:
+    """The weights of this rank, as a number. Sharded weights have no replica and are left out."""
+
+    def __init__(self, model: nn.Module, *, every: int = REPLICAS_EVERY) -> None:
+        self._model = model
+        self._every = every
+
+    def checksum(self, step: int) -> int:
+        """Of all weights at steps where replicas are compared, 0 at others. One pass over the weights."""
+        if step % self._every:
+            return 0
+        return sum(place * number for place, number in enumerate(self.each()[1], start=1)) % _PRIME
+
+    @torch.no_grad()
+    def each(self) -> tuple[list[str], list[int]]:
+        """Names and checksums, one by one."""
+        named = {name: p for name, p in self._model.named_parameters() if not is_sharded([p])}
+        sums = [_bits_added(parameter) for parameter in named.values()]
+        together = torch.stack([total.to(sums[0].device) for total in sums]) if sums else torch.empty(0)
+        return list(named), together.tolist()  # sync: at a cadence
+
+
+def odd_ones(names: Sequence[str], every: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """Who differs from what most ranks have; of two that differ, nobody knows which one is right."""
+    found = []
+    for place, name in enumerate(names):
+        held = [checksums[place] for checksums in every]
+        usual, count = Counter(held).most_common(1)[0]
+        if count == len(held):
+            continue
+        odd = [rank for rank, checksum in enumerate(held) if checksum != usual]
+        sure = 2 * count > len(held)
+        found.append(f"{name} on rank {', '.join(map(str, odd))}" if sure else f"{name} on one rank or another")
+    return tuple(found)
+
+
+def _bits_added(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat)
+    whole = flat.reshape(-1).view(_AS_INTEGERS[flat.element_size()])
+    return whole.sum(dtype=torch.int64).remainder(_PRIME)

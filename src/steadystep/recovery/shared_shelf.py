@@ -1,0 +1,144 @@
+"""A folder of checkpoints that several ranks write together and choose from together."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from steadystep.dist import Ranks
+from steadystep.errors import CheckpointError
+from steadystep.notices import warn
+from steadystep.recovery.checkpoint import Checkpoint, read_state
+from steadystep.recovery.manifest import read_manifest
+from steadystep.recovery.packing import Packed, pack
+from steadystep.recovery.parts import PATIENCE_S, files_of, finish, is_whole, write_part
+from steadystep.recovery.shelf import Shelf
+
+_HURRY_S = 3.0
+_OWN = ("random", "data", "buffers")
+
+
+class Shelving(Protocol):
+    """A folder of checkpoints."""
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        ...
+
+    def put(self, state: Mapping[str, Any] | Packed, *, step: int, updates: int, score: float | None = None) -> Path:
+        """Write one."""
+        ...
+
+    def newest(self) -> Checkpoint | None:
+        """The latest that is whole."""
+        ...
+
+    def best(self) -> Checkpoint | None:
+        """The one with the lowest score that is whole."""
+        ...
+
+
+@final
+class SharedShelf:
+    """One that all ranks see. `put` sends no messages; the others are collectives, and all ranks get the same one."""
+
+    def __init__(self, folder: Path, ranks: Ranks, *, keep_last: int = 3) -> None:
+        self._ranks = ranks
+        self.folder = Path(folder)
+        self._shelf = Shelf(folder, keep_last=keep_last) if ranks.rank == 0 else None
+        if ranks.rank == 0:
+            for leftover in self.folder.glob(".*.parts"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        self._patience = PATIENCE_S
+        self._run = ranks.texts(os.urandom(4).hex())[0]  # also: nobody goes on before the folder is tidy
+
+    def put(self, state: Mapping[str, Any] | Packed, *, step: int, updates: int, score: float | None = None) -> Path:
+        """Write this rank's part; rank 0 waits for the others and completes it."""
+        packed = state if isinstance(state, Packed) else pack(state)
+        path = self.folder / f"step-{step:08d}"
+        staging = self.folder / f".{path.name}.{self._run}.parts"
+        try:
+            write_part(staging, packed, rank=self._ranks.rank)
+            if self._shelf is not None:
+                finish(
+                    staging,
+                    path,
+                    size=self._ranks.size,
+                    step=step,
+                    updates=updates,
+                    score=score,
+                    patience=lambda: self._patience,
+                )
+                self._shelf.tidy(step)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} could not be written ({error.strerror or error}); what was there before is untouched"
+            ) from error
+        finally:
+            if self._shelf is not None:
+                shutil.rmtree(staging, ignore_errors=True)
+        return path
+
+    def hurry(self) -> None:
+        """The run has failed: another rank may be dead, and is not waited for any longer."""
+        self._patience = _HURRY_S
+
+    def newest(self) -> Checkpoint | None:
+        """The one of the latest step that every rank finds whole."""
+        return self._first([] if self._shelf is None else list(reversed(self._shelf.steps())))
+
+    def best(self) -> Checkpoint | None:
+        """The one with the lowest score that every rank finds whole."""
+        return self._first([] if self._shelf is None else self._shelf.by_score())
+
+    def _first(self, steps: Iterable[int]) -> Checkpoint | None:
+        for step in json.loads(self._ranks.texts(json.dumps(list(steps)[:64]))[0]):
+            found = read_together(self.folder / f"step-{step:08d}", self._ranks)
+            if found is not None:
+                return found
+        return None
+
+
+def read_together(path: Path, ranks: Ranks) -> Checkpoint | None:
+    """A checkpoint that all ranks find whole, each with its own part of the state; else None, and a warning."""
+    found, wrong = None, ""
+    try:
+        manifest = read_manifest(path)
+        wrong = is_whole(path, manifest, rank=ranks.rank, size=ranks.size)
+    except CheckpointError as error:
+        wrong = str(error)
+    every = [text for text in ranks.texts(wrong) if text]
+    if not every:
+        try:
+            found = _for_this_rank(path, ranks)
+        except CheckpointError as error:
+            wrong = str(error)
+        every = [text for text in ranks.texts(wrong) if text]
+    if every:
+        if ranks.rank == 0:
+            warn(f"{every[0]}; an older one is used instead, if there is one")
+        return None
+    return found
+
+
+def _for_this_rank(path: Path, ranks: Ranks) -> Checkpoint:
+    manifest = read_manifest(path)
+    common = read_state(path, manifest, files_of(0))
+    own = files_of(ranks.rank)
+    state = dict(common.state)
+    if ranks.rank > 0 and set(own) <= manifest.files.keys():
+        state |= {part: value for part, value in read_state(path, manifest, own).state.items() if part in _OWN}
+    saved = int(state.get("ranks", 1))
+    if saved != ranks.size:
+        data = dict(state["data"])
+        data["batch"] = int(data["batch"]) * saved // ranks.size
+        state["data"] = data
+        if ranks.rank == 0:
+            warn(f"{path} is of {saved} ranks and this run has {ranks.size}: its place in the data is approximate")
+    if ranks.rank >= saved:
+        state["random"] = None
+    return replace(common, state=state)
