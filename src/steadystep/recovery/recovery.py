@@ -93,6 +93,8 @@ class InMemory:
         """A snapshot is to be taken; the learning rate it belongs to."""
         self._suspected_since: int | None = None
         self._largest_lr = 0.0
+        self._lr_mult = 1.0
+        """What the last update's learning rate was multiplied by: states remember the one in use."""
 
     @property
     def states(self) -> Sequence[Snapshot]:
@@ -114,6 +116,7 @@ class InMemory:
         signals, self._suspected_since = outcome.signals, suspected_since
         if not outcome.stepped or signals is None:
             return
+        self._lr_mult = outcome.lr_mult
         lr = signals.lr * outcome.lr_mult
         if lr > self._largest_lr:
             self._largest_lr = lr
@@ -128,7 +131,9 @@ class InMemory:
         After refused updates the better one counts: the younger state may hold the damage already.
         """
         stuck = signals.refused_in_a_row > 0
-        known = [s for s in self._snapshots.states if s.step < before and not _by_plan(s, signals)][-_WITNESSES:]
+        lr, announced = signals.lr * self._lr_mult, signals.announced_lr
+        states = [s for s in self._snapshots.states if s.step < before and not _by_plan(s, lr, announced)]
+        known = states[-_WITNESSES:]
         tried = [self._snapshots.weights_of(snapshot) for snapshot in known]
         losses = self._passes.compare(tried, backward=stuck) if known else None
         if losses is None:
@@ -169,7 +174,7 @@ class InMemory:
         self._due = None
 
 
-def _by_plan(snapshot: Snapshot, signals: Signals) -> bool:
+def _by_plan(snapshot: Snapshot, lr: float, announced: float) -> bool:
     """The learning rate has risen a good deal since, to where it has been before or was announced to go."""
-    known = max(snapshot.largest_lr, signals.announced_lr)
-    return snapshot.lr * _PLANNED < signals.lr <= known * 1.001
+    known = max(snapshot.largest_lr, announced)
+    return snapshot.lr * _PLANNED < lr <= known * 1.001
