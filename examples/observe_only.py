@@ -1,0 +1,51 @@
+"""Looks at everything and touches nothing: for a run that must not be changed.
+
+Run it: `python examples/observe_only.py`. Look at: the weights are NaN in the end, as they are without it; the step
+where that began was said at once, with its cause.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import steadystep
+
+
+def data(rows: int, seed: int) -> TensorDataset:
+    """A smooth function of four of eight numbers, and a little noise."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 8, generator=rng)
+    y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
+    return TensorDataset(x, y)
+
+
+def main() -> tuple[int, float]:
+    """Trains, and returns the step of the first alarm and the error on data it has not seen."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rows = data(1024, seed=1)
+    rows.tensors[0][7] = float("nan")  # one broken row
+    loader = DataLoader(rows, batch_size=32, shuffle=True)
+
+    def loss_of(batch: list[Tensor]) -> Tensor:
+        x, y = batch
+        return functional.mse_loss(model(x), y)
+
+    guard = steadystep.Guard(model, optimizer, config=steadystep.observe())
+    alarms = []
+    for batch in loader:  # one epoch will do
+        outcome = guard.step(loss_of, batch=batch)
+        alarms += [(f.step, outcome.diagnosis) for f in outcome.findings if f.severity == "critical"]
+
+    with torch.no_grad():
+        error = loss_of(data(512, seed=2).tensors).item()
+    print(f"held-out error {error:.3f} after {guard.updates} updates")
+    step, diagnosis = alarms[0]
+    print(f"first alarm at step {step}: {diagnosis.cause}: {diagnosis.advice}")
+    return step, error
+
+
+if __name__ == "__main__":
+    main()
