@@ -34,7 +34,8 @@ class Variant:
             training |= {"lr_scheduler": self.schedule, "total_steps": 40, "warmup_steps": 3}
         return {
             "training": training,
-            "monitoring": {"checkpoint_frequency": self.frequency, "keep_checkpoints": self.keep},
+            # why no sinks: an import that goes on in their thread makes Python forget that Ctrl-C ended the program
+            "monitoring": {"checkpoint_frequency": self.frequency, "keep_checkpoints": self.keep, "sinks": []},
         }
 
 

@@ -72,8 +72,13 @@ class Keeping:
                 raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from None
             if self._ranks.size == 1:
                 return write_checkpoint(folder, self.loop.gather(), step=step, updates=updates)
-            written = shelf_at(folder, self._ranks).put(self.loop.gather(), step=step, updates=updates)
-            self._ranks.all(True)  # the first rank has completed it
+            shelf, written = shelf_at(folder, self._ranks), None
+            try:
+                written = shelf.put(self.loop.gather(), step=step, updates=updates)
+            finally:  # the first rank has completed it, or the others need not wait
+                whole = self._ranks.all(written is not None)
+            if not whole:
+                raise CheckpointError(f"the checkpoint in {folder} could not be written by another rank")
             return written
         if self.checkpoints is None:
             raise MisuseError("save() without a path needs run_dir= and monitoring.save_checkpoints: true")

@@ -1,11 +1,13 @@
 """State that is saved together and loaded together: plain JSON, whole or not at all."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from steadystep.errors import ConfigError
 
 FORMAT = 1
+DETECTOR = "detector "
+"""How the names of detectors begin; a later version may have more of them."""
 
 
 class Stateful(Protocol):
@@ -26,10 +28,20 @@ def save(parts: Mapping[str, Stateful]) -> dict[str, Any]:
 
 
 def load(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
-    """Give each part its own; parts that may refuse a state belong first."""
-    missing = ({"format"} | parts.keys()) - state.keys()
+    """Give each part its own; parts that may refuse a state belong first. A detector it does not know starts afresh."""
+    check(parts, state)
+    for name, part in parts.items():
+        if name in state:
+            part.load_state_dict(state[name])
+
+
+def check(names: Iterable[str], state: Mapping[str, Any]) -> None:
+    """Whether these parts find what they need, before anything is changed.
+
+    Raises:
+        ConfigError: it is of another format, or has a hole.
+    """
+    missing = {"format", *(name for name in names if not name.startswith(DETECTOR))} - state.keys()
     if missing or state["format"] != FORMAT:
         what = f"lacks {', '.join(sorted(missing))}" if missing else f"has format {state['format']!r}"
         raise ConfigError(f"this state {what}; this version of steadystep reads format {FORMAT} whole")
-    for name, part in parts.items():
-        part.load_state_dict(state[name])

@@ -19,7 +19,7 @@ from steadystep.clip.rule import NormRule
 from steadystep.config import Config, seconds_in
 from steadystep.detectors import Detector
 from steadystep.diagnosis import Casebook
-from steadystep.dist import Ranks, Silence, ranks_of, unwrapped
+from steadystep.dist import Once, Ranks, Silence, ranks_of, unwrapped
 from steadystep.errors import ConfigError
 from steadystep.incidents import Examiner, Incidents
 from steadystep.judge import Judge
@@ -46,7 +46,7 @@ from steadystep.signals import (
     Probes,
     RowNorms,
 )
-from steadystep.state import Stateful
+from steadystep.state import DETECTOR, Stateful
 from steadystep.track import (
     Broadcast,
     GradientSample,
@@ -72,7 +72,6 @@ class Parts:
     passes: Passes
     looker: Looker
     probes: Probes
-    activations: Activations
     judge: Judge
     casebook: Casebook
     budget: Budget
@@ -170,9 +169,9 @@ def build(
     except BaseException:
         islands.remove()
         raise
-    activations, inputs = Activations(model), Inputs()
+    inputs = Inputs()
     probes = Probes(
-        gradients, optimizer, activations=activations, attention=AttentionLogits(model), tables=RowNorms(model)
+        gradients, optimizer, activations=Activations(model), attention=AttentionLogits(model), tables=RowNorms(model)
     )
     noticing = detectors(config, scheduled=learning_rate.scheduled, beta2=beta2_of(optimizer), extra=extra_detectors)
     casebook, limits = Casebook(), _limits(config)
@@ -183,11 +182,11 @@ def build(
     )
     going_back: dict[str, Stateful] = {"precision": precision, "accumulation": passes.group}
     going_back |= {} if rule is None else {"clip rule": rule}
-    going_back |= {f"detector {detector.name}": detector for detector in noticing}
+    going_back |= {f"{DETECTOR}{detector.name}": detector for detector in noticing}
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
     data = DataPosition(device)
     if ranks.size > 1 and size == 1:
-        data.ends = ranks.wish(lambda: data.at_last)
+        data.ends = Once(ranks, ranks.wish(lambda: data.at_last))
     loop = LoopState(model, optimizer, guard, data, device=device, ranks=ranks)
     plateau = learning_rate.plateau
     returning = going_back | ({} if plateau is None else {"plateau": plateau})
@@ -218,7 +217,6 @@ def build(
         passes=passes,
         looker=Looker(gradients, optimizer, buffers, probes, inputs),
         probes=probes,
-        activations=activations,
         judge=Judge(
             detectors=noticing,
             steady=tuple(detector for detector in noticing if not getattr(detector, "only_probes", False)),

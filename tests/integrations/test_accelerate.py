@@ -119,3 +119,24 @@ def test_an_overflow_counts_as_skipped_under_accelerates_scaler() -> None:
     assert skipped == [False, False, False, True, False, False]
     assert scaler.get_scale() == 2.0**7
     assert is_finite(full_state(net, raw))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_after_a_rollback_the_scheduler_moves_on_with_the_loop(scaled: bool) -> None:
+    """It is where it was right after that update, and the loop's own call completes it."""
+    Accelerator(cpu=True)
+    net = small_net()
+    scaler = torch.amp.GradScaler("cpu") if scaled else None
+    opt = AcceleratedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), scaler=scaler)
+    opt._accelerate_step_called = True
+    plan = steadystep.Plan(steps=("rollback",), to=4)
+    taken = steadystep.Outcome(step=1, reading=1.0, stepped=True)
+    refused = steadystep.Outcome(step=2, reading=1.0, stepped=False)
+    back = steadystep.Outcome(step=3, reading=1.0, stepped=False, plan=plan, restored=5)
+    skipped, called = [], []
+    for outcome in (taken, refused, back):
+        accelerate_guard.mark_skipped(opt, outcome)
+        skipped.append(opt.step_was_skipped)
+        called.append(opt._accelerate_step_called)
+    assert skipped == [False, True, False]
+    assert called == ([True, False, True] if scaled else [True] * 3)

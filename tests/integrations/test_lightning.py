@@ -131,6 +131,27 @@ def test_the_guards_state_is_in_lightnings_checkpoint(tmp_path: Path) -> None:
     assert (saved["attempts"], saved["updates"]) == (120, 119)
 
 
+def test_a_callback_used_again_begins_anew_with_another_model(tmp_path: Path) -> None:
+    callback, seen = StabilityCallback(), []
+    for epochs in (1, 1):
+        trainer = Trainer(
+            accelerator="cpu",
+            max_epochs=epochs,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+            callbacks=[callback],
+        )
+        trainer.fit(module := Regression(), loader(None))
+        seen.append(callback.state_dict()["0"]["attempts"])
+    trainer.fit_loop.max_epochs = 2  # the same fit goes on
+    trainer.fit(module, loader(None))
+    seen.append(callback.state_dict()["0"]["attempts"])
+    assert seen == [60, 60, 120]
+
+
 def test_numbers_go_through_lightnings_loggers(tmp_path: Path) -> None:
     from lightning.pytorch.loggers import CSVLogger
 

@@ -140,6 +140,13 @@ class TestGoingBack:
         found = diagnosed(STUCK, NAN, damage=Damage.WEIGHTS)
         assert "rollback" in decide(GOOD, found, budget=budget, states=[State(300)]).steps
 
+    def test_replicas_that_differ_again_are_not_the_data(self) -> None:
+        """Their checksums are the witness: weights that differ between ranks are never left alone."""
+        budget = Budget()
+        rolled_back(budget, at=450, to=390)
+        signals = replace(GOOD, odd_replicas=("weight on rank 1",))
+        assert "rollback" in self.plan(budget=budget, signals=signals).steps
+
     def test_long_ago_is_not_again(self) -> None:
         budget = Budget()
         rolled_back(budget, at=0, to=-1)

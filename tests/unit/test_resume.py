@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import steadystep
 from steadystep import schedule
+from steadystep.recovery import write_checkpoint
 from tests.loops import assert_same, full_state
 
 
@@ -313,6 +314,44 @@ def test_what_does_not_fit_is_refused_with_nothing_changed(tmp_path: Path) -> No
     other = nn.Linear(4, 2)
     groups = [{"params": [p]} for p in other.parameters()]
     attempt(other, torch.optim.AdamW(groups), "parameter groups")
+
+
+def rewritten(tmp_path: Path, **changes: Any) -> tuple[nn.Module, Path]:
+    """A checkpoint after three steps with another content in some of its parts."""
+    model, guard = small(tmp_path / "run")
+    steps(model, guard, 3)
+    state = guard._keeping.loop.gather()
+    guard.close()
+    for part, change in changes.items():
+        state[part] = change(state.get(part))
+    (tmp_path / "changed").mkdir()
+    return model, write_checkpoint(tmp_path / "changed", state, step=3, updates=3)
+
+
+def test_a_detector_that_is_newer_than_the_checkpoint_starts_afresh(tmp_path: Path) -> None:
+    model, path = rewritten(tmp_path, guard=lambda s: {k: v for k, v in s.items() if k != "detector odd-replica"})
+    again, guard = small(tmp_path / "other", path=path)
+    assert guard.updates == 3
+    assert torch.equal(again.weight, model.weight)
+    guard.close()
+
+
+def test_a_guards_state_with_a_hole_is_refused_with_nothing_changed(tmp_path: Path) -> None:
+    _, path = rewritten(tmp_path, guard=lambda s: {k: v for k, v in s.items() if k != "budget"})
+    other = nn.Linear(4, 2)
+    before = other.weight.detach().clone()
+    with pytest.raises(steadystep.CheckpointError, match="lacks budget"):
+        steadystep.Guard.resume(other, torch.optim.AdamW(other.parameters()), run_dir=tmp_path / "other", path=path)
+    assert torch.equal(other.weight, before)
+
+
+def test_one_process_goes_on_in_the_data_where_two_ranks_were(tmp_path: Path) -> None:
+    """Each had used seven batches of its own half: fourteen of the whole."""
+    _, path = rewritten(tmp_path, ranks=lambda _: 2, data=lambda d: {**d, "batch": 7})
+    with pytest.warns(UserWarning, match="of 2 ranks and this run has 1"):
+        _, guard = small(tmp_path / "other", path=path)
+    assert guard._data.batch == 14
+    guard.close()
 
 
 def test_moments_in_another_dtype_stay_exact(tmp_path: Path) -> None:

@@ -293,3 +293,57 @@ def test_the_state_can_be_carried_over() -> None:
         second.guard.load_state_dict(saved)
         assert (second.guard.attempts, second.guard.updates) == (5, 5)
         assert second.guard.state_dict() == saved
+
+
+class Foreign:
+    """A scheduler that is not torch's: the loop tells it where it is."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step_update(self, number: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1e-2 / (1 + number)
+
+
+class Foreigner(Foreign):
+    """As timm's, with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": 1e-2}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", [Foreign, Foreigner])
+def test_a_scheduler_without_a_place_of_its_own_is_left_alone(kind: type[Foreign]) -> None:
+    model = small_net()
+    opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scheduler, rates = kind(opt), []
+    with steadystep.watch(model, opt, schedulers=[scheduler]) as watcher:
+        for number, x in enumerate(batches(8)):
+            scheduler.step_update(number)
+            opt.zero_grad()
+            squared(model, x * math.nan if number in (0, 4) else x).backward()
+            opt.step()
+            assert watcher.outcome is not None
+            assert watcher.outcome.signals is not None
+            rates.append(watcher.outcome.signals.lr)
+    assert rates == [1e-2 / (1 + number) for number in range(8)]
+
+
+class OwnTensor(torch.Tensor):
+    """A subclass without anything of its own: torch calls its methods twice, outside and inside."""
+
+
+def test_a_loss_of_a_subclass_is_heard_once() -> None:
+    model = small_net()
+    opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with steadystep.watch(model, opt) as watcher:
+        loss = squared(model, batches(1)[0]).as_subclass(OwnTensor)
+        loss.backward()
+        opt.step()
+        assert watcher.outcome is not None
+        assert watcher.outcome.signals is not None
+        assert watcher.outcome.signals.losses == (float(loss.detach()),)

@@ -70,3 +70,44 @@ def test_inspect_judges_lbfgs_by_hand() -> None:
         loss.backward()
         plan = guard.inspect(loss)
         assert guard.commit(stepped=plan.proceeds).stepped == bool(loss.isfinite())
+
+
+def far_off(mode: str, steps: int, **recovery: int) -> tuple[nn.Module, list[Tensor], list[steadystep.Outcome]]:
+    """Every evaluation is finite, and the step leads to infinity."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 1), nn.BatchNorm1d(1)), batches(1)[0]
+    opt = torch.optim.LBFGS(model.parameters(), lr=1e39, max_iter=1)
+    before = [t.detach().clone() for t in model.state_dict().values()]
+    outcomes = []
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = squared(model, x)
+        loss.backward()
+        return loss
+
+    with steadystep.watch(model, opt, config={"mode": mode, "recovery": recovery}) as watcher:
+        for _ in range(steps):
+            opt.step(closure)
+            assert watcher.outcome is not None
+            outcomes.append(watcher.outcome)
+    return model, before, outcomes
+
+
+def test_a_step_that_was_undone_is_reported_as_refused() -> None:
+    model, before, outcomes = far_off("autopilot", 3)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
+    assert [(o.stepped, o.plan.steps) for o in outcomes] == [(False, ("skip-step",))] * 3
+    assert outcomes[0].diagnosis.cause == "learning-rate-too-high"
+    assert "not finite" in outcomes[0].diagnosis.evidence
+
+
+def test_undone_steps_count_in_the_budget() -> None:
+    with pytest.raises(steadystep.TrainingHalted, match="refused 3 updates in a row"):
+        far_off("autopilot", 4, max_skips_in_a_row=3)
+
+
+def test_observe_undoes_nothing() -> None:
+    model, _, outcomes = far_off("observe", 1)
+    assert not all(bool(p.isfinite().all()) for p in model.parameters())
+    assert outcomes[0].stepped

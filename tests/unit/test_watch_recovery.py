@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -78,3 +79,21 @@ def test_an_incident_is_written_with_its_batch_and_its_origin(tmp_path: Path) ->
         assert watcher.outcome.signals is not None
         assert watcher.outcome.signals.metrics == {"kl": 0.5}
     assert (tmp_path / "run.jsonl").exists()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_scheduler_made_before_or_after_watch_goes_back(late: bool) -> None:
+    model, data = task()
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    watcher = None if not late else steadystep.watch(model, opt)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1.0 - step / 1000)
+    with watcher or steadystep.watch(model, opt) as watcher:
+        for x in data[:50]:
+            opt.zero_grad()
+            (model(x).squeeze(-1) - x.sum(-1)).square().mean().backward()
+            opt.step()
+            scheduler.step()
+        state = watcher.guard._parts.recovery.states[-1]
+        watcher.guard._parts.recovery.roll_back(state.step, replay=False)
+        assert scheduler.last_epoch == state.updates - 1  # the loop's own call completes it
+        assert scheduler.last_epoch < 49

@@ -5,10 +5,12 @@ weights is known only at the end, so each backward pass uses factor_i = w_i / (r
 once, by N * r / sum(w_i). The reference r is the largest weight seen before, so that scaled fp16 losses stay in range.
 For equal weights and a full group the correction is exactly 1 and factor_i is a plain division by N: the arithmetic of
 the loop everybody writes, bit for bit.
+
+Several ranks share r and the correction: their gradients have been averaged, so sum(w_i) is a mean over ranks too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -34,8 +36,10 @@ class MicroBatch:
 class Group:
     """The micro-batches of the update that is being collected."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, mean: Callable[[Sequence[float]], list[float]] = list) -> None:
         self.size = size
+        self._mean = mean
+        """Of numbers over all ranks."""
         self.members: list[MicroBatch] = []
         self.repeatable = False
         """Every member can be run again."""
@@ -75,7 +79,7 @@ class Group:
         if self._weighted is False:
             raise MisuseError("weight= was given for some micro-batches of one update and not for others")
         if self._weighted is None:
-            self._reference = self.largest_weight or value or 1.0
+            (self._reference,) = self._mean([self.largest_weight or value or 1.0])
         self._weighted = True
         self.largest_weight = max(self.largest_weight, value)
         return value
@@ -90,7 +94,7 @@ class Group:
         """The factor that turns the collected gradients into those of the weighted mean over `kept`."""
         if not self._weighted and len(kept) == self.size:
             return 1.0
-        total = self.weight_of(kept)
+        total = self.total(kept)
         return self.size * self._reference / total if total else 1.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,6 +105,11 @@ class Group:
         """Continue from `state`."""
         self.largest_weight = float(state["largest_weight"])
 
-    def weight_of(self, kept: Sequence[int]) -> float:
-        """What these members count together; zero means that there is nothing to learn from."""
-        return sum(self.members[i].weight for i in kept)
+    def total(self, kept: Sequence[int]) -> float:
+        """What these members count together, as a mean over ranks; zero: there is nothing to learn from."""
+        own = sum(self.members[i].weight for i in kept)
+        if not self._weighted:
+            return own
+        # why both: the largest is saved by one rank only, so it has to be the same on all when a group is over
+        total, self.largest_weight = self._mean([own, self.largest_weight])
+        return total

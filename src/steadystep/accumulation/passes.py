@@ -54,8 +54,8 @@ class Passes:
         keep_rng: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
-        self.group = Group(size)
         self._ranks = ranks or Alone()
+        self.group = Group(size, self._ranks.mean)
         self._optimizer = optimizer
         self._precision = precision
         self._buffers = buffers
@@ -152,7 +152,9 @@ class Passes:
             self._precision.unscale_(self._optimizer)
         correction = self.group.correction(kept)
         if correction != 1.0:
-            grads = [local_part(p.grad) for p in self._parameters() if p.grad is not None]
+            grads = [p.grad for p in self._parameters() if p.grad is not None]
+            if self._ranks.sharded:
+                grads = [local_part(grad) for grad in grads]
             multiply_(grads, layout_of(grads), correction)
 
     def compute_again(self, *, without: Sequence[int], finite: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
@@ -202,7 +204,7 @@ class Passes:
     def _usable(
         self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]
     ) -> bool:
-        if not self._ranks.all(self.group.weight_of(positions) > 0):
+        if not self.group.total(positions) > 0:
             return False
         self._run_again(positions, losses)
         return finite(positions)
@@ -287,7 +289,7 @@ class Passes:
         self._buffers.put_back()
 
     def _backward(self, loss: Tensor, weight: float) -> None:
-        if weight > 0:
+        if weight > 0 or self._ranks.size > 1:  # the other ranks wait for this one's backward pass
             self._precision.backward(self.group.scaled(loss, weight))
 
     def _warn_about_autocast(self) -> None:

@@ -21,6 +21,13 @@ def check_config(path: Path) -> Report:
     Raises:
         ConfigError: the file cannot be read, or is not YAML.
     """
+    try:
+        return _checked(path)
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply, or an alias that contains itself") from None
+
+
+def _checked(path: Path) -> Report:
     raw = read_yaml(path)
     text = path.read_text(encoding="utf-8")
     lines = _lines_of(text)
@@ -45,7 +52,12 @@ def _lines_of(text: str) -> dict[str, int]:
     """`training.warmup_steps` -> its line."""
     found: dict[str, int] = {}
 
+    seen: set[int] = set()
+
     def visit(node: yaml.Node, prefix: str) -> None:
+        if id(node) in seen:  # an alias may stand for what it is in, or for many of them
+            return
+        seen.add(id(node))
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             name = f"{prefix}{key.value}"
             found[name] = key.start_mark.line + 1

@@ -15,7 +15,8 @@ def check_path(path: Path) -> Iterator[Report]:
     """One report for a script, a config or a run; one per script for a folder of scripts.
 
     Raises:
-        ConfigError: it is none of them, or cannot be read.
+        ConfigError: it is none of them, or cannot be read. In a folder the other scripts come first, and then one
+            error for all that could not be read, a line for each.
     """
     if path.is_dir() and (path / _LOG).exists():
         yield _run(path)
@@ -23,8 +24,14 @@ def check_path(path: Path) -> Iterator[Report]:
         scripts = sorted(p for p in path.rglob("*.py") if not _hidden(p.relative_to(path)))
         if not scripts:
             raise ConfigError(f"{path}: neither a run ({_LOG}) nor any Python file in it")
+        problems: list[str] = []
         for script in scripts:
-            yield _script(script)
+            try:
+                yield _script(script)
+            except ConfigError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError("\n".join(problems))
     elif not path.exists():
         raise ConfigError(f"{path}: there is no such file or folder")
     elif path.suffix in (".yaml", ".yml"):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from steadystep.check.hit import Item, Report
+from steadystep.curves.roles import higher_is_better
 from steadystep.track.reading import read
 from steadystep.track.run import Run, Series
 
@@ -115,10 +116,12 @@ def _validation(run: Run) -> Item:
     if not run.validation:
         fix = "guard.validate(val_loss)"
         return Item(name="validation", state="absent", evidence="none in the log", fix=fix)
-    series = run.validation.get("val_loss") or next(iter(run.validation.values()))
+    name = "val_loss" if "val_loss" in run.validation else next(iter(run.validation))
+    series = run.validation[name]
     if not len(series) or not np.isfinite(series.values).any():
         return Item(name="validation", state="partial", evidence="no finite value")
-    best = int(np.nanargmin(np.where(np.isfinite(series.values), series.values, np.nan)))
+    finite = np.where(np.isfinite(series.values), series.values, np.nan)
+    best = int(np.nanargmax(finite) if higher_is_better(name) else np.nanargmin(finite))
     evidence = f"{len(series):,} times, best {series.values[best]:.4g} at step {int(series.steps[best]):,}"
     return Item(name="validation", state="present", evidence=evidence)
 

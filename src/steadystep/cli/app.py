@@ -1,5 +1,6 @@
 """The `steadystep` command. Each verb imports what it needs when it runs, so that `--help` is quick."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -117,6 +118,9 @@ for verb in (check, diagnose, report, dashboard, compare, bench):
 
 def main() -> None:
     """Entry point: a user's mistake is a message and exit code 2, Ctrl-C is 130."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or a pipe without UTF-8 shows ? instead of failing
+            stream.reconfigure(errors="replace")
     try:
         app()
     except SteadystepError as error:

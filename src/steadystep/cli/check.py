@@ -29,7 +29,7 @@ def check(
 ) -> None:
     """The checklist and the wiring faults, on a training script, a config or a run. Nothing is executed.
 
-    Exit code 0: no hits. 1: hits. 2: something could not be read.
+    Exit code 0: no hits. 1: hits. 2: no hits, but something could not be read; the others were checked all the same.
     `# steadystep: ignore[SS101]` on the line silences a hit, `# steadystep: ignore-file[SS101]` all of a kind.
 
     Example: steadystep check train.py
@@ -51,7 +51,7 @@ def check(
                 kept = tuple(h for h in report.hits if _wanted(h.code, only, without))
                 reports.append(replace(report, hits=kept))
         except SteadystepError as error:
-            problems.append(str(error))
+            problems += str(error).split("\n")
     several = len(reports) > 1
     if as_json:
         sys.stdout.write(json.dumps({"reports": [r.as_dict() for r in reports], "errors": problems}) + "\n")
@@ -62,9 +62,9 @@ def check(
             console.print(_verdict(reports), soft_wrap=True)
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
-    if problems:
-        raise typer.Exit(2)
-    raise typer.Exit(1 if any(report.faults for report in reports) else 0)
+    if any(report.faults for report in reports):
+        raise typer.Exit(1)
+    raise typer.Exit(2 if problems else 0)
 
 
 def _codes(text: str) -> tuple[str, ...]:

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import typer
 
+from steadystep.cli.columns import Columns, by_role
+
 _RUNS = typer.Argument(help="Two runs or more, of steadystep or of other tools.")
 
 
 def compare(
     runs: list[str] = _RUNS,
     as_json: bool = typer.Option(False, "--json", help="For a program."),
+    column: Columns = None,
     out: str = typer.Option("", help="Write a page with the curves over each other to this file."),
 ) -> None:
     """Which run is better, by how much beyond its noise, and which settings differ.
@@ -28,7 +31,8 @@ def compare(
     from steadystep.curves import open_run
 
     with Console(stderr=True).status("reading the runs ..."):
-        read = [open_run(run) for run in runs]
+        asked = by_role(column)
+        read = [open_run(run, asked) for run in runs]
         result = compared(read)
     if out:
         write_page(Path(out), compare_page(read, result))

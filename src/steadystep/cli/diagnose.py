@@ -1,10 +1,11 @@
 """`steadystep diagnose`: read the curves of any run and say what is wrong with it."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from steadystep.cli.columns import Columns, by_role
 from steadystep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,10 +19,7 @@ _MOST_PLANS = 8
 
 def diagnose(
     path: str = typer.Argument(help="A run's folder, TensorBoard events, CSV, JSON lines or trainer_state.json."),
-    column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ROLE=NAME", help="step, loss, grad_norm, lr or val_loss, where the names do not tell."),
-    ] = None,
+    column: Columns = None,
     notes: bool = typer.Option(False, "--notes", help="Show what is no trouble too, and how the file was read."),
     as_json: bool = typer.Option(False, "--json", help="For a program."),
 ) -> None:
@@ -37,7 +35,7 @@ def diagnose(
     from steadystep.curves import diagnose as read_curves
     from steadystep.curves import find_runs, open_run
 
-    asked = _columns(column or [])
+    asked = by_role(column)
     found = find_runs(path)
     readings: list[tuple[Run, Reading]] = []
     waiting = Console(stderr=True)
@@ -60,16 +58,6 @@ def diagnose(
     if len(readings) < len(found):
         raise typer.Exit(2)
     raise typer.Exit(int(any(not reading.healthy for _, reading in readings)))
-
-
-def _columns(given: list[str]) -> dict[str, str]:
-    asked = {}
-    for pair in given:
-        role, equals, name = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--column {pair}: write it as ROLE=NAME, such as loss=my_loss")
-        asked[role.strip()] = name
-    return asked
 
 
 def _tell(console: "Console", run: "Run", reading: "Reading", *, notes: bool, several: bool) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -63,10 +64,14 @@ def _unnamed(count: int) -> list[str]:
 def _kept(names: list[str]) -> list[str | None]:
     """What is read of each column: an export of W&B has the run's name before each, and its extremes beside it."""
     plain = [name.rsplit(" - ", 1)[-1] for name in names]
+    times, taken = Counter(plain), set[str]()
     found: list[str | None] = []
     for name, short in zip(names, plain, strict=True):
-        chosen = short if plain.count(short) == 1 else name
-        found.append(None if not name or _EXTREMES.search(name) or chosen in found else chosen)
+        chosen = short if times[short] == 1 else name
+        kept = bool(name) and not _EXTREMES.search(name) and chosen not in taken
+        found.append(chosen if kept else None)
+        if kept:
+            taken.add(chosen)
     return found
 
 

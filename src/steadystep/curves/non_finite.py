@@ -11,6 +11,7 @@ _ADVICE = (
     "the learning rate, clip the gradient, and use bf16 instead of fp16"
 )
 _ONCE = "such updates must be skipped: steadystep.Guard does, and an fp16 loss scaler does too"
+_WATCHED = "such updates must be skipped: the modes careful and autopilot do, observe only looks"
 
 
 def non_finite(curve: Curve) -> list[Pattern]:
@@ -49,7 +50,15 @@ def _loss(curve: Curve) -> list[Pattern]:
     evidence = (
         f"{told}; {len(bad)} of {len(series)} points are no numbers, the last at step {until}; it went on after that"
     )
-    return [Pattern(kind="non-finite", severity="warn", step=first, until=until, evidence=evidence, advice=_ONCE)]
+    return [
+        Pattern(kind="non-finite", severity="warn", step=first, until=until, evidence=evidence, advice=_once(curve))
+    ]
+
+
+def _once(curve: Curve) -> str:
+    if curve.run.source != "steadystep":
+        return _ONCE
+    return _WATCHED if curve.run.settings.get("mode") == "observe" else ""
 
 
 def _norm(curve: Curve) -> list[Pattern]:

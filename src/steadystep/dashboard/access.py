@@ -1,9 +1,8 @@
 """Who may look, and what a page may do. A token where the server is open to others, strict headers everywhere."""
 
 import hmac
-from http.cookies import SimpleCookie
 from typing import final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -60,11 +59,16 @@ class TokenGate:
         request = Request(scope)
         if self._fits(request.query_params.get("token", "")):
             await self._welcome(request)(scope, receive, send)
-        elif request.url.path in _OPEN or self._fits(_cookie(request)) or self._fits(_bearer(request)):
+        elif self._may_pass(scope["path"], request):
             await self._app(scope, receive, send)
         else:
             page = environment().get_template("token.html").render()
             await Response(page, status_code=401, media_type="text/html")(scope, receive, send)
+
+    def _may_pass(self, path: str, request: Request) -> bool:
+        # why not request.url: parts of it come from the Host header, which is the visitor's to choose
+        shown = (request.cookies.get(COOKIE, ""), _bearer(request))
+        return path in _OPEN or any(self._fits(one) for one in shown)
 
     def _fits(self, shown: str) -> bool:
         # why encoded: compare_digest refuses text that is not ASCII, and what is shown comes from outside
@@ -72,16 +76,13 @@ class TokenGate:
 
     def _welcome(self, request: Request) -> Response:
         """The same page without the token in its address, where it would stay in the history."""
-        rest = [(k, v) for k, v in parse_qsl(request.url.query) if k != "token"]
-        path = "/" + request.url.path.lstrip("/")
+        rest = [(k, v) for k, v in request.query_params.multi_items() if k != "token"]
+        path = "/" + quote(request.scope["path"]).lstrip("/")
         answer = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, status_code=303)
-        answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+        secure = request.scope.get("scheme") == "https"
+        # why lax: a link from a chat or a notebook to a run should open; nothing here changes anything
+        answer.set_cookie(COOKIE, self._token, httponly=True, samesite="lax", secure=secure)
         return answer
-
-
-def _cookie(request: Request) -> str:
-    jar: SimpleCookie = SimpleCookie(request.headers.get("cookie", ""))
-    return jar[COOKIE].value if COOKIE in jar else ""
 
 
 def _bearer(request: Request) -> str:

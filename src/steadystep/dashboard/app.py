@@ -17,12 +17,13 @@ from steadystep.dashboard.pages import Pages
 _LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]", "::1", "testserver"]
 
 
-def make_app(library: Library, *, token: str | None = None) -> Starlette:
+def make_app(library: Library, *, token: str | None = None, host: str = "") -> Starlette:
     """The dashboard over one folder.
 
     Args:
         library: the runs; it reads in the background while the server runs.
         token: what a visitor must show; None only for a server that nobody else can reach.
+        host: the address it listens on, where that is not one of the usual names of this machine.
     """
     pages = Pages(library)
 
@@ -32,9 +33,8 @@ def make_app(library: Library, *, token: str | None = None) -> Starlette:
             yield
 
     # why the host is checked: a foreign web page could point its own name at 127.0.0.1 and read what is here
-    gate = (
-        Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_NAMES) if token is None else Middleware(TokenGate, token)
-    )
+    names = [*_LOCAL_NAMES, host] if host else _LOCAL_NAMES
+    gate = Middleware(TrustedHostMiddleware, allowed_hosts=names) if token is None else Middleware(TokenGate, token)
     return Starlette(
         routes=[
             Route("/", pages.list),

@@ -13,6 +13,7 @@ from steadystep.track.run import Series
 
 _STOPS = 48
 _BYTES = 512  # a few lines of steps
+_LARGEST_STEP = 2**62
 
 
 def glance(path: Path) -> Series:
@@ -38,6 +39,7 @@ def glance(path: Path) -> Series:
 def _row(line: bytes) -> tuple[int, float] | None:
     try:
         row = json.loads(line)
-        return (row["step"], float(row["loss"])) if type(row["step"]) is int else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+        step, loss = row["step"], float(row["loss"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+    return (step, loss) if type(step) is int and 0 <= step < _LARGEST_STEP else None

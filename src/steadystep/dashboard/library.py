@@ -1,5 +1,7 @@
 """All runs in a folder. One thread walks and reads, the newest run first; pages take what is there."""
 
+import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -9,8 +11,11 @@ from steadystep.dashboard.places import places
 from steadystep.dashboard.shelf import Shelf
 from steadystep.dashboard.summary import Summary
 
+logger = logging.getLogger("steadystep")
+
 _PAUSE_S = 0.5
 _WALK_EVERY_S = 2.0
+_WALK_SHARE = 0.1  # of the time may go into walking
 _MOST_HELD = 12  # runs with their curves in memory, beside those that grow
 
 
@@ -21,7 +26,8 @@ class Library:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._shelves: dict[str, Shelf] = {}
-        self._walked = 0.0
+        self._walked, self._walk_took = -math.inf, 0.0
+        self._complained: set[str] = set()
         self._walking = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="steadystep-reader", daemon=True)
@@ -54,8 +60,17 @@ class Library:
 
     def _work(self) -> None:
         while not self._over.wait(_PAUSE_S):
-            self._walk(at_most_every_s=_WALK_EVERY_S)
-            self.read_all()
+            try:
+                self._walk(at_most_every_s=_WALK_EVERY_S)
+                self.read_all()
+            except Exception as error:  # why: no log may take the reader down for all the others
+                self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        said = f"{type(error).__name__}: {error}"
+        if said not in self._complained:
+            self._complained.add(said)
+            logger.warning("the dashboard's reader goes on after %s", said)
 
     def _waiting(self) -> list[Shelf]:
         shelves = [shelf for shelf in self._shelves.values() if shelf.waits]
@@ -69,9 +84,10 @@ class Library:
     def _walk(self, *, at_most_every_s: float) -> None:
         with self._walking:
             now = time.monotonic()
-            if self._shelves and now - self._walked < at_most_every_s:
+            if now - self._walked < max(at_most_every_s, self._walk_took / _WALK_SHARE):
                 return
             found = {place.key: place for place in places(self.root)}
             kept = {k: s for k, s in self._shelves.items() if k in found and s.place == found[k]}
             self._shelves = {key: kept.get(key) or Shelf(place) for key, place in found.items()}
-            self._walked = now
+            self._walked = time.monotonic()
+            self._walk_took = self._walked - now

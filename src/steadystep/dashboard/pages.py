@@ -84,7 +84,7 @@ class Pages:
         """Anything that has no page."""
         code = error.status_code if isinstance(error, HTTPException) else 500
         said = error.detail if isinstance(error, HTTPException) and code != 404 else "There is nothing here."
-        if request.url.path.startswith("/api/"):
+        if request.scope["path"].startswith("/api/"):
             return Response(json.dumps({"error": said}), status_code=code, media_type="application/json")
         return _page("wrong.html", code=code, said=said, status=code)
 
@@ -137,7 +137,9 @@ def _step(request: Request, name: str) -> int | None:
 
 
 def _page(template: str, *, status: int = 200, **context: Any) -> Response:
-    return HTMLResponse(environment().get_template(template).render(**context), status_code=status)
+    page: str = environment().get_template(template).render(**context)
+    # why: a name on disk, or a text in a log, may hold what UTF-8 has no bytes for
+    return HTMLResponse(page.encode("utf-8", errors="replace"), status_code=status)
 
 
 def _data(answer: dict[str, Any], request: Request, version: str) -> Response:

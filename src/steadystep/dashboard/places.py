@@ -1,9 +1,11 @@
 """Where runs are: one walk through a folder, which never leaves it, not by a symbolic link either."""
 
+import logging
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import final
 
@@ -11,7 +13,11 @@ OURS = "run.jsonl"
 _STATE = "trainer_state.json"
 _DEEPEST = 8
 _MOST = 2000
+_MOST_FOLDERS = 20_000  # a walk through these takes a second or two
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 _HEAD_BYTES = 4096
+
+logger = logging.getLogger("steadystep")
 
 
 @final
@@ -37,16 +43,21 @@ def places(root: Path) -> tuple[Place, ...]:
     """All runs below `root`, a run of steadystep being a leaf."""
     real = root.resolve()
     found: list[Place] = []
-    for place in _visit(real, real, set(), 0):
+    seen: set[Path] = set()
+    for place in _visit(real, real, seen, 0):
         found.append(place)
         if len(found) >= _MOST:
             break
+    if len(found) >= _MOST or len(seen) >= _MOST_FOLDERS:
+        _say_cut(real)
     return tuple(found)
 
 
 def _visit(folder: Path, root: Path, seen: set[Path], depth: int) -> Iterator[Place]:
-    real = folder.resolve()
-    if depth > _DEEPEST or real in seen or not real.is_relative_to(root):
+    real = _resolved(folder)
+    if depth > _DEEPEST or real is None or real in seen or not real.is_relative_to(root):
+        return
+    if len(seen) >= _MOST_FOLDERS:
         return
     seen.add(real)
     try:
@@ -68,7 +79,7 @@ def _visit(folder: Path, root: Path, seen: set[Path], depth: int) -> Iterator[Pl
         if name.endswith((".csv", ".tsv")) and _has_loss(path):
             yield _place(path, root, path, path)
     for entry in entries:
-        if entry.is_dir() and not entry.name.startswith("."):
+        if _is_folder(entry) and not entry.name.startswith(".") and entry.name not in _SKIPPED:
             yield from _visit(folder / entry.name, root, seen, depth + 1)
 
 
@@ -77,12 +88,40 @@ def _place(named: Path, root: Path, path: Path, file: Path, *, ours: bool = Fals
 
 
 def _key(path: Path, root: Path) -> str:
-    return root.name if path == root else str(path.relative_to(root))
+    name = root.name if path == root else str(path.relative_to(root))
+    return os.fsencode(name).decode("utf-8", errors="replace")  # a name on disk is bytes, and a page is text
+
+
+@cache  # once, not at every walk
+def _say_cut(root: Path) -> None:
+    logger.warning(
+        "%s: more than %d runs or %d folders; the rest is not shown: name a folder further down",
+        root,
+        _MOST,
+        _MOST_FOLDERS,
+    )
+
+
+def _resolved(path: Path) -> Path | None:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # links that lead to themselves
+        return None
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _is_file_inside(entry: "os.DirEntry[str]", root: Path) -> bool:
     try:
-        return entry.is_file() and (not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(root))
+        if not entry.is_file():
+            return False
+        real = _resolved(Path(entry.path)) if entry.is_symlink() else root
+        return real is not None and real.is_relative_to(root)
     except OSError:
         return False
 
@@ -90,7 +129,7 @@ def _is_file_inside(entry: "os.DirEntry[str]", root: Path) -> bool:
 def _last_state(folder: Path, root: Path) -> Path | None:
     """Each checkpoint of the Hugging Face Trainer holds the log up to there; the last one holds all."""
     saved = [p for p in folder.glob(f"checkpoint-*/{_STATE}") if re.fullmatch(r"checkpoint-\d+", p.parent.name)]
-    inside = [path for path in saved if path.resolve().is_relative_to(root) and path.is_file()]
+    inside = [path for path in saved if (real := _resolved(path)) and real.is_relative_to(root) and real.is_file()]
     return max(inside, key=lambda path: int(path.parent.name[11:]), default=None)
 
 

@@ -5,6 +5,7 @@ import ipaddress
 import secrets
 import socket
 from pathlib import Path
+from urllib.parse import quote
 
 import uvicorn
 
@@ -50,7 +51,7 @@ def address(host: str, listening: socket.socket, token: str | None) -> str:
     """What to type into a browser."""
     port = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
 
 
 def prepare(root: Path) -> Library:
@@ -65,7 +66,7 @@ def prepare(root: Path) -> Library:
 def serve(library: Library, listening: socket.socket, *, token: str | None) -> None:
     """Until Ctrl-C."""
     config = uvicorn.Config(
-        make_app(library, token=token),
+        make_app(library, token=token, host=str(listening.getsockname()[0])),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -1,11 +1,13 @@
 """One run as the server keeps it: read on when its file grows, judged now and then, dropped when nobody looks."""
 
+import logging
 import threading
 import time
 from dataclasses import dataclass
 from typing import final
 
 from steadystep.curves import open_run
+from steadystep.curves.event_files import is_event_file, read_events
 from steadystep.dashboard.glance import glance
 from steadystep.dashboard.places import Place
 from steadystep.dashboard.summary import Spark, Summary, spark_path, summary
@@ -14,6 +16,8 @@ from steadystep.report.verdict import Verdict, judged
 from steadystep.report.view import last_finite
 from steadystep.track.reading import Follower
 from steadystep.track.run import Run
+
+logger = logging.getLogger("steadystep")
 
 _JUDGE_EVERY_S = 5.0  # a verdict costs up to a second for a long run
 
@@ -65,19 +69,31 @@ class Shelf:
 
     def refresh(self) -> None:
         """Read what is new, judge it now and then, and write the row of the list. Nothing is raised."""
-        key, stamp = self.place.key, self.place.stamp()
+        stamp = self.place.stamp()
         try:
-            run = self._read().run
+            self._refresh(stamp)
         except SteadystepError as error:
-            self.summary = Summary(key=key, name=key, changed=stamp[1] / 1e9, known=True, problem=str(error))
-        else:
-            if self._is_due(run):
-                verdict = judged(run)  # outside the lock: pages need not wait for it
-                with self._lock:
-                    self._verdict, self._edition = verdict, self._edition + 1
-                self._judged_at, self._judged_points = time.monotonic(), len(run.loss)
-            self.summary = summary(key, run, self._verdict, stamp[1] / 1e9)
+            self._give_up(str(error), stamp)
+        except Exception as error:  # why: whatever is in one log, the others want to be read
+            logger.warning("%s cannot be shown (%s: %s)", self.place.path, type(error).__name__, error)
+            self._give_up(f"cannot be shown ({type(error).__name__}: {error})", stamp)
         self._listed = stamp
+
+    def _refresh(self, stamp: tuple[int, int]) -> None:
+        run = self._read().run
+        if self._is_due(run):
+            verdict = judged(run)  # outside the lock: pages need not wait for it
+            with self._lock:
+                self._verdict, self._edition = verdict, self._edition + 1
+            self._judged_at, self._judged_points = time.monotonic(), len(run.loss)
+        self.summary = summary(self.place.key, run, self._verdict, stamp[1] / 1e9)
+
+    def _give_up(self, problem: str, stamp: tuple[int, int]) -> None:
+        """Until the file changes."""
+        key = self.place.key
+        with self._lock:
+            self._run = self._follower = None
+        self.summary = Summary(key=key, name=key, changed=stamp[1] / 1e9, known=True, problem=problem)
 
     def rest(self) -> None:
         """Let go of what can be read again. A run that has grown under our eyes stays: it will grow again."""
@@ -95,9 +111,13 @@ class Shelf:
             return Kept(self._run, self._verdict, self._edition)
 
     def _opened(self) -> Run:
+        """From the files that were found, and no others: a second search could leave the folder by a link."""
+        files = self.place.files
         if not self.place.ours:
-            return open_run(self.place.path)
-        self._follower = self._follower or Follower(self.place.path)
+            if is_event_file(files[0]):
+                return read_events(list(files), folder=self.place.path, columns={})
+            return open_run(files[0])
+        self._follower = self._follower or Follower(files[0])
         self._follower.update()
         return self._follower.run
 

@@ -6,7 +6,7 @@ from typing import Literal, final
 
 import numpy as np
 
-from steadystep.report.episodes import episodes, gravest
+from steadystep.report.episodes import episodes, gravest, interventions
 from steadystep.report.panels import is_wide
 from steadystep.report.thinning import thin
 from steadystep.report.verdict import Verdict
@@ -79,7 +79,7 @@ def summary(key: str, run: Run, verdict: Verdict | None, changed: float) -> Summ
         steps=last + 1 if len(run.loss) else 0,
         loss=last_finite(run.loss),
         val_loss=last_finite(run.validation.get("val_loss", Series())),
-        interventions=sum(e.acted for e in told),
+        interventions=len(interventions(run, told)),
         incidents=len(told),
         severity=gravest(run.incidents),
         said=verdict.said if verdict else "",

@@ -33,6 +33,11 @@ class Ranks(Protocol):
         """Parameters are spread over the ranks: a forward pass needs all of them."""
         ...
 
+    @property
+    def agreements(self) -> int:
+        """How often `agree` was called."""
+        ...
+
     def watch(self, named: Named, buffers: Sequence[str], *, micro_batches: int) -> None:
         """Say what is measured, once, before the first `agree`."""
         ...
@@ -81,7 +86,7 @@ class Ranks(Protocol):
 class Alone:
     """One process: it agrees with itself, at no cost."""
 
-    rank, size, sharded = 0, 1, False
+    rank, size, sharded, agreements = 0, 1, False, 0
 
     def watch(self, named: Named, buffers: Sequence[str], *, micro_batches: int) -> None:
         """Nobody else has to know."""

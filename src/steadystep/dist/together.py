@@ -18,7 +18,6 @@ from steadystep.dist.replicas import Replicas, odd_ones
 from steadystep.dist.shards import counts_here, reshard
 from steadystep.errors import MisuseError
 from steadystep.look import Look
-from steadystep.notices import warn
 from steadystep.records import Probe
 
 _TEXT = 1024  # bytes
@@ -44,7 +43,7 @@ class Together:
         self._replicas = Replicas(model)
         self._fitting: Probe | None = None
         """A probe of which all ranks hold one of the same shape; its numbers are added up next time."""
-        self._complained = False
+        self.agreements = 0
 
     def watch(self, named: Named, buffers: Sequence[str], *, micro_batches: int) -> None:
         """What is counted; the same on all ranks."""
@@ -66,6 +65,7 @@ class Together:
         agreed = count(form, self._summed(ballot), mine, probe=probe)
         self._check(agreed, mine.step)
         self._granted = agreed.wishes
+        self.agreements += 1
         self._fitting = mine.probe if agreed.probe_fits else None
         odd = () if agreed.same_weights else self._odd_ones()
         look.signals = replace(agreed.signals, odd_replicas=odd) if odd else agreed.signals

@@ -60,6 +60,8 @@ def mark_skipped(optimizer: Any, outcome: Outcome) -> None:
     """What `step_was_skipped` answers after this step."""
     if not isinstance(optimizer, AcceleratedOptimizer):
         return
-    optimizer._is_overflow = not outcome.stepped
+    # After a rollback a scheduler is where it was right after that update, and the loop's call completes it.
+    skipped = not outcome.stepped and outcome.restored is None
+    optimizer._is_overflow = skipped
     if optimizer.scaler is not None:  # there it goes by whether the step was called, and it always is
-        optimizer._accelerate_step_called = outcome.stepped
+        optimizer._accelerate_step_called = not skipped

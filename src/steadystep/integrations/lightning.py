@@ -66,7 +66,8 @@ class StabilityCallback(Callback):
                 signs_scaling=not trainer.gradient_clip_val,
                 tell=self._told,
             )
-            saved = self._saved.get(str(number))
+            # why: a callback may be used again, and what it knows of another model is no help to this one
+            saved = self._saved.get(str(number)) if trainer.global_step > 0 else None
             if saved is not None:
                 watcher.guard.load_state_dict(saved)
             self.watchers.append(watcher)

@@ -118,7 +118,7 @@ def _go_back(
     good = [s for s in states if s.step + limits.trust_steps <= before or s.step < 0]
     again = budget.last_target(signals.step)
     refusal = _refusal(signals, diagnosis)
-    if again is not None and signals.witness is None and not refusal:
+    if again is not None and signals.witness is None and not refusal and not signals.odd_replicas:
         # Nobody could be asked, and going back has not helped: it is the data, or cannot be helped.
         return PROCEED
     if again is not None:

@@ -55,6 +55,7 @@ class DataPosition:
             restore_all(self._sought["random"], self._device)
         between()  # before the loader draws the order of this pass
         source = self._begin(loader)
+        self.ends()  # a pass that the loop left by itself may have had its end agreed on: not this one's
         self.open = True
         try:
             while True:

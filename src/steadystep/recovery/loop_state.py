@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.dist import Alone, Ranks
-from steadystep.errors import CheckpointError
+from steadystep.errors import CheckpointError, ConfigError
 from steadystep.names import plain
 from steadystep.notices import warn
 from steadystep.recovery.snapshots import Kept
 from steadystep.recovery.spread import FOLDER, Spread, laid_out, read_spread, room_for
 from steadystep.rng import all_random_state, restore_all
+from steadystep.state import check
 
 _PARTS = ("parameters", "buffers", "optimizer", "guard", "kept", "random", "data")
 
@@ -110,7 +111,7 @@ class LoopState:
             torch.manual_seed(torch.initial_seed() + self._ranks.rank)
             random = all_random_state(self._device)
         restore_all(random, self._device)
-        self._position.seek(state["data"], random=random)
+        self._position.seek(self._place(state), random=random)
 
     @torch.no_grad()
     def put_weights_back(self, state: Mapping[str, Any]) -> None:
@@ -132,7 +133,22 @@ class LoopState:
             else:
                 owner[key] = saved.to(self._device if present is None else present.device)
 
+    def _place(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """In the data; as many ranks as saved it each used their own part of a pass."""
+        data, saved, here = dict(state["data"]), int(state.get("ranks", 1)), self._ranks.size
+        if saved != here:
+            data["batch"] = int(data["batch"]) * saved // here
+            if self._ranks.rank == 0:
+                warn(
+                    f"the checkpoint is of {saved} ranks and this run has {here}: its place in the data is approximate"
+                )
+        return data
+
     def _check(self, state: Mapping[str, Any]) -> None:
+        try:
+            check(self._guard.state_dict(), state["guard"])
+        except ConfigError as error:
+            raise CheckpointError(f"the checkpoint does not fit: {error}") from None
         present, saved = self._parameters(), state["parameters"]
         for name in [*saved, *present]:
             if name not in saved or name not in present:

@@ -133,12 +133,6 @@ def _for_this_rank(path: Path, ranks: Ranks) -> Checkpoint:
     if ranks.rank > 0 and set(own) <= manifest.files.keys():
         state |= {part: value for part, value in read_state(path, manifest, own).state.items() if part in _OWN}
     saved = int(state.get("ranks", 1))
-    if saved != ranks.size:
-        data = dict(state["data"])
-        data["batch"] = int(data["batch"]) * saved // ranks.size
-        state["data"] = data
-        if ranks.rank == 0:
-            warn(f"{path} is of {saved} ranks and this run has {ranks.size}: its place in the data is approximate")
     if ranks.rank >= saved:
         state["random"] = None
     return replace(common, state=state)

@@ -6,10 +6,12 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from steadystep.report.asked_rate import asked_rates, finite_rates, warmup_end
 from steadystep.report.words import number, share
 from steadystep.track.run import Run
 
 Mark = Literal["yes", "no", "unknown", "needless"]
+_MOSTLY = 0.5
 
 
 @final
@@ -24,14 +26,13 @@ class Item:
 
 def checklist(run: Run) -> tuple[Item, ...]:
     """Seven things worth having, in the order in which they save runs."""
-    guarded, training = run.source == "steadystep", _section(run, "training")
-    monitoring = _section(run, "monitoring")
+    training, monitoring = _section(run, "training"), _section(run, "monitoring")
     return (
         _clipping(run, training),
         _warmup(run, training),
         _schedule(run, training),
         _precision(training),
-        Item("NaN check", "yes" if guarded else "unknown", "every step, before the update" if guarded else ""),
+        _finite(run),
         _norms(run),
         _checkpoints(monitoring),
     )
@@ -42,6 +43,14 @@ def _section(run: Run, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def _finite(run: Run) -> Item:
+    if run.source != "steadystep":
+        return Item("NaN check", "unknown", "")
+    if run.settings.get("mode") == "observe":
+        return Item("NaN check", "no", "seen and logged, but not held back (observe mode)")
+    return Item("NaN check", "yes", "every step, before the update")
+
+
 def _clipping(run: Run, training: Mapping[str, Any]) -> Item:
     times = f"; clipped {share(len(run.clipped), len(run.loss))} of the steps" if len(run.clipped) else ""
     limits = {key: training.get(key) for key in ("max_grad_norm", "max_grad_value", "clip_rule")}
@@ -50,10 +59,13 @@ def _clipping(run: Run, training: Mapping[str, Any]) -> Item:
         return Item("Gradient clipping", "no", "switched off; only outliers are held back")
     if said or training.get("gradient_clipping"):
         return Item("Gradient clipping", "yes", (said or "max_grad_norm = 1.0") + times)
+    if training:
+        said = (
+            "no fixed limit" if run.settings.get("mode") == "observe" else "no fixed limit; only outliers are held back"
+        )
+        return Item("Gradient clipping", "no", said + times)
     if len(run.clipped):
         return Item("Gradient clipping", "yes", times.removeprefix("; "))
-    if training:
-        return Item("Gradient clipping", "no", "no fixed limit; only outliers are held back")
     return Item("Gradient clipping", "unknown", "")
 
 
@@ -61,9 +73,10 @@ def _warmup(run: Run, training: Mapping[str, Any]) -> Item:
     asked = training.get("warmup_steps")
     if asked:
         return Item("Warm-up", "yes", f"warmup_steps = {asked}")
-    rates = run.lr.values[np.isfinite(run.lr.values)]
-    if len(rates) > 10 and rates[0] < 0.5 * rates.max() and np.argmax(rates) > 1:
-        at = int(run.lr.steps[int(np.argmax(run.lr.values == rates.max()))])
+    rates = finite_rates(run)
+    end = warmup_end(rates) if len(rates) > 10 else None
+    if end is not None:
+        at = int(run.lr.steps[np.flatnonzero(np.isfinite(run.lr.values))[end]])
         return Item("Warm-up", "yes", f"the learning rate rose from {number(float(rates[0]))} until step {at:,}")
     if len(rates) > 10:
         return Item("Warm-up", "no", f"the first step was taken at {number(float(rates[0]))}")
@@ -74,12 +87,14 @@ def _schedule(run: Run, training: Mapping[str, Any]) -> Item:
     name = training.get("lr_scheduler")
     if name:
         return Item("Schedule", "yes", f"lr_scheduler = {name}")
-    rates = run.lr.values[np.isfinite(run.lr.values)]
+    rates, held = asked_rates(run)
     if len(rates) > 10 and rates[-1] < 0.9 * rates.max():
         ends = f"{number(float(rates.max()))} to {number(float(rates[-1]))}"
         return Item("Schedule", "yes", f"the learning rate fell from {ends}")
+    if len(rates) > 10 and held > _MOSTLY:
+        return Item("Schedule", "unknown", "the guard was at the learning rate most of the time")
     if len(rates) > 10:
-        return Item("Schedule", "no", "the learning rate did not fall")
+        return Item("Schedule", "no", "the learning rate did not fall" + (", except by the guard" if held else ""))
     return Item("Schedule", "no" if training else "unknown", "")
 
 

@@ -58,13 +58,18 @@ class Episode:
 
     @property
     def acted(self) -> bool:
-        """Whether the guard did more than to watch."""
+        """Whether it called for more than to watch."""
         return self.severity in ("act", "critical") or any(not i.stepped for i in self.incidents)
 
 
 def episodes(run: Run) -> tuple[Episode, ...]:
     """All of a run, in order."""
     return tuple(_episode(run, group) for group in _groups(run.incidents))
+
+
+def interventions(run: Run, told: Sequence[Episode]) -> tuple[Episode, ...]:
+    """Those in which the guard did more than to watch; in observe mode, none."""
+    return () if run.settings.get("mode") == "observe" else tuple(e for e in told if e.acted)
 
 
 def gravest(incidents: Sequence[Incident]) -> str:

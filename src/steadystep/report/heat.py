@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from steadystep.track.run import LayerNorms
 
 _COLUMNS, _ROWS = 240, 64
+_FEW = 8  # rows of a picture that hides more than it shows
 
 
 def heat(layers: LayerNorms | None, *, troubled: Collection[int] = ()) -> dict[str, Any] | None:
@@ -52,15 +53,24 @@ def _carried(cells: NDArray[np.float64], written: NDArray[np.int64]) -> NDArray[
 
 
 def _together(names: tuple[str, ...], norms: NDArray[np.float64]) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-    """Tensors of one module as one row, going up the names until there are few enough."""
+    """Tensors of one module as one row, going up the names until there are few enough; neighbours where that fails."""
     while len(names) > _ROWS:
         short = [re.sub(r"\.?[^.]+$", "", name) or name for name in names]
         groups = list(dict.fromkeys(short))
-        if len(groups) == len(names):
-            return names[:_ROWS], norms[:, :_ROWS]
-        where = np.array([groups.index(name) for name in short])
+        if short == list(names) or len(groups) < _FEW:
+            short = _neighbours(names)
+            groups = list(dict.fromkeys(short))
+        place = {name: at for at, name in enumerate(groups)}
+        where = np.array([place[name] for name in short])
         names, norms = tuple(groups), np.stack([_norm(norms[:, where == g]) for g in range(len(groups))], axis=1)
     return names, norms
+
+
+def _neighbours(names: tuple[str, ...]) -> list[str]:
+    """Names of stretches that are as long as they must be: no layer is left out of the picture."""
+    size = -(-len(names) // _ROWS)
+    parts = [names[at : at + size] for at in range(0, len(names), size)]
+    return [part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts for _ in part]
 
 
 def _norm(norms: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from steadystep.report.episodes import Episode, episodes
+from steadystep.report.episodes import Episode, episodes, interventions
 from steadystep.track.run import Run
 
 _AROUND = 20  # steps: a spike needs some to heal
@@ -43,7 +43,7 @@ def judged(run: Run) -> Verdict:
         Sign(kind=p.kind, severity=p.severity, step=p.step, until=p.until, evidence=p.evidence, advice=p.advice)
         for p in reading.findings
     )
-    acted = tuple(e for e in episodes(run) if e.acted) if run.settings.get("mode") != "observe" else ()
+    acted = interventions(run, episodes(run))
     if not acted:
         return Verdict(said=reading.verdict, healthy=reading.healthy, signs=signs)
     did = f"the guard stepped in {'once' if len(acted) == 1 else f'{len(acted)} times'} ({_named(acted)})"

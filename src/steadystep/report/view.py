@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from steadystep.report.checklist import Item, checklist
-from steadystep.report.episodes import Episode, episodes
+from steadystep.report.episodes import Episode, episodes, interventions
 from steadystep.report.heat import heat
 from steadystep.report.panels import left_out, panels
 from steadystep.report.verdict import Verdict
@@ -127,7 +127,7 @@ def _facts(run: Run, told: tuple[Episode, ...]) -> Iterator[tuple[str, str, str]
         at = f"at step {int(held_out.steps[best]):,}"
         yield "best validation", number(float(held_out.values[best])), at
     if run.source == "steadystep":
-        acted = sum(e.acted for e in told)
+        acted = len(interventions(run, told))
         refused = sum(not i.stepped for i in run.incidents)
         back = sum(i.restored is not None for i in run.incidents)
         yield "interventions", str(acted), count(len(told) - acted, "observation") if len(told) > acted else ""

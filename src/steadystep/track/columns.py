@@ -34,6 +34,15 @@ class Column:
         """A copy, as arrays."""
         return Series(np.array(self.steps, dtype=np.int64), np.array(self._values))
 
+    def carried_on(self, steps: NDArray[np.int64]) -> Series:
+        """At each of these steps what was last said; NaN ends it, and before the first there is nothing."""
+        if not self.steps or not len(steps):
+            return Series()
+        place = np.searchsorted(np.array(self.steps, dtype=np.int64), steps, side="right") - 1
+        values = np.array(self._values)[np.maximum(place, 0)]
+        known = (place >= 0) & ~np.isnan(values)
+        return Series(steps[known], values[known])
+
 
 @final
 class LayerRows:

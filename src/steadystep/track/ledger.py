@@ -1,5 +1,6 @@
 """The lines of a run log, taken in one after another and held as plain columns, so that a million steps stay small."""
 
+import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
@@ -10,10 +11,8 @@ import numpy as np
 
 from steadystep.track.columns import Column, LayerRows
 from steadystep.track.incident_line import incident_of
-from steadystep.track.number import from_json
+from steadystep.track.number import LARGEST_STEP, count_of, from_json, step_of
 from steadystep.track.run import Incident, Run, Series
-
-_LARGEST_STEP = 2**62
 
 
 @final
@@ -35,6 +34,7 @@ class Ledger:
         self._end: Mapping[str, Any] | None = None
         self._header_passed = False
         self._last = -1
+        self._unwritten = 0
         self.known = 0
         """Lines that made sense."""
         self.junk = 0
@@ -59,8 +59,9 @@ class Ledger:
 
     def _row(self, line: Mapping[str, Any]) -> None:
         step, loss, norm, lr = line["step"], line["loss"], line["norm"], line["lr"]
-        if not (type(step) is int and type(loss) is float and type(norm) is float and type(lr) is float):
-            step, loss, norm, lr = _step(step), from_json(loss), from_json(norm), from_json(lr)
+        known = type(step) is int and 0 <= step < LARGEST_STEP
+        if not (known and type(loss) is float and type(norm) is float and type(lr) is float):
+            step, loss, norm, lr = step_of(step), from_json(loss), from_json(norm), from_json(lr)
         if len(line) == 4 and step > self._last and not self._header_passed:  # nearly all of them
             self._append(step, loss, norm, lr)
             return
@@ -72,6 +73,7 @@ class Ledger:
         if line.get("clipped"):
             self._clipped.append(step)
         if scale is not None:
+            self._scale.cut(step)
             self._scale.append(step, scale)
         for name, value in metrics.items():
             self._metrics.setdefault(name, Column()).append(step, value)
@@ -85,7 +87,7 @@ class Ledger:
 
     def _go_on_at(self, step: int) -> None:
         """Another process goes on, or the same one from an earlier state: later lines count."""
-        self._header_passed = False
+        other_process, self._header_passed = self._header_passed, False
         place = bisect_left(self._steps, step)
         self.repeated += len(self._steps) - place
         for rows in (self._steps, self._losses, self._norms, self._rates):
@@ -95,6 +97,8 @@ class Ledger:
             column.cut(step)
         for column in self._validation.values():
             column.cut(step + 1)  # a validation at `step` was made before that step was tried
+        if other_process and self._scale.steps:
+            self._scale.append(step, math.nan)  # it need not have a scale at all
         self._layers.cut(step)
         self._incidents = [i for i in self._incidents if i.step < step]
         self._restarts = [at for at in self._restarts if at < step]
@@ -110,21 +114,25 @@ class Ledger:
 
     def _layers_line(self, line: Mapping[str, Any]) -> None:
         names = line.get("names")
-        self._layers.append(_step(line["step"]), None if names is None else tuple(str(n) for n in names), line["norms"])
+        self._layers.append(
+            step_of(line["step"]), None if names is None else tuple(str(n) for n in names), line["norms"]
+        )
 
     def _validated(self, line: Mapping[str, Any]) -> None:
-        step = _step(line["step"])
+        step = step_of(line["step"])
         for name, value in [(str(k), from_json(v)) for k, v in line["metrics"].items()]:
             column = self._validation.setdefault(name, Column())
             column.cut(step)
             column.append(step, value)
 
     def _incident(self, line: Mapping[str, Any]) -> None:
-        _step(line["step"])
+        step_of(line["step"])
         self._incidents.append(incident_of(line, self._folder))
+        self._unwritten += count_of(line.get("unwritten"))
 
     def _ended(self, line: Mapping[str, Any]) -> None:
         self._end = line
+        self._unwritten += count_of(line.get("unwritten"))
 
     def as_run(self, notes: tuple[str, ...]) -> Run:
         """The run so far."""
@@ -136,7 +144,7 @@ class Ledger:
             loss=Series(steps, np.array(self._losses)),
             grad_norm=Series(steps, np.array(self._norms)),
             lr=Series(steps, np.array(self._rates)),
-            scale=self._scale.series(),
+            scale=self._scale.carried_on(steps),
             metrics={name: column.series() for name, column in self._metrics.items() if column.steps},
             validation={name: column.series() for name, column in self._validation.items() if column.steps},
             clipped=np.array(self._clipped, dtype=np.int64),
@@ -160,6 +168,8 @@ class Ledger:
             said.append(f"{_lines(self.unknown)} of a kind that this version does not know were left out")
         if self.repeated:
             said.append(f"{self.repeated} steps were run again after a restart; the later ones are shown")
+        if self._unwritten:
+            said.append(f"{self._unwritten:,} more incidents are only counted: there was no room for them in the log")
         return tuple(said)
 
 
@@ -170,12 +180,6 @@ _KINDS = {
     "incident": Ledger._incident,
     "end": Ledger._ended,
 }
-
-
-def _step(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _LARGEST_STEP:
-        raise TypeError("not a step")
-    return value
 
 
 def _time(value: object) -> float | None:

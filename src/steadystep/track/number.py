@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 
+LARGEST_STEP = 2**62
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -29,3 +30,15 @@ def from_json(value: object) -> float:
     if isinstance(value, str) and value in _WORDS:
         return _WORDS[value]
     raise TypeError("not a number")
+
+
+def step_of(value: object) -> int:
+    """Raises TypeError for what is not a step."""
+    if type(value) is not int or not 0 <= value < LARGEST_STEP:
+        raise TypeError("not a step")
+    return value
+
+
+def count_of(value: object) -> int:
+    """A number of things; 0 for anything else."""
+    return value if type(value) is int and 0 < value < LARGEST_STEP else 0

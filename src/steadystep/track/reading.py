@@ -19,10 +19,12 @@ def read(path: str | Path) -> Run:
     """The run whose folder, or whose `run.jsonl`, this is.
 
     Raises:
-        ConfigError: there is no run log here.
+        ConfigError: there is no run log here, or nothing in it.
     """
     follower = Follower(path)
     follower.update()
+    if follower.is_empty:
+        raise ConfigError(f"{follower.path}: the log is empty: the run has written nothing to it")
     return follower.run
 
 
@@ -42,6 +44,11 @@ class Follower:
         self._identity: tuple[int, int] | None = None
         self._run: Run | None = None
         self._dropped = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Not one line of it has been seen."""
+        return not self._ledger.known
 
     @property
     def run(self) -> Run:

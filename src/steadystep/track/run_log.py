@@ -7,31 +7,29 @@ leaves; readers skip it.
 """
 
 import json
-import logging
 import os
 import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, final
+from typing import Any, final
 
-from steadystep.errors import ConfigError, TrainingHalted
+from steadystep.errors import ConfigError
 from steadystep.records import Outcome, Signals
 from steadystep.track.allowance import Allowance
 from steadystep.track.incident_line import incident_line
+from steadystep.track.log_file import dropped, end, state, write
 from steadystep.track.number import as_json, as_list
 from steadystep.version import __version__
-
-logger = logging.getLogger("steadystep")
 
 _FLUSH_EVERY, _FLUSH_EVERY_S = 100, 1.0  # lines; a crash loses at most these, an incident is written at once
 _AROUND = 5  # steps before and after an incident whose layers are written too
 # Bytes at once and per step. Steps take up to 82 each: at a million, 82 + 7.5 + 6 + 3.5 MB.
 _METRICS, _LAYERS, _INCIDENTS = (1.5e6, 6.0), (1e6, 5.0), (1.5e6, 2.0)
 _AGAIN = 0.1  # of the first sum, for a log that is continued: restarts must not add up
+_SCALE_EVERY = 1000  # steps: a scale that did not change is written all the same, as a torn line may have held it
 _RESERVE = 0.25  # of the incidents' sum is for the incidents themselves
 
 
@@ -55,10 +53,12 @@ class RunLog:
         self._recent: deque[Signals] = deque(maxlen=_AROUND)
         self._written_layers = -1
         self._near_until = -1
-        self._unwritten = 0
+        self._unwritten = [0]  # incidents that had no room; shared with the end
+        self._scale: float | None = None
+        self._last = -1
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            begun, torn = _state(self.path)
+            begun, torn = state(self.path)
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"run_dir = {str(run_dir)!r}: cannot be written ({error.strerror})") from None
@@ -67,12 +67,13 @@ class RunLog:
             Allowance(start * share, per_step) for start, per_step in (_METRICS, _LAYERS, _INCIDENTS)
         )
         # Nobody has to call close(): the last lines are written when the log is dropped or the program ends.
-        self._finish = weakref.finalize(self, _dropped, self._file, self._pending, self.path, os.getpid())
+        ends = (self._file, self._pending, self.path, os.getpid(), self._unwritten)
+        self._finish = weakref.finalize(self, dropped, *ends, id(getattr(sys, "last_value", None)))
         sizes = parameters or {}
         header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1)}
         header |= {"settings": settings or {}, "parameters": sum(sizes.values()), "names": list(sizes)}
         self._pending.append("\n" * torn + json.dumps(header) + "\n")
-        _write(self._file, self._pending, self.path)
+        write(self._file, self._pending, self.path)
 
     def record(self, outcome: Outcome) -> None:
         """One compact line; more around an incident and every `layers_every` steps."""
@@ -92,18 +93,18 @@ class RunLog:
         now = time.monotonic()
         if trouble or len(self._pending) >= _FLUSH_EVERY or now - self._flushed >= _FLUSH_EVERY_S:
             self._flushed = now
-            _write(self._file, self._pending, self.path)
+            write(self._file, self._pending, self.path)
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of its own, written at once."""
         row = {"kind": "validation", "step": step, "metrics": {k: as_json(float(v)) for k, v in metrics.items()}}
         self._pending.append(json.dumps(row) + "\n")
-        _write(self._file, self._pending, self.path)
+        write(self._file, self._pending, self.path)
 
     def close(self) -> None:
         """Write what is left, and how it ended, and close the file."""
         if self._finish.detach() is not None:
-            _end(self._file, self._pending, self.path, os.getpid(), sys.exc_info()[1])
+            end(self._file, self._pending, self.path, os.getpid(), self._unwritten, sys.exc_info()[1])
 
     def _write_around(self) -> None:
         for signals in self._recent:
@@ -122,17 +123,19 @@ class RunLog:
 
     def _add_incident(self, outcome: Outcome) -> None:
         line = incident_line(outcome, self.path.parent)
-        if self._unwritten:
-            line["unwritten"] = self._unwritten
+        if self._unwritten[0]:
+            line["unwritten"] = self._unwritten[0]
         text = json.dumps(line) + "\n"
         if self._for_incidents.grant(len(text), outcome.step):
             self._pending.append(text)
-            self._unwritten = 0
+            self._unwritten[0] = 0
         else:
-            self._unwritten += 1
+            self._unwritten[0] += 1
 
     def _row(self, outcome: Outcome, signals: Signals) -> str:
-        if signals.healthy and not signals.metrics and not signals.scaled:
+        has_scale = signals.scaled and self._is_news(signals)
+        self._last = signals.step
+        if signals.healthy and not signals.metrics and not has_scale:
             # why by hand: json.dumps costs three times as much, on every step
             return (
                 f'{{"step":{signals.step},"loss":{signals.loss:.9g},"norm":{signals.grad_norm:.6g}'
@@ -146,50 +149,15 @@ class RunLog:
         }
         if outcome.clipped:
             row["clipped"] = 1
-        if signals.scaled:
-            row["scale"] = as_json(signals.scale, 7)
+        if has_scale:
+            row["scale"], self._scale = as_json(signals.scale, 7), signals.scale
         if signals.metrics:
             metrics = {name: as_json(value, 7) for name, value in signals.metrics.items()}
             if self._for_metrics.grant(len(str(metrics)), signals.step):
                 row["metrics"] = metrics
         return json.dumps(row, separators=(",", ":")) + "\n"
 
-
-def _state(path: Path) -> tuple[bool, bool]:
-    """Whether there is anything, and whether a crash left it without an end: what is appended must not stick to it."""
-    if not path.exists() or path.stat().st_size == 0:
-        return False, False
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return True, file.read(1) != b"\n"
-
-
-def _dropped(file: IO[str], pending: list[str], path: Path, process: int) -> None:
-    # why last_value: at the end of a program, what ended it is no longer being handled
-    _end(file, pending, path, process, sys.exc_info()[1] or getattr(sys, "last_value", None))
-
-
-def _end(file: IO[str], pending: list[str], path: Path, process: int, error: BaseException | None) -> None:
-    if os.getpid() == process:  # what was forked off has a copy of the lines, and no business here
-        line = {"kind": "end", "how": "finished", "time": round(time.time(), 1)}
-        if error is not None:
-            stopped = isinstance(error, TrainingHalted | KeyboardInterrupt | SystemExit)
-            line |= {"how": "stopped" if stopped else "error", "error": f"{type(error).__name__}: {error}"[:1000]}
-        pending.append(json.dumps(line) + "\n")
-        _write(file, pending, path)
-    with suppress(OSError):  # a full disk fails once more on what the file still buffers
-        file.close()
-
-
-def _write(file: IO[str], pending: list[str], path: Path) -> None:
-    lines = "".join(pending)
-    pending.clear()
-    if file.closed:
-        return
-    try:
-        file.write(lines)
-        file.flush()
-    except OSError as error:
-        logger.warning("run log %s stopped (%s); training goes on", path, error.strerror or error)
-        with suppress(OSError):
-            file.close()
+    def _is_news(self, signals: Signals) -> bool:
+        """A scale changes rarely, and readers carry it on; after going back they have forgotten it."""
+        back, due = signals.step <= self._last, signals.step % _SCALE_EVERY == 0
+        return signals.scale != self._scale or back or due

@@ -33,6 +33,9 @@ _PLAIN: Callable[..., None] = torch.Tensor.backward
 
 @functools.wraps(_PLAIN)
 def _telling(self: Tensor, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
+    if torch.overrides.has_torch_function_unary(self):  # torch comes back here for what is inside the subclass
+        _PLAIN(self, gradient, *args, **kwargs)
+        return
     listeners: tuple[Listener, ...] = tuple(_LISTENERS)
     for listener in listeners:
         listener.before_backward()

@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadystep.actions.update import REFUSALS
+from steadystep.diagnosis import ADVICE, Cause
 from steadystep.errors import MisuseError
 from steadystep.guard import Guard
 from steadystep.incidents.case import Case
-from steadystep.records import Outcome, Plan
+from steadystep.look import Look
+from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.watching.closures import Undo, is_finite
 from steadystep.watching.collected import Collected
 from steadystep.watching.loss_scaling import LossScaling
@@ -42,7 +44,9 @@ class HookedStep:
         """The optimizer evaluates its closure as often as it likes, and moves the weights in between."""
         self._outcome: Outcome | None = None
         self._case: Case | None = None
+        self._touches = guard.config.mode != "observe"
         self._undo: Undo | None = None
+        self._look: Look | None = None
         self._evaluations = 0
         self._parts.passes.given_losses = True
         self._parts.recovery.begin(step=0, updates=0)
@@ -85,6 +89,7 @@ class HookedStep:
         self._case = parts.examiner.open(plan, look, updates=guard.updates)
         self._outcome = parts.around.before(plan, look, diagnosis, shrunk=shrunk)
         self._seen.measuring = shrunk
+        self._look = look if self._several else None
 
     def judged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, and right after it the decision: gradients exist only then."""
@@ -92,13 +97,13 @@ class HookedStep:
 
         def run() -> Any:
             self._evaluations += 1
-            if self._evaluations == 1 and self._several:
+            if self._evaluations == 1 and self._several and self._touches:
                 self._undo = Undo(self._optimizer)
             loss = closure()
             if self._evaluations == 1:
                 self.decide(loss)
                 return loss
-            if self._accepted and not is_finite(loss, self._optimizer):
+            if self._accepted and not self._parts.ranks.all(is_finite(loss, self._optimizer)):
                 self.decide(loss)
             if self._accepted:
                 return loss
@@ -113,7 +118,10 @@ class HookedStep:
         if outcome is None:
             return None
         undo, self._undo = self._undo, None
-        if undo is not None and (not outcome.stepped or undo.needed) and outcome.restored is None:
+        look, self._look = self._look, None
+        if undo is not None and look is not None and outcome.stepped and not self._parts.ranks.all(not undo.needed):
+            outcome = self._undone(look)
+        if undo is not None and not outcome.stepped and outcome.restored is None:
             undo.back()
         self._parts.around.after(outcome)
         outcome, self._case = self._parts.examiner.close(outcome, self._case), None
@@ -124,6 +132,16 @@ class HookedStep:
     def abandon(self) -> None:
         """A step that raised leaves the learning rate as the user set it."""
         self._parts.around.abandon()
+
+    def _undone(self, look: Look) -> Outcome:
+        """Every evaluation was finite, and the weights it came to are not."""
+        parts, cause = self._parts, Cause.LEARNING_RATE_TOO_HIGH
+        stop = ("stop",) if parts.budget.skips_spent(look.signals.step) else ()
+        plan = Plan(steps=("skip-step", *stop), reason=cause.value)
+        evidence = "the optimizer's step led to weights that are not finite"
+        parts.probes.cancel()
+        diagnosis = Diagnosis(cause=cause.value, evidence=evidence, advice=ADVICE[cause])
+        return parts.action.report(plan, look, diagnosis, stepped=False)
 
     @property
     def _accepted(self) -> bool:

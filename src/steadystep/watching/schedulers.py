@@ -13,29 +13,31 @@ from typing import Any, final
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-_WALKS = 3  # then all that there are have been found; an fp16 run refuses its first steps by routine
+_WALKS = 4  # then all that there are have been found; an fp16 run refuses its first steps by routine
 
 
 @final
 class Schedulers:
-    """Those that set the learning rate of one optimizer."""
+    """Those that set the learning rate of one optimizer. One without `last_epoch` is told by the loop where it is."""
 
     def __init__(self, optimizer: Optimizer, given: Sequence[Any]) -> None:
         self._optimizer = optimizer
         self.known: list[Any] = [*given]
-        self._places: list[int] = []
+        self._places: list[int | None] = []
         self._moving: list[bool] = []
         self._held: list[Any] | None = None
         self._groups: list[dict[str, Any]] = []
         self._walks = 0
         self.find()
 
-    def find(self) -> None:
-        """Look for those made without telling us: a walk over all objects (0.1 s), at first and when in trouble."""
+    def find(self) -> list[Any]:
+        """Those made since without telling us: a walk over all objects (0.1 s), at first and when in trouble."""
         self._walks += 1
+        before = len(self.known)
         for thing in gc.get_objects():
             if issubclass(type(thing), LRScheduler) and _of(thing) is self._optimizer and not self._knows(thing):
                 self.known.append(thing)
+        return self.known[before:]
 
     def before_step(self) -> None:
         """Who has moved since the last step; and back with those that moved after a refused one."""
@@ -43,7 +45,8 @@ class Schedulers:
         pairs = zip(places, self._places, strict=False)
         self._moving = [now != then for now, then in pairs] + [True] * (len(places) - len(self._places))
         if self._held is not None:
-            if any(now != held["last_epoch"] for now, held in zip(places, self._held, strict=False) if held):
+            trios = zip(places, self._places, self._held, strict=False)
+            if any(now != then for now, then, held in trios if held is not None):
                 self._put_back(self._held)
             self._held = None
 
@@ -54,7 +57,7 @@ class Schedulers:
                 self.find()
             moving = [*self._moving, *[True] * (len(self.known) - len(self._moving))]
             self._held = [
-                copy.deepcopy(scheduler.state_dict()) if moves else None
+                copy.deepcopy(scheduler.state_dict()) if moves and _place(scheduler) is not None else None
                 for scheduler, moves in zip(self.known, moving, strict=True)
             ]
             self._groups = [_settings(group) for group in self._optimizer.param_groups]
@@ -71,11 +74,15 @@ class Schedulers:
                 else:
                     group[key] = value
 
-    def _now(self) -> list[int]:
-        return [scheduler.last_epoch for scheduler in self.known]
+    def _now(self) -> list[int | None]:
+        return [_place(scheduler) for scheduler in self.known]
 
     def _knows(self, thing: object) -> bool:
         return any(thing is scheduler for scheduler in self.known)
+
+
+def _place(scheduler: Any) -> int | None:
+    return getattr(scheduler, "last_epoch", None)
 
 
 def _of(scheduler: LRScheduler) -> object:

@@ -112,8 +112,9 @@ class Watcher:
         self._seen = Collected(lambda: parts.looker.parameters, parts.looker.norms)
         self._scaling = LossScaling(optimizer, scaler, signs=signs_scaling and settings.mode != "observe")
         self._schedulers = Schedulers(optimizer, schedulers)
-        for number, scheduler in enumerate(self._schedulers.known):
-            self.guard.keep(f"scheduler {number}", scheduler)
+        self._kept = 0
+        self._keep(self._schedulers.known)
+        self._begun = False
         self._reruns = Reruns()
         self._step = HookedStep(
             self.guard, optimizer, self._seen, self._scaling, self._reruns, several=needs_closure(optimizer)
@@ -159,6 +160,9 @@ class Watcher:
         self.guard.close()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._begun:
+            self._begun = True
+            self._keep(self._schedulers.find())  # a program may make its scheduler after the watcher
         self._schedulers.before_step()
         closure = closure_of(args, kwargs)
         if closure is not None:
@@ -176,6 +180,12 @@ class Watcher:
         if self._tell is not None:
             self._tell(outcome)
         self.guard._settled(outcome)
+
+    def _keep(self, schedulers: Sequence[Any]) -> None:
+        for scheduler in schedulers:
+            if hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict"):
+                self.guard.keep(f"scheduler {self._kept}", scheduler)
+                self._kept += 1
 
     def __enter__(self) -> Self:
         return self

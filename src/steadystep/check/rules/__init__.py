@@ -10,11 +10,26 @@ from steadystep.check.rules import (
     modes,
     objects,
     precision,
+    retained,
     settings,
     stepping,
+    totals,
+    zeroing,
 )
 
-ALL: tuple[RuleFunction, ...] = tuple(
-    module.check
-    for module in (clipping, stepping, accumulation, precision, loss, heads, evaluation, modes, settings, objects)
+_MODULES = (
+    clipping,
+    stepping,
+    zeroing,
+    accumulation,
+    retained,
+    precision,
+    loss,
+    totals,
+    heads,
+    evaluation,
+    modes,
+    settings,
+    objects,
 )
+ALL: tuple[RuleFunction, ...] = tuple(module.check for module in _MODULES)

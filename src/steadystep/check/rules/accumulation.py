@@ -1,4 +1,4 @@
-"""SS109: a group of micro-batches whose losses are not divided. SS110: a graph that is kept for nothing."""
+"""SS109: a group of micro-batches whose losses are not divided."""
 
 import ast
 from collections.abc import Iterator
@@ -6,19 +6,16 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.events import Event, implied
 from steadystep.check.hit import Hit
-from steadystep.check.names import calls_in, last, name_of
-from steadystep.check.roles import is_model_call
+from steadystep.check.names import last, name_of
 from steadystep.check.script import Script
 
 _AVERAGES = ("criterion", "loss_fn", "loss_func", "loss_function", "crit")
 
 
 def check(context: Context) -> Iterator[Hit]:
-    """Both."""
+    """For every step in every loop."""
     for cycle in context.cycles:
         yield from _not_divided(context, cycle)
-    for event in context.events("backward"):
-        yield from _retained(context, event)
 
 
 def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
@@ -36,7 +33,7 @@ def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
         or any(implied(z, backward) and z.inner == step.inner for z in zeros)
     ):
         return
-    if not _counts(context.script, step) or _rescales_gradients(context.script):
+    if not _counts(context.script, step) or rescales_gradients(context.script):
         return
     if backward.loss is None or not _is_mean(context.script, backward.loss, backward.node):
         return
@@ -77,7 +74,8 @@ def _count_name(script: Script, step: Event) -> str:
     return ""
 
 
-def _rescales_gradients(script: Script) -> bool:
+def rescales_gradients(script: Script) -> bool:
+    """Whether gradients are divided or multiplied by hand."""
     for node in script.nodes:
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and node.target.attr == "grad":
             return True
@@ -118,52 +116,3 @@ def _averages(script: Script, call: ast.Call) -> bool:
     if any(isinstance(v, ast.Call) and any(k.arg == "reduction" for k in v.keywords) for v in made):
         return False
     return leaf.lower() in _AVERAGES or (leaf in ("model", "net") and leaf not in script.functions)
-
-
-def _retained(context: Context, event: Event) -> Iterator[Hit]:
-    call, script = event.node, context.script
-    if not isinstance(call, ast.Call) or event.managed:
-        return
-    asked = next((k for k in call.keywords if k.arg == "retain_graph"), None)
-    if asked is None or not (isinstance(asked.value, ast.Constant) and asked.value.value is True):
-        return
-    root = next(r for r in context.roots if event in r)
-    if event.inner is None or sum(e.kind in ("backward", "grad-call", "opaque") for e in root) != 1:
-        return
-    loops = script.loops_of(call)
-    if not loops or any(k.arg == "create_graph" for k in call.keywords) or not _made_in(script, event, loops[0]):
-        return
-    diff = context.edit().replace(call, _without(call, "retain_graph")).diff()
-    message = "retain_graph=True, but nothing goes back through this graph again"
-    yield hit("SS110", call, message, diff=diff)
-
-
-def _without(call: ast.Call, keyword: str) -> str:
-    kept = ast.Call(func=call.func, args=call.args, keywords=[k for k in call.keywords if k.arg != keyword])
-    return ast.unparse(ast.copy_location(kept, call))
-
-
-def _made_in(script: Script, event: Event, loop: ast.AST) -> bool:
-    """Whether the whole graph is made in one pass of the loop: nothing in it comes from outside or from before."""
-    inside = {id(n) for n in ast.walk(loop)}
-    scope = script.scope_of(event.node)
-    waiting, seen = [event.loss], set[str]()
-    while waiting:
-        expr = waiting.pop()
-        for node in ast.walk(expr) if expr is not None else ():
-            name = node.id if isinstance(node, ast.Name) else ""
-            if not name or name in seen:
-                continue
-            seen.add(name)
-            for stmt, value in script.assigned.get((scope, name), ()):
-                if id(stmt) in inside:
-                    if name in {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} and stmt.lineno <= event.line:
-                        return False  # carried from pass to pass
-                    waiting.append(value)
-                elif _may_hold_a_graph(script, value):
-                    return False
-    return "hidden" not in script.text or not script.calls.keys() & {"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"}
-
-
-def _may_hold_a_graph(script: Script, value: ast.expr) -> bool:
-    return any(is_model_call(call, script) for call in calls_in(value))

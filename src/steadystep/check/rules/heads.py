@@ -7,6 +7,7 @@ from typing import Literal
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
 from steadystep.check.names import argument, last, name_of
+from steadystep.check.roles import is_module_class
 from steadystep.check.script import Script
 
 Ending = Literal["softmax", "log_softmax", "sigmoid"]
@@ -92,7 +93,10 @@ def _ending(script: Script, node: ast.expr, at: ast.AST, depth: int = 0) -> Foun
         return _LAYERS[last(script.full(node.func.func))], node
     if isinstance(node.func, ast.Attribute) and method in _SHAPING:
         return _ending(script, node.func.value, at, depth + 1)
-    return _of_value(script, name_of(node.func), node, depth)
+    name = name_of(node.func)
+    if name in ("self", "self.forward"):
+        return _of_self(script, node, depth)
+    return _of_value(script, name.removesuffix(".forward"), node, depth)
 
 
 def _of_value(script: Script, name: str, at: ast.AST, depth: int) -> Found | None:
@@ -117,6 +121,21 @@ def _of_value(script: Script, name: str, at: ast.AST, depth: int) -> Found | Non
     if leaf in script.classes:
         return _of_forward(script, script.classes[leaf], depth)
     return None
+
+
+def _of_self(script: Script, call: ast.Call, depth: int) -> Found | None:
+    """`self(x)` in a network, unless a subclass in the file has another forward."""
+    owner = script.class_of(call)
+    if owner is None or not is_module_class(owner, script) or _defines(owner, "__call__"):
+        return None
+    for other in script.classes.values():
+        if owner.name in {last(name_of(base)) for base in other.bases} and _defines(other, "forward"):
+            return None
+    return _of_forward(script, owner, depth)
+
+
+def _defines(owner: ast.ClassDef, name: str) -> bool:
+    return any(isinstance(m, ast.FunctionDef) and m.name == name for m in owner.body)
 
 
 def _of_forward(script: Script, owner: ast.ClassDef, depth: int) -> Found | None:

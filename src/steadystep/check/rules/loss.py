@@ -1,4 +1,4 @@
-"""The loss as a tensor: SS301 cut from its graph, SS302 kept in a total, SS306 hanging on a hidden state."""
+"""The loss as a tensor: SS301 cut from its graph, SS306 hanging on a hidden state."""
 
 import ast
 import re
@@ -10,19 +10,16 @@ from steadystep.check.events import Event
 from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_loss, looks_like_model, name_of
 from steadystep.check.roles import is_model_call
-from steadystep.check.script import Scope, Script
+from steadystep.check.script import Script
 
 _CUTS = ("item", "detach", "tolist", "numpy")
 _STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
 
 
 def check(context: Context) -> Iterator[Hit]:
-    """All three."""
+    """Both."""
     for event in context.events("backward"):
-        if event.no_grad:
-            continue
-        yield from _kept(context, event)
-        if not event.managed:
+        if not event.no_grad and not event.managed:
             yield from _cut(context, event)
             yield from _carried(context, event)
 
@@ -84,67 +81,6 @@ def _straight(script: Script, first: ast.stmt, then: ast.stmt) -> bool:
 def _short(node: ast.AST) -> str:
     text = ast.unparse(node)
     return text if len(text) <= 40 else "..." + text[-30:]
-
-
-def _kept(context: Context, event: Event) -> Iterator[Hit]:
-    script = context.script
-    loops = script.loops_of(event.node)
-    if not isinstance(event.loss, ast.Name) or not loops:
-        return
-    name, scope = event.loss.id, script.scope_of(event.node)
-    for node in ast.walk(loops[0]):
-        added = _added(node)
-        if added is None or script.scope_of(node) is not scope or not isinstance(node, ast.stmt):
-            continue
-        total, value = added
-        bare = _bare(value, name)
-        if bare is None or total == name or _goes_back(script, total, scope) or under_no_grad(script, node):
-            continue
-        if any(s is not node and loops[0] in script.ancestors(s) for s, _ in script.assigned.get((scope, total), ())):
-            continue  # begun anew now and then: the graphs are few
-        found = script.reaching(name, node)
-        if found is not None and found[0].lineno > event.line and cut_at(found[1]) is not None:
-            continue
-        diff = context.edit().replace(bare, f"{name}.item()").diff()
-        yield hit("SS302", node, f"{total} adds up {name} with its graph", diff=diff)
-
-
-def _added(node: ast.AST) -> tuple[str, ast.expr] | None:
-    """(total, what is added) of `total += x` and `total = total + x`."""
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
-        target = node.target.value if isinstance(node.target, ast.Subscript) else node.target
-        return name_of(target), node.value
-    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.value, ast.BinOp):
-        total = name_of(node.targets[0])
-        if isinstance(node.value.op, ast.Add) and total and name_of(node.value.left) == total:
-            return total, node.value.right
-    return None
-
-
-def _bare(node: ast.expr, name: str) -> ast.Name | None:
-    """The loss itself in a sum or a product; inside a call it is somebody else's."""
-    if isinstance(node, ast.Name):
-        return node if node.id == name else None
-    if isinstance(node, ast.BinOp):
-        return _bare(node.left, name) or _bare(node.right, name)
-    return None
-
-
-def _goes_back(script: Script, total: str, scope: Scope) -> bool:
-    """Whether the total is itself trained on, directly or through other names, or detached in place."""
-    waiting: list[ast.AST] = []
-    for name in ("backward", "manual_backward", "detach_"):
-        for call in script.calls.get(name, ()):
-            if script.scope_of(call) is scope and isinstance(call.func, ast.Attribute):
-                waiting += [call.func.value, *call.args]
-    seen: set[str] = set()
-    while waiting:
-        for node in ast.walk(waiting.pop()):
-            name = name_of(node)
-            if name and name not in seen:
-                seen.add(name)
-                waiting += [value for _, value in script.assigned.get((scope, name), ())]
-    return total in seen
 
 
 def under_no_grad(script: Script, node: ast.AST) -> bool:

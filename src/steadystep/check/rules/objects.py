@@ -11,6 +11,11 @@ from steadystep.check.roles import is_model_call, makes_module
 from steadystep.check.rules.loss import under_no_grad
 from steadystep.check.script import Script
 
+_SETS_UP = (
+    *("eval", "train", "to", "cuda", "cpu", "half", "float", "parameters", "named_parameters", "requires_grad_"),
+    *("zero_grad", "state_dict", "load_state_dict"),
+)  # fmt: skip
+"""Methods of a network that do not run it."""
 _SHARDS = ("FSDP", "FullyShardedDataParallel")
 
 
@@ -138,22 +143,20 @@ def _passed_on(script: Script, model: str, scope: ast.AST | None, optimizer: ast
             if model in given:
                 return True
             name = name_of(node.func)
-            if name.startswith(f"{model}.") and last(name) not in (
-                "eval",
-                "train",
-                "parameters",
-                "to",
-                "cuda",
-                "state_dict",
-            ):
+            if name.startswith(f"{model}.") and last(name) not in _SETS_UP:
                 return True
     return False
 
 
 def _tied(script: Script, held: str, other: str) -> bool:
-    """One was made from the other, somewhere in the file."""
+    """One was made from the other somewhere in the file, or weights or gradients are copied between them."""
     for a, b in ((held, other), (other, held)):
         for _, value in script.named.get(a, ()):
             if b in {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}:
                 return True
+    for node in script.nodes:
+        if isinstance(node, ast.Call) and {held, other} <= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}:
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Store):
+            return True
     return False

@@ -1,15 +1,20 @@
 """Mixed precision: SS201 a scaler for bf16, SS202 fp16 without one, SS203 no update, SS204 a step past it."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
 from steadystep.check.events import meets
 from steadystep.check.hit import Hit
 from steadystep.check.names import argument, last, name_of
+from steadystep.check.rules.accumulation import rescales_gradients
+from steadystep.check.script import Script
 
 _FP16 = ("torch.float16", "torch.half")
 _BF16 = ("torch.bfloat16",)
+_SCALES = re.compile(r"scaler|(loss|grad)_?scal|scale_?(loss|grad)", re.I)
+_OF_FEATURES = ("StandardScaler", "MinMaxScaler", "RobustScaler", "MaxAbsScaler")
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -62,7 +67,7 @@ def _scaler_for_bf16(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
 
 
 def _fp16_bare(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
-    if any("scal" in name.lower() and name != "add_scalar" for name in _words(context)):
+    if not casts or _is_scaled(context):
         return
     for root in context.roots:
         for i, event in enumerate(root):
@@ -78,10 +83,35 @@ def _fp16_bare(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
                 yield hit("SS202", call, "fp16 autocast without a GradScaler", snippet=_SCALED)
 
 
-def _words(context: Context) -> set[str]:
-    return {n.id for n in context.script.nodes if isinstance(n, ast.Name)} | {
-        n.attr for n in context.script.nodes if isinstance(n, ast.Attribute)
-    }
+def _is_scaled(context: Context) -> bool:
+    """Anything that scales the loss, or may: a scaler by its name or its methods, apex, or a factor by hand."""
+    script = context.script
+    words = {n.id for n in script.nodes if isinstance(n, ast.Name)} | set(script.imports)
+    words |= {n.attr for n in script.nodes if isinstance(n, ast.Attribute)}
+    words |= {n.arg for n in script.nodes if isinstance(n, ast.keyword | ast.arg) and n.arg}
+    if any(_SCALES.search(word) and word not in _OF_FEATURES for word in words if not _is_of_features(script, word)):
+        return True
+    if context.mentions("unscale_", "scale_loss") or rescales_gradients(script):
+        return True
+    return any(e.scaled or _by_hand(script, e.loss, e.node) for e in context.events("backward"))
+
+
+def _is_of_features(script: Script, word: str) -> bool:
+    """`scaler = StandardScaler()` is about the data."""
+    made = [value for _, value in script.named.get(word, ())]
+    return bool(made) and all(isinstance(v, ast.Call) and last(script.full(v.func)) in _OF_FEATURES for v in made)
+
+
+def _by_hand(script: Script, loss: ast.expr | None, at: ast.AST) -> bool:
+    """`(loss * scale).backward()`, or the same an assignment earlier; a scale inside of the loss is the model's."""
+    found = script.reaching(loss.id, at) if isinstance(loss, ast.Name) else None
+    return _has_factor(loss) or (found is not None and _has_factor(found[1]))
+
+
+def _has_factor(node: ast.expr | None) -> bool:
+    if isinstance(node, ast.BinOp):
+        return _has_factor(node.left) or _has_factor(node.right)
+    return node is not None and "scal" in name_of(node).lower()
 
 
 def _never_updated(context: Context) -> Iterator[Hit]:

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
-from steadystep.check.names import argument, last, name_of
+from steadystep.check.names import argument, last, looks_like_loss, name_of
 from steadystep.check.roles import ADAM_LIKE, number
+from steadystep.check.script import Script
 
 BETA2 = 0.999  # what torch's Adam has
 TOO_SHORT = 0.05  # of 2 / (1 - beta2): good scripts for fine-tuning have a tenth of it, so only far below is a fault
-_USUAL = {"adam": (1e-8, 0.1), "SGD": (1e-8, 10.0), "RMSprop": (1e-9, 0.1), "Lion": (1e-9, 0.03)}
+_USUAL = {"adam": (1e-8, 0.1), "SGD": (1e-6, 30.0), "RMSprop": (1e-9, 0.1), "Lion": (1e-9, 0.03)}
+_SUMMED = 1e-2  # of the least: a loss that is a sum over the batch is larger by its size, gradients too
+_RAISE = ("OneCycleLR", "CyclicLR", "LambdaLR", "MultiplicativeLR", "ExponentialLR", "LRFinder", "lr_find", "find_lr")
 _CLIP = (1e-4, 1e3)
 _MEASURES_ONLY = 1e8  # limits like 1e9 or inf are the idiom for reading the norm
 
@@ -110,11 +113,51 @@ def _odd_rates(context: Context) -> Iterator[Hit]:
             kind = last(context.script.full(call.func))
             usual = _USUAL.get("adam" if kind in ADAM_LIKE else kind)
             rate = number(argument(call, 1, "lr"), context.script, call)
-            if usual is None or rate is None or rate == 0 or usual[0] <= rate <= usual[1]:
+            if usual is None or rate is None or rate == 0:
+                continue
+            least = usual[0] * (_SUMMED if kind == "SGD" and not _averaged(context) else 1.0)
+            if least <= rate <= usual[1] or (rate < least and _is_raised(context)):
                 continue
             where = argument(call, 1, "lr") or call
             message = f"a learning rate of {rate:g} for {kind}: {usual[0]:g} to {usual[1]:g} is what it is used with"
             yield hit("SS502", where, message, snippet=f"lr={'1e-3' if kind in ADAM_LIKE else '0.1'}")
+
+
+def _is_raised(context: Context) -> bool:
+    """A first value that is not the one it trains with: warm-up from below, a range test."""
+    script = context.script
+    written = any(
+        isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store) and getattr(n.slice, "value", None) == "lr"
+        for n in script.nodes
+    )
+    return written or context.mentions(*_RAISE)
+
+
+def _averaged(context: Context) -> bool:
+    """The losses are torch's and none of them is a sum: with SGD the size of the gradient decides what a rate means."""
+    script = context.script
+    known = False
+    for name, calls in script.calls.items():
+        for call in calls:
+            if any(k.arg in ("reduction", "size_average") for k in call.keywords):
+                return False
+            if name == "sum" and _is_for_a_loss(script, call):
+                return False
+            full = script.full(call.func)
+            known = known or (full.startswith("torch.nn.") and full.endswith(("Loss", "_loss", "cross_entropy")))
+    return known
+
+
+def _is_for_a_loss(script: Script, call: ast.Call) -> bool:
+    stmt = script.stmt_of(call)
+    around = [a for a in script.ancestors(call) if isinstance(a, ast.Attribute)]
+    if any(a.attr == "item" for a in around):
+        return False
+    targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target] if isinstance(stmt, ast.AugAssign) else []
+    if any(looks_like_loss(name_of(t)) for t in targets) or "backward" in ast.unparse(stmt):
+        return True
+    scope = script.scope_of(call)
+    return scope is not None and (looks_like_loss(scope.name) or scope.name == "forward")
 
 
 def _absurd_clips(context: Context) -> Iterator[Hit]:

@@ -1,4 +1,4 @@
-"""The order around a step: SS104 and SS105 the schedule, SS106 to SS108 zero_grad and backward."""
+"""The order around a step: SS104 and SS105 the schedule, SS107 and SS108 zero_grad and backward."""
 
 import ast
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from steadystep.check.edits import can_move, source_of
 from steadystep.check.events import Event, implied, meets
 from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_loss
+from steadystep.check.rules.zeroing import optimizer_written
 
 
 def check(context: Context) -> Iterator[Hit]:
-    """All five, for every step in every loop."""
+    """All four, for every step in every loop."""
     for cycle in context.cycles:
         yield from _schedule_first(context, cycle)
         if any(e.kind in ("opaque", "guard") for e in cycle.events):
             continue  # something outside the file takes the optimizer: it may do all of this
         yield from _schedule_on_skips(context, cycle)
-        yield from _zero_missing(context, cycle)
         yield from _zero_too_early(context, cycle)
         yield from _no_backward(context, cycle)
 
@@ -75,24 +75,6 @@ def _elsewhere(other: Event, step: Event, schedule: Event) -> bool:
     return other is not step and not meets(other, step) and implied(schedule, other)
 
 
-def _zero_missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
-    step, backward = cycle.step, _last_backward(cycle)
-    if backward is None or backward.managed or any(e.kind == "zero" for e in cycle.root):
-        return
-    if cycle.loop is None and _is_given(context, step):
-        return  # the loop, and what clears the gradients, may be where this is called from
-    optimizer = step.subject if step.kind == "scaler-step" else step.owner
-    written = _optimizer_written(step)
-    made = context.roles.optimizer_call(written, step.node)
-    if made is not None and cycle.loop is not None and cycle.loop.node in context.script.ancestors(made):
-        return  # a new optimizer in each pass: this measures something, it does not train
-    diff = ""
-    if context.script.scope_of(backward.node) is context.script.scope_of(step.node):
-        diff = context.edit().put_before(backward.stmt, f"{written}.zero_grad()").diff()
-    message = f"{optimizer}.zero_grad() is never called"
-    yield hit("SS106", backward.node, message, diff=diff, snippet=f"{written}.zero_grad()\nloss.backward()")
-
-
 def _zero_too_early(context: Context, cycle: Cycle) -> Iterator[Hit]:
     step = cycle.step
     wiped: Event | None = None
@@ -145,30 +127,13 @@ def _has_loss(context: Context, step: Event) -> bool:
     return any(s is scope and looks_like_loss(name) for s, name in context.script.assigned)
 
 
-def _last_backward(cycle: Cycle) -> Event | None:
-    return next((e for e in cycle.before(cycle.step) if e.kind == "backward" and meets(e, cycle.step)), None)
-
-
-def _is_given(context: Context, step: Event) -> bool:
-    scope = context.script.scope_of(step.node)
-    head = _optimizer_written(step).partition(".")[0]
-    return scope is not None and head in [a.arg for a in scope.args.args]
-
-
 def _clears(context: Context, zero: Event, step: Event) -> bool:
     """Whether a zero_grad is about the parameters of that step."""
     optimizer = step.subject if step.kind == "scaler-step" else step.owner
     if zero.owner == optimizer:
         return True
-    made = context.roles.optimizer_call(_optimizer_written(step), step.node)
+    made = context.roles.optimizer_call(optimizer_written(step), step.node)
     return made is not None and bool(zero.local) and context.roles.model_of(made) == zero.local
-
-
-def _optimizer_written(step: Event) -> str:
-    if step.kind == "step":
-        return step.local
-    call = step.node
-    return ast.unparse(call.args[0]) if isinstance(call, ast.Call) and call.args else "optimizer"
 
 
 def _arguments(schedule: Event) -> bool:
@@ -176,4 +141,4 @@ def _arguments(schedule: Event) -> bool:
 
 
 def _name(step: Event) -> str:
-    return f"{step.local}.step({'' if step.kind == 'step' else _optimizer_written(step)})"
+    return f"{step.local}.step({'' if step.kind == 'step' else optimizer_written(step)})"

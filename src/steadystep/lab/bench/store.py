@@ -29,16 +29,18 @@ class Store:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+        except UnicodeDecodeError:
+            text = ""
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
         entries = list(_entries(text))
         try:
             header = Header.read(entries[0]["header"])
-        except (IndexError, KeyError, TypeError):
+        except (IndexError, KeyError, TypeError, AttributeError, ValueError):
             raise ConfigError(
                 f"{path}: not a results file of steadystep bench; use another --out, or --fresh"
             ) from None
-        return cls(path, header, {entry["key"]: entry["row"] for entry in entries[1:] if "key" in entry})
+        return cls(path, header, {entry["key"]: entry["row"] for entry in entries[1:] if _is_row(entry)})
 
     @classmethod
     def open(cls, path: Path, header: Header, *, fresh: bool) -> Self:
@@ -71,10 +73,14 @@ def _entries(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:  # a line that was being written when the power went
+        except (ValueError, RecursionError):  # a line that was being written when the power went
             continue
         if isinstance(entry, dict):
             yield entry
+
+
+def _is_row(entry: Row) -> bool:
+    return isinstance(entry.get("key"), str) and isinstance(entry.get("row"), dict)
 
 
 def _end_the_last_line(path: Path) -> None:

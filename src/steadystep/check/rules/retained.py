@@ -1,0 +1,177 @@
+"""SS110: a graph that is kept for nothing."""
+
+import ast
+from collections.abc import Iterator
+
+from steadystep.check.bindings import parameters, passed
+from steadystep.check.context import Context, hit
+from steadystep.check.events import Event
+from steadystep.check.hit import Hit
+from steadystep.check.names import calls_in, name_of
+from steadystep.check.roles import is_model_call
+from steadystep.check.rules.loss import cut_at
+from steadystep.check.script import Function, Script
+
+Loop = ast.For | ast.AsyncFor | ast.While
+_MOVES = ("to", "cuda", "cpu", "float", "long", "half", "view", "reshape", "flatten", "squeeze", "unsqueeze")
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"})
+
+
+def check(context: Context) -> Iterator[Hit]:
+    """For every backward that keeps its graph."""
+    for event in context.events("backward"):
+        yield from _retained(context, event)
+
+
+def _retained(context: Context, event: Event) -> Iterator[Hit]:
+    call, script = event.node, context.script
+    if not isinstance(call, ast.Call) or event.managed:
+        return
+    asked = next((k for k in call.keywords if k.arg == "retain_graph"), None)
+    if asked is None or not (isinstance(asked.value, ast.Constant) and asked.value.value is True):
+        return
+    root = next(r for r in context.roots if event in r)
+    if event.inner is None or sum(e.kind in ("backward", "grad-call", "opaque") for e in root) != 1:
+        return
+    if any(k.arg == "create_graph" for k in call.keywords) or not any(e.kind in ("step", "scaler-step") for e in root):
+        return
+    loops, function = script.loops_of(call), script.scope_of(call)
+    if not loops and function is None:
+        return
+    graph = _graph(script, event, loops[0] if loops else None)
+    if graph is None or (not loops and not _starts_and_ends_here(script, function, graph)):
+        return
+    if ("hidden" in script.text and script.calls.keys() & _RECURRENT) or _remembers(script):
+        return
+    diff = context.edit().replace(call, _without(call, "retain_graph")).diff()
+    message = "retain_graph=True, but nothing goes back through this graph again"
+    yield hit("SS110", call, message, diff=diff)
+
+
+def _remembers(script: Script) -> bool:
+    """A network of this file that keeps something of one pass for the next."""
+    stores = (n for f in script.functions.get("forward", ()) for n in ast.walk(f))
+    return any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) for n in stores)
+
+
+def _without(call: ast.Call, keyword: str) -> str:
+    kept = ast.Call(func=call.func, args=call.args, keywords=[k for k in call.keywords if k.arg != keyword])
+    return ast.unparse(ast.copy_location(kept, call))
+
+
+def _graph(script: Script, event: Event, loop: Loop | None) -> set[str] | None:
+    """The names that the loss comes from; None when some of it comes from outside or from an earlier pass.
+
+    Without a loop in the function, one call of it is a pass.
+    """
+    scope = script.scope_of(event.node)
+    body: ast.AST = loop or scope or script.tree
+    inside = {id(n) for n in ast.walk(body)}
+    waiting, seen = [event.loss], set[str]()
+    while waiting:
+        expr = waiting.pop()
+        for name in _read(expr) - seen if expr is not None else ():
+            seen.add(name)
+            assigned = script.assigned.get((scope, name), ())
+            if _carried(script, [a for a in assigned if id(a[0]) in inside], name, event, loop):
+                return None
+            for stmt, value in assigned:
+                if id(stmt) in inside:
+                    waiting.append(value)
+                elif _may_hold_a_graph(script, value):
+                    return None
+    return seen
+
+
+def _read(expr: ast.expr) -> set[str]:
+    """Names whose values go in; what is only called is a function, not a value."""
+    called = {id(n.func) for n in ast.walk(expr) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    return {n.id for n in ast.walk(expr) if isinstance(n, ast.Name) and id(n) not in called}
+
+
+def _carried(
+    script: Script, assigned: list[tuple[ast.stmt, ast.expr]], name: str, event: Event, loop: Loop | None
+) -> bool:
+    """Whether a name takes something of itself from pass to pass: `h = f(h)`, if nothing in the pass made it anew."""
+    early = sorted((a for a in assigned if a[0].lineno <= event.line), key=lambda a: a[0].lineno)
+    own = [(s, v) for s, v in early if name in {n.id for n in ast.walk(v) if isinstance(n, ast.Name)}]
+    if not own or loop is None:
+        return False
+    around = [a for a in script.loops_of(own[0][0]) if a is loop or loop in script.ancestors(a)]
+    if any(not isinstance(a, ast.While) and name in {name_of(t) for t in ast.walk(a.target)} for a in around):
+        return False  # the loop gives a new one each time
+    first = early[0][0]
+    return early[0] in own or not isinstance(first, ast.Assign) or script.parents.get(first) is not loop
+
+
+def _may_hold_a_graph(script: Script, value: ast.expr) -> bool:
+    return any(is_model_call(call, script) for call in calls_in(value))
+
+
+def _starts_and_ends_here(script: Script, function: Function | None, graph: set[str]) -> bool:
+    """A function with one pass in it: only data comes in, only numbers go out."""
+    if function is None or function.name == "closure":
+        return False
+    given = [n for n in parameters(function) if n in graph and n != "self"]
+    if not all(_is_data(script, function, name) for name in given):
+        return False
+    made = graph - set(given) - {"self"}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return | ast.Yield) and node.value is not None and _leaks(node.value, made):
+            return False
+        if isinstance(node, ast.Assign) and _is_elsewhere(node) and _leaks(node.value, made):
+            return False
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_state(script, node):
+            return False
+    return True
+
+
+def _is_elsewhere(stmt: ast.Assign) -> bool:
+    """Assigns to an attribute or an entry, which outlives the call."""
+    return any(isinstance(n, ast.Attribute | ast.Subscript) for t in stmt.targets for n in ast.walk(t))
+
+
+def _leaks(value: ast.expr, made: set[str]) -> bool:
+    """Whether a value that is kept or handed back still hangs on the graph."""
+    if cut_at(value) is not None:
+        return False
+    if isinstance(value, ast.Name):
+        return value.id in made
+    return any(_leaks(child, made) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
+
+
+def _is_state(script: Script, node: ast.Attribute) -> bool:
+    """An attribute that is set outside of `__init__` may carry a graph from call to call."""
+    name, owner = name_of(node), script.class_of(node)
+    if not name.startswith("self."):
+        return False
+    setters = [script.scope_of(s) for s, _ in script.named.get(name, ()) if script.class_of(s) is owner]
+    return any(f is None or f.name != "__init__" for f in setters)
+
+
+def _is_data(script: Script, function: Function, name: str) -> bool:
+    """Every caller in the file gives what its own loop has just taken from the data."""
+    names = parameters(function)
+    position = names.index(name) - (1 if names[:1] == ["self"] else 0)
+    sites = script.calls.get(function.name, ())
+    return bool(sites) and all(_from_a_loop(script, passed(c, position, name), c) for c in sites)
+
+
+def _from_a_loop(script: Script, value: ast.expr | None, at: ast.AST) -> bool:
+    while isinstance(value, ast.Call | ast.Attribute | ast.Subscript):
+        if isinstance(value, ast.Call):
+            if not isinstance(value.func, ast.Attribute) or value.func.attr not in _MOVES:
+                return False
+            value = value.func.value
+        else:
+            value = value.value
+    if not isinstance(value, ast.Name):
+        return False
+    targets = [a.target for a in script.ancestors(at) if isinstance(a, ast.For | ast.AsyncFor)]
+    for around in script.ancestors(at):
+        if isinstance(around, ast.ListComp | ast.GeneratorExp | ast.SetComp):
+            targets += [g.target for g in around.generators]
+    if not any(value.id == name_of(n) for t in targets for n in ast.walk(t)):
+        return False
+    changed = script.assigned.get((script.scope_of(at), value.id), ())
+    return all(not _may_hold_a_graph(script, v) for _, v in changed)

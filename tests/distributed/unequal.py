@@ -1,0 +1,141 @@
+"""What differs between ranks by nature: counts of tokens, a closure that fails on one of them, who reaches the end."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import steadystep
+from steadystep.recovery.shared_shelf import SharedShelf
+from tests.distributed.setting import (
+    assert_one_decision,
+    assert_replicas,
+    batch,
+    everywhere,
+    made,
+    squared,
+)
+
+
+def plain_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 15), nn.Tanh(), nn.Linear(15, 1))
+
+
+def tokens(micro: int, rank: int) -> float:
+    """Other numbers on each rank, new largest ones on the way, and none at all on one rank."""
+    return 0.0 if (micro, rank) == (3, 1) else float((7 * micro + 5 * rank) % 11 + 1)
+
+
+def counts_of_tokens(kind: str) -> None:
+    for size in (1, 2):
+        _counted(kind, size)
+
+
+def _counted(kind: str, size: int) -> None:
+    """The update is that of one process which has all micro-batches of all ranks."""
+    model, optimizer = made(kind, plain_net)
+    guard = steadystep.Guard(model, optimizer, config={"training": {"gradient_accumulation_steps": size}})
+    alone = plain_net()
+    other = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+    for first in range(0, 8, size):
+        total, count = torch.zeros(()), 0.0
+        for micro in range(first, first + size):
+            rank, x = dist.get_rank(), batch(micro, dist.get_rank())
+            guard.step(lambda x: squared(model, x), batch=x, weight=tokens(micro, rank))
+            for each in range(dist.get_world_size()):
+                total = total + tokens(micro, each) * squared(alone, batch(micro, each))
+                count += tokens(micro, each)
+        other.zero_grad()
+        (total / count).backward()
+        other.step()
+    assert guard.updates == 8 // size
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        whole = mine.full_tensor() if isinstance(mine, DTensor) else mine
+        torch.testing.assert_close(whole.detach(), theirs.detach(), rtol=1e-3, atol=1e-5)
+    if kind == "ddp":
+        assert_replicas(model, optimizer)
+    remembered = everywhere(guard.state_dict()["accumulation"])
+    assert all(each == remembered[0] for each in remembered), remembered
+    guard.close()
+
+
+def one_ranks_evaluation_of_several(kind: str) -> None:
+    """LBFGS: infinity on one rank in its second evaluation ends the step on all of them."""
+    if kind == "fsdp":
+        return
+    model = DistributedDataParallel(plain_net())
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    outcomes: list[Any] = []
+    with steadystep.watch(model, optimizer) as watcher:
+        for step in range(3):
+            calls, x = [0], batch(step, dist.get_rank())
+
+            def closure(step: int = step, calls: list[int] = calls, x: Tensor = x) -> Tensor:
+                calls[0] += 1
+                optimizer.zero_grad()
+                loss = squared(model, x)
+                bad = step == 1 and calls[0] == 2 and dist.get_rank() == 1
+                loss = loss + math.inf if bad else loss
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+            outcomes.append(watcher.outcome)
+    assert [o.stepped for o in outcomes] == [True, False, True]
+    assert_one_decision(outcomes)
+    weights = everywhere([p.tolist() for p in model.parameters()])
+    assert all(each == weights[0] for each in weights)
+
+
+def an_end_that_was_agreed_is_over(kind: str) -> None:
+    """The first batch of the next pass is left out by the loop: that pass goes on."""
+    model, optimizer = made(kind)
+    guard = steadystep.Guard(model, optimizer)
+    used = []
+    for epoch in range(3):
+        for number, x in enumerate(guard.batches([batch(step, dist.get_rank()) for step in range(4)])):
+            if epoch and not number:
+                continue
+            guard.step(lambda x: squared(model, x), batch=x)
+            used.append((epoch, number))
+            if (epoch, number) == (1, 3):
+                break
+    assert used == [(0, 0), (0, 1), (0, 2), (0, 3), *((e, n) for e in (1, 2) for n in (1, 2, 3))]
+    guard.close()
+
+
+def a_save_that_fails_on_the_first_rank(kind: str, folder: Path) -> None:
+    """All ranks hear of it, and none waits."""
+    model, optimizer = made(kind)
+    guard = steadystep.Guard(model, optimizer)
+    plain = SharedShelf.put
+
+    def refused(self: SharedShelf, *args: Any, **kwargs: Any) -> Path:
+        if dist.get_rank() == 0:
+            raise steadystep.CheckpointError("the disk is full")
+        return plain(self, *args, **kwargs)
+
+    SharedShelf.put = refused  # type: ignore[method-assign]
+    try:
+        with pytest.raises(
+            steadystep.CheckpointError, match="disk is full" if dist.get_rank() == 0 else "another rank"
+        ):
+            guard.save(folder / f"{kind}-full")
+    finally:
+        SharedShelf.put = plain  # type: ignore[method-assign]
+    guard.close()
+
+
+ALL = {
+    "tokens": counts_of_tokens,
+    "evaluations": one_ranks_evaluation_of_several,
+    "end": an_end_that_was_agreed_is_over,
+}
+SAVE = {"full disk": a_save_that_fails_on_the_first_rank}
