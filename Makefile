@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-all check bench bench-rivals browser pictures mutants format clean
+.PHONY: help demo test test-all check bench bench-rivals browser docs figures pictures mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -57,6 +57,12 @@ bench-rivals: .venv-rivals/.installed ## other people's packages through the sam
 
 pictures: $(STAMP) browser ## the pictures of the README, from real runs
 	$(BIN)/python tools/pictures.py
+
+docs: $(STAMP) ## the documentation as a site, in build/site
+	$(BIN)/python -m mkdocs build --strict
+
+figures: $(STAMP) ## the figures of docs/failures, from short runs
+	$(BIN)/python tools/failure_figures.py
 
 mutants: $(STAMP) ## break the code on purpose, one line at a time, and see a test go red
 	$(BIN)/python tools/run_mutants.py

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -235,7 +235,7 @@ def test_as_a_command_it_needs_no_torch() -> None:
         "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SCRIPTS, check=True)
-    assert done.stdout.endswith("2 False\n")
+    assert done.stdout.endswith("1 False\n")
     assert done.stderr == "error: missing.py: there is no such file or folder\n"
 
 
@@ -283,7 +283,6 @@ def readable(text: str) -> Report | None:
 TEXTS = [(SCRIPTS / row["path"]).read_text(encoding="utf-8") for row in (*MANIFEST[::4], *BLIND[::4])]
 
 
-@settings(max_examples=40)
 @given(st.sampled_from(TEXTS), st.data())
 def test_random_edits_never_crash_it(text: str, data: st.DataObject) -> None:
     lines = text.splitlines()
@@ -312,7 +311,6 @@ def test_random_edits_never_crash_it(text: str, data: st.DataObject) -> None:
         assert 1 <= hit.line <= max(len(found.source), 1)
 
 
-@settings(max_examples=30)
 @given(st.sampled_from(TEXTS), st.integers(0, 4000))
 def test_a_truncated_script_never_crashes_it(text: str, end: int) -> None:
     readable(text[:end])

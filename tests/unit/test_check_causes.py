@@ -46,6 +46,7 @@ def test_a_network_made_from_the_other_is_cleared_with_it() -> None:
     assert _codes(text.format(made="gen = nn.Linear(2, 2); disc = nn.Sequential(gen, nn.Linear(2, 1))")) == []
     assert _codes(text.format(made="gen = disc = nn.Linear(2, 2)")) == []
     assert _codes(text.format(made="gen = nn.Linear(2, 2); disc = nn.Linear(2, 1)")) == ["SS106"]
+    assert _codes(text.format(made="gen, disc = networks()")) == ["SS106"]
 
 
 HALF = """model = nn.Linear(2, 2)
@@ -189,11 +190,20 @@ def test_what_an_outer_loop_gives_is_carried_through_the_inner_one() -> None:
     assert _codes(text.replace("for x, y in loader:", "for x, y in loader:\n  for step in range(9):")) == []
 
 
+def test_a_graph_may_be_kept_for_a_network_that_remembers_and_where_nothing_is_trained() -> None:
+    text = LOOP.format(before="", first="", keep="retain_graph=True", last="", after="")
+    assert _codes(text) == ["SS110"]
+    assert _codes("class Net(nn.Module):\n    def forward(self, x):\n        self.last = x\n" + text) == []
+    assert _codes(text.replace("optimizer.step()", "look(model)")) == []
+
+
 def test_a_few_losses_may_be_listed() -> None:
     text = LOOP.format(before="losses = []", first="", keep="", last="losses.append(loss)", after="")
     assert _codes(text.replace("for x, y in loader", "for step in range(300)")) == ["SS302"]
     assert _codes(text.replace("for x, y in loader", "for step in range(3)")) == []
     assert _codes(text.replace("for x, y in loader", "for model, optimizer in pairs")) == []
+    assert _codes(text.replace("    optimizer.step()\n", "") + "optimizer.step()\n") == []
+    assert _codes(text.replace("backward()", "backward(retain_graph=keep)")) == []
 
 
 def test_losses_of_a_joint_backward_may_be_collected() -> None:
