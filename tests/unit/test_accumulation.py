@@ -282,3 +282,17 @@ def test_a_weight_without_meaning_is_refused(weight: float) -> None:
     guard.step(lambda: squared(model, x))
     with pytest.raises(steadystep.MisuseError, match="some micro-batches"):
         guard.step(lambda: squared(model, x), weight=3)
+
+
+def test_one_process_does_not_ask_each_gradient_whether_it_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking costs 7 µs for each of them."""
+
+    def asked(_: Tensor) -> Tensor:
+        raise AssertionError
+
+    monkeypatch.setattr("steadystep.accumulation.passes.local_part", asked)
+    model = nn.Linear(6, 1)
+    guard = guarded(model, 2)
+    for weight, x in zip((1, 2), batches(2), strict=True):
+        outcome = guard.step(lambda x: squared(model, x), batch=x, weight=weight)
+    assert outcome.stepped

@@ -75,21 +75,22 @@ def test_scripts_of_another_author() -> None:
     assert [hit.code for hit in report("blind/faulty/lightning_logsoftmax.py").hits] == ["SS303"]
 
 
-@pytest.mark.parametrize("row", EVERY_CLEAN, ids=lambda row: row["path"])
-def test_a_clean_script_gets_no_hit(row: dict[str, str]) -> None:
-    assert not report(row["path"]).hits
+def test_a_clean_script_gets_no_hit() -> None:
+    told = {row["path"]: [hit.code for hit in report(row["path"]).hits] for row in EVERY_CLEAN}
+    assert not {path: codes for path, codes in told.items() if codes}
+    assert len(told) == 89
 
 
-@pytest.mark.parametrize("row", EVERY_FAULTY, ids=lambda row: row["path"])
-def test_a_diff_is_a_fix(row: dict[str, str]) -> None:
+def test_a_diff_is_a_fix() -> None:
     """Applied, it gives Python again, and the fault is gone."""
-    text = (SCRIPTS / row["path"]).read_text(encoding="utf-8")
-    for hit in report(row["path"]).faults:
-        assert hit.diff or hit.snippet
-        if hit.diff:
-            fixed = _applied(text, hit.diff)
-            ast.parse(fixed)
-            assert hit.code not in [h.code for h in check_script(fixed).faults]
+    for path in (row["path"] for row in EVERY_FAULTY):
+        text = (SCRIPTS / path).read_text(encoding="utf-8")
+        for hit in report(path).faults:
+            assert hit.diff or hit.snippet, path
+            if hit.diff:
+                fixed = _applied(text, hit.diff)
+                ast.parse(fixed)
+                assert hit.code not in [h.code for h in check_script(fixed).faults], path
 
 
 def _applied(text: str, diff: str) -> str:
