@@ -48,7 +48,7 @@ def test_one_broken_script_does_not_hide_the_others(tmp_path: Path, capsys: pyte
     assert steadystep("check", str(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("text", ["a: &a\n  b: *a\n", "training: &a\n  b: *a\n", "a: " + "[" * 400 + "]" * 400])
+@pytest.mark.parametrize("text", ["a: &a\n  b: *a\n", "training: &a\n  b: *a\n", "a: " + "[" * 600 + "]" * 600])
 def test_a_config_that_contains_itself_is_a_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with suppress(ConfigError):
