@@ -9,14 +9,18 @@ import torch
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "ci", derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+    "ci", derandomize=True, deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 # why: the same examples on every machine keep CI repeatable; now and then new ones must be tried (`make test-all`)
 settings.register_profile("search", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("STEADYSTEP_HYPOTHESIS", "ci"))
-# why: each test collects garbage afterwards; what the imports made (torch!) need not be walked each time
-gc.collect()
-gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imports_are_no_garbage() -> None:
+    # why: each test collects garbage afterwards; what the imports made (torch!) need not be walked each time
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
