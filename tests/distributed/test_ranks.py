@@ -11,6 +11,7 @@ from tests.distributed import dying, saving
 from tests.distributed.launch import ROOT, torchrun
 
 SCRIPT = str(Path(__file__).parent / "main.py")
+pytestmark = pytest.mark.slow  # some twenty processes one after the other, each with a torch of its own
 
 
 @pytest.fixture(scope="module")
