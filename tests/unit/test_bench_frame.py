@@ -262,7 +262,8 @@ def _missing_study() -> list[str]:
 
 
 _STOPPED = """
-import sys
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 from steadystep.cli.app import main
 from steadystep.lab.bench import STUDIES
 STUDIES["squares"] = "tests.unit.test_bench_frame:SQUARES"

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def status_of(app: Any, path: str, *, host: str, query: str = "") -> int:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app(scope, receive, send))
+    with ThreadPoolExecutor(1) as pool:  # the browser of other tests has a loop running in this thread
+        pool.submit(asyncio.run, app(scope, receive, send)).result()
     return int(sent[0]["status"])
 
 
