@@ -56,7 +56,7 @@ def make(seed: int) -> Any:
 
 def whole_run(folder: Path) -> None:
     """The same without a death, in the process group that is there."""
-    plan = folder / "whole.yaml"
+    plan = folder / f"whole-{dist.get_rank()}.yaml"  # each its own: one may read while the other writes
     plan.write_text(PLAN)
     crew = Crew("ddp", rank=dist.get_rank(), size=dist.get_world_size())
     summary = train(RunPlan.load(plan), folder / "whole", watch=lambda outcome, guard: None, crew=crew)
