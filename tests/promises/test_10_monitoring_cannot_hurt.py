@@ -92,7 +92,7 @@ def test_training_never_waits_for_a_sink_that_hangs(caplog: pytest.LogCaptureFix
     guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), sinks=[stuck])
     shown = guard._parts.log._sinks
     shown._mailbox._patience_s = 0.2
-    shown._mailbox._queue.maxsize = 50
+    shown._mailbox._capacity = 50
     for x in batches(99):
         guard.step(lambda x=x: squared(model, x))
     assert guard.updates == 99  # while the sink still holds on to its first call

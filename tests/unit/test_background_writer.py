@@ -62,6 +62,19 @@ def test_the_state_is_that_of_the_moment_of_saving(shelf: Shelf, monkeypatch: py
     assert torch.equal(back.state["z"], torch.ones(2) * 1j)
 
 
+def test_another_writer_of_the_folder_begins_when_the_first_one_is_through(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, writer = Held(shelf, monkeypatch), BackgroundWriter(shelf)
+    assert writer.save({"n": 1}, step=1, updates=1)
+    assert held.begun.wait(60)
+    letting_go = threading.Timer(0.05, held.go.set)
+    letting_go.start()
+    BackgroundWriter(Shelf(shelf.folder))
+    assert shelf.steps() == [1]
+    letting_go.join()
+
+
 def test_while_one_is_written_the_next_is_refused_or_waits(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     held, writer = Held(shelf, monkeypatch), BackgroundWriter(shelf)
     assert writer.save({"n": 1}, step=1, updates=1)

@@ -86,6 +86,24 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path) -> No
         assert shelf.newest() is None
 
 
+def test_one_that_was_tidied_away_while_it_was_looked_for_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf, writing = filled(tmp_path, [3], keep_last=1), Shelf(tmp_path, keep_last=1)
+    lists = iter([[3], [6]])
+
+    def listed() -> list[int]:
+        steps = next(lists)
+        if steps == [3]:
+            writing.put(state(6), step=6, updates=6)
+        return steps
+
+    monkeypatch.setattr(shelf, "steps", listed)
+    found = shelf.newest()
+    assert found is not None
+    assert found.step == 6
+
+
 def test_what_looks_damaged_does_not_take_the_place_of_a_whole_one(tmp_path: Path) -> None:
     shelf = filled(tmp_path, [10, 20, 30])
     (tmp_path / "step-00000020" / "state.json").write_text("{")

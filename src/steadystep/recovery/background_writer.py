@@ -43,6 +43,9 @@ class BackgroundWriter:
         """Said so, and not yet that it is over."""
         self._packable = False
         self._closed = False
+        # why: a loop that failed and is started again in the same process (a notebook) left its last write under way
+        for other in [writer for writer in _writers if writer._shelf.folder == shelf.folder]:
+            other._wait(_PATIENCE_S)
         _writers.add(self)
 
     @property

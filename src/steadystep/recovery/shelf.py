@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
@@ -15,6 +15,7 @@ from steadystep.recovery.manifest import Manifest, read_manifest
 from steadystep.recovery.packing import Packed
 
 _NAME = re.compile(r"step-(\d{8,})")
+_LOOKS = 3  # a writer may replace or tidy away what was just listed; then the folder is listed again
 
 
 @final
@@ -49,11 +50,11 @@ class Shelf:
 
     def newest(self) -> Checkpoint | None:
         """The one of the latest step that is whole; what is damaged is named in a warning and passed over."""
-        return self._first(reversed(self.steps()))
+        return self._first(lambda: reversed(self.steps()))
 
     def best(self) -> Checkpoint | None:
         """The one with the lowest score that is whole; of equals the latest."""
-        return self._first(self.by_score())
+        return self._first(self.by_score)
 
     def steps(self) -> list[int]:
         """Of every checkpoint here, whole or not, in ascending order."""
@@ -63,14 +64,22 @@ class Shelf:
             return []
         return sorted(int(match[1]) for match in found if match)
 
-    def _first(self, steps: Iterable[int]) -> Checkpoint | None:
-        found, damaged = None, []
-        for step in steps:
-            try:
-                found = read_checkpoint(self._path(step))
+    def _first(self, listed: Callable[[], Iterable[int]]) -> Checkpoint | None:
+        found: Checkpoint | None = None
+        damaged: list[str] = []
+        for _ in range(_LOOKS):
+            found, damaged, moved = None, [], False
+            for step in listed():
+                try:
+                    found = read_checkpoint(self._path(step))
+                    break
+                except CheckpointError as error:
+                    if self._path(step).exists():
+                        damaged.append(str(error))
+                    else:
+                        moved = True
+            if found or not moved:
                 break
-            except CheckpointError as error:
-                damaged.append(str(error))
         if damaged:
             instead = f"{found.path} is used instead" if found else "there is no whole one"
             warn(f"{'; '.join(damaged)}; {instead}")

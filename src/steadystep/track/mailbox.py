@@ -3,7 +3,6 @@
 import logging
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from steadystep.track.sink import Sink
 logger = logging.getLogger("steadystep")
 
 _Message = tuple[str, tuple[Any, ...]]
-_Queue = queue.Queue["_Message | None"]
+_Queue = queue.SimpleQueue["_Message | None"]  # reentrant: its end may be put in by the garbage collector
 
 
 @final
@@ -22,7 +21,8 @@ class Mailbox:
     """`put` never waits. A sink that raises is reported once and dropped; a full queue drops, and says so once."""
 
     def __init__(self, sinks: Sequence[Sink], *, capacity: int, patience_s: float) -> None:
-        self._queue: _Queue = queue.Queue(capacity)
+        self._queue: _Queue = queue.SimpleQueue()
+        self._capacity = capacity
         self._alive = list(sinks)
         self._thread: threading.Thread | None = None
         self._said = False
@@ -35,13 +35,12 @@ class Mailbox:
             return
         if self._thread is None:
             self._begin()
-        try:
-            self._queue.put_nowait((method, arguments))
-        except queue.Full:
-            if not self._said:
-                self._said = True
-                names = ", ".join(_name(sink) for sink in list(self._alive))
-                logger.warning("%s cannot keep up: some points will be missing there; training goes on", names)
+        if self._queue.qsize() < self._capacity:
+            self._queue.put((method, arguments))
+        elif not self._said:
+            self._said = True
+            names = ", ".join(_name(sink) for sink in list(self._alive))
+            logger.warning("%s cannot keep up: some points will be missing there; training goes on", names)
 
     @property
     def waiting(self) -> int:
@@ -83,13 +82,10 @@ def _to_each(alive: list[Sink], method: str, arguments: tuple[Any, ...]) -> None
 
 
 def _finish(messages: _Queue, thread: threading.Thread, alive: list[Sink], patience_s: float) -> None:
-    until = time.monotonic() + patience_s
-    try:
-        messages.put(None, timeout=patience_s if thread.is_alive() else 0)
-    except queue.Full:
-        pass
-    else:
-        thread.join(max(0.0, until - time.monotonic()))
+    messages.put(None)
+    if thread is threading.current_thread():  # the collector ran in here: what is left is handed over next
+        return
+    thread.join(patience_s)
     if thread.is_alive():
         names = ", ".join(_name(sink) for sink in list(alive))
         logger.warning("%s did not finish within %g s and was left behind", names, patience_s)
