@@ -225,6 +225,11 @@ class RecoverySettings(Settings):
     snapshot_memory_gb: Number | None = Field(
         None, gt=0, description="the most that all of them may take; a quarter of this machine's memory when left out"
     )
+    catch_up_memory_mb: Number = Field(
+        256.0,
+        ge=0,
+        description="batches given as batch= are remembered for a rollback to make their updates again; 0 for none",
+    )
     incident_bundles: Switch = Field(
         True, description="with a run_dir: write what is needed to run a refused step again to run_dir/incidents"
     )

@@ -173,7 +173,10 @@ class Guard:
         self._parts.sample(look)
         diagnosis, plan = self._judge.judge(look, updates=self.updates)
         case = self._examiner.open(plan, look, updates=self.updates)
+        works = self._passes.works() if self._recovery.remembers else ()
         outcome = self._action.carry_out(plan, look, diagnosis, look_again=self._look)
+        if works and outcome.stepped and not outcome.left_out:
+            self._recovery.remember(works, outcome, updates=self.updates + 1, rates=self._lr.asked)
         return self._settled(self._examiner.close(outcome, case))
 
     def inspect(self, loss: Tensor) -> Plan:

@@ -20,6 +20,10 @@ REPLICAS_EVERY = 20
 """Steps between two comparisons of what should be the same on all ranks; one before must still be remembered."""
 
 
+WEIGHTS_EVERY = 20
+"""Steps between two looks at the norms of the weights."""
+
+
 class Damage(StrEnum):
     """What the trouble has reached; the response is chosen by this, not by how loud the alarm is."""
 
@@ -153,6 +157,12 @@ class Signals(Record):
     """Buffers that the forward pass writes; `buffer_peaks` aligns with these."""
     buffer_peaks: tuple[float, ...] = ()
     """The largest absolute value of each, as this step would leave it."""
+    weights: tuple[str, ...] = ()
+    """All parameters; `weight_norms` aligns with these."""
+    weight_norms: tuple[float, ...] = ()
+    """L2 norm of each, before the update. Every so many steps, and when something is not finite."""
+    batch_rms: float | None = None
+    """Root mean square of the first micro-batch, or of a sample of it; None when `batch=` was not given."""
     lr: float = 0.0
     """The largest learning rate of all parameter groups."""
     announced_lr: float = 0.0
@@ -253,7 +263,12 @@ class Plan(Record):
     lr: float | None = None
     """With "cut-lr" and "hold-lr": the ceiling for the learning rate from here on."""
     hold: int | None = None
-    """With "cut-lr": healthy updates before it is lifted, and to re-warm over; the usual number without it."""
+    """With "cut-lr" and "hold-lr": healthy updates before it is lifted; the usual number without it."""
+    until: int | None = None
+    """With "catch-up": the step of the first sign. After going back, updates of remembered batches are made again; from
+    this step on only where they go better this time."""
+    only_whole: bool = False
+    """With "catch-up": unless all of them can be made again, none is."""
 
     @property
     def proceeds(self) -> bool:
@@ -293,7 +308,9 @@ class Outcome(Record):
     incident: str = ""
     """The folder with everything that is needed to run this step again."""
     restored: int | None = None
-    """After a rollback: the number of updates in the restored weights."""
+    """After a rollback: the number of updates in the weights now."""
+    caught_up: int = 0
+    """Of these, how many were made again from remembered batches."""
 
     @property
     def loss(self) -> float:

@@ -29,8 +29,9 @@ from steadystep.memory import OutOfMemoryRetry
 from steadystep.noticing import beta2_of, detectors
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands, Precision
-from steadystep.records import Outcome
+from steadystep.records import Outcome, Signals
 from steadystep.recovery import Holdings, InMemory, NoRecovery, Recovery, Snapshots
+from steadystep.recovery.backlog import Backlog
 from steadystep.recovery.checkpointing import Checkpointing, Every
 from steadystep.recovery.data_position import DataPosition
 from steadystep.recovery.loop_state import LoopState
@@ -45,6 +46,7 @@ from steadystep.signals import (
     Looker,
     Probes,
     RowNorms,
+    WeightNorms,
 )
 from steadystep.state import DETECTOR, Stateful
 from steadystep.track import (
@@ -151,7 +153,7 @@ def build(
         retry=touches,
         # why: when one rank runs out of memory the others wait inside their backward pass, and torchrun restarts them
         memory=memory if ranks.size == 1 else None,
-        keep_rng=run_dir is not None and draws(model),
+        keep_rng=(run_dir is not None or _backlog_bytes(config, ranks) > 0) and draws(model),
         ranks=ranks,
     )
     folder = None if run_dir is None else Path(run_dir).expanduser()
@@ -174,7 +176,7 @@ def build(
         gradients, optimizer, activations=Activations(model), attention=AttentionLogits(model), tables=RowNorms(model)
     )
     noticing = detectors(config, scheduled=learning_rate.scheduled, beta2=beta2_of(optimizer), extra=extra_detectors)
-    casebook, limits = Casebook(), _limits(config)
+    casebook, limits = Casebook(), _limits(config, ranks)
     budget = Budget(
         max_skips_in_a_row=config.recovery.max_skips_in_a_row,
         max_skips=config.recovery.max_skips,
@@ -211,11 +213,14 @@ def build(
         rewarm_steps=limits.rewarm_steps,
         replay=not limits.skips_batches,
         sharded=(lambda: gradients.parameters) if ranks.sharded else None,
+        learn=lambda signals: _learn(noticing, signals),
+        device=device,
     )
+    looker = Looker(gradients, optimizer, buffers, probes, inputs, WeightNorms(gradients, wanted=ranks.size == 1))
     return Parts(
         precision=precision,
         passes=passes,
-        looker=Looker(gradients, optimizer, buffers, probes, inputs),
+        looker=looker,
         probes=probes,
         judge=Judge(
             detectors=noticing,
@@ -225,6 +230,7 @@ def build(
             learning_rate=learning_rate,
             limits=limits,
             mode=config.mode,
+            weigh=looker.with_weights,
         ),
         casebook=casebook,
         budget=budget,
@@ -297,7 +303,15 @@ def _recovery(
         memory_bytes=_memory_bytes(config),
         ranks=ranks,
     )
-    return InMemory(snapshots, passes, parts)
+    backlog = Backlog(max_bytes=_backlog_bytes(config, ranks))
+    return InMemory(snapshots, passes, parts, backlog=backlog, trust_steps=limits.trust_steps)
+
+
+def _learn(noticing: Sequence[Detector], signals: Signals) -> None:
+    """A step that was judged before: only for what detectors remember."""
+    for detector in noticing:
+        if signals.probe is not None or not getattr(detector, "only_probes", False):
+            detector.update(signals)
 
 
 def draws(model: nn.Module) -> bool:
@@ -322,7 +336,7 @@ def _checkpointing(config: Config, folder: Path | None, loop: LoopState, ranks: 
     return Checkpointing(folder / "checkpoints", loop, every, keep_last=watch.keep_checkpoints, ranks=ranks)
 
 
-def _limits(config: Config) -> Limits:
+def _limits(config: Config, ranks: Ranks) -> Limits:
     recovery = config.recovery
     return Limits(
         rolls_back=config.training.auto_recovery and recovery.snapshots > 0,
@@ -331,7 +345,14 @@ def _limits(config: Config) -> Limits:
         lr_mult_again=min(recovery.lr_mult, 0.5) if recovery.lr_mult < 1.0 else 1.0,
         rewarm_steps=recovery.rewarm_steps,
         skips_batches=recovery.skip_batches,
+        catches_up=_backlog_bytes(config, ranks) > 0,
     )
+
+
+def _backlog_bytes(config: Config, ranks: Ranks) -> float:
+    # why not several ranks: one whose closure fails when it is run again would leave the others waiting
+    wanted = config.mode == "autopilot" and config.recovery.skip_batches and ranks.size == 1
+    return config.recovery.catch_up_memory_mb * 1e6 if wanted else 0.0
 
 
 def _memory_bytes(config: Config) -> float:

@@ -38,11 +38,14 @@ from steadystep.detectors.buffer_jump import BufferJump
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.cooldown import Cooldown
 from steadystep.detectors.growing_gradient import GrowingGradient
+from steadystep.detectors.input_scale import InputScale
 from steadystep.detectors.learning_rate_bounds import LearningRateBounds
 from steadystep.detectors.loss_scale import LossScale
 from steadystep.detectors.no_learning import NoLearning
 from steadystep.detectors.oscillation import Oscillation
 from steadystep.detectors.perfection import SuspiciousPerfection
+from steadystep.detectors.same_batch import SameBatch
+from steadystep.detectors.weight_jump import WeightJump
 from steadystep.records import Finding, Signals
 from steadystep.testing import check_detector, signal_streams
 
@@ -70,6 +73,9 @@ SILENT: dict[str, Callable[[], Detector]] = {
     "metric-bounds": MetricBounds,
     "not-healing": NotHealing,
     "buffer-jump": BufferJump,
+    "input-scale": InputScale,
+    "same-batch": SameBatch,
+    "weight-jump": WeightJump,
     "learning-rate-creep": LearningRateCreep,
     "learning-rate-jump": LearningRateJump,
     "short-warmup": lambda: ShortWarmup(beta2=0.999),

@@ -169,23 +169,3 @@ def test_sudden_survives_json() -> None:
         other.note(sign(100, severity="critical", detector="non-finite"))
         episode.note(sign(100, severity="critical", detector="non-finite"))
         assert other.sudden == episode.sudden
-
-
-def crept(step: int) -> tuple[Finding, ...]:
-    creep = Finding(detector="learning-rate-creep", step=step, severity="warn", value=0.03, limit=0.03, usual=0.01)
-    return (creep,)
-
-
-def test_a_creeping_learning_rate_is_held_against_it_once_the_loss_rises() -> None:
-    rising = sign(150, severity="info", detector="slow-divergence", since=110)
-    assert noted(crept(130)).crept_from(130) is None
-    assert noted(rising).crept_from(150) is None
-    for episode in (noted(crept(130), rising), noted(rising, crept(160))):
-        assert episode.crept_from(160) == 0.01
-        assert episode.crept_from(201) is None  # the suspicion is old
-        other = Episode()
-        other.load_state_dict(json.loads(json.dumps(episode.state_dict())))
-        assert other.crept_from(160) == 0.01
-        episode.close()
-        episode.note(rising)
-        assert episode.crept_from(160) is None

@@ -70,9 +70,9 @@ TABLE = [
     (GOOD, diagnosed(OVERFLOW), Plan(steps=("back-off-scale",))),
     (GOOD, diagnosed(OVERFLOW, NAN), Plan(steps=("skip-step",))),
     (GOOD, diagnosed(replace(JUMP, usual=0.0)), Plan()),
-    (GOOD, diagnosed(JUMP), Plan(steps=("hold-lr",), lr=0.02)),
-    (GOOD, diagnosed(JUMP, SPIKE), Plan(steps=("rescale", "hold-lr"), norm=3.0, lr=0.02)),
-    (GOOD, diagnosed(JUMP, NAN), Plan(steps=("skip-step", "hold-lr"), lr=0.02)),
+    (GOOD, diagnosed(JUMP), Plan(steps=("hold-lr",), lr=0.02, hold=500)),
+    (GOOD, diagnosed(JUMP, SPIKE), Plan(steps=("rescale", "hold-lr"), norm=3.0, lr=0.02, hold=500)),
+    (GOOD, diagnosed(JUMP, NAN), Plan(steps=("skip-step", "hold-lr"), lr=0.02, hold=500)),
     (GOOD, diagnosed(POISON, damage=Damage.MOMENTS), Plan(steps=("restore-moments",), to=390)),
     (GOOD, diagnosed(POISON, NAN, damage=Damage.MOMENTS), Plan(steps=("restore-moments", "skip-step"), to=390)),
     (GOOD, diagnosed(replace(POISON, since=None), damage=Damage.MOMENTS), Plan()),
@@ -89,20 +89,14 @@ def test_what_is_planned() -> None:
         assert plan.proceeds or plan.reason == "unknown"
 
 
-def test_a_learning_rate_that_crept_up_is_held_once_the_loss_rises() -> None:
-    creep = finding("learning-rate-creep", "warn", usual=0.02)
-    rising = finding("slow-divergence", "info", since=450)
-    budget = Budget()
-    budget.see(diagnosed(creep))
-    assert decide(GOOD, diagnosed(creep), budget=budget).proceeds
-    budget.see(diagnosed(rising))
-    plan = decide(GOOD, diagnosed(rising), budget=budget)
-    assert (plan.steps, plan.lr) == (("hold-lr",), 0.02)
-    assert decide(GOOD, diagnosed(rising), budget=budget, ceiling=0.02).proceeds  # it is held already
-    assert decide(GOOD, diagnosed(rising), budget=budget, mode="careful").proceeds
-    assert decide(replace(GOOD, lr=0.03), diagnosed(rising), budget=budget).proceeds  # it was withdrawn
-    assert decide(replace(GOOD, lr=0.031), diagnosed(rising), budget=budget).lr == 0.02
-    leap = decide(GOOD, diagnosed(rising, finding("learning-rate-jump", usual=0.05)), budget=budget)
+def test_a_learning_rate_that_crept_up_is_held() -> None:
+    creep = finding("learning-rate-creep", usual=0.02)
+    plan = decide(GOOD, diagnosed(creep), budget=Budget())
+    assert (plan.steps, plan.lr, plan.hold) == (("hold-lr",), 0.02, 500)
+    assert decide(GOOD, diagnosed(creep), budget=Budget(), ceiling=0.02).proceeds  # it is held already
+    assert decide(GOOD, diagnosed(creep), budget=Budget(), mode="careful").proceeds
+    assert decide(GOOD, diagnosed(replace(creep, severity="warn")), budget=Budget()).proceeds
+    leap = decide(GOOD, diagnosed(creep, finding("learning-rate-jump", usual=0.05)), budget=Budget())
     assert (leap.steps, leap.lr) == (("hold-lr",), 0.05)
 
 
@@ -119,6 +113,42 @@ class TestGoingBack:
         assert plan.steps == ("rollback", "cut-lr", "skip-batches", "rewarm")
         assert plan.to == 470  # the newest that was followed by 20 steps before the first sign at 490
         assert plan.lr == pytest.approx(0.7 * 0.1)
+
+    def test_with_batches_at_hand_it_catches_up(self) -> None:
+        limits = Limits(catches_up=True)
+        plan = self.plan(limits=limits)
+        assert plan.steps == ("rollback", "catch-up", "cut-lr", "skip-batches", "rewarm")
+        assert (plan.until, plan.only_whole, plan.hold) == (490, False, 10)
+        assert self.plan(limits=limits, signals=replace(GOOD, lr=0.14)).hold is None  # its learning rate had risen
+        budget = Budget()
+        rolled_back(budget, at=450, to=390)
+        again = self.plan(limits=limits, budget=budget, signals=HEARD)
+        assert (again.only_whole, again.hold) == (True, None)
+
+    def test_weights_that_changed_by_themselves_are_caught_up_with_to_the_end(self) -> None:
+        jump = finding("weight-jump", since=487)
+        for limits, until in ((Limits(catches_up=True), 501), (Limits(), None)):
+            budget = Budget()
+            found = diagnosed(jump, damage=Damage.WEIGHTS)
+            budget.see(found)
+            plan = decide(GOOD, found, budget=budget, states=[State(390), State(470)], limits=limits)
+            assert (plan.to, plan.until) == (390, until)
+
+    def test_weights_that_change_again_after_it_was_undone_are_meant_to(self) -> None:
+        found = diagnosed(finding("weight-jump", since=487), damage=Damage.WEIGHTS)
+        signals = replace(HEARD, weights=("w",), weight_norms=(3.0,))
+        budget = Budget()
+        undone = Outcome(
+            step=100, reading=1.0, stepped=False, plan=Plan(steps=("rollback",), to=90), restored=90, diagnosis=found
+        )
+        budget.count(undone)
+        again = Budget()
+        again.load_state_dict(budget.state_dict())
+        states = [State(390), State(460)]
+        assert decide(signals, found, budget=Budget(), states=states).steps
+        assert decide(signals, found, budget=again, states=states).proceeds
+        broken = replace(signals, weight_norms=(math.inf,))
+        assert decide(broken, found, budget=again, states=states).steps
 
     def test_again_means_older_and_deeper(self) -> None:
         budget = Budget()

@@ -119,6 +119,7 @@ def test_the_settings() -> None:
             "sinks",
         ],
         "recovery": [
+            "catch_up_memory_mb",
             "incident_batch_mb",
             "incident_bundles",
             "lr_mult",

@@ -297,6 +297,7 @@ def test_a_state_that_is_in_place_already_is_none_to_go_back_to() -> None:
             learning_rate=SimpleNamespace(ceiling=SimpleNamespace(lr=None)),
             limits=Limits(),
             mode="autopilot",
+            weigh=lambda signals: signals,
         )
         look = SimpleNamespace(signals=Signals(step=AT, loss=2.0, grad_norm=1.0, lr=0.1))
         _, plan = judge.judge(look, updates=updates)

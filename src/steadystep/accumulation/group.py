@@ -54,6 +54,11 @@ class Group:
         """Time for the update."""
         return len(self.members) >= self.size
 
+    @property
+    def weighted(self) -> bool:
+        """Whether weights were given."""
+        return bool(self._weighted)
+
     def add(self, member: MicroBatch) -> None:
         """One more."""
         self.repeatable = member.recipe is not None and (self.repeatable or not self.members)

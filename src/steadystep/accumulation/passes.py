@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.accumulation.group import Group, MicroBatch
-from steadystep.accumulation.recipe import Closure, Recipe
+from steadystep.accumulation.recipe import Closure, Given, Recipe, Work
 from steadystep.accumulation.trial import Trial
 from steadystep.buffers import Buffers
 from steadystep.clip.global_norm import multiply_
@@ -125,6 +125,17 @@ class Passes:
         self._present = self._batch = None
         self.group.clear()
         self._state = "idle"
+
+    def works(self) -> tuple[Work, ...]:
+        """What it takes to make this update again, later; nothing if a micro-batch came without `batch=`."""
+        members, weighted = self.group.members, self.group.weighted
+        if self._present is None or any(member.batch is None for member in members):
+            return ()
+        closure = self._present[0]
+        return tuple(
+            Work(member.recipe or Given(closure, member.batch, self._rng), member.weight if weighted else None)
+            for member in members
+        )
 
     def reset(self) -> int:
         """Forget an open group and its gradients; returns how many micro-batches it had."""

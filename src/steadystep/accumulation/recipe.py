@@ -9,6 +9,7 @@ another loss.
 
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -23,12 +24,12 @@ Closure = Callable[..., Tensor]
 class Recipe:
     """One micro-batch's forward pass, repeatable."""
 
-    __slots__ = ("_batch", "_bindings", "_given", "rng")
+    __slots__ = ("_bindings", "_given", "batch", "rng")
 
     def __init__(self, closure: Closure, batch: Any, *, device: torch.device) -> None:
         self._given = closure
         self._bindings = _Bindings(closure) if isinstance(closure, types.FunctionType) else None
-        self._batch = batch
+        self.batch = batch
         self.rng = RngState(device)
         """Before the forward pass."""
 
@@ -39,7 +40,33 @@ class Recipe:
 
     def bound(self) -> tuple[Closure, Any]:
         """The closure and its batch as they were given."""
-        return self._bindings.twin() if self._bindings else self._given, self._batch
+        return self._bindings.twin() if self._bindings else self._given, self.batch
+
+
+@final
+class Given:
+    """As a recipe, for a closure that gets its data as `batch=`: nothing is bound, so it costs nothing to keep."""
+
+    __slots__ = ("_closure", "_rng", "batch")
+
+    def __init__(self, closure: Closure, batch: Any, rng: RngState | None) -> None:
+        self._closure, self.batch, self._rng = closure, batch, rng
+
+    def again(self) -> tuple[Closure, Any]:
+        """The closure and its batch, with the random numbers put back where they are known to matter."""
+        if self._rng is not None:
+            self._rng.restore()
+        return self._closure, self.batch
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One micro-batch of an update that is over."""
+
+    recipe: Recipe | Given
+    weight: float | None
+    """As it was given to `step`."""
 
 
 @final

@@ -30,7 +30,7 @@ class Ceiling:
         return self.lr is not None or self._rewarm_left > 0
 
     def limit(self, lr: float, *, hold: int | None = None) -> None:
-        """Lower the ceiling to `lr`, for `hold` healthy updates if that is less than usual.
+        """Lower the ceiling to `lr`, for `hold` healthy updates or the usual number.
 
         Under a ceiling that was in force already the next lift is later and lower.
         """
@@ -41,7 +41,7 @@ class Ceiling:
             self._hold = min(2 * self._hold, _LONGEST_HOLD)
         self.lr = lr if self.lr is None else min(lr, self.lr)
         self._known = _KNOWN * self.lr
-        self._left = self._hold if hold is None else min(hold, self._hold)
+        self._left = self._hold if hold is None else hold
 
     def rewarm(self, steps: int) -> None:
         """Rise from a tenth over the next `steps` updates."""

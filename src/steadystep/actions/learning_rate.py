@@ -1,5 +1,7 @@
 """Who owns the learning rate: with a schedule the guard, without one the user."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, final
 
 from torch import Tensor
@@ -84,6 +86,25 @@ class LearningRate:
             for group, lr in zip(self._optimizer.param_groups, self._asked, strict=True):
                 _set(group, lr)
             self._asked = []
+
+    @property
+    def asked(self) -> tuple[float, ...]:
+        """Of each group, as it was set; nothing where one is a tensor, whose value would have to be fetched."""
+        rates = self._rates()
+        numbers = tuple(rate for rate in rates if not isinstance(rate, Tensor))
+        return numbers if len(numbers) == len(rates) else ()
+
+    @contextmanager
+    def using(self, rates: Sequence[float]) -> Iterator[None]:
+        """Other learning rates for a while."""
+        before = self._rates()
+        try:
+            for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            yield
+        finally:
+            for group, lr in zip(self._optimizer.param_groups, before, strict=True):
+                group["lr"] = lr
 
     def validated(self, metric: float) -> None:
         """A plateau learns from validation; other schedules do not."""

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import final
 
+import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
+from steadystep.actions.catch_up import CatchUp, LookAgain
 from steadystep.actions.learning_rate import LearningRate
 from steadystep.actions.tensor_clip import TensorClip
 from steadystep.buffers import Buffers
@@ -17,8 +20,9 @@ from steadystep.clip.value import clamp_
 from steadystep.look import Look, Probing
 from steadystep.norms import measure
 from steadystep.precision import Precision
-from steadystep.records import Diagnosis, Outcome, Plan
+from steadystep.records import Diagnosis, Outcome, Plan, Signals
 from steadystep.recovery import Recovery
+from steadystep.recovery.backlog import Done
 
 _MARGIN = 1.0 + 1e-4
 REFUSALS = frozenset(("skip-step", "leave-out", "back-off-scale"))
@@ -45,6 +49,8 @@ class Update:
         rewarm_steps: int = 0,
         replay: bool = False,
         sharded: Callable[[], Sequence[Parameter]] | None = None,
+        learn: Callable[[Signals], None] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._precision = precision
@@ -60,15 +66,20 @@ class Update:
         self._rewarm_steps = rewarm_steps
         self._replay = replay
         self._sharded = sharded
+        self._catch_up = CatchUp(
+            passes,
+            take=self._take_again,
+            undo=self._undo,
+            learn=learn or (lambda _: None),
+            device=device or torch.device("cpu"),
+        )
 
-    def carry_out(
-        self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: Callable[[Sequence[int]], Look]
-    ) -> Outcome:
+    def carry_out(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: LookAgain) -> Outcome:
         """Do what the plan says and report it. `look_again` measures the gradients of some of the micro-batches."""
         if plan.proceeds:
             return self._take(plan, look, diagnosis)
         if "rollback" in plan.steps:
-            return self.go_back(plan, look, diagnosis)
+            return self.go_back(plan, look, diagnosis, look_again=look_again)
         self.prepare(plan)
         if REFUSALS.isdisjoint(plan.steps):
             return self._take(plan, look, diagnosis)
@@ -82,17 +93,32 @@ class Update:
         self._drop_gradients(overflow=overflow)
         return self.report(plan, look, diagnosis, stepped=False)
 
-    def go_back(self, plan: Plan, look: Look, diagnosis: Diagnosis) -> Outcome:
-        """Restore an older state; the batch at hand is dropped with everything since."""
+    def go_back(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: LookAgain | None = None) -> Outcome:
+        """Restore an older state; the batch at hand is dropped with everything since that cannot be made again."""
         assert plan.to is not None
+        present = self._present(look) if plan.until is not None and look_again is not None else ()
         self._drop_gradients(overflow=False)
         look.grads.clear()
+        schedules = self._recovery.schedules()
         restored = self._recovery.roll_back(plan.to, replay=self._replay)
+        self.passes.close()
+        self._probing.cancel()
+        caught_up, whole = 0, False
+        if plan.until is not None and look_again is not None:
+            missed = self._recovery.missed(restored)
+            wanted = missed + (present if missed else ())
+            caught_up = self._catch_up.make_again(wanted, look_again, first_sign=plan.until)
+            whole = 0 < len(missed) <= caught_up
+            if caught_up and plan.only_whole and not whole:
+                restored, caught_up = self._recovery.roll_back(plan.to, replay=self._replay), 0
+                self.passes.close()
+        if whole:  # why: the schedule is where these updates are
+            schedules()
+        self._recovery.caught_up(restored + caught_up, present if whole and caught_up > len(missed) else ())
+        plan = _as_done(plan, whole=whole, some=caught_up > 0)
         self.prepare(plan)
         if "rewarm" in plan.steps:
             self._lr.ceiling.rewarm(self._rewarm_steps if plan.hold is None else min(plan.hold, self._rewarm_steps))
-        self.passes.close()
-        self._probing.cancel()
         signals = look.signals
         return Outcome(
             step=signals.step,
@@ -101,7 +127,8 @@ class Update:
             plan=plan,
             diagnosis=diagnosis,
             signals=signals,
-            restored=restored,
+            restored=restored + caught_up,
+            caught_up=caught_up,
         )
 
     def prepare(self, plan: Plan) -> None:
@@ -158,6 +185,25 @@ class Update:
             clipped=clipped,
             lr_mult=lr_mult,
         )
+
+    def _present(self, look: Look) -> tuple[Done, ...]:
+        """The update at hand, to be made after those before it."""
+        works, rates = self.passes.works(), self._lr.asked
+        return (Done(works, look.signals, rates),) if works and rates else ()
+
+    def _take_again(self, look: Look, done: Done) -> None:
+        """An update that was undone, as it was taken then."""
+        self.clip_(look, limit=done.norm)
+        with self._lr.using(done.rates):
+            self._precision.step(self._optimizer)
+        look.grads.clear()
+        _clear_gradients(self._optimizer)
+        self.passes.close()
+
+    def _undo(self) -> None:
+        self._drop_gradients(overflow=False)
+        self._buffers.put_back()
+        self.passes.close()
 
     def _step(self, look: Look) -> None:
         probing = self._probing.due(look.signals.step)
@@ -224,6 +270,13 @@ class Update:
         limit = self._clip_rule.limit(norm)
         self._clip_rule.learn(norm)
         return limit
+
+
+def _as_done(plan: Plan, *, whole: bool, some: bool) -> Plan:
+    """What became of a plan to catch up: with all updates made again there is nothing to recover from."""
+    if whole:
+        return replace(plan, steps=("rollback", "catch-up"), lr=None, hold=None)
+    return plan if some else replace(plan, steps=tuple(step for step in plan.steps if step != "catch-up"), until=None)
 
 
 def _clear_gradients(optimizer: Optimizer) -> None:

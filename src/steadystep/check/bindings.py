@@ -4,7 +4,7 @@ import ast
 import warnings
 from collections.abc import Iterator
 
-from steadystep.check.names import name_of
+from steadystep.check.names import path_of
 from steadystep.errors import ConfigError
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -40,7 +40,7 @@ def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
         same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
         for i, part in enumerate(target.elts):
             yield from _unpacked(part, value.elts[i] if same else value)  # type: ignore[attr-defined]
-    elif name := name_of(target):
+    elif name := path_of(target):
         yield name, value
 
 

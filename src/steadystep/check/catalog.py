@@ -129,8 +129,12 @@ RULES: dict[str, Rule] = {
             "a limit this large never clips and one this small turns every update into a sign of its direction only",
         ),
         Rule(
+            "SS504", "decay-on-norms", "warning",
+            "decay pulls gains and offsets towards zero, which a norm layer only has to undo; it regularises nothing",
+        ),
+        Rule(
             "SS505", "nan-filter-on", "warning",
-            "the Trainer replaces NaN losses by the running average in its log, so a dead run looks healthy",
+            "losses that are NaN are left out of the log, or replaced in it, so a dead run looks healthy",
         ),
         Rule(
             "SS601", "parameters-made-after-optimizer", "error",

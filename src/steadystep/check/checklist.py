@@ -7,7 +7,8 @@ from steadystep.check.context import Context
 from steadystep.check.hit import Item, State
 from steadystep.check.marks import Marks
 from steadystep.check.names import argument, name_of
-from steadystep.check.rules.settings import BETA2, settle_steps
+from steadystep.check.rules.decay import groups_of
+from steadystep.check.rules.warmups import BETA2, settle_steps
 
 
 def checklist(context: Context) -> Iterator[Item]:
@@ -194,7 +195,7 @@ def _decay(context: Context, marks: Marks) -> Item:
         kind = context.script.full(call.func).rpartition(".")[2]
         given = next((k.value for k in call.keywords if k.arg == "weight_decay"), None)
         off = isinstance(given, ast.Constant) and given.value in (0, 0.0)
-        if not context.roles.model_of(call):
+        if not context.roles.model_of(call) or groups_of(context.script, call):
             return _item(name, call.lineno, "parameters are in groups")
         if (given is not None and not off) or (given is None and kind == "AdamW"):
             evidence = "all parameters are decayed; common, and rarely a cause of trouble"

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from steadystep.check.hit import Hit, Item, Report, State
-from steadystep.check.rules.settings import BETA2, TOO_SHORT, settle_steps
+from steadystep.check.rules.warmups import BETA2, TOO_SHORT, settle_steps
 from steadystep.config import Config, read_yaml
 from steadystep.errors import ConfigError
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 
 from steadystep.check.events import INTERESTING
-from steadystep.check.names import last, name_of
+from steadystep.check.names import last, name_of, path_of
 from steadystep.check.script import Function, Script
 
 
@@ -35,8 +35,8 @@ def bind(function: Function, call: ast.Call, names: Mapping[str, str]) -> dict[s
         parameters = parameters[1:]
     given: Iterator[tuple[str, ast.expr]] = zip(parameters, call.args, strict=False)
     for parameter, value in [*given, *((k.arg, k.value) for k in call.keywords if k.arg)]:
-        if name_of(value):
-            bound[parameter] = outer(name_of(value), names)
+        if path_of(value):
+            bound[parameter] = outer(path_of(value), names)
     return bound
 
 

@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass
 from typing import Literal, final
 
-from steadystep.check.names import argument, last, looks_like_loss, name_of
+from steadystep.check.names import argument, last, looks_like_loss, name_of, path_of
 from steadystep.check.roles import Roles, is_managed
 from steadystep.check.script import Script
 
@@ -121,12 +121,12 @@ def _clip(call: ast.Call, leaf: str, full: str) -> Seen:
 
 def _network(params: ast.expr | None) -> str:
     if isinstance(params, ast.Call) and isinstance(params.func, ast.Attribute) and params.func.attr == "parameters":
-        return name_of(params.func.value)
+        return path_of(params.func.value)
     return ""
 
 
 def _method(call: ast.Call, func: ast.Attribute, leaf: str, roles: Roles) -> Seen | None:
-    owner = name_of(func.value)
+    owner = path_of(func.value)
     if leaf in ("backward", "manual_backward"):
         return _backward(call, func, owner)
     if leaf in ("unscale_", "unscale_gradients"):
@@ -144,7 +144,7 @@ def _method(call: ast.Call, func: ast.Attribute, leaf: str, roles: Roles) -> See
     if leaf == "step" and role == "optimizer":
         return Seen("step", owner)
     if leaf == "step" and role == "scaler":
-        return Seen("scaler-step", owner, subject=name_of(call.args[0]) if call.args else "")
+        return Seen("scaler-step", owner, subject=path_of(call.args[0]) if call.args else "")
     if leaf == "step" and role == "scheduler":
         return Seen("schedule", owner)
     if leaf == "update" and role == "scaler":
@@ -159,7 +159,7 @@ def _backward(call: ast.Call, func: ast.Attribute, owner: str) -> Seen:
     if func.attr == "manual_backward":
         return Seen("backward", owner, managed=True, loss=call.args[0] if call.args else None)
     if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == "scale":
-        scaler = name_of(inner.func.value)
+        scaler = path_of(inner.func.value)
         return Seen("backward", scaler, scaled=True, loss=inner.args[0] if inner.args else None)
     if call.args and owner and not looks_like_loss(owner):
         return Seen("backward", owner, managed=True, loss=call.args[0])

@@ -27,6 +27,17 @@ def name_of(node: ast.AST | None) -> str:
     return ".".join([node.id, *reversed(parts)])
 
 
+def path_of(node: ast.AST | None) -> str:
+    """Like `name_of`, but with constant keys: `self.opts['disc']` is a name too."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        base, key = path_of(node.value), node.slice.value
+        return f"{base}[{key!r}]" if base and isinstance(key, str | int) else ""
+    if isinstance(node, ast.Attribute):
+        base = path_of(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    return name_of(node)
+
+
 def last(name: str) -> str:
     """`c` of `a.b.c`."""
     return name.rpartition(".")[2]

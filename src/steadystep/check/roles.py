@@ -12,7 +12,9 @@ from steadystep.check.names import (
     looks_like_scaler,
     looks_like_scheduler,
     name_of,
+    path_of,
 )
+from steadystep.check.holders import networks_in
 from steadystep.check.script import Script
 
 Role = Literal["optimizer", "scheduler", "scaler", "guard", "other"]
@@ -74,19 +76,22 @@ class Roles:
 
     def optimizer_call(self, name: str, at: ast.AST) -> ast.Call | None:
         """Where an optimizer is made, when the file shows exactly one such place."""
-        made = [v for v in self._script.values(name, at) if isinstance(v, ast.Call) and self.is_optimizer(v)]
-        return made[0] if len(made) == 1 else None
+        made = {id(v): v for v in self._script.values(name, at) if isinstance(v, ast.Call) and self.is_optimizer(v)}
+        return next(iter(made.values())) if len(made) == 1 else None
 
     def is_optimizer(self, call: ast.Call) -> bool:
         """Whether a call makes an optimizer."""
         return self.made_by(call) == "optimizer"
 
     def model_of(self, optimizer: ast.Call) -> str:
-        """`model` for an optimizer of `model.parameters()` and nothing else."""
+        """`model` for an optimizer of `model.parameters()`, or of some of them, and nothing else."""
+        found = self.networks_of(optimizer)
+        return found[0] if found is not None and len(found) == 1 else ""
+
+    def networks_of(self, optimizer: ast.Call) -> list[str] | None:
+        """Whose parameters an optimizer holds; None when some of them are not known."""
         params = argument(optimizer, 0, "params")
-        if isinstance(params, ast.Call) and isinstance(params.func, ast.Attribute) and params.func.attr == "parameters":
-            return name_of(params.func.value)
-        return ""
+        return networks_in(params, self._script, optimizer) if params is not None else None
 
 
 def is_managed(name: str) -> bool:
@@ -137,8 +142,25 @@ def number(node: ast.expr | None, script: Script, at: ast.AST, depth: int = 0) -
         found = {number(value, script, at, depth + 1) for value in script.values(name_of(node), at)}
         return found.pop() if len(found) == 1 else None
     if isinstance(node, ast.Subscript):
-        return number(_entry(node, script, at), script, at, depth + 1)
+        found = {number(value, script, at, depth + 1) for value in script.values(path_of(node), at)}
+        return found.pop() if len(found) == 1 else None
+    if isinstance(node, ast.Call) and name_of(node.func) in ("float", "int") and len(node.args) == 1:
+        return number(node.args[0], script, at, depth + 1)
     return None
+
+
+def written_at(node: ast.expr, script: Script, at: ast.AST) -> ast.AST:
+    """Where the number of a setting is written: the default of an option, the field of a config; else the place itself."""
+    place: ast.expr = node
+    for _ in range(4):
+        if not isinstance(place, ast.Attribute | ast.Subscript | ast.Name):
+            break
+        values = {id(v): v for v in script.values(path_of(place), at)}
+        if len(values) != 1:
+            return node
+        place = next(iter(values.values()))
+    declared = isinstance(place, ast.Constant) and script.scope_of(place) is not script.scope_of(node)
+    return place if declared and isinstance(node, ast.Attribute | ast.Subscript) else node
 
 
 def _apply(op: ast.operator, left: float, right: float) -> float | None:
@@ -159,20 +181,3 @@ def _apply(op: ast.operator, left: float, right: float) -> float | None:
     except (ArithmeticError, ValueError):
         return None
     return result if isinstance(result, float) else None  # a complex number is no number here
-
-
-def _entry(node: ast.Subscript, script: Script, at: ast.AST) -> ast.expr | None:
-    """The value of a key in a dictionary that is written out: `config["lr"]`."""
-    if not isinstance(node.slice, ast.Constant):
-        return None
-    values = script.values(name_of(node.value), at)
-    if len(values) != 1:
-        return None
-    table = values[0]
-    if isinstance(table, ast.Dict):
-        for key, value in zip(table.keys, table.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == node.slice.value:
-                return value
-    if isinstance(table, ast.Call) and name_of(table.func) == "dict":
-        return next((k.value for k in table.keywords if k.arg == node.slice.value), None)
-    return None

@@ -7,6 +7,7 @@ from typing import final
 
 from steadystep.check.bindings import Function, bindings, default_of, parameters, parse, passed
 from steadystep.check.names import full_name, imports_of, name_of
+from steadystep.check.options import entry_of, field_of, option_of
 
 __all__ = ["Function", "Scope", "Script"]
 
@@ -94,7 +95,7 @@ class Script:
         key = (self.class_of(at) if name.startswith("self.") else self.scope_of(at), name)
         if key not in self._values:
             self._values[key] = []  # why: a name that leads back to itself says nothing
-            self._values[key] = self._look_up(name, at)
+            self._values[key] = [*self._look_up(name, at), *self._declared(name, at)]
         return self._values[key]
 
     def _look_up(self, name: str, at: ast.AST) -> list[ast.expr]:
@@ -110,6 +111,25 @@ class Script:
             scope = self.scope_of(scope)
         return [value for _, value in self.assigned.get((None, name), ())]
 
+    def _declared(self, name: str, at: ast.AST) -> list[ast.expr]:
+        """What a table, a config or the class itself says, next to what is assigned."""
+        if name.endswith("]"):
+            return entry_of(self, name, at)
+        if name.count(".") == 1 and name.startswith("self."):
+            return self._of_class(self.class_of(at), name[5:], 0)
+        return field_of(self, name, at) if "." in name else []
+
+    def _of_class(self, owner: ast.ClassDef | None, field: str, depth: int) -> list[ast.expr]:
+        """What stands in the body of a class, and what the classes of this file it comes from set."""
+        if owner is None or depth > 3:
+            return []
+        found = [value for stmt, value in self.named.get(field, ()) if stmt in owner.body]
+        for base in (self.classes.get(name_of(b)) for b in owner.bases):
+            if base is not None:
+                found += [v for s, v in self.named.get(f"self.{field}", ()) if self.class_of(s) is base]
+                found += self._of_class(base, field, depth + 1)
+        return found
+
     def _given(self, function: Function, name: str) -> list[ast.expr]:
         """What callers in this file pass for a parameter; without callers its default, then anything of that name."""
         names = parameters(function)
@@ -118,7 +138,7 @@ class Script:
         sites = self.calls.get(owner.name if function.name == "__init__" and owner else function.name, ())
         if len(sites) > _MOST_CALLERS:
             return []
-        default = default_of(function, name)
+        default = next(iter(option_of(function, name)), default_of(function, name))
         found: list[ast.expr] = []
         for call in sites:
             given = passed(call, position, name)

@@ -11,6 +11,7 @@ from steadystep.detectors.entropy_collapse import EntropyCollapse
 from steadystep.detectors.flat_reward import FlatReward
 from steadystep.detectors.gradient_spike import GradientSpike
 from steadystep.detectors.growing_gradient import GrowingGradient
+from steadystep.detectors.input_scale import InputScale
 from steadystep.detectors.kl_blow_up import KlBlowUp
 from steadystep.detectors.learning_rate_bounds import LearningRateBounds
 from steadystep.detectors.learning_rate_creep import LearningRateCreep
@@ -26,11 +27,13 @@ from steadystep.detectors.oscillation import Oscillation
 from steadystep.detectors.perfection import SuspiciousPerfection
 from steadystep.detectors.poisoned_moments import PoisonedMoments
 from steadystep.detectors.rms_surprise import RmsSurprise
+from steadystep.detectors.same_batch import SameBatch
 from steadystep.detectors.saturated_units import SaturatedUnits
 from steadystep.detectors.short_warmup import ShortWarmup
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.update_ratio import UpdateRatio
 from steadystep.detectors.vanishing_gradient import VanishingGradient
+from steadystep.detectors.weight_jump import WeightJump
 from steadystep.detectors.worse_than_best import WorseThanBest
 from steadystep.detectors.zero_gradient import ZeroGradient
 
@@ -46,6 +49,7 @@ __all__ = [
     "FlatReward",
     "GradientSpike",
     "GrowingGradient",
+    "InputScale",
     "KlBlowUp",
     "LearningRateBounds",
     "LearningRateCreep",
@@ -60,12 +64,14 @@ __all__ = [
     "Oscillation",
     "PoisonedMoments",
     "RmsSurprise",
+    "SameBatch",
     "SaturatedUnits",
     "ShortWarmup",
     "SlowDivergence",
     "SuspiciousPerfection",
     "UpdateRatio",
     "VanishingGradient",
+    "WeightJump",
     "WorseThanBest",
     "ZeroGradient",
 ]

@@ -10,7 +10,7 @@ _GRADUAL = 1.5  # a larger rise within one step is a decision, or a leap that an
 
 @final
 class LearningRateCreep:
-    """Warns once when the learning rate has climbed to `factor` times its largest before the climb, unannounced.
+    """Speaks once when the learning rate has climbed to `factor` times its largest before the climb, unannounced.
 
     A forgotten `gamma` above 1, a schedule stepped with the wrong sign: long before the loss shows it. Warm-ups never
     came to rest, warm restarts return to what was there before, and torch's schedulers announce where they go.
@@ -51,7 +51,7 @@ class LearningRateCreep:
             Finding(
                 detector=self.name,
                 step=signals.step,
-                severity="warn",
+                severity="act",
                 value=lr,
                 limit=self._factor * before,
                 usual=before,

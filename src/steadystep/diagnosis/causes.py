@@ -30,6 +30,7 @@ class Cause(StrEnum):
     BAD_BATCH = "bad-batch"
     DATA_SHIFT = "data-shift"
     UNSCALED_DATA = "unscaled-data"
+    REPEATED_BATCH = "repeated-batch"
     # the model
     EXPLODING_GRADIENT = "exploding-gradient"
     VANISHING_GRADIENT = "vanishing-gradient"
@@ -87,6 +88,8 @@ ADVICE: dict[Cause, str] = {
     "from here on, and shuffle more widely if it is a new part of the set",
     Cause.UNSCALED_DATA: "bring inputs to mean 0 and standard deviation 1 for each feature (images: divide by 255), "
     "and targets of a regression too",
+    Cause.REPEATED_BATCH: "the loader gives the same batch again and again: look for next(iter(loader)) in the "
+    "loop, a sampler that is not advanced, a worker that hangs on one file",
     Cause.EXPLODING_GRADIENT: "clip the gradient (max_grad_norm: 1.0) and warm the learning rate up; if it comes back, "
     "add normalisation layers or lower the learning rate",
     Cause.VANISHING_GRADIENT: "the first layers hardly learn: use ReLU or GELU instead of sigmoid or tanh, residual "

@@ -48,6 +48,8 @@ CHARGES: tuple[Charge, ...] = (
     Charge(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-bounds")),
     Charge(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-creep")),
     Charge(Cause.POISONED_MOMENTS, 1.0, warned("poisoned-moments")),
+    Charge(Cause.DAMAGED_WEIGHTS, 1.0, warned("weight-jump")),
+    Charge(Cause.REPEATED_BATCH, 1.0, warned("same-batch")),
     Charge(Cause.POLICY_DRIFT, 1.0, warned("kl-blow-up")),
     Charge(Cause.ENTROPY_COLLAPSE, 1.0, warned("entropy-collapse")),
     Charge(Cause.FLAT_REWARD, 1.0, warned("flat-reward")),

@@ -15,7 +15,7 @@ def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
     asked = {f.detector for f in findings if f.severity in ("act", "critical")}
     stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
     critical = any(f.severity == "critical" for f in findings)
-    accused = asked & {"not-healing", "slow-divergence", "odd-replica"} or (stuck and critical)
+    accused = asked & {"not-healing", "slow-divergence", "odd-replica", "weight-jump"} or (stuck and critical)
     if accused and not acquitted(signals):
         return Damage.WEIGHTS
     return Damage.MOMENTS if "poisoned-moments" in asked else Damage.NONE

@@ -18,7 +18,7 @@ _KNOWN = frozenset(
     {
         *("non-finite", "gradient-spike", "loss-spike", "not-healing", "slow-divergence", "worse-than-best"),
         *("learning-rate-jump", "learning-rate-creep", "learning-rate-bounds", "oscillation", "vanishing-gradient"),
-        *("zero-gradient", "buffer-jump"),
+        *("zero-gradient", "buffer-jump", "input-scale", "same-batch", "weight-jump"),
         *("growing-gradient", "clip-rate", "update-ratio", "poisoned-moments", "rms-surprise", "loss-scale"),
         *("dead-units", "saturated-units", "no-learning", "suspicious-perfection"),
         *("embedding-growth", "attention-logit-growth"),

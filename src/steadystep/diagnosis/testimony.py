@@ -19,7 +19,10 @@ _SHARE = 0.5  # of a jump: what older weights must undo of it to be worth going 
 def needs_witness(signals: Signals, findings: tuple[Finding, ...]) -> bool:
     """Whether the answer would change what is done."""
     stuck = signals.refused_in_a_row >= _STUCK and signals.input_finite is not False
-    return any(f.detector in _LASTING or (stuck and f.severity == "critical") for f in findings)
+    if any(f.detector == "weight-jump" and f.severity == "act" for f in findings):
+        return False  # there is nothing to ask: these weights cannot be used
+    wanted = (*_LASTING, "weight-jump")
+    return any(f.detector in wanted or (stuck and f.severity == "critical") for f in findings)
 
 
 def first_sign(findings: tuple[Finding, ...]) -> int:
@@ -33,6 +36,8 @@ def weigh(signals: Signals, findings: tuple[Finding, ...]) -> tuple[Finding, ...
 
 
 def _weighed(signals: Signals, finding: Finding) -> Finding:
+    if finding.detector == "weight-jump":
+        return replace(finding, severity="act" if signals.witness and is_worse(signals.witness) else "warn")
     if finding.detector not in _LASTING:
         return finding
     return replace(finding, severity="act" if convicts(signals, finding) else _at_most_warn(finding.severity))

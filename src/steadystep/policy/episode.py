@@ -21,15 +21,12 @@ class Episode:
         self._suspected_at = 0
         self._confirmed_at: int | None = None
         self._foretold_at: int | None = None
-        self._crept_from: float | None = None
 
     def note(self, findings: tuple[Finding, ...]) -> None:
         """Take in what was found at one step; a sign is what asks for action."""
         for finding in findings:
             if finding.detector == "slow-divergence":
                 self._suspected, self._suspected_at = finding.since, finding.step
-            if finding.detector == "learning-rate-creep":
-                self._crept_from = finding.usual
             if finding.severity != "info" and finding.detector != "non-finite":
                 self._foretold_at = finding.step
         signs = [f for f in findings if f.severity in ("act", "critical")]
@@ -69,10 +66,6 @@ class Episode:
             return False
         return self._foretold_at is None or self.first_sign - self._foretold_at > _APART_STEPS
 
-    def crept_from(self, step: int) -> float | None:
-        """The learning rate before it crept up unannounced, once the loss has begun to rise with it."""
-        return self._crept_from if self.suspected_since(step) is not None else None
-
     def suspected_since(self, step: int) -> int | None:
         """When a suspicion began that may yet turn out to be true: a state from before is worth keeping."""
         return self._suspected if step - self._suspected_at <= _APART_STEPS else None
@@ -80,7 +73,6 @@ class Episode:
     def close(self) -> None:
         """The trouble was dealt with."""
         self.first_sign = self._suspected = self._confirmed_at = self._foretold_at = None
-        self._crept_from = None
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -88,11 +80,11 @@ class Episode:
             "first_sign": self.first_sign,
             "last_sign": self._last_sign,
             "suspected": [self._suspected, self._suspected_at, self._confirmed_at],
-            "foretold": [self._foretold_at, self._crept_from],
+            "foretold": self._foretold_at,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.first_sign, self._last_sign = state["first_sign"], int(state["last_sign"])
         self._suspected, self._suspected_at, self._confirmed_at = state["suspected"]
-        self._foretold_at, self._crept_from = state.get("foretold", (None, None))  # older states do not have it
+        self._foretold_at = state["foretold"]

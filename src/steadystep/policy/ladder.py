@@ -2,12 +2,14 @@
 
 nothing reached      skip-step, leave-out, back-off-scale or rescale; the learning rate stays
 moments              restore-moments, then the update as usual
-weights              rollback to a state before the first sign, cut-lr, skip-batches, rewarm
-weights, suddenly    the same, and the learning rate is soon given back: it had no part in it
+weights              rollback to a state before the first sign, catch-up, cut-lr, skip-batches, rewarm
+weights, suddenly    the same, and the learning rate is soon given back: it had no part in it; nor had it, for all one
+                     knows, where it has not risen and the updates since can be made again
 the same again       an older state, a deeper cut
 budget spent         stop
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -18,7 +20,7 @@ from steadystep.records import Damage, Diagnosis, Finding, Plan, Signals
 PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]
 
-_CREPT = 1.5  # times what it was: less has been withdrawn
+_RISEN = 1.3  # times the learning rate of the state: then it is the first suspect
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 
@@ -74,15 +76,15 @@ def decide(
     if jump is not None and jump.usual and mode == "autopilot":
         steps.append("hold-lr")
         lr = jump.usual
-    crept_from = budget.episode.crept_from(signals.step)
-    free = jump is None and ceiling is None and mode == "autopilot"
-    if free and crept_from is not None and signals.lr > _CREPT * crept_from:
+    creep = _asked_for(diagnosis, "learning-rate-creep")
+    if creep is not None and creep.usual and jump is None and ceiling is None and mode == "autopilot":
         steps.append("hold-lr")
-        lr = crept_from
+        lr = creep.usual
     if diagnosis.damage is Damage.MOMENTS and mode == "autopilot":
         to = _before_poison(diagnosis, states)
         steps = steps if to is None else ["restore-moments", *steps]
-    return Plan(steps=tuple(steps), reason=diagnosis.cause, norm=norm, lr=lr, to=to) if steps else PROCEED
+    hold = None if lr is None else limits.unmeant_hold
+    return Plan(steps=tuple(steps), reason=diagnosis.cause, norm=norm, lr=lr, to=to, hold=hold) if steps else PROCEED
 
 
 def _before_poison(diagnosis: Diagnosis, states: Sequence[Remembered]) -> int | None:
@@ -98,7 +100,7 @@ def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[str, ...]:
         return (refuse,)
     if any(f.detector == "non-finite" for f in diagnosis.findings):  # a note: the loss scaler's routine
         return ("back-off-scale",)
-    if _asked_for(diagnosis, "buffer-jump") is not None:
+    if _asked_for(diagnosis, "buffer-jump") is not None or _asked_for(diagnosis, "input-scale") is not None:
         return (refuse,)
     spike = _asked_for(diagnosis, "gradient-spike")
     extreme = spike is not None and spike.value > _EXTREME * spike.limit
@@ -118,6 +120,8 @@ def _go_back(
     good = [s for s in states if s.step + limits.trust_steps <= before or s.step < 0]
     again = budget.last_target(signals.step)
     refusal = _refusal(signals, diagnosis)
+    if _is_meant(signals, diagnosis, budget) and not refusal:
+        return PROCEED
     if again is not None and signals.witness is None and not refusal and not signals.odd_replicas:
         # Nobody could be asked, and going back has not helped: it is the data, or cannot be helped.
         return PROCEED
@@ -138,10 +142,30 @@ def _go_back(
         return Plan(steps=steps, reason=diagnosis.cause, lr=lr) if steps else PROCEED
     lrs = [lr for lr in (*used, good[-1].lr) if lr > 0.0]
     lr = max(cut * min(lrs), limits.lr_floor_mult * min(signals.lr, good[-1].lr)) if lrs else 0.0
-    steps = ("rollback",) + (("cut-lr",) if cut < 1.0 else ()) + (("skip-batches",) if limits.skips_batches else ())
+    catches_up = limits.catches_up
+    steps = ("rollback",) + (("catch-up",) if catches_up else ()) + (("cut-lr",) if cut < 1.0 else ())
+    steps += ("skip-batches",) if limits.skips_batches else ()
     steps += ("rewarm",) if limits.rewarm_steps else ()
-    hold = limits.sudden_hold if sudden else None
-    return Plan(steps=steps, reason=diagnosis.cause, to=good[-1].step, lr=lr if cut < 1.0 else None, hold=hold)
+    risen = signals.lr > _RISEN * good[-1].lr
+    gentle = sudden or (catches_up and again is None and not risen)
+    hold = limits.sudden_hold if gentle else None
+    return Plan(
+        steps=steps,
+        reason=diagnosis.cause,
+        to=good[-1].step,
+        lr=lr if cut < 1.0 else None,
+        hold=hold,
+        only_whole=catches_up and again is not None,
+        # why: what changed the weights was not an update, so no update made again can bring it back
+        until=(before if _asked_for(diagnosis, "weight-jump") is None else signals.step + 1) if catches_up else None,
+    )
+
+
+def _is_meant(signals: Signals, diagnosis: Diagnosis, budget: Budget) -> bool:
+    """Weights that somebody has changed again after it was undone once: a reset by design."""
+    asked = {f.detector for f in diagnosis.findings if f.severity in ("act", "critical")}
+    finite = all(math.isfinite(norm) for norm in signals.weight_norms)
+    return asked == {"weight-jump"} and finite and budget.jumps_undone > 0
 
 
 def _asked_for(diagnosis: Diagnosis, detector: str) -> Finding | None:

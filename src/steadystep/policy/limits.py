@@ -19,5 +19,9 @@ class Limits:
     rewarm_steps: int = 50
     sudden_hold: int = 10
     """Updates before the learning rate is given back, where a NaN came out of nowhere."""
+    unmeant_hold: int = 500
+    """Updates before a learning rate that nobody announced is tried, step by step."""
     skips_batches: bool = True
     """False: the loop will give the same batches again, so random numbers go back too."""
+    catches_up: bool = False
+    """After going back, remembered batches are run again."""

@@ -1,15 +1,18 @@
 """Going back: what is remembered, whether going back would help, and restoring everything a loop owns together."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, final
 
 from steadystep import state
-from steadystep.accumulation import Passes
-from steadystep.records import Outcome, Signals, Witness
+from steadystep.accumulation import Passes, Work
+from steadystep.records import WEIGHTS_EVERY, Outcome, Signals, Witness
+from steadystep.recovery.backlog import Backlog, Done
 from steadystep.recovery.snapshots import Kept, Snapshot, Snapshots
 
 _WITNESSES = 2  # states whose weights are tried; older ones are so much worse that the present always looks good
+_SPARE = 4  # steps until damage shows
 _PLANNED = 1.1  # times the learning rate of a state: with that much more by plan, the loss is meant to be higher
 
 
@@ -31,6 +34,27 @@ class Recovery(Protocol):
 
     def after(self, outcome: Outcome, *, updates: int, calm: bool, suspected_since: int | None) -> None:
         """Called after each attempt; `calm` says that no trouble is under way, `suspected_since` that one may be."""
+        ...
+
+    @property
+    def remembers(self) -> bool:
+        """Whether `remember` makes use of what it is given."""
+        ...
+
+    def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, rates: tuple[float, ...]) -> None:
+        """An update was taken that could be made again, with these learning rates."""
+        ...
+
+    def schedules(self) -> Callable[[], None]:
+        """To be called after a rollback: puts kept schedulers, and their learning rates, where they are now."""
+        ...
+
+    def missed(self, updates: int) -> tuple[Done, ...]:
+        """The updates after the first `updates`, if all of them are remembered."""
+        ...
+
+    def caught_up(self, updates: int, last: Sequence[Done] = ()) -> None:
+        """After a rollback: the weights contain so many updates now, and `last` is one that was not known yet."""
         ...
 
     def testify(self, signals: Signals, *, before: int) -> Witness | None:
@@ -65,6 +89,22 @@ class NoRecovery:
     def after(self, outcome: Outcome, *, updates: int, calm: bool, suspected_since: int | None) -> None:
         """Nothing to remember."""
 
+    remembers = False
+
+    def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, rates: tuple[float, ...]) -> None:
+        """Nothing to remember."""
+
+    def schedules(self) -> Callable[[], None]:
+        """There are none."""
+        return lambda: None
+
+    def missed(self, updates: int) -> tuple[Done, ...]:
+        """Nothing is known of them."""
+        return ()
+
+    def caught_up(self, updates: int, last: Sequence[Done] = ()) -> None:
+        """Nothing is known of them."""
+
     def testify(self, signals: Signals, *, before: int) -> Witness | None:
         """Nothing to compare with."""
         return None
@@ -85,8 +125,18 @@ class NoRecovery:
 class InMemory:
     """Snapshots of weights, buffers, optimizer and the guard's own parts."""
 
-    def __init__(self, snapshots: Snapshots, passes: Passes, parts: Mapping[str, state.Stateful]) -> None:
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        passes: Passes,
+        parts: Mapping[str, state.Stateful],
+        *,
+        backlog: Backlog | None = None,
+        trust_steps: int = 20,
+    ) -> None:
         self._snapshots = snapshots
+        self._backlog = backlog or Backlog(max_bytes=0)
+        self._reach = trust_steps + 2 * WEIGHTS_EVERY + _SPARE
         self._passes = passes
         self._parts = parts
         self._due: float | None = math.inf
@@ -125,6 +175,31 @@ class InMemory:
             if self._passes.given_losses:  # the next forward pass will be over before we are called again
                 self._take(outcome.step, updates, lr)
 
+    @property
+    def remembers(self) -> bool:
+        """Until batches have proved too large."""
+        return self._backlog.open
+
+    def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, rates: tuple[float, ...]) -> None:
+        """Keep references to the batches of this update."""
+        if outcome.signals is not None and rates:
+            used = tuple(rate * outcome.lr_mult for rate in rates)
+            self._backlog.add(Done(tuple(works), outcome.signals, used, outcome.plan.norm, updates))
+
+    def schedules(self) -> Callable[[], None]:
+        """Of the kept objects."""
+        return self._snapshots.schedules()
+
+    def missed(self, updates: int) -> tuple[Done, ...]:
+        """From the backlog."""
+        return self._backlog.since(updates)
+
+    def caught_up(self, updates: int, last: Sequence[Done] = ()) -> None:
+        """What was not made again is gone."""
+        self._backlog.keep_until(updates - len(last))
+        for done in last:
+            self._backlog.add(replace(done, updates=updates))
+
     def testify(self, signals: Signals, *, before: int) -> Witness | None:
         """Of two states the one that does less well counts, so both must be better than the present weights.
 
@@ -160,6 +235,7 @@ class InMemory:
     def forget(self) -> None:
         """Drop all states."""
         self._snapshots.forget()
+        self._backlog.clear()
         self._due = math.inf
 
     def _take(self, step: int, updates: int, lr: float) -> None:
@@ -172,6 +248,8 @@ class InMemory:
             suspected_since=self._suspected_since,
         )
         self._due = None
+        old = [state.updates for state in self._snapshots.states if state.step <= step - self._reach]
+        self._backlog.forget_until(max(old, default=0))
 
 
 def _by_plan(snapshot: Snapshot, lr: float, announced: float) -> bool:

@@ -150,6 +150,19 @@ class Snapshots:
         self._states = [s for s in self._states if s.step <= step]
         return state
 
+    def schedules(self) -> Callable[[], None]:
+        """To be called after `go_back`: puts kept schedulers, and their learning rates, where they are now."""
+        kept = [(thing, _copied(thing.state_dict())) for thing in self._kept.values() if isinstance(thing, LRScheduler)]
+        rates = [[group["lr"] for group in thing.optimizer.param_groups] for thing, _ in kept]
+
+        def put_back() -> None:
+            for (thing, saved), values in zip(kept, rates, strict=True):
+                thing.load_state_dict(saved)
+                for group, lr in zip(thing.optimizer.param_groups, values, strict=True):
+                    group["lr"] = lr
+
+        return put_back
+
     def weights_of(self, state: Snapshot) -> AbstractContextManager[None]:
         """The weights of that state for a while."""
         return self._holdings.with_weights(state.tensors, state.numbers)

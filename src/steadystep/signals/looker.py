@@ -17,9 +17,11 @@ from steadystep.look import Look
 from steadystep.norms import Layout, measure
 from steadystep.records import Signals
 from steadystep.signals.batch import is_finite
+from steadystep.signals.batch_rms import batch_rms
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.inputs import Inputs
 from steadystep.signals.probes import Probes
+from steadystep.signals.weight_norms import WeightNorms
 
 Metrics = Mapping[str, float | Tensor]
 
@@ -33,13 +35,20 @@ class Looker:
     """Takes one `Look` per optimizer step."""
 
     def __init__(
-        self, gradients: Gradients, optimizer: Optimizer, buffers: Buffers, probes: Probes, inputs: Inputs
+        self,
+        gradients: Gradients,
+        optimizer: Optimizer,
+        buffers: Buffers,
+        probes: Probes,
+        inputs: Inputs,
+        weights: WeightNorms | None = None,
     ) -> None:
         self._gradients = gradients
         self._optimizer = optimizer
         self._buffers = buffers
         self._probes = probes
         self._inputs = inputs
+        self._weights = weights or WeightNorms(gradients, wanted=False)
 
     def look(
         self,
@@ -67,12 +76,17 @@ class Looker:
         peaks = torch._foreach_norm(buffers, torch.inf) if buffers else ()  # no overflow, unlike an L2 norm
         probes = self._buffers.probe(step)
         tensor_metrics = [v for v in metrics.values() if isinstance(v, Tensor)] if metrics else []
+        of_weights, of_batch = self._weights.at(step), None
         if batches:
             self._inputs.add(batches[0])
+            of_batch = batch_rms(batches[0])
+        here = of_batch is not None and of_batch.device == losses[0].device
         samples, first_batches = self._probes.pending(), self._inputs.pending()
 
         # The only host read of a healthy step; everything rides along.
-        scalars = [*norms, *losses, *scales, *tensor_lrs, *peaks, *probes, *tensor_metrics]
+        scalars = [*norms, *losses, *scales, *tensor_lrs, *peaks, *probes, *tensor_metrics, *of_weights]
+        if of_batch is not None and here:
+            scalars.append(of_batch)
         host = iter(_to_host(scalars, [*samples, *first_batches]))
         each = tuple(islice(host, len(norms)))
         seen = tuple(islice(host, len(losses)))
@@ -86,6 +100,9 @@ class Looker:
         named_metrics = (
             {k: next(host) if isinstance(v, Tensor) else v for k, v in metrics.items()} if metrics else _NO_METRICS
         )
+        weight_norms = tuple(islice(host, len(of_weights)))
+        if of_batch is not None:
+            size = next(host) if here else float(of_batch)  # sync: none, a batch elsewhere is still on the host
         signals = Signals(
             step=step,
             loss=seen[0] if len(seen) == 1 else _mean(seen, weights),
@@ -96,6 +113,9 @@ class Looker:
             bad_buffers=bad_buffers,
             buffers=tuple(watched),
             buffer_peaks=peak_values,
+            weights=self._weights.names() if weight_norms else (),
+            weight_norms=weight_norms,
+            batch_rms=None if of_batch is None else size,
             lr=lrs[0] if len(lrs) == 1 else _largest(lrs),
             announced_lr=self._announced(),
             scale=loss_scale,
@@ -109,6 +129,13 @@ class Looker:
         )
         look = Look(signals, grads, layout, norms)
         return look if signals.healthy else self._look_closer(look, batches or [], again=measured is None)
+
+    def with_weights(self, signals: Signals) -> Signals:
+        """With the norms of the weights, which are looked at now if they have not been. Only in trouble."""
+        if signals.weight_norms:
+            return signals
+        norms = tuple(_to_host(self._weights.measure()))
+        return replace(signals, weights=self._weights.names() if norms else (), weight_norms=norms)
 
     def norms(self) -> list[Tensor]:
         """Of each gradient as it is now, on the device: for a loop that will clip before it steps."""
@@ -129,6 +156,7 @@ class Looker:
             look.norms = measure(look.grads, look.layout)
             each = tuple(_to_host(look.norms))
             signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
+        signals = self.with_weights(signals)
         if signals.bad_buffers:
             signals = replace(signals, bad_buffers=self._buffers.newly_bad(signals.bad_buffers))
         look.signals = replace(signals, input_finite=is_finite(batches)) if batches else signals
@@ -161,6 +189,8 @@ class Looker:
 
 
 def _to_host(scalars: list[Tensor], flat: list[Tensor] | None = None) -> list[float]:
+    if not scalars:
+        return []
     try:
         together = torch.stack(scalars)
     except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else

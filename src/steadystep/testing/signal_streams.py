@@ -100,6 +100,12 @@ def _overflowing(step: int, rng: random.Random) -> dict[str, Any]:
 def _probed(step: int, rng: random.Random) -> dict[str, Any]:
     found: dict[str, Any] = {"metrics": {"accuracy": rng.random()}, "repeatable": True}
     found |= {"buffers": ("norm.running_var",), "buffer_peaks": (1e5 if step % 90 == 89 else 1.0 + rng.random(),)}
+    found["batch_rms"] = None if step % 7 == 0 else 1e6 if step % 90 == 80 else 1.0 if step > 250 else rng.random()
+    if step % 20 == 7:
+        found |= {
+            "weights": _NAMES,
+            "weight_norms": (1.0, math.nan if step == 167 else 2.0, 1e3 if step > 300 else 3.0),
+        }
     if step % 25 == 24:
         found["probe"] = _probe(step - 1, rng, wild=step > 200)
     if step == 8:

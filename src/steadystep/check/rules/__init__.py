@@ -4,16 +4,21 @@ from steadystep.check.context import RuleFunction
 from steadystep.check.rules import (
     accumulation,
     clipping,
+    decay,
     evaluation,
     heads,
+    left_out,
     loss,
     modes,
+    nan_filters,
     objects,
     precision,
     retained,
     settings,
     stepping,
     totals,
+    train_data,
+    warmups,
     zeroing,
 )
 
@@ -28,8 +33,13 @@ _MODULES = (
     totals,
     heads,
     evaluation,
+    train_data,
     modes,
+    warmups,
     settings,
+    decay,
+    nan_filters,
     objects,
+    left_out,
 )
 ALL: tuple[RuleFunction, ...] = tuple(module.check for module in _MODULES)

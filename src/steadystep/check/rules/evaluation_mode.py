@@ -3,7 +3,7 @@
 import ast
 
 from steadystep.check.control import is_no_grad
-from steadystep.check.names import name_of
+from steadystep.check.names import last, name_of
 from steadystep.check.roles import is_module_class, makes_module
 from steadystep.check.script import Function, Scope, Script
 
@@ -40,6 +40,22 @@ def sets_mode(script: Script, scope: Scope) -> str:
         return "train"
     outer = script.scope_of(scope) if scope is not None else None
     return sets_mode(script, outer) if outer is not None else ""
+
+
+def evaluated_here(script: Script, scope: Scope, forward: ast.Call) -> bool:
+    """`model.eval()` and `model(x)` in one function, of one that a function of this file, or the loop, trains."""
+    if scope is None:
+        return False
+    called = name_of(forward.func)
+    switched = {
+        name_of(n.func.value)
+        for n in ast.walk(scope)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "eval"
+    }
+    trained = {
+        last(name_of(c.func.value)) for c in script.calls.get("parameters", ()) if isinstance(c.func, ast.Attribute)
+    }
+    return called in switched and last(called) in trained
 
 
 def callers_set_no_mode(script: Script, scope: Scope, seen: set[Function]) -> bool:

@@ -11,6 +11,7 @@ from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_loss, looks_like_model, name_of
 from steadystep.check.roles import is_model_call
 from steadystep.check.script import Script
+from steadystep.check.targets import target_of
 
 _CUTS = ("item", "detach", "tolist", "numpy")
 _STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
@@ -51,6 +52,8 @@ def _cut(context: Context, event: Event) -> Iterator[Hit]:
         if found is None or not _straight(script, found[0], event.stmt):
             return
         place, cut = found[0], cut_at(found[1])
+        if cut is None:
+            place, cut = _cut_in_function(script, *found, loss.id) or (place, None)
     if cut is None:
         return
     diff = ""
@@ -60,6 +63,34 @@ def _cut(context: Context, event: Event) -> Iterator[Hit]:
     yield hit(
         "SS301", place, message, diff=diff, snippet="loss.backward()\nrunning += loss.item()   # for the log only"
     )
+
+
+def _cut_in_function(script: Script, stmt: ast.stmt, value: ast.expr, name: str) -> tuple[ast.stmt, ast.expr] | None:
+    """A function of this file that gives the loss back, cut at every return."""
+    function = target_of(value, script) if isinstance(value, ast.Call) else None
+    if function is None or any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in ast.walk(function)):
+        return None
+    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and script.scope_of(n) is function]
+    cuts = []
+    for node in returns:
+        given = _part(stmt, node.value, name)
+        place: ast.stmt = node
+        found = script.reaching(given.id, node) if isinstance(given, ast.Name) else None
+        if found is not None and script.parents.get(found[0]) is function:
+            place, given = found
+        cuts.append((place, cut_at(given)))
+    place, cut = cuts[0] if cuts else (stmt, None)
+    return (place, cut) if cut is not None and all(c is not None for _, c in cuts) else None
+
+
+def _part(stmt: ast.stmt, given: ast.expr | None, name: str) -> ast.expr | None:
+    """What a name gets of a returned tuple: `loss, logits = f()`."""
+    target = stmt.targets[0] if isinstance(stmt, ast.Assign) else None
+    if not isinstance(target, ast.Tuple):
+        return given
+    names = [name_of(t) for t in target.elts]
+    same = isinstance(given, ast.Tuple) and len(given.elts) == len(names)
+    return given.elts[names.index(name)] if same and name in names else None  # type: ignore[union-attr]
 
 
 def _inside_tensor(script: Script, loss: ast.expr | None) -> ast.expr | None:

@@ -16,7 +16,8 @@ _SETS_UP = (
     *("zero_grad", "state_dict", "load_state_dict"),
 )  # fmt: skip
 """Methods of a network that do not run it."""
-_SHARDS = ("FSDP", "FullyShardedDataParallel")
+_NEW_FROM_OLD = ("FSDP", "FullyShardedDataParallel", "deepcopy", "get_peft_model")
+_GROWS = ("resize_token_embeddings", "add_adapter")
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -37,7 +38,7 @@ def _after(context: Context, optimizer: ast.Call, model: str) -> Iterator[Hit]:
     if not isinstance(made, ast.Assign):
         return
     for stmt in rest:
-        if _trains(context, stmt) or _optimizer_again(context, stmt):
+        if _trains(context, stmt) or _optimizer_again(context, stmt) or _hands_on(context, stmt, made):
             return
         if not isinstance(stmt, ast.Assign | ast.Expr):
             continue
@@ -69,6 +70,13 @@ def _trains(context: Context, stmt: ast.stmt) -> bool:
     )
 
 
+def _hands_on(context: Context, stmt: ast.stmt, made: ast.Assign) -> bool:
+    """The optimizer is given to somebody who may train with it; a schedule does not."""
+    optimizer = name_of(made.targets[0])
+    calls = [c for c in calls_in(stmt) if context.roles.made_by(c) != "scheduler"]
+    return any(optimizer and optimizer in {name_of(a) for a in c.args} for c in calls)
+
+
 def _mode(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in ("train", "from_pretrained")
 
@@ -78,13 +86,20 @@ def _optimizer_again(context: Context, stmt: ast.stmt) -> bool:
 
 
 def _replaces(script: Script, stmt: ast.stmt, model: str) -> bool:
+    if isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call):
+        owner, _, method = name_of(stmt.value.func).rpartition(".")
+        return owner == model and method in _GROWS
     if not isinstance(stmt, ast.Assign) or not isinstance(stmt.value, ast.Call):
         return False
     target = name_of(stmt.targets[0])
     if target.startswith(f"{model}."):
         return makes_module(stmt.value, script) and not script.full(stmt.value.func).endswith(("Identity", "Dropout"))
-    given = name_of(stmt.value.args[0]) if stmt.value.args else ""
-    return target == model and given == model and last(script.full(stmt.value.func)) in _SHARDS
+    if target != model:
+        return False
+    leaf, given = last(script.full(stmt.value.func)), {name_of(n) for n in ast.walk(stmt.value)}
+    if model in given:  # a wrapper keeps the parameters, but for those that make new ones
+        return leaf in _NEW_FROM_OLD
+    return makes_module(stmt.value, script) or leaf == "from_pretrained"
 
 
 def _moves(stmt: ast.stmt, model: str) -> bool:

@@ -9,19 +9,23 @@ from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_model, looks_like_optimizer, name_of
 from steadystep.check.roles import number
 from steadystep.check.rules.loss import cut_at, under_no_grad
+from steadystep.check.rules.meters import in_a_meter
+from steadystep.check.rules.trained import names_in_sum
 from steadystep.check.script import Scope, Script
 
 _FEW = 20  # graphs whose buffers are freed: so many weigh nothing
 
 
 def check(context: Context) -> Iterator[Hit]:
-    """Both, for every loss that is a plain name."""
+    """Both, for every loss with a name."""
     for event in context.events("backward"):
         loops = context.script.loops_of(event.node)
-        if event.no_grad or not isinstance(event.loss, ast.Name) or not loops:
+        if event.no_grad or not loops:
             continue
-        yield from _summed(context, event, event.loss.id, loops[0])
-        yield from _listed(context, event, event.loss.id, loops[0])
+        for name in names_in_sum(event.loss):
+            yield from _summed(context, event, name, loops[0])
+            yield from _listed(context, event, name, loops[0])
+            yield from in_a_meter(context, event, name, loops[0])
 
 
 def _summed(context: Context, event: Event, name: str, loop: ast.AST) -> Iterator[Hit]:
@@ -56,8 +60,8 @@ def _added(node: ast.AST) -> tuple[str, ast.expr] | None:
         target = node.target.value if isinstance(node.target, ast.Subscript) else node.target
         return name_of(target), node.value
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.value, ast.BinOp):
-        total = name_of(node.targets[0])
-        if isinstance(node.value.op, ast.Add) and total and name_of(node.value.left) == total:
+        total = name_of(node.targets[0])  # a running mean is a total too: 0.9 * total + 0.1 * loss
+        if isinstance(node.value.op, ast.Add) and total and total in {name_of(n) for n in ast.walk(node.value.left)}:
             return total, node.value.right
     return None
 

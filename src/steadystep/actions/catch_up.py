@@ -1,0 +1,98 @@
+"""Making updates again that a rollback has undone.
+
+From the restored state on, the remembered batches are run once more with the learning rates of then. The first one must
+give the loss it gave: it starts from the very same state, so another loss means other data or other random numbers, and
+nothing is made again. What goes exactly as it went is made again up to the first sign of trouble and no further, or the
+damage would be too. What goes better than it went (the weights had been changed by something else than updates, the
+moments were poisoned) is made again to the end.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+
+from steadystep.accumulation import Passes
+from steadystep.look import Look
+from steadystep.records import Signals
+from steadystep.recovery.backlog import Done
+from steadystep.rng import random_numbers_kept
+
+_SAME_ON_HOST, _SAME_ON_DEVICE = 1e-5, 1e-2
+_FOR_NORMS = 100.0  # times: backward adds up more than forward does
+_NO_WORSE_LOSS, _NO_WORSE_NORM = 0.02, 2.0  # above what it was, times what it was
+_WIDE = 4.0
+
+LookAgain = Callable[[Sequence[int]], Look]
+
+
+@final
+class CatchUp:
+    """Runs remembered updates; `take` is what applies one."""
+
+    def __init__(
+        self,
+        passes: Passes,
+        *,
+        take: Callable[[Look, Done], None],
+        undo: Callable[[], None],
+        learn: Callable[[Signals], None],
+        device: torch.device,
+    ) -> None:
+        self._passes = passes
+        self._take = take
+        self._undo = undo
+        self._learn = learn
+        self._device = device
+
+    def make_again(self, missed: Sequence[Done], look: LookAgain, *, first_sign: int) -> int:
+        """How many of them were made, from the first on; the state is that after the last of these."""
+        if not missed:
+            return 0
+        healed, usual = False, _Usual(missed, first_sign)
+        with random_numbers_kept(self._device):
+            for count, done in enumerate(missed):
+                seen = self._seen(done, look)
+                same = seen is not None and self._same(seen.signals, done.signals)
+                healed = healed or not same
+                # why: from the restored state the first one cannot go another way, if it is what it was
+                wrong = (count == 0 and not same) or (not healed and done.signals.step >= first_sign)
+                if seen is None or wrong or (healed and not usual.covers(seen.signals, done.signals)):
+                    self._undo()
+                    return count
+                self._take(seen, done)
+                self._learn(seen.signals if healed else done.signals)
+        return len(missed)
+
+    def _seen(self, done: Done, look: LookAgain) -> Look | None:
+        try:
+            for work in done.works:
+                closure, batch = work.recipe.again()
+                self._passes.add(closure, batch=batch, weight=work.weight)
+            seen = look(range(len(done.works)))
+        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
+            return None
+        return seen if seen.signals.healthy else None
+
+    def _same(self, now: Signals, then: Signals) -> bool:
+        tolerance = _SAME_ON_HOST if self._device.type == "cpu" else _SAME_ON_DEVICE
+        losses = math.isclose(now.loss, then.loss, rel_tol=tolerance)
+        return losses and math.isclose(now.grad_norm, then.grad_norm, rel_tol=_FOR_NORMS * tolerance)
+
+
+@final
+class _Usual:
+    """How large losses and gradients were before the first sign."""
+
+    def __init__(self, missed: Sequence[Done], first_sign: int) -> None:
+        before = [done.signals for done in missed if done.signals.step < first_sign] or [missed[0].signals]
+        self._loss = max(signals.loss for signals in before)
+        self._norm = max(signals.grad_norm for signals in before)
+
+    def covers(self, now: Signals, then: Signals) -> bool:
+        """No worse than it went, or than others went before anything was wrong."""
+        if not then.healthy:  # nothing to compare it with but the others, and single batches differ
+            return now.loss <= self._loss + abs(self._loss) and now.grad_norm <= _WIDE * self._norm
+        limit = max(then.loss + _NO_WORSE_LOSS * abs(then.loss), self._loss)
+        return now.loss <= limit and now.grad_norm <= _NO_WORSE_NORM * max(then.grad_norm, self._norm)

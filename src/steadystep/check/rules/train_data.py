@@ -1,0 +1,121 @@
+"""SS404: a score that is called validation or test and is measured on the training data."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from steadystep.check.context import Context, hit
+from steadystep.check.hit import Hit
+from steadystep.check.names import last, name_of
+from steadystep.check.rules.evaluation import is_quiet
+from steadystep.check.rules.passes import HELD_OUT, TRAIN, Pass, passes
+from steadystep.check.script import Script
+from steadystep.check.targets import target_of
+
+_SCORE = re.compile(r"^(val|valid|validation|test|dev|eval|heldout|holdout)(_|$)", re.I)
+_LABEL = re.compile(r"(^|\W|_)(val|valid|validation|test|dev|held.?out)(\W|_|$)", re.I)
+_MEASURES = re.compile(
+    r"eval|valid|test|score|acc(uracy)?(_|$)|error|loss|metric|rmse|mae|mse|auc|f1|perplexity|ppl|bleu|rouge|recall"
+    r"|precision|ndcg|mrr|wer|cer|(^|_)(map|iou|dice|psnr)(_|$)",
+    re.I,
+)
+_SPLITS = ("random_split", "Subset", "SubsetRandomSampler", "train_test_split", "KFold", "StratifiedKFold")
+
+
+def check(context: Context) -> Iterator[Hit]:
+    """In files that train: by the loop, by the call that measures, by the loader it is measured on."""
+    script = context.script
+    if not any(True for _ in context.events("step", "scaler-step")) and not context.mentions("fit"):
+        return
+    for one in passes(context):
+        quiet = all(is_quiet(script, call) for call in one.forwards)
+        if quiet and any(TRAIN.search(n) for n in one.over) and not any(HELD_OUT.search(n) for n in one.over):
+            yield from _in_a_loop(one)
+    for calls in list(script.calls.values()):
+        for call in calls:
+            yield from _by_call(context, call)
+    yield from _by_loader(context)
+
+
+def _in_a_loop(one: Pass) -> Iterator[Hit]:
+    scored = {last(name_of(n.target)) for n in ast.walk(one.node) if isinstance(n, ast.AugAssign)}
+    scored |= {
+        last(name_of(n.func.value))
+        for n in ast.walk(one.node)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("append", "update")
+    }
+    if any(_SCORE.match(name) for name in scored):
+        source = next(n for n in sorted(one.over) if TRAIN.search(n))
+        message = f"a validation score is computed over {source}"
+        yield hit("SS404", one.node, message, snippet="for x, y in val_loader: ...")
+
+
+def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
+    """`val_rmse = rmse(model, train_loader)`, and the same in a table, a log line or a keyword."""
+    given = [last(name_of(a)) for a in (*call.args, *(k.value for k in call.keywords))]
+    trained = [n for n in given if TRAIN.search(n)]
+    if not trained or any(HELD_OUT.search(n) for n in given):
+        return
+    names = _names_of_result(context.script, call)
+    if not names or not all(_SCORE.match(last(n)) or _LABEL.search(n) for n in names):
+        return
+    called = last(name_of(call.func))
+    known = re.search(r"eval|valid|test|score|accuracy", called, re.I)
+    short = any(last(n).lower() in ("val", "test", "dev", "eval", "valid") for n in names)
+    if not known and (short or not (_MEASURES.search(called) or _only_measures(context, call))):
+        return
+    if "make" in called or "load" in called or "split" in called:
+        return
+    yield hit("SS404", context.script.stmt_of(call), f"{names[0]} is measured on {trained[0]}", snippet=_HELD_OUT_DATA)
+
+
+def _names_of_result(script: Script, call: ast.Call) -> list[str]:
+    """What the result is called: by assignment, as a key, or in the words next to it."""
+    parent = script.parents.get(call)
+    while isinstance(parent, ast.Attribute | ast.Subscript | ast.BinOp | ast.Await) or (
+        isinstance(parent, ast.Call) and name_of(parent.func) in ("float", "round")
+    ):
+        parent = script.parents.get(parent)
+    if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
+        target = parent.targets[0]
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        return [name_of(t) or _key(t) for t in parts if name_of(t) != "_"]
+    if isinstance(parent, ast.Dict):
+        keys = [k for k, v in zip(parent.keys, parent.values, strict=True) if v is call or call in ast.walk(v)]
+        return [str(k.value) for k in keys if isinstance(k, ast.Constant)]
+    if isinstance(parent, ast.keyword) and parent.arg:
+        return [parent.arg]
+    if isinstance(parent, ast.Call) and last(name_of(parent.func)) in ("add_scalar", "log", "log_metric"):
+        first = parent.args[0] if parent.args else None
+        return [str(first.value)] if isinstance(first, ast.Constant) and first is not call else []
+    return []
+
+
+def _key(target: ast.expr) -> str:
+    return str(getattr(target.slice, "value", "")) if isinstance(target, ast.Subscript) else ""
+
+
+def _only_measures(context: Context, call: ast.Call) -> bool:
+    """A function of this file that switches to eval mode or gradients off, and does not train."""
+    function = target_of(call, context.script)
+    if function is None:
+        return False
+    words = {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)}
+    return bool(words & {"eval", "no_grad", "inference_mode"}) and not words & {"backward", "step"}
+
+
+def _by_loader(context: Context) -> Iterator[Hit]:
+    """`val_loader = DataLoader(train_set)`, and training data that a trainer is to evaluate on."""
+    script = context.script
+    if context.mentions(*_SPLITS):
+        return
+    for call in script.calls.get("DataLoader", ()):
+        stmt, source = script.stmt_of(call), last(name_of(call.args[0])) if call.args else ""
+        target = last(name_of(stmt.targets[0])) if isinstance(stmt, ast.Assign) and stmt.value is call else ""
+        if any(k.arg and "sampler" in k.arg for k in call.keywords) or not HELD_OUT.search(target):
+            continue
+        if TRAIN.search(source) and not HELD_OUT.search(source) and not TRAIN.search(target):
+            yield hit("SS404", stmt, f"{target} is made from {source}", snippet=_HELD_OUT_DATA)
+
+
+_HELD_OUT_DATA = "val_loss = evaluate(model, val_loader)   # data that is not trained on"

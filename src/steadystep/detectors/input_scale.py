@@ -1,0 +1,59 @@
+"""A batch of another scale: pixels that were not divided by 255, a corrupt file, a unit that was mixed up.
+
+Units that saturate (tanh, sigmoid) hide it from loss and gradient, and it is learned all the same.
+"""
+
+import math
+from typing import Any, final
+
+from steadystep.records import Finding, Signals
+
+_FACTOR = 1000.0
+_ARMED_AFTER = 32
+_PATIENCE = 3  # findings in a row, after which it is the data's new scale
+
+
+@final
+class InputScale:
+    """Asks for the step to be refused when a batch is a thousand times as large as any before."""
+
+    name = "input-scale"
+
+    def __init__(self) -> None:
+        self._largest = 0.0
+        self._seen = 0
+        self._in_a_row = 0
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """A finding at such a batch; needs `batch=`."""
+        size = signals.batch_rms
+        if size is None or not 0.0 < size < math.inf:
+            return ()
+        limit = _FACTOR * self._largest
+        if self._seen < _ARMED_AFTER or size <= limit or self._in_a_row >= _PATIENCE:
+            self._largest = max(self._largest, size)
+            self._seen += 1
+            self._in_a_row = 0
+            return ()
+        self._in_a_row += 1
+        what = f"this batch has a root mean square of {size:.3g}, and none before had more than {self._largest:.3g}"
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="act",
+                value=size,
+                limit=limit,
+                usual=self._largest,
+                what=what,
+            ),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"largest": self._largest, "seen": self._seen, "in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._largest, self._seen = float(state["largest"]), int(state["seen"])
+        self._in_a_row = int(state["in_a_row"])

@@ -1,0 +1,100 @@
+"""Weights that changed by more than updates change them: a flipped bit, a failing memory, code that overwrites them.
+
+Gradients and loss need not show it: a broken row of an embedding waits for its token, a zeroed layer may be one that
+the others can do without for a while.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, final
+
+from steadystep.records import Finding, Signals
+
+_ARMED_AFTER = 3  # looks: the first steps change weights more than all later ones
+_HISTORY = 8  # looks
+_TIMES = 10.0  # the largest change between two looks so far, at the same learning rate
+_SHARE = 0.5  # of the norm: less is left to the loss to show
+
+
+@final
+class WeightJump:
+    """Compares the norm of each tensor with the one at the last look.
+
+    A norm that is no longer finite asks for older weights. A mere jump is a warning, unless older weights do better on
+    the batch at hand.
+    """
+
+    name = "weight-jump"
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._looked = 0
+        self._at = 0
+        self._rate = 0.0
+        """The largest learning rate since the last look: what updates change is in proportion to it."""
+        self._largest: dict[str, deque[float]] = {}
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all tensors that jumped since the last look."""
+        if self._rate < signals.lr < math.inf:
+            self._rate = signals.lr
+        if not signals.weight_norms:
+            return ()
+        now = dict(zip(signals.weights, signals.weight_norms, strict=True))
+        broken = [name for name, norm in now.items() if not math.isfinite(norm)]
+        if broken:
+            return (self._finding(signals, broken, now, "no longer finite"),)
+        jumped = [name for name, norm in now.items() if self._jumped(name, norm)]
+        found = (self._finding(signals, jumped, now, "changed by more than updates change it"),) if jumped else ()
+        if signals.healthy:
+            self._learn(signals.step, now)
+        return found
+
+    def _jumped(self, name: str, norm: float) -> bool:
+        last, changes = self._last.get(name), self._largest.get(name)
+        if last is None or not changes or self._looked <= _ARMED_AFTER:
+            return False
+        change = abs(norm - last)
+        return change > _SHARE * last and change > _TIMES * max(changes) * self._rate
+
+    def _finding(self, signals: Signals, where: list[str], now: Mapping[str, float], what: str) -> Finding:
+        worst = where[0]
+        usual = self._last.get(worst)
+        was = "" if usual is None else f"; its norm was {usual:.3g} at step {self._at} and is {now[worst]:.3g}"
+        return Finding(
+            detector=self.name,
+            step=signals.step,
+            severity="warn" if math.isfinite(now[worst]) else "act",
+            value=now[worst],
+            limit=math.inf if usual is None else (1.0 + _SHARE) * usual,
+            usual=usual,
+            what=f"{worst} {what}{was}",
+            where=tuple(where),
+            since=self._at if self._looked else 0,
+        )
+
+    def _learn(self, step: int, now: Mapping[str, float]) -> None:
+        for name, norm in now.items():
+            if name in self._last:
+                change = abs(norm - self._last[name]) / (self._rate or 1.0)
+                self._largest.setdefault(name, deque(maxlen=_HISTORY)).append(change)
+        self._last, self._at, self._rate = dict(now), step, 0.0
+        self._looked += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        changes = {name: list(values) for name, values in self._largest.items()}
+        return {
+            "last": dict(self._last),
+            "looked": self._looked,
+            "at": self._at,
+            "rate": self._rate,
+            "changes": changes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._last = {str(name): float(norm) for name, norm in state["last"].items()}
+        self._looked, self._at, self._rate = int(state["looked"]), int(state["at"]), float(state["rate"])
+        self._largest = {name: deque(map(float, values), maxlen=_HISTORY) for name, values in state["changes"].items()}

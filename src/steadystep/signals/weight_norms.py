@@ -1,0 +1,56 @@
+"""The norm of each weight tensor, every so many steps and whenever something is not finite.
+
+Gradients tell what updates will do to the weights, not what else has happened to them: a flipped bit in a row of an
+embedding that no batch uses, a layer that somebody's code has zeroed.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from steadystep.norms import Layout, layout_of, measure
+from steadystep.records import WEIGHTS_EVERY
+from steadystep.signals.gradients import Gradients
+
+_OFFSET = 7  # not at the round numbers where people save, validate and change things
+
+
+@final
+class WeightNorms:
+    """One pass over the weights when it is due; its numbers ride along with the look's host read."""
+
+    def __init__(self, gradients: Gradients, *, wanted: bool = True) -> None:
+        self._gradients = gradients
+        self._wanted = wanted
+        self._layout: Layout | None = None
+        self._names: tuple[str, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors that were measured last."""
+        return self._names
+
+    def at(self, step: int) -> list[Tensor]:
+        """Norms on the device, when it is time."""
+        return self.measure() if step % WEIGHTS_EVERY == _OFFSET else []
+
+    @torch.no_grad()
+    def measure(self) -> list[Tensor]:
+        """Norms on the device, now."""
+        if not self._wanted:
+            return []
+        self._names, parameters = self._gradients.named()
+        weights: list[Tensor] = [parameter.detach() for parameter in parameters]
+        if self._layout is None or not self._layout.fits(weights):
+            self._layout = layout_of(weights)
+        try:
+            return measure(weights, self._layout)
+        except (RuntimeError, NotImplementedError):  # why: weights that torch cannot measure must not cost the step
+            self._wanted = False
+            return []
+
+
+def not_finite(names: Sequence[str], norms: Sequence[float]) -> tuple[str, ...]:
+    """Those whose norm is NaN or infinite."""
+    return tuple(name for name, norm in zip(names, norms, strict=True) if norm - norm != 0.0)

@@ -1,0 +1,251 @@
+"""After a rollback the batches since are run again: what a flipped bit cost is nothing at all."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import steadystep
+from steadystep.accumulation import Work
+from steadystep.accumulation.recipe import Given
+from steadystep.records import Outcome, Signals
+from steadystep.recovery.backlog import Backlog, Done, size_of
+from tests.loops import assert_same, full_state
+
+STEPS = 110
+Change = Callable[[nn.Module, int], None]
+
+
+class Net(nn.Module):
+    """Dropout, BatchNorm, and an embedding of which most rows are never used."""
+
+    def __init__(self, *, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 8)
+        self.body = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.table(x[:, 0].long()) + x[:, 1:])
+
+
+def batches(count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.randint(0, 5, (count, 24, 1), generator=generator).float()
+    return list(torch.cat([rows, torch.randn(count, 24, 8, generator=generator)], dim=2))
+
+
+def train(
+    change: Change | None = None,
+    *,
+    optimizer: str = "AdamW",
+    config: dict[str, Any] | None = None,
+    around: Callable[[int], AbstractContextManager[None]] | None = None,
+    as_batch: bool = True,
+    settle: bool = True,
+    steps: int = STEPS,
+) -> tuple[dict[str, Any], steadystep.Guard, list[Outcome]]:
+    torch.manual_seed(0)
+    model = Net()
+    made = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
+    guard = steadystep.Guard(model, made, config=config)
+    outcomes = []
+    for step, x in enumerate(batches(steps)):
+        torch.manual_seed(1000 + step)  # the loop draws random numbers of its own
+        if change is not None:
+            change(model, step)
+        with around(step) if around is not None else nullcontext():
+
+            def loss(x: Tensor) -> Tensor:
+                return (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean()
+
+            outcomes.append(guard.step(loss, batch=x) if as_batch else guard.step(lambda x=x, f=loss: f(x)))
+    state = full_state(model, made)
+    guard.close()
+    return state, guard, outcomes
+
+
+def damaged(at: int, damage: Callable[[nn.Module], None]) -> Change:
+    def change(model: nn.Module, step: int) -> None:
+        if step == at:
+            with torch.no_grad():
+                damage(model)
+
+    return change
+
+
+def nan_weight(model: nn.Module) -> None:
+    model.body[0].weight[3, 2] = math.nan
+
+
+def unused_row(model: nn.Module) -> None:
+    model.table.weight[40] = math.inf
+
+
+def zeroed(model: nn.Module) -> None:
+    model.body[0].weight.zero_()
+
+
+def huge(model: nn.Module) -> None:
+    model.body[4].weight[0, 5] = 1e30
+
+
+@pytest.mark.parametrize("damage", [nan_weight, unused_row, zeroed, huge])
+@pytest.mark.parametrize("at", [70, 83])
+def test_damage_from_outside_costs_nothing(damage: Callable[[nn.Module], None], at: int) -> None:
+    expected, whole, _ = train()
+    got, guard, outcomes = train(damaged(at, damage))
+    (back,) = [outcome for outcome in outcomes if outcome.plan.steps]
+    assert back.plan.steps == ("rollback", "catch-up")
+    assert back.restored == back.step + 1  # the batch at hand was made up for as well
+    assert guard.updates == whole.updates == STEPS
+    assert_same(got, expected)
+
+
+@given(at=st.integers(62, 100), optimizer=st.sampled_from(["AdamW", "SGD", "RMSprop"]), size=st.sampled_from([1, 2]))
+def test_whenever_it_happens_it_ends_with_the_same_bits(at: int, optimizer: str, size: int) -> None:
+    config = {"training": {"gradient_accumulation_steps": size, "max_grad_norm": 1.0}}
+    steps = STEPS * size
+    expected, whole, _ = train(optimizer=optimizer, config=config, steps=steps)
+    got, guard, outcomes = train(damaged(at * size, nan_weight), optimizer=optimizer, config=config, steps=steps)
+    assert any(outcome.caught_up for outcome in outcomes)
+    assert guard.updates == whole.updates
+    assert_same(got, expected)
+
+
+def test_moments_that_were_poisoned_are_made_again_without_the_poison() -> None:
+    expected, _, _ = train(steps=160)
+    torch.manual_seed(0)
+    model = Net()
+    made = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = steadystep.Guard(model, made)
+    outcomes = []
+    for step, x in enumerate(batches(160)):
+        torch.manual_seed(1000 + step)
+        if step == 90:
+            for held in made.state.values():
+                held["exp_avg"].mul_(1e5)
+        outcomes.append(guard.step(lambda x: (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean(), batch=x))
+    back = next(outcome for outcome in outcomes if outcome.restored is not None)
+    assert back.caught_up > 0
+    assert back.plan.steps == ("rollback", "catch-up")
+    assert guard.updates >= 150  # a few were refused before the cause was clear
+    lost = sum(p.detach().sub(expected[name]).square().sum() for name, p in model.named_parameters())
+    assert lost.sqrt() < 0.1 * sum(expected[name].square().sum() for name, _ in model.named_parameters()).sqrt()
+
+
+def test_a_closure_that_reads_something_else_by_now_is_not_run_again() -> None:
+    """The first one tells: it starts from the very same state and must give the very same loss."""
+    torch.manual_seed(0)
+    model = Net()
+    guard = steadystep.Guard(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    static = torch.zeros(24, 9)
+    outcomes = []
+    for step, x in enumerate(batches(STEPS)):
+        static.copy_(x)  # as loops do that were made for CUDA graphs
+        if step == 80:
+            with torch.no_grad():
+                nan_weight(model)
+        outcomes.append(guard.step(lambda x: (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean(), batch=static))
+    (back,) = [outcome for outcome in outcomes if outcome.restored is not None]
+    assert back.caught_up == 0
+    assert back.plan.steps == ("rollback", "cut-lr", "skip-batches", "rewarm")
+    assert back.restored <= 61
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_without_batches_there_is_nothing_to_run_again() -> None:
+    _, guard, outcomes = train(damaged(80, nan_weight), as_batch=False)
+    (back,) = [outcome for outcome in outcomes if outcome.restored is not None]
+    assert "catch-up" not in back.plan.steps
+    assert guard.updates < STEPS - 20
+
+
+def test_batches_that_are_too_large_are_not_remembered() -> None:
+    for megabytes, caught in ((0, False), (0.01, False), (1.0, True)):  # a batch has 864 bytes, and over 40 are kept
+        config = {"recovery": {"catch_up_memory_mb": megabytes}}
+        _, guard, outcomes = train(damaged(80, nan_weight), config=config)
+        assert any(outcome.caught_up for outcome in outcomes) == caught
+        assert guard._recovery.remembers == caught
+
+
+def test_what_the_updates_themselves_did_is_not_made_again() -> None:
+    """A learning rate that is too high: up to the first sign, and no further; and it is lowered."""
+
+    def raise_rate(model: nn.Module, step: int) -> None:
+        made[0].param_groups[0]["lr"] = 0.01 * (1.0 if step < 80 else 1.06 ** (step - 80))
+
+    torch.manual_seed(0)
+    model = Net(dropout=0.0)
+    made = [torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)]
+    guard = steadystep.Guard(model, made[0])
+    outcomes = []
+    for step, x in enumerate(batches(240)):
+        raise_rate(model, step)
+        outcomes.append(guard.step(lambda x: (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean(), batch=x))
+    for back in (outcome for outcome in outcomes if outcome.restored is not None):
+        assert back.plan.steps != ("rollback", "catch-up")
+        assert back.plan.lr is not None
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_scheduler_that_is_kept_stays_where_the_updates_are() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    made = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1.0 / (1.0 + 0.01 * step))
+    guard = steadystep.Guard(model, made)
+    guard.keep("scheduler", scheduler)
+    for step, x in enumerate(batches(STEPS)):
+        if step == 90:
+            with torch.no_grad():
+                nan_weight(model)
+        outcome = guard.step(lambda x: (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean(), batch=x)
+        scheduler.step()
+        if step == 90:
+            assert outcome.caught_up
+    assert guard.updates == STEPS
+    assert scheduler.last_epoch == STEPS
+    assert made.param_groups[0]["lr"] == pytest.approx(0.01 / (1.0 + 0.01 * STEPS))
+
+
+def done(updates: int, elements: int = 1) -> Done:
+    work = Work(Given(lambda x: x, torch.zeros(elements), None), None)
+    signals = Signals(step=updates, loss=1.0, grad_norm=1.0)
+    return Done((work,), signals, (0.1,), updates=updates)
+
+
+@given(st.lists(st.sampled_from(["add", "forget", "keep", "gap"]), max_size=60), st.integers(0, 40))
+def test_a_backlog_gives_all_updates_since_or_none(acts: list[str], since: int) -> None:
+    backlog, now, known = Backlog(max_bytes=1e9), 0, set[int]()
+    for act in acts:
+        if act in ("add", "gap"):
+            now += 1
+            if act == "add":
+                backlog.add(done(now))
+                known.add(now)
+        elif act == "forget":
+            backlog.forget_until(now // 2)
+            known = {n for n in known if n > now // 2}
+        else:
+            now = max(now - 3, 0)
+            backlog.keep_until(now)
+            known = {n for n in known if n <= now}
+    later = sorted(n for n in known if n > since)
+    expected = later if later == list(range(since + 1, since + 1 + len(later))) else []
+    assert [d.updates for d in backlog.since(since)] == expected
+
+
+def test_the_size_of_a_batch() -> None:
+    row = torch.zeros(3, 4)
+    assert size_of({"x": row, "y": [row, (row.half(), "name")], "z": 3}) == 48 + 48 + 24
+    endless: list[Any] = [row]
+    endless.append(endless)
+    assert size_of(endless) == 48 * 9
