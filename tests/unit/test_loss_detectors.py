@@ -399,7 +399,7 @@ class TestLearningRateCreep:
     def test_one_percent_a_step_is_told_once_at_three_times(self) -> None:
         rates = [0.01] * 100 + [0.01 * 1.01**i for i in range(1, 400)]
         (found,) = self.creeps(rates)
-        assert found.severity == "warn"
+        assert found.severity == "act"
         assert (found.usual, found.since) == (0.01, 100)
         assert found.value == rates[found.step] > found.limit == pytest.approx(0.03)
         assert rates[found.step - 1] <= 0.03

@@ -123,7 +123,9 @@ def _caught(outcome: Outcome) -> Table:
 def _done(outcome: Outcome) -> str:
     plan = outcome.plan
     if outcome.restored is not None:
-        return f"went back to the weights of step {plan.to}, eased back in at a lower learning rate"
+        again = f" and made the {outcome.caught_up} updates since again" if outcome.caught_up else ""
+        eased = ", eased back in at a lower learning rate" if plan.lr is not None else ""
+        return f"went back to the weights of step {plan.to}{again}{eased}"
     if "hold-lr" in plan.steps:
         return f"the update is taken with the last trusted learning rate, {plan.lr:.2g}"
     if plan.norm is not None:

@@ -23,7 +23,8 @@ def did(outcome: Outcome) -> str:
     plan = outcome.plan
     if outcome.restored is not None:
         cut = f", learning rate held at {plan.lr:.3g} or below" if plan.lr is not None else ""
-        return f"went back to the state of step {plan.to}{cut}"
+        again = f", made {outcome.caught_up} updates since again" if outcome.caught_up else ""
+        return f"went back to the state of step {plan.to}{again}{cut}"
     done = []
     if "restore-moments" in plan.steps:
         done.append(f"optimizer state of step {plan.to} restored")

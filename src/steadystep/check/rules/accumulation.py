@@ -8,6 +8,7 @@ from steadystep.check.events import Event, implied
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, name_of
 from steadystep.check.script import Script
+from steadystep.check.targets import target_of
 
 _AVERAGES = ("criterion", "loss_fn", "loss_func", "loss_function", "crit")
 
@@ -105,7 +106,7 @@ def _is_mean(script: Script, loss: ast.expr, at: ast.AST) -> bool:
             return False
 
 
-def _averages(script: Script, call: ast.Call) -> bool:
+def _averages(script: Script, call: ast.Call, depth: int = 0) -> bool:
     full = script.full(call.func)
     if any(k.arg == "reduction" for k in call.keywords) or any("accum" in ast.unparse(a) for a in call.args):
         return False
@@ -115,4 +116,15 @@ def _averages(script: Script, call: ast.Call) -> bool:
     made = script.values(name_of(call.func), call)
     if any(isinstance(v, ast.Call) and any(k.arg == "reduction" for k in v.keywords) for v in made):
         return False
+    if made and all(_is_torch_loss(script, v) for v in made):
+        return True
+    function = target_of(call, script)
+    if function is not None and depth < 2:
+        returns = [n.value for n in ast.walk(function) if isinstance(n, ast.Return)]
+        return bool(returns) and all(isinstance(r, ast.Call) and _averages(script, r, depth + 1) for r in returns)
     return leaf.lower() in _AVERAGES or (leaf in ("model", "net") and leaf not in script.functions)
+
+
+def _is_torch_loss(script: Script, value: ast.expr) -> bool:
+    full = script.full(value.func) if isinstance(value, ast.Call) else ""
+    return full.startswith("torch.nn.") and full.endswith("Loss")

@@ -6,6 +6,7 @@ from steadystep.check.control import is_no_grad
 from steadystep.check.names import last, name_of
 from steadystep.check.roles import is_module_class, makes_module
 from steadystep.check.script import Function, Scope, Script
+from steadystep.check.targets import target_of
 
 _RANDOM_LAYERS = ("Dropout", "BatchNorm", "dropout", "batch_norm", "InstanceNorm", "DropPath")
 
@@ -26,13 +27,12 @@ def no_grad_around(script: Script, node: ast.AST) -> bool:
 def sets_mode(script: Script, scope: Scope) -> str:
     """`eval`, `train` or nothing: what is called in the same function or in one around it."""
     owner: ast.AST = scope if scope is not None else script.tree
-    modes = {
-        n.func.attr
-        for n in ast.walk(owner)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("eval", "train")
-    }
+    called = [n for n in ast.walk(owner) if isinstance(n, ast.Call)]
+    modes = {n.func.attr for n in called if isinstance(n.func, ast.Attribute) and n.func.attr in ("eval", "train")}
     if "eval" in modes:
         return "eval"
+    if scope is not None and any(_switches(script, call) for call in called):
+        return "train"
     if any(
         isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "train" and n.args
         for n in ast.walk(owner)
@@ -40,6 +40,13 @@ def sets_mode(script: Script, scope: Scope) -> str:
         return "train"
     outer = script.scope_of(scope) if scope is not None else None
     return sets_mode(script, outer) if outer is not None else ""
+
+
+def _switches(script: Script, call: ast.Call) -> bool:
+    """A call of a function in this file that sets the mode of what it is given, or of all: `self.mode(False)`."""
+    function = target_of(call, script)
+    words = {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)} if function is not None else set()
+    return bool(words & {"eval", "train"}) and not words & {"backward", "step"}
 
 
 def evaluated_here(script: Script, scope: Scope, forward: ast.Call) -> bool:

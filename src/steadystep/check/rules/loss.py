@@ -8,13 +8,16 @@ from steadystep.check.context import Context, hit
 from steadystep.check.control import is_no_grad
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
-from steadystep.check.names import looks_like_loss, looks_like_model, name_of
+from steadystep.check.names import last, looks_like_loss, looks_like_model, name_of
 from steadystep.check.roles import is_model_call
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 
 _CUTS = ("item", "detach", "tolist", "numpy")
 _STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
+
+
+_PAIR = {"c", "cx", "cell"}  # the other half of an LSTM's state
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -53,7 +56,7 @@ def _cut(context: Context, event: Event) -> Iterator[Hit]:
             return
         place, cut = found[0], cut_at(found[1])
         if cut is None:
-            place, cut = _cut_in_function(script, *found, loss.id) or (place, None)
+            place, cut = _cut_in_function(script, *found, loss.id) or _cut_output(script, *found) or (place, None)
     if cut is None:
         return
     diff = ""
@@ -81,6 +84,41 @@ def _cut_in_function(script: Script, stmt: ast.stmt, value: ast.expr, name: str)
         cuts.append((place, cut_at(given)))
     place, cut = cuts[0] if cuts else (stmt, None)
     return (place, cut) if cut is not None and all(c is not None for _, c in cuts) else None
+
+
+def _cut_output(script: Script, stmt: ast.stmt, value: ast.expr) -> tuple[ast.stmt, ast.expr] | None:
+    """`loss = criterion(out, y)` with an `out` of the only network there is, cut or made without gradients."""
+    if not isinstance(value, ast.Call) or is_model_call(value, script) or not value.args:
+        return None
+    known = looks_like_loss(last(script.full(value.func))) or "criterion" in name_of(value.func)
+    out = value.args[0]
+    known = known or last(script.full(value.func)).endswith("cross_entropy")
+    if (
+        not known
+        or not isinstance(out, ast.Name)
+        or any(isinstance(n, ast.Call) for a in value.args[1:] for n in ast.walk(a))
+    ):
+        return None
+    found = script.reaching(out.id, stmt)
+    if found is None or not isinstance(found[0], ast.Assign) or name_of(found[0].targets[0]) != out.id:
+        return None
+    made, cut = found[1], cut_at(found[1])
+    inner = cut.func.value if isinstance(cut, ast.Call) and isinstance(cut.func, ast.Attribute) else made
+    if not isinstance(inner, ast.Call) or not is_model_call(inner, script) or _others_run(script, stmt, inner):
+        return None
+    if cut is None and not under_no_grad(script, inner):
+        return None
+    return found[0], cut or made
+
+
+def _others_run(script: Script, stmt: ast.stmt, but: ast.Call) -> bool:
+    """Another network, or this one again, runs in the same loop: the gradient may come from there."""
+    loops = script.loops_of(stmt)
+    body: ast.AST = loops[0] if loops else (script.scope_of(stmt) or script.tree)
+    runs = [n for n in ast.walk(body) if isinstance(n, ast.Call) and n is not but and is_model_call(n, script)]
+    return bool(runs) or any(
+        isinstance(n, ast.Attribute) and n.attr in ("requires_grad", "parameters", "weight") for n in ast.walk(body)
+    )
 
 
 def _part(stmt: ast.stmt, given: ast.expr | None, name: str) -> ast.expr | None:
@@ -130,19 +168,38 @@ def _carried(context: Context, event: Event) -> Iterator[Hit]:
         if not isinstance(node, ast.Assign) or script.loops_of(node)[:1] != loops[:1]:
             continue
         call = node.value
-        if not isinstance(call, ast.Call) or not (is_model_call(call, script) or looks_like_model(name_of(call.func))):
+        if not isinstance(call, ast.Call) or not _runs_a_network(script, call):
             continue
-        given = {name_of(a) for a in (*call.args, *(k.value for k in call.keywords))}
-        kept = {name_of(t) for target in node.targets for t in ast.walk(target) if isinstance(t, ast.Name)} & given
-        for name in sorted(kept):
-            if _STATE.search(name) and not _renewed(script, loops[0], node, name) and node.lineno < event.line:
-                diff = context.edit().put_before(node, _detached(script, name)).diff()
-                message = f"{name} carries the graph of every earlier batch into this one"
-                yield hit("SS306", node, message, diff=diff)
+        given = {n for a in (*call.args, *(k.value for k in call.keywords)) for n in _plain_names(a)}
+        kept = {n for target in node.targets for n in _plain_names(target)} & given
+        states = sorted(n for n in kept if _STATE.search(last(n)) or (_PAIR & {last(n)} and len(kept) > 1))
+        if node.lineno < event.line and states and not any(_renewed(script, loops[0], node, n) for n in states):
+            diff = context.edit().put_before(node, *(_detached(script, name) for name in states)).diff()
+            message = f"{' and '.join(states)} {'carries' if len(states) == 1 else 'carry'} the graph of every earlier batch into this one"
+            yield hit("SS306", node, message, diff=diff)
+
+
+def _plain_names(node: ast.AST) -> Iterator[str]:
+    """`h` and `c` of `(h, c)`; a name inside a call is not given as it is."""
+    if isinstance(node, ast.Tuple | ast.List):
+        for part in node.elts:
+            yield from _plain_names(part)
+    elif name_of(node):
+        yield name_of(node)
+
+
+def _runs_a_network(script: Script, call: ast.Call) -> bool:
+    """Itself, or as a function of this file that does not cut anything."""
+    if is_model_call(call, script) or looks_like_model(name_of(call.func)):
+        return True
+    function = target_of(call, script)
+    if function is None or any(isinstance(n, ast.Attribute) and n.attr in _CUTS for n in ast.walk(function)):
+        return False
+    return any(isinstance(n, ast.Call) and is_model_call(n, script) for n in ast.walk(function))
 
 
 def _detached(script: Script, name: str) -> str:
-    if "LSTM" in script.calls:
+    if "LSTM" in script.calls and not _PAIR & {last(name)} and last(name) not in ("h", "hx"):
         return f"{name} = None if {name} is None else tuple(part.detach() for part in {name})"
     return f"{name} = None if {name} is None else {name}.detach()"
 
@@ -153,6 +210,7 @@ def _renewed(script: Script, loop: ast.AST, carrying: ast.stmt, name: str) -> bo
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in ("detach_", "detach")
+            and not looks_like_loss(name_of(node.func.value))
         ):
             return True
         if isinstance(node, ast.stmt) and node is not carrying:

@@ -8,7 +8,7 @@ from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
 from steadystep.check.names import argument, last, looks_like_loss, name_of
 from steadystep.check.rules.trained import calls_with_loss, cut_value, trained_losses
-from steadystep.check.script import Script
+from steadystep.check.script import Scope, Script
 
 _ASKS_BAD = ("isnan", "isinf")
 _ASKS_GOOD = ("isfinite",)
@@ -99,12 +99,29 @@ def _dropped(context: Context) -> Iterator[Hit]:
         names = [p for p in parameters(function) if p != "self"]
         if position < len(names) and not _says_something(function):
             yield from _dropping(script, function, names[position])
-    for scope, name in trained_losses(context):
-        owner: ast.AST = scope or script.tree
-        for node in ast.walk(owner):
-            if isinstance(node, ast.If) and script.scope_of(node) is scope and script.loops_of(node):
-                if _asks(node.test, name, good=True) and not node.orelse and _only_adds(node.body, name):
-                    yield hit("SS505", node, f"{name} is left out of the log when it is not finite", snippet=_SAY_SO)
+    for scope, name in _values(context):
+        for node in ast.walk(scope or script.tree):
+            if script.scope_of(node) is scope and script.loops_of(node) and _hides(script, node, name):
+                yield hit("SS505", node, f"{name} is left out of the log when it is not finite", snippet=_SAY_SO)
+
+
+def _values(context: Context) -> list[tuple[Scope, str]]:
+    """Trained losses, and numbers that were read from them after the update."""
+    losses = trained_losses(context)
+    found = dict.fromkeys(losses)
+    for (scope, name), assigned in context.script.assigned.items():
+        if all((scope, name_of(cut_value(value))) in found and value is not cut_value(value) for _, value in assigned):
+            found[scope, name] = None
+    return list(found)
+
+
+def _hides(script: Script, node: ast.AST, name: str) -> bool:
+    """`if isfinite(loss): total += loss`, or `total += loss if loss == loss else 0`; both only after the update."""
+    if isinstance(node, ast.If) and not node.orelse:
+        return _asks(node.test, name, good=True) and _only_adds(node.body, name)
+    if isinstance(node, ast.IfExp) and isinstance(script.stmt_of(node), ast.AugAssign):
+        return _asks(node.test, name, good=True) and name in {name_of(n) for n in ast.walk(node.body)}
+    return False
 
 
 def _dropping(script: Script, function: ast.AST, name: str) -> Iterator[Hit]:

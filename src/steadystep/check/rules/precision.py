@@ -22,6 +22,7 @@ def check(context: Context) -> Iterator[Hit]:
     casts = [c for c in context.script.calls.get("autocast", ()) if _is_autocast(context, c)]
     yield from _scaler_for_bf16(context, casts)
     yield from _fp16_bare(context, casts)
+    yield from _whole_in_fp16(context)
     yield from _never_updated(context)
     yield from _past_the_scaler(context)
 
@@ -57,7 +58,8 @@ def _always_on(call: ast.Call) -> bool:
 
 def _scaler_for_bf16(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
     made = [c for c in context.script.calls.get("GradScaler", ()) if _always_on(c)]
-    if not made or not casts or any(_dtype(context, cast) != "bf16" for cast in casts):
+    whole = not casts and bool(cast_networks(context, _BF16, "bfloat16"))
+    if not made or not (casts or whole) or any(_dtype(context, cast) != "bf16" for cast in casts):
         return
     for call in made:
         arguments = ", ".join([*(ast.unparse(a) for a in call.args), "enabled=False"])
@@ -81,6 +83,44 @@ def _fp16_bare(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
             ]
             if {"backward", "step"} <= {e.kind for e in used if not e.managed}:
                 yield hit("SS202", call, "fp16 autocast without a GradScaler", snippet=_SCALED)
+
+
+def _whole_in_fp16(context: Context) -> Iterator[Hit]:
+    """`model.half()` before training, and a plain backward and step."""
+    if _is_scaled(context) or context.mentions("autocast"):
+        return
+    for call in cast_networks(context, _FP16, "half"):
+        if any(
+            c.step.kind == "step" and c.of("backward") and not any(e.managed for e in c.events) for c in context.cycles
+        ):
+            yield hit("SS202", call, "the network is trained in fp16 without a GradScaler", snippet=_SCALED)
+            return
+
+
+def cast_networks(context: Context, types: tuple[str, ...], method: str) -> list[ast.Call]:
+    """Calls that cast a network which an optimizer of the file holds, made before its training begins."""
+    script = context.script
+    made = [c for calls in script.calls.values() for c in calls if context.roles.is_optimizer(c)]
+    trained = {context.roles.model_of(c): c for c in made} if len(made) == 1 else {}
+    found = []
+    for name in ("to", method):
+        for call in script.calls.get(name, ()):
+            to_type = name == method or any(
+                script.full(a) in types for a in (*call.args, *(k.value for k in call.keywords))
+            )
+            stmt = script.stmt_of(call)
+            owner = name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+            target = name_of(stmt.targets[0]) if isinstance(stmt, ast.Assign) else owner
+            optimizer = trained.get(target)
+            if not to_type or optimizer is None or script.scope_of(call) is not script.scope_of(optimizer):
+                continue
+            if stmt.lineno < optimizer.lineno and not script.loops_of(call) and not _conditional(script, call):
+                found.append(call)
+    return found
+
+
+def _conditional(script: Script, call: ast.Call) -> bool:
+    return any(isinstance(a, ast.If | ast.IfExp) for a in script.ancestors(call))
 
 
 def _is_scaled(context: Context) -> bool:

@@ -10,6 +10,7 @@ from steadystep.check.roles import ADAM_LIKE, number, written_at
 from steadystep.check.script import Script
 
 _USUAL = {"adam": (1e-8, 0.1), "SGD": (1e-6, 30.0), "RMSprop": (1e-9, 0.1), "Lion": (1e-9, 0.03)}
+_FINE_TUNED = 0.02  # with Adam: a pretrained network is wiped out far below
 _SUMMED = 1e-2  # of the least: a loss that is a sum over the batch is larger by its size, gradients too
 _REPLACE = ("OneCycleLR", "CyclicLR", "MultiplicativeLR", "LRFinder", "lr_find", "find_lr")
 _RAISE = (*_REPLACE, "LambdaLR", "ExponentialLR")
@@ -36,6 +37,8 @@ def _odd_rates(context: Context) -> Iterator[Hit]:
             rate = number(given, context.script, call)
             if usual is None or given is None or rate is None or rate == 0:
                 continue
+            if kind in ADAM_LIKE and _is_pretrained(context, call):
+                usual = (usual[0], _FINE_TUNED)
             least = usual[0] * (_SUMMED if kind == "SGD" and not _averaged(context) else 1.0)
             if least <= rate <= usual[1] or (rate < least and _is_raised(context)):
                 continue
@@ -55,6 +58,22 @@ def _trains_a_network(context: Context, optimizer: ast.Call) -> bool:
         isinstance(n, ast.Attribute) and n.attr in ("parameters", "named_parameters")
         for n in ast.walk(params or optimizer)
     )
+
+
+def _is_pretrained(context: Context, optimizer: ast.Call) -> bool:
+    """A whole language model that was trained before; adapters and heads are another matter."""
+    if context.mentions("get_peft_model", "add_adapter", "requires_grad_", "LoraConfig"):
+        return False
+    if any(isinstance(n, ast.Attribute) and n.attr == "requires_grad" for n in context.script.nodes):
+        return False
+    values = context.script.values(context.roles.model_of(optimizer), optimizer)
+    made = [
+        v.func.value
+        if isinstance(v, ast.Call) and isinstance(v.func, ast.Attribute) and v.func.attr in ("to", "cuda")
+        else v
+        for v in values
+    ]
+    return bool(made) and all(isinstance(v, ast.Call) and last(name_of(v.func)) == "from_pretrained" for v in made)
 
 
 def _is_raised(context: Context) -> bool:

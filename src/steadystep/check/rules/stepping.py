@@ -1,14 +1,19 @@
 """The order around a step: SS104 and SS105 the schedule, SS107 and SS108 zero_grad and backward."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.edits import can_move, source_of
 from steadystep.check.events import Event, implied, meets
 from steadystep.check.hit import Hit
-from steadystep.check.names import looks_like_loss
+from steadystep.check.names import looks_like_loss, name_of
 from steadystep.check.rules.zeroing import optimizer_written
+
+
+_KNOWN = ("zero_grad", "no_grad", "train", "set_grad_enabled", "GradScaler", "requires_grad_", "set_to_none")
+_MAY_GO_BACK = re.compile(r"backward|grad|learn|train|fit|update|optimi[sz]e|closure|scal(e|er)$|deriv", re.I)
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -98,6 +103,10 @@ def _zero_too_early(context: Context, cycle: Cycle) -> Iterator[Hit]:
 
 def _no_backward(context: Context, cycle: Cycle) -> Iterator[Hit]:
     step = cycle.step
+    if _nothing_between(context, cycle) or _none_at_all(context, cycle):
+        snippet = f"loss.backward()\n{_name(step)}"
+        yield hit("SS108", step.node, f"{_name(step)} without a backward() before it", snippet=snippet)
+        return
     cleared = next((e for e in cycle.before(step) if e.kind in ("zero", "backward") and meets(e, step)), None)
     if cleared is None or cleared.kind == "backward" or not _clears(context, cleared, step):
         return
@@ -120,6 +129,44 @@ def _no_backward(context: Context, cycle: Cycle) -> Iterator[Hit]:
         yield hit(
             "SS108", step.node, f"{_name(step)} without any backward()", snippet="loss.backward()\n" + _name(step)
         )
+
+
+def _nothing_between(context: Context, cycle: Cycle) -> bool:
+    """Cleared and stepped in one block, a loss computed in it, and no call between the two that may go back."""
+    script, step = context.script, cycle.step
+    if isinstance(step.node, ast.Call) and len(step.node.args) > (step.kind == "scaler-step"):
+        return False  # a closure goes back
+    cleared = next((e for e in cycle.before(step) if e.kind == "zero" and e.owner and _clears(context, e, step)), None)
+    block = getattr(script.parents.get(step.stmt), "body", [])
+    if cleared is None or cleared.stmt not in block or step.stmt not in block or not _has_loss(context, step):
+        return False
+    between = block[block.index(cleared.stmt) + 1 : block.index(step.stmt)]
+    words = {n.attr for s in between for n in ast.walk(s) if isinstance(n, ast.Attribute)}
+    words |= {n.id for s in between for n in ast.walk(s) if isinstance(n, ast.Name)}
+    events = set(cycle.events[cycle.events.index(cleared) + 1 : cycle.events.index(step)])
+    if any(e.kind in ("backward", "grad-call", "opaque", "guard", "step", "scaler-step") for e in events):
+        return False
+    losses = [n for s in between for n in ast.walk(s) if isinstance(n, ast.Assign) and _names_a_loss(n)]
+    return bool(losses) and not any(_MAY_GO_BACK.search(word) for word in words)
+
+
+def _names_a_loss(stmt: ast.Assign) -> bool:
+    return any(looks_like_loss(name_of(n)) for t in stmt.targets for n in ast.walk(t) if name_of(n))
+
+
+def _none_at_all(context: Context, cycle: Cycle) -> bool:
+    """Cleared after the step, and nothing in the file goes back or may."""
+    step = cycle.step
+    if isinstance(step.node, ast.Call) and len(step.node.args) > (step.kind == "scaler-step"):
+        return False
+    if cycle.loop is None or not any(e.kind == "zero" and _clears(context, e, step) for e in cycle.after(step)):
+        return False
+    known = {*_KNOWN, *context.script.functions}
+    words = [word for word in context.script.calls if word not in known and "clip" not in word]
+    if any(_MAY_GO_BACK.search(word) for word in words):
+        return False
+    here = any(isinstance(n, ast.Assign) and _names_a_loss(n) for n in ast.walk(cycle.loop.node))
+    return here and not any(e.kind in ("backward", "grad-call") for e in context.events("backward", "grad-call"))
 
 
 def _has_loss(context: Context, step: Event) -> bool:

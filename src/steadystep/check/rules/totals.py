@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, hit
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
-from steadystep.check.names import looks_like_model, looks_like_optimizer, name_of
-from steadystep.check.roles import number
+from steadystep.check.names import looks_like_model, looks_like_optimizer, name_of, path_of
+from steadystep.check.roles import is_model_call, number
 from steadystep.check.rules.loss import cut_at, under_no_grad
+from steadystep.check.rules.handed_back import handed_back
 from steadystep.check.rules.meters import in_a_meter
 from steadystep.check.rules.trained import names_in_sum
 from steadystep.check.script import Scope, Script
@@ -22,10 +23,50 @@ def check(context: Context) -> Iterator[Hit]:
         loops = context.script.loops_of(event.node)
         if event.no_grad or not loops:
             continue
-        for name in names_in_sum(event.loss):
+        names = names_in_sum(event.loss)
+        for name in [*names, *_parts(context.script, event, names)]:
             yield from _summed(context, event, name, loops[0])
             yield from _listed(context, event, name, loops[0])
             yield from in_a_meter(context, event, name, loops[0])
+        for name in _outputs(context.script, event, loops[0]):
+            yield from _listed(context, event, name, loops[0])
+    yield from handed_back(context)
+
+
+def _parts(script: Script, event: Event, names: list[str]) -> list[str]:
+    """What the loss is the sum of, where that has a name: `ce` and `kl` of `ce + 0.1 * kl`."""
+    found = [script.reaching(name, event.node) for name in names]
+    sums = [value for _, value in (f for f in found if f is not None) if isinstance(value, ast.BinOp)]
+    inside = [n.id for value in sums for n in ast.walk(value) if isinstance(n, ast.Name)]
+    scope = script.scope_of(event.node)
+    made = {n: [v for _, v in script.assigned.get((scope, n), ())] for n in inside}
+    return [
+        n
+        for n, values in made.items()
+        if n not in names
+        and values
+        and all(
+            isinstance(v, ast.Call) and cut_at(v) is None and name_of(v.func) not in ("len", "range", "max", "min")
+            for v in values
+        )
+    ]
+
+
+def _outputs(script: Script, event: Event, loop: ast.AST) -> list[str]:
+    """What the network gave in this pass, where the loss was computed from it: `out = model(x)`."""
+    scope, found = script.scope_of(event.node), list[str]()
+    losses = [
+        v
+        for n in names_in_sum(event.loss)
+        for s, v in script.assigned.get((scope, n), ())
+        if loop in script.ancestors(s)
+    ]
+    read = {n.id for value in losses for n in ast.walk(value) if isinstance(n, ast.Name)}
+    for name in sorted(read):
+        made = [v for s, v in script.assigned.get((scope, name), ()) if loop in script.ancestors(s)]
+        if made and all(isinstance(v, ast.Call) and is_model_call(v, script) for v in made):
+            found.append(name)
+    return found
 
 
 def _summed(context: Context, event: Event, name: str, loop: ast.AST) -> Iterator[Hit]:
@@ -72,6 +113,8 @@ def _bare(node: ast.expr, name: str) -> ast.Name | None:
         return node if node.id == name else None
     if isinstance(node, ast.BinOp):
         return _bare(node.left, name) or _bare(node.right, name)
+    if isinstance(node, ast.List) and len(node.elts) == 1:
+        return _bare(node.elts[0], name)
     return None
 
 
@@ -105,7 +148,7 @@ def _listed(context: Context, event: Event, name: str, loop: ast.For | ast.Async
     for call in script.calls.get("append", ()):
         if script.scope_of(call) is not scope or loop not in script.ancestors(call) or len(call.args) != 1:
             continue
-        held = name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        held = path_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
         if name_of(call.args[0]) != name or not _only_grows(script, held, call, loop, scope):
             continue
         if _goes_back(script, held, scope) or under_no_grad(script, call) or _is_cut_before(script, event, name, call):

@@ -30,24 +30,45 @@ def check(context: Context) -> Iterator[Hit]:
     for one in passes(context):
         quiet = all(is_quiet(script, call) for call in one.forwards)
         if quiet and any(TRAIN.search(n) for n in one.over) and not any(HELD_OUT.search(n) for n in one.over):
-            yield from _in_a_loop(one)
+            yield from _in_a_loop(script, one)
     for calls in list(script.calls.values()):
         for call in calls:
             yield from _by_call(context, call)
     yield from _by_loader(context)
 
 
-def _in_a_loop(one: Pass) -> Iterator[Hit]:
+def _in_a_loop(script: Script, one: Pass) -> Iterator[Hit]:
     scored = {last(name_of(n.target)) for n in ast.walk(one.node) if isinstance(n, ast.AugAssign)}
     scored |= {
         last(name_of(n.func.value))
         for n in ast.walk(one.node)
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("append", "update")
     }
-    if any(_SCORE.match(name) for name in scored):
+    if any(_SCORE.match(name) for name in scored) or _said_to_be(script, one, scored):
         source = next(n for n in sorted(one.over) if TRAIN.search(n))
         message = f"a validation score is computed over {source}"
         yield hit("SS404", one.node, message, snippet="for x, y in val_loader: ...")
+
+
+def _said_to_be(script: Script, one: Pass, scored: set[str]) -> bool:
+    """What was counted in the loop is printed next as a validation score, and held-out data is not looked at there."""
+    block = next((b for b in _blocks(script, one.stmt) if one.stmt in b), [])
+    for stmt in block[block.index(one.stmt) + 1 :][:6] if one.stmt in block else []:
+        for node in ast.walk(stmt):
+            if isinstance(node, ast.For | ast.While):
+                return False
+            if isinstance(node, ast.FormattedValue) and scored & {last(name_of(n)) for n in ast.walk(node.value)}:
+                return any(_LABEL.search(words) and not TRAIN.search(words) for words in _words_before(script, node))
+    return False
+
+
+def _blocks(script: Script, stmt: ast.stmt) -> Iterator[list[ast.stmt]]:
+    """The block of a statement, or of the `with` around it."""
+    parent = script.parents.get(stmt)
+    if isinstance(parent, ast.With) and isinstance(outer := script.parents.get(parent), ast.AST):
+        body = getattr(outer, "body", [])
+        yield [stmt if s is parent else s for s in body]
+    yield getattr(parent, "body", [])
 
 
 def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
@@ -85,10 +106,20 @@ def _names_of_result(script: Script, call: ast.Call) -> list[str]:
         return [str(k.value) for k in keys if isinstance(k, ast.Constant)]
     if isinstance(parent, ast.keyword) and parent.arg:
         return [parent.arg]
+    if isinstance(parent, ast.FormattedValue):
+        return _words_before(script, parent)
     if isinstance(parent, ast.Call) and last(name_of(parent.func)) in ("add_scalar", "log", "log_metric"):
         first = parent.args[0] if parent.args else None
         return [str(first.value)] if isinstance(first, ast.Constant) and first is not call else []
     return []
+
+
+def _words_before(script: Script, value: ast.FormattedValue) -> list[str]:
+    """`val acc` of `f"train {a:.3f} val acc {b:.3f}"`: the text between the value before and this one."""
+    text = script.parents.get(value)
+    parts = text.values if isinstance(text, ast.JoinedStr) else []
+    before = parts[parts.index(value) - 1] if value in parts and parts.index(value) > 0 else None
+    return [str(before.value)] if isinstance(before, ast.Constant) else []
 
 
 def _key(target: ast.expr) -> str:

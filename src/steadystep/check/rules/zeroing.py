@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.events import Event, meets
 from steadystep.check.hit import Hit
-from steadystep.check.names import name_of
+from steadystep.check.names import last, name_of
 
 _CLEARS = re.compile(r"(zero|reset|clear|clean)\w*grad", re.I)
 
@@ -23,7 +23,7 @@ def check(context: Context) -> Iterator[Hit]:
 def _missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
     step = cycle.step
     backward = next((e for e in cycle.before(step) if e.kind == "backward" and meets(e, step)), None)
-    if backward is None or backward.managed:
+    if backward is None or (backward.managed and not _leaves_clearing_to_us(backward)):
         return
     zeros = [e for e in cycle.root if e.kind == "zero"]
     # why all of the file: a method that a framework calls may clear what this one steps on
@@ -41,6 +41,12 @@ def _missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
         diff = context.edit().put_before(backward.stmt, f"{written}.zero_grad()").diff()
     message = f"{optimizer}.zero_grad() is never called"
     yield hit("SS106", backward.node, message, diff=diff, snippet=f"{written}.zero_grad()\nloss.backward()")
+
+
+def _leaves_clearing_to_us(backward: Event) -> bool:
+    """`accelerator.backward(loss)` and `fabric.backward(loss)` go back and no more; an engine may clear too."""
+    leaf = last(backward.local).lower()
+    return "accelerator" in leaf or "fabric" in leaf
 
 
 def _elsewhere(context: Context) -> bool:

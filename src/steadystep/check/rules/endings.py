@@ -1,0 +1,174 @@
+"""What an expression was put through last: softmax, log-softmax or sigmoid, through names, networks and callers."""
+
+import ast
+from typing import Literal
+
+from steadystep.check.bindings import parameters, passed
+from steadystep.check.names import last, name_of
+from steadystep.check.roles import is_module_class
+from steadystep.check.script import Script
+
+Ending = Literal["softmax", "log_softmax", "sigmoid"]
+Found = tuple[Ending, ast.AST]
+
+FUNCTIONS: dict[str, Ending] = {"softmax": "softmax", "log_softmax": "log_softmax", "sigmoid": "sigmoid"}
+LAYERS: dict[str, Ending] = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid"}
+_SHAPING = ("view", "reshape", "flatten", "squeeze", "transpose", "permute", "float", "contiguous", "unsqueeze", "to")
+
+
+def ending_of(
+    script: Script, node: ast.expr, at: ast.AST, depth: int = 0, part: int | str | None = None
+) -> Found | None:
+    """What an expression, or one part of a tuple or a table, was put through last."""
+    if depth > 7:
+        return None
+    if isinstance(node, ast.Name):
+        return _of_name(script, node, at, depth, part)
+    if part is not None and isinstance(node, ast.Tuple | ast.List | ast.Dict):
+        chosen = _chosen(node, part)
+        return ending_of(script, chosen, at, depth + 1) if chosen is not None else None
+    if isinstance(node, ast.Subscript):
+        key = getattr(node.slice, "value", None) if isinstance(node.slice, ast.Constant) else None
+        taken = ending_of(script, node.value, at, depth + 1, key) if isinstance(key, int | str) else None
+        return taken or (ending_of(script, node.value, at, depth + 1) if not isinstance(key, str) else None)
+    if not isinstance(node, ast.Call):
+        return None
+    full = script.full(node.func)
+    method = node.func.attr if isinstance(node.func, ast.Attribute) else last(full)
+    if method in FUNCTIONS and not full.startswith("self.") and part is None:
+        return FUNCTIONS[method], node
+    if isinstance(node.func, ast.Call) and last(script.full(node.func.func)) in LAYERS and part is None:
+        return LAYERS[last(script.full(node.func.func))], node
+    if isinstance(node.func, ast.Attribute) and method in _SHAPING:
+        of = node.args[0] if full.startswith("torch.") and node.args else node.func.value
+        return ending_of(script, of, at, depth + 1)
+    name = name_of(node.func)
+    if name in ("self", "self.forward"):
+        return _of_self(script, node, depth, part)
+    return _of_value(script, name.removesuffix(".forward"), node, depth, part)
+
+
+def _chosen(node: ast.Tuple | ast.List | ast.Dict, part: int | str) -> ast.expr | None:
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == part), None)
+    inside = isinstance(part, int) and -len(node.elts) <= part < len(node.elts)
+    return node.elts[int(part)] if inside else None
+
+
+def _of_name(script: Script, node: ast.Name, at: ast.AST, depth: int, part: int | str | None) -> Found | None:
+    found = script.reaching(node.id, at)
+    if found is None:
+        return _given_by_callers(script, node.id, at, depth) if part is None else None
+    stmt, value = found
+    if _conditional(script, stmt, at):
+        return None
+    if _single(stmt, node.id):
+        return ending_of(script, value, stmt, depth + 1, part)
+    target = stmt.targets[0] if isinstance(stmt, ast.Assign) else None
+    names = [name_of(t) for t in target.elts] if isinstance(target, ast.Tuple) else []
+    if part is not None or node.id not in names or value is not getattr(stmt, "value", None):
+        return None
+    return ending_of(script, value, stmt, depth + 1, names.index(node.id))
+
+
+def _given_by_callers(script: Script, name: str, at: ast.AST, depth: int) -> Found | None:
+    """What every caller in the file puts a parameter through."""
+    function = script.scope_of(at)
+    if function is None or name not in parameters(function):
+        return None
+    names = parameters(function)
+    position = names.index(name) - (1 if names[:1] in (["self"], ["cls"]) else 0)
+    sites = [c for c in script.calls.get(function.name, ()) if script.scope_of(c) is not function]
+    given = [(passed(c, position, name), c) for c in sites[:6]]
+    found = [ending_of(script, value, call, depth + 2) if value is not None else None for value, call in given]
+    if not found or any(f is None for f in found) or len({f[0] for f in found if f}) != 1:
+        return None
+    return found[0]
+
+
+def _of_value(script: Script, name: str, at: ast.AST, depth: int, part: int | str | None) -> Found | None:
+    """The ending of the network or the layer a name stands for."""
+    values = list({id(v): v for v in script.values(name, at)}.values()) if name else []
+    if len(values) != 1 or not isinstance(values[0], ast.Call):
+        return None
+    return _of_made(script, values[0], at, depth, part)
+
+
+def _of_made(script: Script, made: ast.Call, at: ast.AST, depth: int, part: int | str | None) -> Found | None:
+    while (
+        isinstance(made.func, ast.Attribute)
+        and made.func.attr in ("to", "cuda", "train", "float")
+        and isinstance(made.func.value, ast.Call)
+    ):
+        made = made.func.value
+    leaf = last(script.full(made.func))
+    if leaf in LAYERS and part is None:
+        return LAYERS[leaf], at
+    if leaf == "Sequential" and part is None:
+        tail = _tail(script, made)
+        ending = LAYERS.get(last(script.full(tail.func))) if isinstance(tail, ast.Call) else None
+        return (ending, tail) if ending and tail is not None else None
+    if leaf in script.classes:
+        return _of_forward(script, script.classes[leaf], depth, part)
+    made_by = script.functions.get(leaf, ())
+    returns = [n.value for f in made_by for n in ast.walk(f) if isinstance(n, ast.Return)]
+    if len(made_by) == len(returns) == 1 and isinstance(returns[0], ast.Call) and "." not in name_of(made.func):
+        return _of_made(script, returns[0], returns[0], depth + 1, part) if depth < 5 else None
+    return None
+
+
+def _tail(script: Script, made: ast.Call) -> ast.expr | None:
+    """The last layer: of the arguments, of a list that is unpacked, of an `OrderedDict`."""
+    tail = made.args[-1] if made.args else None
+    if isinstance(tail, ast.Starred) and isinstance(tail.value, ast.Name):
+        name = tail.value.id
+        added = [c for c in script.calls.get("append", ()) if name_of(c.func) == f"{name}.append"]
+        scope = script.scope_of(made)
+        mine = [c for c in added if script.scope_of(c) is scope and c.lineno <= made.lineno]
+        late = max(mine, key=lambda c: c.lineno, default=None)
+        plain = late is not None and script.parents.get(script.stmt_of(late)) is script.parents.get(
+            script.stmt_of(made)
+        )
+        return late.args[0] if late is not None and plain and late.args else None
+    if isinstance(tail, ast.Call) and last(name_of(tail.func)) == "OrderedDict" and tail.args:
+        listed = tail.args[0].elts if isinstance(tail.args[0], ast.List) else []
+        return (
+            listed[-1].elts[1] if listed and isinstance(listed[-1], ast.Tuple) and len(listed[-1].elts) == 2 else None
+        )
+    return tail
+
+
+def _of_self(script: Script, call: ast.Call, depth: int, part: int | str | None) -> Found | None:
+    """`self(x)` in a network, unless a subclass in the file has another forward."""
+    owner = script.class_of(call)
+    if owner is None or not is_module_class(owner, script) or _defines(owner, "__call__"):
+        return None
+    for other in script.classes.values():
+        if owner.name in {last(name_of(base)) for base in other.bases} and _defines(other, "forward"):
+            return None
+    return _of_forward(script, owner, depth, part)
+
+
+def _defines(owner: ast.ClassDef, name: str) -> bool:
+    return any(isinstance(m, ast.FunctionDef) and m.name == name for m in owner.body)
+
+
+def _of_forward(script: Script, owner: ast.ClassDef, depth: int, part: int | str | None) -> Found | None:
+    """What every return of `forward` ends in; two kinds of returns mean nothing is known."""
+    forward = next((m for m in owner.body if isinstance(m, ast.FunctionDef) and m.name == "forward"), None)
+    returns = [n for n in ast.walk(forward) if isinstance(n, ast.Return) and n.value is not None] if forward else []
+    found = [ending_of(script, r.value, r, depth + 1, part) for r in returns if r.value is not None]
+    if not found or any(f is None for f in found) or len({f[0] for f in found if f}) != 1:
+        return None
+    return found[0]
+
+
+def _single(stmt: ast.stmt, name: str) -> bool:
+    return isinstance(stmt, ast.Assign) and any(name_of(target) == name for target in stmt.targets)
+
+
+def _conditional(script: Script, stmt: ast.stmt, at: ast.AST) -> bool:
+    """An assignment in an arm that the place itself is not in."""
+    around = set(script.ancestors(at))
+    return any(isinstance(a, ast.If | ast.Try) and a not in around for a in script.ancestors(stmt))
