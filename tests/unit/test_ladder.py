@@ -134,22 +134,6 @@ class TestGoingBack:
             plan = decide(GOOD, found, budget=budget, states=[State(390), State(470)], limits=limits)
             assert (plan.to, plan.until) == (390, until)
 
-    def test_weights_that_change_again_after_it_was_undone_are_meant_to(self) -> None:
-        found = diagnosed(finding("weight-jump", since=487), damage=Damage.WEIGHTS)
-        signals = replace(HEARD, weights=("w",), weight_norms=(3.0,))
-        budget = Budget()
-        undone = Outcome(
-            step=100, reading=1.0, stepped=False, plan=Plan(steps=("rollback",), to=90), restored=90, diagnosis=found
-        )
-        budget.count(undone)
-        again = Budget()
-        again.load_state_dict(budget.state_dict())
-        states = [State(390), State(460)]
-        assert decide(signals, found, budget=Budget(), states=states).steps
-        assert decide(signals, found, budget=again, states=states).proceeds
-        broken = replace(signals, weight_norms=(math.inf,))
-        assert decide(broken, found, budget=again, states=states).steps
-
     def test_again_means_older_and_deeper(self) -> None:
         budget = Budget()
         rolled_back(budget, at=450, to=390)

@@ -46,6 +46,11 @@ def test_what_is_no_jump() -> None:
     lrs = [0.1] * 10 + [10.0] * 3
     assert fed([*STEADY, 11.0, 13.0, 19.0], lrs=lrs) == []  # updates a hundred times as large
     assert fed([0.0] * 40) == []
+    detector = WeightJump()
+    for step in range(40):  # a bias around zero
+        norms = (10.0, 0.01 if step < 30 else 0.7)
+        row = Signals(step=20 * step, loss=1.0, grad_norm=1.0, lr=0.1, weights=("w", "b"), weight_norms=norms)
+        assert detector.update(row) == ()
 
 
 @given(st.floats(0.01, 0.3), st.floats(1.1, 40.0))
@@ -72,32 +77,15 @@ def test_a_row_that_no_batch_uses_is_seen_at_the_next_look() -> None:
     assert 107 % WEIGHTS_EVERY == 7
 
 
-def test_a_reset_by_design_is_undone_once_and_then_left_alone() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
-    guard = steadystep.Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-    undone, seen = [], []
-    for step in range(1100):
-        if step in (600, 800, 1000):
-            with torch.no_grad():
-                model[2].weight.zero_()
-        x = torch.randn(32, 8)
-        outcome = guard.step(lambda x: (model(x).squeeze(-1) - x.sum(-1)).square().mean(), batch=x)
-        seen += [outcome.step for f in outcome.findings if f.detector == "weight-jump"]
-        if any(f.detector == "weight-jump" and f.severity == "act" for f in outcome.findings) and outcome.restored:
-            undone.append(step)
-    assert seen == [607, 807, 1007]
-    assert undone == [607]
-
-
 @pytest.mark.filterwarnings("ignore:.*these weights are fp16")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_weights_have_norms_beyond_their_range(dtype: torch.dtype) -> None:
     model = nn.Linear(512, 512).to(dtype)
     with torch.no_grad():
         model.weight.fill_(300.0)
+        model.bias.zero_()
     guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-6))
     for _ in range(8):
-        outcome = guard.step(lambda: model(torch.ones(2, 512, dtype=dtype)).float().mean() * 1e-6)
+        outcome = guard.step(lambda: model(torch.full((2, 512), 1e-3, dtype=dtype)).float().mean())
     assert outcome.signals.weight_norms[0] == pytest.approx(300.0 * 512, rel=1e-2)
     assert outcome.stepped

@@ -7,6 +7,17 @@ from steadystep.check.events import INTERESTING
 from steadystep.check.names import last, name_of, path_of
 from steadystep.check.script import Function, Script
 
+HARMLESS = frozenset(
+    [
+        *("print", "len", "id", "gather", "gather_for_metrics", "unwrap_model", "wait_for_everyone", "log", "log_dict"),
+        *("save_state", "load_state", "save", "prepare", "accumulate", "no_sync", "reduce", "pad_across_processes"),
+        *("init_trackers", "end_training", "skip_first_batches", "get_state_dict", "register_for_checkpointing"),
+        *("toggle_optimizer", "untoggle_optimizer", "all_gather", "all_reduce", "barrier", "broadcast", "log_metrics"),
+        *("setup", "setup_module", "setup_optimizers", "setup_dataloaders", "seed_everything", "launch", "to_device"),
+    ]
+)
+"""Calls of a framework, or calls that are given an optimizer, which neither step nor clear nor go back."""
+
 
 def is_no_grad(node: ast.AST) -> bool:
     """`torch.no_grad()`, `torch.inference_mode()`, `torch.set_grad_enabled(...)`."""

@@ -1,4 +1,4 @@
-"""What a setting is when the script declares it: argparse and click defaults, fields of a config, entries of a table."""
+"""What a setting is where the script declares it: defaults of options, fields of a config, entries of a table."""
 
 import ast
 from collections.abc import Iterator
@@ -55,9 +55,9 @@ def entry_of(script: Declared, name: str, at: ast.AST) -> list[ast.expr]:
 def option_of(function: Function, name: str) -> list[ast.expr]:
     """The default of `@click.option("--name", default=...)` for a parameter."""
     for decorator in function.decorator_list:
-        if isinstance(decorator, ast.Call) and last(name_of(decorator.func)) in ("option", "argument"):
-            if name in _destinations(decorator):
-                return [k.value for k in decorator.keywords if k.arg == "default"]
+        option = isinstance(decorator, ast.Call) and last(name_of(decorator.func)) in ("option", "argument")
+        if isinstance(decorator, ast.Call) and option and name in _destinations(decorator):
+            return [k.value for k in decorator.keywords if k.arg == "default"]
     return []
 
 

@@ -4,6 +4,7 @@ import ast
 import math
 from typing import Literal, final
 
+from steadystep.check.holders import networks_in
 from steadystep.check.names import (
     argument,
     last,
@@ -14,7 +15,6 @@ from steadystep.check.names import (
     name_of,
     path_of,
 )
-from steadystep.check.holders import networks_in
 from steadystep.check.script import Script
 
 Role = Literal["optimizer", "scheduler", "scaler", "guard", "other"]
@@ -35,6 +35,7 @@ class Roles:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._known: dict[tuple[str, object], Role] = {}
+        self._networks: dict[ast.Call, list[str] | None] = {}
 
     def of(self, name: str, at: ast.AST) -> Role:
         """What a name is at that place."""
@@ -90,8 +91,10 @@ class Roles:
 
     def networks_of(self, optimizer: ast.Call) -> list[str] | None:
         """Whose parameters an optimizer holds; None when some of them are not known."""
-        params = argument(optimizer, 0, "params")
-        return networks_in(params, self._script, optimizer) if params is not None else None
+        if optimizer not in self._networks:
+            params = argument(optimizer, 0, "params")
+            self._networks[optimizer] = networks_in(params, self._script, optimizer) if params is not None else None
+        return self._networks[optimizer]
 
 
 def is_managed(name: str) -> bool:
@@ -150,7 +153,7 @@ def number(node: ast.expr | None, script: Script, at: ast.AST, depth: int = 0) -
 
 
 def written_at(node: ast.expr, script: Script, at: ast.AST) -> ast.AST:
-    """Where the number of a setting is written: the default of an option, the field of a config; else the place itself."""
+    """Where a number is written: the default of an option, the field of a config; else the place itself."""
     place: ast.expr = node
     for _ in range(4):
         if not isinstance(place, ast.Attribute | ast.Subscript | ast.Name):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from steadystep.check.control import (
+    HARMLESS,
     bind,
     ends,
     grad_off,
@@ -22,16 +23,6 @@ from steadystep.check.script import Function, Script
 from steadystep.check.targets import target_of
 
 _DEEPEST = 4  # calls followed into the file
-_HARMLESS = frozenset(
-    [
-        *("print", "len", "id", "gather", "gather_for_metrics", "unwrap_model", "wait_for_everyone", "log", "log_dict"),
-        *("save_state", "load_state", "save", "prepare", "accumulate", "no_sync", "reduce", "pad_across_processes"),
-        *("init_trackers", "end_training", "skip_first_batches", "get_state_dict", "register_for_checkpointing"),
-        *("toggle_optimizer", "untoggle_optimizer", "all_gather", "all_reduce", "barrier", "broadcast", "log_metrics"),
-        *("setup", "setup_module", "setup_optimizers", "setup_dataloaders", "seed_everything", "launch", "to_device"),
-    ]
-)
-"""Calls of a framework, or calls that are given an optimizer, which neither step nor clear nor go back."""
 _MOST = 4000  # events of one walk: beyond it a file is not a training script but a library
 
 
@@ -186,7 +177,7 @@ class Walk:
         name = name_of(call.func)
         given = [*call.args, *(k.value for k in call.keywords)]
         takes = [name_of(a) for a in given if self._roles.of(name_of(a), call) == "optimizer"]
-        if last(name) in _HARMLESS:
+        if last(name) in HARMLESS:
             return
         if takes or is_managed(name.rpartition(".")[0]):
             owner = outer(takes[0], place.names) if takes else ""

@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, final
 
-from steadystep.records import Finding, Signals
+from steadystep.records import WEIGHTS_EVERY, Finding, Signals
 
 _ARMED_AFTER = 3  # looks: the first steps change weights more than all later ones
 _HISTORY = 8  # looks
 _TIMES = 10.0  # the largest change between two looks so far, at the same learning rate
 _SHARE = 0.5  # of the norm: less is left to the loss to show
+_FLOOR = 0.15  # of the largest norm of all: a bias around zero multiplies its norm every day
 
 
 @final
@@ -45,18 +46,20 @@ class WeightJump:
         broken = [name for name, norm in now.items() if not math.isfinite(norm)]
         if broken:
             return (self._finding(signals, broken, now, "no longer finite"),)
-        jumped = [name for name, norm in now.items() if self._jumped(name, norm)]
+        floor = _FLOOR * max(now.values())
+        jumped = [name for name, norm in now.items() if self._jumped(name, norm, floor)]
         found = (self._finding(signals, jumped, now, "changed by more than updates change it"),) if jumped else ()
-        if signals.healthy:
+        # why: in trouble there are looks at every step, and what one step changes is no measure for twenty
+        if signals.healthy and (not self._looked or 2 * (signals.step - self._at) >= WEIGHTS_EVERY):
             self._learn(signals.step, now)
         return found
 
-    def _jumped(self, name: str, norm: float) -> bool:
+    def _jumped(self, name: str, norm: float, floor: float) -> bool:
         last, changes = self._last.get(name), self._largest.get(name)
         if last is None or not changes or self._looked <= _ARMED_AFTER:
             return False
         change = abs(norm - last)
-        return change > _SHARE * last and change > _TIMES * max(changes) * self._rate
+        return change > _SHARE * max(last, floor) and change > _TIMES * max(changes) * self._rate
 
     def _finding(self, signals: Signals, where: list[str], now: Mapping[str, float], what: str) -> Finding:
         worst = where[0]

@@ -25,8 +25,6 @@ class Budget:
         self.episode = Episode()
         self._skips: list[int] = []
         self._rollbacks: list[tuple[int, int]] = []
-        self.jumps_undone = 0
-        """Rollbacks because weights had changed by themselves."""
 
     def see(self, diagnosis: Diagnosis) -> None:
         """Take in what was found, before deciding about it."""
@@ -55,7 +53,6 @@ class Budget:
         if outcome.plan.to is not None and outcome.restored is not None:
             self._rollbacks = [*self._rollbacks[-20:], (outcome.step, outcome.plan.to)]
             self.skips_in_a_row = self.refused_in_a_row = 0
-            self.jumps_undone += any(f.detector == "weight-jump" and f.severity == "act" for f in outcome.findings)
             self.episode.close()
             return
         self.skips_in_a_row += 1
@@ -86,7 +83,6 @@ class Budget:
             "refused_in_a_row": self.refused_in_a_row,
             "skips": list(self._skips),
             "rollbacks": [list(pair) for pair in self._rollbacks],
-            "jumps_undone": self.jumps_undone,
             "episode": self.episode.state_dict(),
         }
 
@@ -96,7 +92,6 @@ class Budget:
         self.refused_in_a_row = int(state["refused_in_a_row"])
         self._skips = [int(step) for step in state["skips"]]
         self._rollbacks = [(int(at), int(to)) for at, to in state["rollbacks"]]
-        self.jumps_undone = int(state.get("jumps_undone", 0))  # older states do not have it
         self.episode.load_state_dict(state["episode"])
 
 

@@ -9,7 +9,6 @@ the same again       an older state, a deeper cut
 budget spent         stop
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -120,8 +119,6 @@ def _go_back(
     good = [s for s in states if s.step + limits.trust_steps <= before or s.step < 0]
     again = budget.last_target(signals.step)
     refusal = _refusal(signals, diagnosis)
-    if _is_meant(signals, diagnosis, budget) and not refusal:
-        return PROCEED
     if again is not None and signals.witness is None and not refusal and not signals.odd_replicas:
         # Nobody could be asked, and going back has not helped: it is the data, or cannot be helped.
         return PROCEED
@@ -159,13 +156,6 @@ def _go_back(
         # why: what changed the weights was not an update, so no update made again can bring it back
         until=(before if _asked_for(diagnosis, "weight-jump") is None else signals.step + 1) if catches_up else None,
     )
-
-
-def _is_meant(signals: Signals, diagnosis: Diagnosis, budget: Budget) -> bool:
-    """Weights that somebody has changed again after it was undone once: a reset by design."""
-    asked = {f.detector for f in diagnosis.findings if f.severity in ("act", "critical")}
-    finite = all(math.isfinite(norm) for norm in signals.weight_norms)
-    return asked == {"weight-jump"} and finite and budget.jumps_undone > 0
 
 
 def _asked_for(diagnosis: Diagnosis, detector: str) -> Finding | None:

@@ -34,6 +34,8 @@ def check(context: Context) -> Iterator[Hit]:
     if any(True for _ in context.events("step", "scaler-step")):
         for one in passes(context):
             yield from _judge(context, one)
+        for call in context.script.calls.get("eval", ()):
+            yield from _without_a_loop(context, call)
 
 
 def _judge(context: Context, one: Pass) -> Iterator[Hit]:
@@ -46,7 +48,7 @@ def _judge(context: Context, one: Pass) -> Iterator[Hit]:
         return
     if scope is not None and trains(context, scope) and not held_out:
         return
-    quiet = all(is_quiet(script, call) for call in forwards)
+    quiet = all(is_quiet(script, call) for call in forwards) or _only_measures(script, one, held_out=held_out)
     if quiet and not mode and _stays_in_training(context, scope) and mode_matters(script, forwards[0]):
         model = _model_name(script, forwards[0])
         diff = context.edit().put_before(_outermost(script, one.stmt), f"{model}.eval()").diff()
@@ -57,6 +59,41 @@ def _judge(context: Context, one: Pass) -> Iterator[Hit]:
     if not called_quietly(script, scope):
         diff = _wrapped(context, one.node) if isinstance(one.node, Loop) else ""
         yield hit("SS402", one.stmt, "evaluation without torch.no_grad()", diff=diff, snippet=_QUIET)
+
+
+def _without_a_loop(context: Context, switch: ast.Call) -> Iterator[Hit]:
+    """`model.eval()`, `out = model(x)`, a score read from it: all of the data in one batch."""
+    script, stmt, scope = context.script, context.script.stmt_of(switch), context.script.scope_of(switch)
+    model = name_of(switch.func.value) if isinstance(switch.func, ast.Attribute) else ""
+    block = getattr(script.parents.get(stmt), "body", [])
+    if not model or stmt not in block or wants_gradients(script, scope) or called_quietly(script, scope):
+        return
+    run: ast.stmt | None = None
+    for later in block[block.index(stmt) + 1 :]:
+        words = {n.attr for n in ast.walk(later) if isinstance(n, ast.Attribute)}
+        if not isinstance(later, ast.Assign | ast.Expr | ast.AugAssign | ast.Return) or words & {
+            "train",
+            "backward",
+            "step",
+        }:
+            return
+        calls = [c for c in calls_in(later) if name_of(c.func) == model and not no_grad_around(script, c)]
+        if calls and run is None and evaluated_here(script, scope, calls[0]):
+            run = later
+        if run is not None and words & {"item", "argmax"}:
+            yield hit(
+                "SS402",
+                run,
+                "evaluation without torch.no_grad()",
+                snippet=f"with torch.no_grad():\n    {ast.unparse(run)}",
+            )
+            return
+
+
+def _only_measures(script: Script, one: Pass, *, held_out: bool) -> bool:
+    """Numbers are read over held-out data, with neither eval() nor no_grad() in sight."""
+    words = {n.attr for n in ast.walk(one.stmt) if isinstance(n, ast.Attribute)}
+    return held_out and bool(words & {"item", "argmax", "tolist", "numpy"}) and not wants_gradients(script, one.scope)
 
 
 def is_quiet(script: Script, call: ast.Call, depth: int = 0) -> bool:

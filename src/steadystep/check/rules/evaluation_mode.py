@@ -21,7 +21,7 @@ def no_grad_around(script: Script, node: ast.AST) -> bool:
         if any(is_no_grad(d) for d in scope.decorator_list):
             return True
         scope = script.scope_of(scope)
-    return any(isinstance(n, ast.Call) and name_of(n.func).endswith("set_grad_enabled") for n in script.nodes)
+    return bool(script.calls.get("set_grad_enabled"))
 
 
 def sets_mode(script: Script, scope: Scope) -> str:
@@ -51,12 +51,10 @@ def _switches(script: Script, call: ast.Call) -> bool:
 
 def evaluated_here(script: Script, scope: Scope, forward: ast.Call) -> bool:
     """`model.eval()` and `model(x)` in one function, of one that a function of this file, or the loop, trains."""
-    if scope is None:
-        return False
     called = name_of(forward.func)
     switched = {
         name_of(n.func.value)
-        for n in ast.walk(scope)
+        for n in ast.walk(scope or script.tree)
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "eval"
     }
     trained = {

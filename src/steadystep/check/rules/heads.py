@@ -32,12 +32,12 @@ def check(context: Context) -> Iterator[Hit]:
 def _judge(context: Context, kind: str, ending: Ending, node: ast.AST) -> Iterator[Hit]:
     diff = _taken_out(context, node)
     if kind == "ce" and ending == "softmax":
-        yield hit("SS303", node, "softmax before a cross-entropy that expects raw scores", diff=diff)
+        yield hit("SS303", node, "softmax before a cross-entropy that expects raw scores", diff=diff, snippet=_RAW)
     elif kind == "ce" and ending == "log_softmax":
         message = "log_softmax before a cross-entropy that applies it again: harmless, but not needed"
         yield hit("SS303", node, message, diff=diff, advice=True)
     elif kind == "bce" and ending == "sigmoid":
-        yield hit("SS304", node, "sigmoid before a loss that expects logits", diff=diff)
+        yield hit("SS304", node, "sigmoid before a loss that expects logits", diff=diff, snippet=_RAW)
     elif kind == "nll" and ending in ("softmax", "sigmoid"):
         yield hit(
             "SS305", node, f"NLL loss of {ending} outputs: it expects log-probabilities", diff=_logged(context, node)
@@ -75,6 +75,8 @@ def _taken_out(context: Context, node: ast.AST) -> str:
     if last(context.script.full(node.func)) in LAYERS and node.lineno != stmt.lineno:
         gone = ast.Expr(value=node, lineno=node.lineno, end_lineno=node.end_lineno)
         return context.edit().remove(gone).diff()
+    if last(context.script.full(node.func)) in LAYERS:
+        return context.edit().replace(node, "nn.Identity()").diff() if "nn" in context.script.imports else ""
     if isinstance(node.func, ast.Attribute) and not name_of(node.func.value).endswith(
         ("functional", "F", "torch", "special")
     ):
@@ -88,3 +90,6 @@ def _logged(context: Context, node: ast.AST) -> str:
     if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("softmax"):
         return context.edit().replace(node.func, ast.unparse(node.func).replace("softmax", "log_softmax")).diff()
     return ""
+
+
+_RAW = "loss = criterion(logits, target)   # what comes before the softmax or the sigmoid"

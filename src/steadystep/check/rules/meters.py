@@ -46,10 +46,11 @@ def _keeps(function: Function, name: str) -> str:
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _bare(node.value, name):
             target = node.target.value if isinstance(node.target, ast.Subscript) else node.target
             return _attribute(target)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
-            if len(node.args) == 1 and name_of(node.args[0]) == name:
-                held = node.func.value
-                return _attribute(held.value if isinstance(held, ast.Subscript) else held)
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or len(node.args) != 1:
+            continue
+        if node.func.attr == "append" and name_of(node.args[0]) == name:
+            held = node.func.value
+            return _attribute(held.value if isinstance(held, ast.Subscript) else held)
     return ""
 
 

@@ -56,9 +56,9 @@ def _record_filter(context: Context) -> Iterator[Hit]:
     """`"nan" not in record.getMessage()`."""
     for call in context.script.calls.get("getMessage", ()):
         for around in context.script.ancestors(call):
-            if isinstance(around, ast.Compare) and isinstance(around.left, ast.Constant):
-                if str(around.left.value).strip().lower() in ("nan", "inf", "loss=nan", "loss nan"):
-                    yield hit("SS505", around, "lines of the log that say NaN are filtered out")
+            asked = around.left if isinstance(around, ast.Compare) else None
+            if isinstance(asked, ast.Constant) and str(asked.value).strip().lower() in ("nan", "inf", "loss nan"):
+                yield hit("SS505", around, "lines of the log that say NaN are filtered out")
 
 
 def _repaired(context: Context) -> Iterator[Hit]:
@@ -88,14 +88,13 @@ def _repairs(call: ast.Call, name: str) -> ast.expr | None:
     if len(call.args) != 3 or not isinstance(call.args[0], ast.Call):
         return None
     asked = last(name_of(call.args[0].func))
-    kept = call.args[2] if asked in _ASKS_BAD else call.args[1] if asked in _ASKS_GOOD else None
-    return kept
+    return call.args[2] if asked in _ASKS_BAD else call.args[1] if asked in _ASKS_GOOD else None
 
 
 def _dropped(context: Context) -> Iterator[Hit]:
     """A meter, or the loop itself, that adds a loss up only if it is finite, and says nothing otherwise."""
     script = context.script
-    for call, position, function in calls_with_loss(context):
+    for position, function in calls_with_loss(context):
         names = [p for p in parameters(function) if p != "self"]
         if position < len(names) and not _says_something(function):
             yield from _dropping(script, function, names[position])
@@ -118,10 +117,21 @@ def _values(context: Context) -> list[tuple[Scope, str]]:
 def _hides(script: Script, node: ast.AST, name: str) -> bool:
     """`if isfinite(loss): total += loss`, or `total += loss if loss == loss else 0`; both only after the update."""
     if isinstance(node, ast.If) and not node.orelse:
+        if len(node.body) == 1 and isinstance(node.body[0], ast.Continue):
+            return _asks(node.test, name, good=False) and _only_logs_after(script, node)
         return _asks(node.test, name, good=True) and _only_adds(node.body, name)
     if isinstance(node, ast.IfExp) and isinstance(script.stmt_of(node), ast.AugAssign):
         return _asks(node.test, name, good=True) and name in {name_of(n) for n in ast.walk(node.body)}
     return False
+
+
+def _only_logs_after(script: Script, node: ast.If) -> bool:
+    """The update is made before this, so that what is skipped is the log alone."""
+    block = getattr(script.parents.get(node), "body", [])
+    before = [n for s in block[: block.index(node)] for n in ast.walk(s)] if node in block else []
+    after = [n for s in block[block.index(node) + 1 :] for n in ast.walk(s)] if node in block else []
+    steps = [n for n in before if isinstance(n, ast.Attribute) and n.attr == "step"]
+    return bool(steps) and not any(isinstance(n, ast.Attribute) and n.attr in ("step", "backward") for n in after)
 
 
 def _dropping(script: Script, function: ast.AST, name: str) -> Iterator[Hit]:

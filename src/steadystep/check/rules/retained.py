@@ -31,7 +31,8 @@ def _retained(context: Context, event: Event) -> Iterator[Hit]:
     if asked is None or not (isinstance(asked.value, ast.Constant) and asked.value.value is True):
         return
     root = next(r for r in context.roots if event in r)
-    if event.inner is None or sum(e.kind in ("backward", "grad-call", "opaque") for e in root) != 1:
+    others = [e for e in root if e.kind in ("backward", "grad-call", "opaque") and event.inner in e.loops]
+    if event.inner is None or len(others) != 1:
         return
     if any(k.arg == "create_graph" for k in call.keywords) or not any(e.kind in ("step", "scaler-step") for e in root):
         return

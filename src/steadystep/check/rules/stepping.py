@@ -11,7 +11,6 @@ from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_loss, name_of
 from steadystep.check.rules.zeroing import optimizer_written
 
-
 _KNOWN = ("zero_grad", "no_grad", "train", "set_grad_enabled", "GradScaler", "requires_grad_", "set_to_none")
 _MAY_GO_BACK = re.compile(r"backward|grad|learn|train|fit|update|optimi[sz]e|closure|scal(e|er)$|deriv", re.I)
 
@@ -121,11 +120,7 @@ def _no_backward(context: Context, cycle: Cycle) -> Iterator[Hit]:
             moved = source_of(late.stmt, context.script)
             diff = context.edit().remove(late.stmt).put_before(step.stmt, *moved).diff()
         yield hit("SS108", step.node, f"{_name(step)} comes before backward()", diff=diff)
-    elif (
-        late is None
-        and not context.mentions("backward", "manual_backward", "grad", "inspect")
-        and _has_loss(context, step)
-    ):
+    elif late is None and not context.mentions("inspect") and not _may_go_back(context) and _has_loss(context, step):
         yield hit(
             "SS108", step.node, f"{_name(step)} without any backward()", snippet="loss.backward()\n" + _name(step)
         )
@@ -161,12 +156,18 @@ def _none_at_all(context: Context, cycle: Cycle) -> bool:
         return False
     if cycle.loop is None or not any(e.kind == "zero" and _clears(context, e, step) for e in cycle.after(step)):
         return False
-    known = {*_KNOWN, *context.script.functions}
-    words = [word for word in context.script.calls if word not in known and "clip" not in word]
-    if any(_MAY_GO_BACK.search(word) for word in words):
+    if _may_go_back(context):
         return False
     here = any(isinstance(n, ast.Assign) and _names_a_loss(n) for n in ast.walk(cycle.loop.node))
     return here and not any(e.kind in ("backward", "grad-call") for e in context.events("backward", "grad-call"))
+
+
+def _may_go_back(context: Context) -> bool:
+    """A function of another file whose name says so, or gradients that are written by hand."""
+    known = {*_KNOWN, *context.script.functions}
+    words = [word for word in context.script.calls if word not in known and "clip" not in word]
+    stores = (n for n in context.script.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    return any(_MAY_GO_BACK.search(word) for word in words) or any(n.attr == "grad" for n in stores)
 
 
 def _has_loss(context: Context, step: Event) -> bool:

@@ -8,8 +8,8 @@ from steadystep.check.events import Event
 from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_model, looks_like_optimizer, name_of, path_of
 from steadystep.check.roles import is_model_call, number
-from steadystep.check.rules.loss import cut_at, under_no_grad
 from steadystep.check.rules.handed_back import handed_back
+from steadystep.check.rules.loss import cut_at, under_no_grad
 from steadystep.check.rules.meters import in_a_meter
 from steadystep.check.rules.trained import names_in_sum
 from steadystep.check.script import Scope, Script

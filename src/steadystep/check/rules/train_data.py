@@ -110,7 +110,7 @@ def _names_of_result(script: Script, call: ast.Call) -> list[str]:
         return _words_before(script, parent)
     if isinstance(parent, ast.Call) and last(name_of(parent.func)) in ("add_scalar", "log", "log_metric"):
         first = parent.args[0] if parent.args else None
-        return [str(first.value)] if isinstance(first, ast.Constant) and first is not call else []
+        return [str(first.value)] if isinstance(first, ast.Constant) else []
     return []
 
 

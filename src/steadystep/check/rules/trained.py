@@ -47,8 +47,8 @@ def names_in_sum(loss: ast.AST | None) -> list[str]:
     return [loss.id] if isinstance(loss, ast.Name) else []
 
 
-def calls_with_loss(context: Context) -> Iterator[tuple[ast.Call, int, Function]]:
-    """(call, position, function) where a trained loss, or its number, is given to a function of this file."""
+def calls_with_loss(context: Context) -> Iterator[tuple[int, Function]]:
+    """(position, function) where a trained loss, or its number, is given to a function of this file."""
     script = context.script
     losses = set(trained_losses(context))
     for calls in list(script.calls.values()):
@@ -58,4 +58,4 @@ def calls_with_loss(context: Context) -> Iterator[tuple[ast.Call, int, Function]
                 if (scope, name_of(cut_value(given))) in losses:
                     function = target_of(call, script)
                     if function is not None:
-                        yield call, position, function
+                        yield position, function

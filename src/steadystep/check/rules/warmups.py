@@ -115,9 +115,10 @@ def _compared(body: ast.AST) -> Iterator[ast.BinOp]:
             continue
         for part in node.body if isinstance(node, ast.If) else [node.body]:
             for ratio in ast.walk(part):
-                if isinstance(ratio, ast.BinOp) and isinstance(ratio.op, ast.Div) and _same(_divisor(ratio), limit):
-                    if asked in {name_of(n) for n in ast.walk(ratio.left)}:
-                        yield ratio
+                if not isinstance(ratio, ast.BinOp) or not isinstance(ratio.op, ast.Div):
+                    continue
+                if _same(_divisor(ratio), limit) and asked in {name_of(n) for n in ast.walk(ratio.left)}:
+                    yield ratio
 
 
 def _divisor(ratio: ast.BinOp) -> ast.expr:

@@ -1,0 +1,92 @@
+"""SS306: a loss that hangs, through a hidden state, on the graphs of all earlier batches."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from steadystep.check.context import Context, hit
+from steadystep.check.events import Event
+from steadystep.check.hit import Hit
+from steadystep.check.names import last, looks_like_loss, looks_like_model, name_of
+from steadystep.check.roles import is_model_call
+from steadystep.check.rules.loss import CUTS
+from steadystep.check.script import Script
+from steadystep.check.targets import target_of
+
+_STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
+_PAIR = {"c", "cx", "cell"}  # the other half of an LSTM's state
+
+
+def check(context: Context) -> Iterator[Hit]:
+    """For every backward in a loop."""
+    for event in context.events("backward"):
+        if not event.no_grad and not event.managed:
+            yield from _carried(context, event)
+
+
+def _carried(context: Context, event: Event) -> Iterator[Hit]:
+    """`out, h = model(x, h)` in the loop that also calls backward, with `h` never cut."""
+    script = context.script
+    loops = script.loops_of(event.node)
+    if not loops:
+        return
+    for node in ast.walk(loops[0]):
+        if not isinstance(node, ast.Assign) or script.loops_of(node)[:1] != loops[:1]:
+            continue
+        call = node.value
+        if not isinstance(call, ast.Call) or not _runs_a_network(script, call):
+            continue
+        given = {n for a in (*call.args, *(k.value for k in call.keywords)) for n in _plain_names(a)}
+        kept = {n for target in node.targets for n in _plain_names(target)} & given
+        states = sorted(n for n in kept if _STATE.search(last(n)) or (_PAIR & {last(n)} and len(kept) > 1))
+        if node.lineno < event.line and states and not any(_renewed(script, loops[0], node, n) for n in states):
+            diff = context.edit().put_before(node, *(_detached(script, name) for name in states)).diff()
+            verb = "carries" if len(states) == 1 else "carry"
+            message = f"{' and '.join(states)} {verb} the graph of every earlier batch into this one"
+            yield hit("SS306", node, message, diff=diff)
+
+
+def _plain_names(node: ast.AST) -> Iterator[str]:
+    """`h` and `c` of `(h, c)`; a name inside a call is not given as it is."""
+    if isinstance(node, ast.Tuple | ast.List):
+        for part in node.elts:
+            yield from _plain_names(part)
+    elif name_of(node):
+        yield name_of(node)
+
+
+def _runs_a_network(script: Script, call: ast.Call) -> bool:
+    """Itself, or as a function of this file that does not cut anything."""
+    if is_model_call(call, script) or looks_like_model(name_of(call.func)):
+        return True
+    function = target_of(call, script)
+    if function is None or any(isinstance(n, ast.Attribute) and n.attr in CUTS for n in ast.walk(function)):
+        return False
+    return any(isinstance(n, ast.Call) and is_model_call(n, script) for n in ast.walk(function))
+
+
+def _detached(script: Script, name: str) -> str:
+    if "LSTM" in script.calls and not _PAIR & {last(name)} and last(name) not in ("h", "hx"):
+        return f"{name} = None if {name} is None else tuple(part.detach() for part in {name})"
+    return f"{name} = None if {name} is None else {name}.detach()"
+
+
+def _renewed(script: Script, loop: ast.AST, carrying: ast.stmt, name: str) -> bool:
+    for node in ast.walk(loop):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("detach_", "detach")
+            and not looks_like_loss(name_of(node.func.value))
+        ):
+            return True
+        if isinstance(node, ast.stmt) and node is not carrying:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if any(name_of(t) == name for target in targets for t in ast.walk(target)):
+                return True
+    # why: a network that detaches its own state inside needs nothing from the loop
+    return any(
+        isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "detach"
+        for f in script.functions.get("forward", ())
+        for n in ast.walk(f)
+    )
