@@ -31,8 +31,6 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from judge.jobs import Row, results
-from judge.table import show
 from steadystep.clip import clip_global_norm_
 from steadystep.groups import Rule, param_groups
 from steadystep.init import initialise_
@@ -40,6 +38,8 @@ from steadystep.lab.gpt import GPT, GPTParts, GPTSize
 from steadystep.lab.text import TopicsText
 from steadystep.layers import ClippedUpdates, z_loss
 from steadystep.schedule import Schedule, constant, linear, wsd
+from stored.jobs import Row, results
+from stored.table import show
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 NUM_STEPS = 1200
@@ -210,9 +210,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     args = parser.parse_args()
     rates, seeds, steps = (RATES[::2], args.seeds[:1], 200) if args.quick else (RATES, args.seeds, NUM_STEPS)
-    # why Any: the runner needs a dataclass with a key, and knows one by name
-    cases: list[Any] = [Case(arm=a, lr=lr, seed=s, num_steps=steps) for a in args.arms for s in seeds for lr in rates]
-    told = report(results(cases, run, out=args.out, workers=args.workers))  # type: ignore[arg-type]
+    cases = [Case(arm=a, lr=lr, seed=s, num_steps=steps) for a in args.arms for s in seeds for lr in rates]
+    told = report(results(cases, run, out=args.out, workers=args.workers))
     if args.json:
         print(json.dumps(told))
     return 0

@@ -21,12 +21,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from judge.jobs import Row, results
-from judge.table import show
 from lr_sensitivity import BATCH_SIZE, code, train
 from steadystep.lab.gpt import GPT, NUM_BYTES, GPTParts, GPTSize
 from steadystep.lab.text import TopicsText
 from steadystep.schedule import constant, warmup
+from stored.jobs import Row, results
+from stored.table import show
 
 LR = 3e-3
 SIZE = GPTSize(num_layers=8)
@@ -108,14 +108,13 @@ def main() -> int:
     args = parser.parse_args()
     seeds, steps = (args.seeds[:1], 60) if args.quick else (args.seeds, NUM_STEPS)
     rises = [rise * steps // NUM_STEPS for rise in WARMUPS]
-    # why Any: the runner needs a dataclass with a key, and knows one by name
-    cases: list[Any] = [
+    cases = [
         Case(norm=norm, warmup_steps=rise, seed=seed, num_steps=steps)
         for seed in seeds
         for norm in ("post", "pre")
         for rise in rises
     ]
-    told = report(results(cases, run, out=args.out, workers=args.workers))  # type: ignore[arg-type]
+    told = report(results(cases, run, out=args.out, workers=args.workers))
     if args.json:
         print(json.dumps(told))
     return 0

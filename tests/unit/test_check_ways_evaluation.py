@@ -162,9 +162,55 @@ for epoch in range(3):
             self.validate()
 """,
     ),
+    (
+        "SS404",
+        """model = nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+def evaluate(model, data):
+    model.eval()
+    with torch.no_grad():
+        return sum(model(x).mean().item() for x, y in data)
+for x, y in loaders["train"]:
+    model.train()
+    loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+val_acc = evaluate(model, loaders["train"])
+""",
+    ),
+    (
+        "SS404",
+        """from transformers import Trainer
+trainer = Trainer(model=model, train_dataset=train_ds, eval_dataset=train_ds)
+trainer.train()
+""",
+    ),
+    (
+        "SS404",
+        """trainer = pl.Trainer(max_epochs=3)
+trainer.fit(model, train_loader, train_loader)
+""",
+    ),
+    (
+        "SS404",
+        """class Data(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(self.train_ds, shuffle=True)
+    def val_dataloader(self):
+        return DataLoader(self.train_ds)
+""",
+    ),
 ]
 
 CLEAN = [
+    """trainer = Trainer(model=model, train_dataset=ds["train"], eval_dataset=ds["validation"])
+fitter = pl.Trainer(max_epochs=3)
+fitter.fit(model, train_loader, val_loader)
+class Data(pl.LightningDataModule):
+    def val_dataloader(self):
+        return DataLoader(self.val_ds)
+""",
     """model = Net()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 def accuracy(model, loader):

@@ -177,6 +177,18 @@ for x, y in loader:
     optimizer.step()
 """,
     ),
+    (
+        "SS301",
+        """model = nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for x, y in loader:
+    total = F.mse_loss(model(x), y)
+    loss = torch.tensor(total, requires_grad=True)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    ),
 ]
 
 CLEAN = [

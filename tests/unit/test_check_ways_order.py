@@ -152,9 +152,125 @@ for i, (x, y) in enumerate(loader):
     scheds["main"].step()
 """,
     ),
+    (
+        "SS201",
+        """import argparse
+ap = argparse.ArgumentParser()
+ap.add_argument("--amp", action="store_true")
+args = ap.parse_args()
+model = nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cuda", enabled=args.amp)
+for x, y in loader:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.amp):
+        loss = F.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+    (
+        "SS202",
+        """import argparse
+ap = argparse.ArgumentParser()
+ap.add_argument("--amp", action="store_true")
+args = ap.parse_args()
+model = nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for x, y in loader:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16, enabled=args.amp):
+        loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    ),
+    (
+        "SS202",
+        """class Net(nn.Module):
+    @torch.cuda.amp.autocast()
+    def forward(self, x):
+        return self.fc(x)
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    ),
+    (
+        "SS109",
+        """model = nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(1000):
+    optimizer.zero_grad()
+    for micro in range(8):
+        x, y = next(batches)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+    optimizer.step()
+""",
+    ),
+    (
+        "SS109",
+        """model = nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    sync = (i + 1) % 8 == 0
+    if sync:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
 ]
 
 CLEAN = [
+    """model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+for x, y in loader:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=amp):
+        loss = F.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    """model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+use_amp = False
+for x, y in loader:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16, enabled=use_amp):
+        loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    """model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(1000):
+    optimizer.zero_grad()
+    for micro in range(8):
+        x, y = next(batches)
+        loss = F.cross_entropy(model(x), y) / 8
+        loss.backward()
+    optimizer.step()
+""",
+    """model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(1000):
+    optimizer.zero_grad()
+    for micro in range(8):
+        x, y = next(batches)
+        loss = F.cross_entropy(model(x), y, reduction="sum") / tokens
+        loss.backward()
+    optimizer.step()
+""",
     """model = Net()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for x, y in loader:

@@ -170,9 +170,17 @@ optimizer = torch.optim.AdamW([{"params": rest, "weight_decay": 0.1}, {"params":
 trainer = pl.Trainer(gradient_clip_val=1e6)
 """,
     ),
+    (
+        "SS501",
+        """args = TrainingArguments("out", warmup_steps=5, max_steps=100000)
+""",
+    ),
 ]
 
 CLEAN = [
+    """args = TrainingArguments("out", warmup_steps=5, max_steps=60)
+more = TrainingArguments("out", warmup_steps=10, num_train_epochs=3)
+""",
     """model = Net()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 running, bad = 0.0, 0

@@ -104,6 +104,16 @@ for x, y in loader:
     outs.append(out)
 """,
     ),
+    (
+        "SS302",
+        """class M(pl.LightningModule):
+    def training_step(self, batch, i):
+        x, y = batch
+        loss = F.mse_loss(self(x), y)
+        self.losses.append(loss)
+        return loss
+""",
+    ),
 ]
 
 CLEAN = [
@@ -237,6 +247,14 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
     outs.append(out.detach().cpu())
+""",
+    """class M(pl.LightningModule):
+    def training_step(self, batch, i):
+        x, y = batch
+        loss = F.mse_loss(self(x), y)
+        self.losses.append(loss.detach())
+        self.log("loss", loss)
+        return loss
 """,
 ]
 

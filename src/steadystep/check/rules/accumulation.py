@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from steadystep.check.context import Context, Cycle, hit
-from steadystep.check.events import Event, implied
+from steadystep.check.events import Event, implied, meets
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, name_of
 from steadystep.check.script import Script
@@ -21,6 +21,7 @@ def check(context: Context) -> Iterator[Hit]:
 
 def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
     step = cycle.step
+    yield from _inner_loop(context, cycle)
     plain = [e for e in cycle.of("backward") if not e.managed and e.inner == step.inner]
     if len(plain) != 1 or step.inner is None or any(e.kind == "opaque" for e in cycle.events):
         return
@@ -52,7 +53,40 @@ def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
 
 
 def _counts(script: Script, step: Event) -> bool:
-    return any(_count_test(a.test) for a in script.ancestors(step.node) if isinstance(a, ast.If))
+    return any(_count_test(test) for test in _tests(script, step))
+
+
+def _tests(script: Script, step: Event) -> Iterator[ast.expr]:
+    """What the `if`s around a step ask, with a name that was given to the question looked up."""
+    for around in script.ancestors(step.node):
+        if isinstance(around, ast.If):
+            found = script.reaching(around.test.id, around) if isinstance(around.test, ast.Name) else None
+            yield found[1] if found is not None else around.test
+
+
+def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    """`for micro in range(accumulation): loss.backward()`, and the step after that loop."""
+    script, step = context.script, cycle.step
+    for backward in cycle.of("backward"):
+        if backward.managed or backward.inner is None or backward.loops[:-1] != step.loops or not meets(backward, step):
+            continue
+        node = backward.inner.node
+        head = ast.unparse(node.iter) + ast.unparse(node.target) if isinstance(node, ast.For) else ""
+        counted = isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and name_of(node.iter.func) == "range"
+        inside = [e for e in cycle.events if backward.inner in e.loops]
+        if not counted or not ("accum" in head.lower() or "micro" in head.lower()):
+            continue
+        if any(e.kind in ("zero", "step", "opaque") for e in inside) or rescales_gradients(script):
+            continue
+        if backward.loss is not None and _is_mean(script, backward.loss, backward.node):
+            counts = node.iter.args if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) else []
+            many = ast.unparse(counts[0]) if len(counts) == 1 else ""
+            fixed = f"{ast.unparse(backward.loss)} / {many}"
+            edit = context.edit().replace(backward.loss, fixed if backward.scaled else f"({fixed})")
+            message = "the losses of a group of micro-batches are added up, not averaged"
+            snippet = "(loss / accumulation_steps).backward()"
+            yield hit("SS109", backward.node, message, diff=edit.diff() if many else "", snippet=snippet)
+            return
 
 
 def _count_test(test: ast.expr) -> bool:
@@ -66,8 +100,8 @@ def _count_test(test: ast.expr) -> bool:
 
 
 def _count_name(script: Script, step: Event) -> str:
-    for node in script.ancestors(step.node):
-        for part in ast.walk(node.test) if isinstance(node, ast.If) else ():
+    for test in _tests(script, step):
+        for part in ast.walk(test):
             if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
                 return ast.unparse(part.right)
             if isinstance(part, ast.Compare) and "accum" in name_of(part.comparators[0]).lower():

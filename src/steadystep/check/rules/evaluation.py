@@ -43,7 +43,7 @@ def _judge(context: Context, one: Pass) -> Iterator[Hit]:
     held_out = any(HELD_OUT.search(n) for n in one.over)
     named = scope is not None and bool(_EVALUATES.match(scope.name))
     mode = sets_mode(script, scope)
-    own = mode == "eval" and evaluated_here(script, scope, forwards[0])
+    own = mode == "eval" and scope is not None and evaluated_here(script, scope, forwards[0])
     if not named and not held_out and not own:
         return
     if scope is not None and trains(context, scope) and not held_out:

@@ -47,15 +47,20 @@ def _cut(context: Context, event: Event) -> Iterator[Hit]:
     if cut is None and isinstance(loss, ast.Name) and looks_like_loss(loss.id):
         found = script.reaching(loss.id, event.node)
         if found is None or not _straight(script, found[0], event.stmt):
-            return
-        place, cut = found[0], cut_at(found[1])
+            found = (event.stmt, loss)
+        place, cut = found[0], _new_leaf(script, found[1]) or cut_at(_inside_tensor(script, found[1]))
         if cut is None:
             place, cut = _cut_in_function(script, *found, loss.id) or _cut_output(script, *found) or (place, None)
     if cut is None:
+        place, cut = event.node, _new_leaf(script, event.loss)
+    if cut is None:
         return
     diff = ""
-    if isinstance(cut, ast.Call) and isinstance(cut.func, ast.Attribute):
-        diff = context.edit().replace(cut, ast.unparse(cut.func.value)).diff()
+    if isinstance(cut, ast.Call) and isinstance(cut.func, ast.Attribute) and cut.func.attr in CUTS:
+        edit, leaf = context.edit().replace(cut, ast.unparse(cut.func.value)), _new_leaf(script, event.loss)
+        if isinstance(leaf, ast.Call):
+            edit.replace(leaf, ast.unparse(leaf.args[0]))
+        diff = edit.diff()
     message = f"{_short(cut)} takes the loss out of the graph, and backward() is called on what is left"
     yield hit(
         "SS301", place, message, diff=diff, snippet="loss.backward()\nrunning += loss.item()   # for the log only"
@@ -123,6 +128,14 @@ def _part(stmt: ast.stmt, given: ast.expr | None, name: str) -> ast.expr | None:
     names = [name_of(t) for t in target.elts]
     same = isinstance(given, ast.Tuple) and len(given.elts) == len(names)
     return given.elts[names.index(name)] if same and name in names else None  # type: ignore[union-attr]
+
+
+def _new_leaf(script: Script, value: ast.expr | None) -> ast.expr | None:
+    """`torch.tensor(total, requires_grad=True)`: whatever went in, nothing goes back through it."""
+    if not isinstance(value, ast.Call) or script.full(value.func) not in ("torch.tensor", "torch.as_tensor"):
+        return None
+    asked = any(k.arg == "requires_grad" and getattr(k.value, "value", None) is True for k in value.keywords)
+    return value if asked and value.args and not isinstance(value.args[0], ast.Constant) else None
 
 
 def _inside_tensor(script: Script, loss: ast.expr | None) -> ast.expr | None:

@@ -37,10 +37,28 @@ def in_a_meter(context: Context, event: Event, name: str, loop: ast.AST) -> Iter
         yield hit("SS302", script.stmt_of(call), f"{ast.unparse(call.func)} keeps {name} with its graph", diff=diff)
 
 
-def _keeps(function: Function, name: str) -> str:
+def in_training_step(context: Context) -> Iterator[Hit]:
+    """`self.losses.append(loss)` in a step that hands the same loss to the framework."""
+    script = context.script
+    for function in script.functions.get("training_step", ()):
+        returned = {name_of(n.value) for n in ast.walk(function) if isinstance(n, ast.Return)} - {""}
+        for name in sorted(returned):
+            kept = _keeps(function, name, changed=True)
+            call = next((c for c in ast.walk(function) if _appends(c, kept, name)), None)
+            if kept and isinstance(call, ast.Call) and not _empties(function, kept):
+                diff = context.edit().replace(call.args[0], f"{name}.detach()").diff()
+                yield hit("SS302", script.stmt_of(call), f"{kept} keeps {name} with its graph", diff=diff)
+
+
+def _appends(node: ast.AST, kept: str, name: str) -> bool:
+    called = isinstance(node, ast.Call) and name_of(node.func) == f"{kept}.append"
+    return isinstance(node, ast.Call) and called and [name_of(a) for a in node.args] == [name]
+
+
+def _keeps(function: Function, name: str, *, changed: bool = False) -> str:
     """The attribute that a parameter is added to or appended to as it is; empty when it is cut or changed first."""
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and name in {name_of(t) for t in node.targets}:
+        if not changed and isinstance(node, ast.Assign) and name in {name_of(t) for t in node.targets}:
             return ""
     for node in ast.walk(function):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _bare(node.value, name):

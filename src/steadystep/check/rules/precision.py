@@ -4,10 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from steadystep.check.context import Context, hit
+from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.events import meets
 from steadystep.check.hit import Hit
-from steadystep.check.names import argument, last, name_of
+from steadystep.check.names import argument, last, name_of, path_of
 from steadystep.check.rules.accumulation import rescales_gradients
 from steadystep.check.script import Script
 
@@ -22,6 +22,7 @@ def check(context: Context) -> Iterator[Hit]:
     casts = [c for c in context.script.calls.get("autocast", ()) if _is_autocast(context, c)]
     yield from _scaler_for_bf16(context, casts)
     yield from _fp16_bare(context, casts)
+    yield from _in_forward(context, casts)
     yield from _whole_in_fp16(context)
     yield from _never_updated(context)
     yield from _past_the_scaler(context)
@@ -56,8 +57,22 @@ def _always_on(call: ast.Call) -> bool:
     return enabled is None or (isinstance(enabled, ast.Constant) and enabled.value is True)
 
 
+def _may_be_on(context: Context, call: ast.Call) -> bool:
+    """On, or switched by something that the file does not set to False."""
+    enabled = next((k.value for k in call.keywords if k.arg == "enabled"), None)
+    if enabled is None or isinstance(enabled, ast.Constant):
+        return _always_on(call)
+    values = context.script.values(path_of(enabled), call)
+    return not isinstance(enabled, ast.Compare) and not any(getattr(v, "value", None) is False for v in values)
+
+
 def _scaler_for_bf16(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
-    made = [c for c in context.script.calls.get("GradScaler", ()) if _always_on(c)]
+    flags = {ast.dump(k.value) for c in casts for k in c.keywords if k.arg == "enabled"}
+    made = [
+        c
+        for c in context.script.calls.get("GradScaler", ())
+        if _always_on(c) or {ast.dump(k.value) for k in c.keywords if k.arg == "enabled"} == flags
+    ]
     whole = not casts and bool(cast_networks(context, _BF16, "bfloat16"))
     if not made or not (casts or whole) or any(_dtype(context, cast) != "bf16" for cast in casts):
         return
@@ -76,7 +91,7 @@ def _fp16_bare(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
             call = event.node
             if event.kind != "autocast" or event.no_grad or call not in casts or not isinstance(call, ast.Call):
                 continue
-            if _dtype(context, call) != "fp16" or not _always_on(call):
+            if _dtype(context, call) != "fp16" or not _may_be_on(context, call):
                 continue
             used = [
                 e for e in root[i:] if e.inner == event.inner and e.kind in ("backward", "step") and meets(e, event)
@@ -85,14 +100,31 @@ def _fp16_bare(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
                 yield hit("SS202", call, "fp16 autocast without a GradScaler", snippet=_SCALED)
 
 
+def _in_forward(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
+    """`with autocast():` inside, or as a decorator of, the forward of a network here that is trained."""
+    script = context.script
+    if not casts or _is_scaled(context) or not any(_plainly_trains(c) for c in context.cycles):
+        return
+    for cast in casts:
+        scope = script.scope_of(cast)
+        around = scope if scope is not None else script.parents.get(cast)
+        inside = (
+            isinstance(around, ast.FunctionDef) and around.name == "forward" and script.class_of(around) is not None
+        )
+        if inside and _dtype(context, cast) == "fp16" and _may_be_on(context, cast):
+            yield hit("SS202", cast, "fp16 autocast without a GradScaler", snippet=_SCALED)
+
+
+def _plainly_trains(cycle: Cycle) -> bool:
+    return cycle.step.kind == "step" and bool(cycle.of("backward")) and not any(e.managed for e in cycle.events)
+
+
 def _whole_in_fp16(context: Context) -> Iterator[Hit]:
     """`model.half()` before training, and a plain backward and step."""
     if _is_scaled(context) or context.mentions("autocast"):
         return
     for call in cast_networks(context, _FP16, "half"):
-        if any(
-            c.step.kind == "step" and c.of("backward") and not any(e.managed for e in c.events) for c in context.cycles
-        ):
+        if any(_plainly_trains(c) for c in context.cycles):
             yield hit("SS202", call, "the network is trained in fp16 without a GradScaler", snippet=_SCALED)
             return
 

@@ -10,6 +10,7 @@ from steadystep.check.hit import Hit
 from steadystep.check.names import calls_in, name_of
 from steadystep.check.roles import is_model_call
 from steadystep.check.rules.loss import cut_at
+from steadystep.check.rules.zeroing import only_goes_back
 from steadystep.check.script import Function, Script
 
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -25,7 +26,7 @@ def check(context: Context) -> Iterator[Hit]:
 
 def _retained(context: Context, event: Event) -> Iterator[Hit]:
     call, script = event.node, context.script
-    if not isinstance(call, ast.Call) or (event.managed and not _passes_on(event)):
+    if not isinstance(call, ast.Call) or (event.managed and not only_goes_back(context, event)):
         return
     asked = next((k for k in call.keywords if k.arg == "retain_graph"), None)
     if asked is None or not (isinstance(asked.value, ast.Constant) and asked.value.value is True):
@@ -47,13 +48,6 @@ def _retained(context: Context, event: Event) -> Iterator[Hit]:
     diff = context.edit().replace(call, _without(call, "retain_graph")).diff()
     message = "retain_graph=True, but nothing goes back through this graph again"
     yield hit("SS110", call, message, diff=diff)
-
-
-def _passes_on(event: Event) -> bool:
-    """`accelerator.backward(loss, ...)` and its like are `loss.backward(...)`; an engine's own may be anything."""
-    leaf = event.local.rpartition(".")[2].lower()
-    manual = isinstance(event.node, ast.Call) and name_of(event.node.func).endswith(".manual_backward")
-    return "accelerator" in leaf or "fabric" in leaf or manual
 
 
 def _remembers(script: Script) -> bool:

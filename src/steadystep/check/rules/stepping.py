@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.edits import can_move, source_of
@@ -10,9 +10,26 @@ from steadystep.check.events import Event, implied, meets
 from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_loss, name_of
 from steadystep.check.rules.zeroing import optimizer_written
+from steadystep.check.targets import target_of
 
-_KNOWN = ("zero_grad", "no_grad", "train", "set_grad_enabled", "GradScaler", "requires_grad_", "set_to_none")
-_MAY_GO_BACK = re.compile(r"backward|grad|learn|train|fit|update|optimi[sz]e|closure|scal(e|er)$|deriv", re.I)
+_MAY_GO_BACK = re.compile(
+    r"backward|backprop|learn|closure|deriv|optimi[sz]e|(apply|compute|calc|set|write|accumulate|estimate|get)_?\w*grad",
+    re.I,
+)
+_ONLY_LOOKS = (
+    "print",
+    "append",
+    "extend",
+    "log",
+    "update",
+    "add_scalar",
+    "write",
+    "info",
+    "debug",
+    "isfinite",
+    "push",
+    "add",
+)
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -120,7 +137,12 @@ def _no_backward(context: Context, cycle: Cycle) -> Iterator[Hit]:
             moved = source_of(late.stmt, context.script)
             diff = context.edit().remove(late.stmt).put_before(step.stmt, *moved).diff()
         yield hit("SS108", step.node, f"{_name(step)} comes before backward()", diff=diff)
-    elif late is None and not context.mentions("inspect") and not _may_go_back(context) and _has_loss(context, step):
+    elif (
+        late is None
+        and not context.mentions("inspect")
+        and not _may_go_back(context, context.script.tree.body)
+        and _has_loss(context, step)
+    ):
         yield hit(
             "SS108", step.node, f"{_name(step)} without any backward()", snippet="loss.backward()\n" + _name(step)
         )
@@ -136,13 +158,11 @@ def _nothing_between(context: Context, cycle: Cycle) -> bool:
     if cleared is None or cleared.stmt not in block or step.stmt not in block or not _has_loss(context, step):
         return False
     between = block[block.index(cleared.stmt) + 1 : block.index(step.stmt)]
-    words = {n.attr for s in between for n in ast.walk(s) if isinstance(n, ast.Attribute)}
-    words |= {n.id for s in between for n in ast.walk(s) if isinstance(n, ast.Name)}
     events = set(cycle.events[cycle.events.index(cleared) + 1 : cycle.events.index(step)])
-    if any(e.kind in ("backward", "grad-call", "opaque", "guard", "step", "scaler-step") for e in events):
+    if any(e.kind in ("backward", "opaque", "guard", "step", "scaler-step") for e in events):
         return False
     losses = [n for s in between for n in ast.walk(s) if isinstance(n, ast.Assign) and _names_a_loss(n)]
-    return bool(losses) and not any(_MAY_GO_BACK.search(word) for word in words)
+    return bool(losses) and not _may_go_back(context, between)
 
 
 def _names_a_loss(stmt: ast.Assign) -> bool:
@@ -151,23 +171,31 @@ def _names_a_loss(stmt: ast.Assign) -> bool:
 
 def _none_at_all(context: Context, cycle: Cycle) -> bool:
     """Cleared after the step, and nothing in the file goes back or may."""
-    step = cycle.step
+    script, step = context.script, cycle.step
     if isinstance(step.node, ast.Call) and len(step.node.args) > (step.kind == "scaler-step"):
         return False
     if cycle.loop is None or not any(e.kind == "zero" and _clears(context, e, step) for e in cycle.after(step)):
         return False
-    if _may_go_back(context):
+    if _may_go_back(context, script.tree.body):
         return False
     here = any(isinstance(n, ast.Assign) and _names_a_loss(n) for n in ast.walk(cycle.loop.node))
     return here and not any(e.kind in ("backward", "grad-call") for e in context.events("backward", "grad-call"))
 
 
-def _may_go_back(context: Context) -> bool:
-    """A function of another file whose name says so, or gradients that are written by hand."""
-    known = {*_KNOWN, *context.script.functions}
-    words = [word for word in context.script.calls if word not in known and "clip" not in word]
-    stores = (n for n in context.script.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
-    return any(_MAY_GO_BACK.search(word) for word in words) or any(n.attr == "grad" for n in stores)
+def _may_go_back(context: Context, block: Sequence[ast.stmt]) -> bool:
+    """A call whose name says so, one that is given the loss and nothing is kept of, or gradients written by hand."""
+    script = context.script
+    if any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and n.attr == "grad" for n in script.nodes):
+        return True
+    for call in (n for s in block for n in ast.walk(s) if isinstance(n, ast.Call)):
+        leaf = call.func.attr if isinstance(call.func, ast.Attribute) else name_of(call.func)
+        if leaf not in script.functions and _MAY_GO_BACK.search(leaf):
+            return True
+        given = any(looks_like_loss(name_of(a)) for a in call.args if name_of(a))
+        alone = isinstance(script.parents.get(call), ast.Expr)
+        if given and alone and leaf not in _ONLY_LOOKS and target_of(call, script) is None:
+            return True
+    return False
 
 
 def _has_loss(context: Context, step: Event) -> bool:

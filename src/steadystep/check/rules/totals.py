@@ -10,7 +10,7 @@ from steadystep.check.names import looks_like_model, looks_like_optimizer, name_
 from steadystep.check.roles import is_model_call, number
 from steadystep.check.rules.handed_back import handed_back
 from steadystep.check.rules.loss import cut_at, under_no_grad
-from steadystep.check.rules.meters import in_a_meter
+from steadystep.check.rules.meters import in_a_meter, in_training_step
 from steadystep.check.rules.trained import names_in_sum
 from steadystep.check.script import Scope, Script
 
@@ -31,6 +31,7 @@ def check(context: Context) -> Iterator[Hit]:
         for name in _outputs(context.script, event, loops[0]):
             yield from _listed(context, event, name, loops[0])
     yield from handed_back(context)
+    yield from in_training_step(context)
 
 
 def _parts(script: Script, event: Event, names: list[str]) -> list[str]:

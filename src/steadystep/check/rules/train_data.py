@@ -25,7 +25,8 @@ _SPLITS = ("random_split", "Subset", "SubsetRandomSampler", "train_test_split", 
 def check(context: Context) -> Iterator[Hit]:
     """In files that train: by the loop, by the call that measures, by the loader it is measured on."""
     script = context.script
-    if not any(True for _ in context.events("step", "scaler-step")) and not context.mentions("fit"):
+    yield from _by_trainer(context)
+    if not any(True for _ in context.events("step", "scaler-step")):
         return
     for one in passes(context):
         quiet = all(is_quiet(script, call) for call in one.forwards)
@@ -73,7 +74,7 @@ def _blocks(script: Script, stmt: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
     """`val_rmse = rmse(model, train_loader)`, and the same in a table, a log line or a keyword."""
-    given = [last(name_of(a)) for a in (*call.args, *(k.value for k in call.keywords))]
+    given = [_data_name(a) for a in (*call.args, *(k.value for k in call.keywords))]
     trained = [n for n in given if TRAIN.search(n)]
     if not trained or any(HELD_OUT.search(n) for n in given):
         return
@@ -88,6 +89,12 @@ def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
     if "make" in called or "load" in called or "split" in called:
         return
     yield hit("SS404", context.script.stmt_of(call), f"{names[0]} is measured on {trained[0]}", snippet=_HELD_OUT_DATA)
+
+
+def _data_name(node: ast.expr) -> str:
+    """`train_loader`, and `train` of `loaders["train"]`."""
+    key = getattr(node.slice, "value", None) if isinstance(node, ast.Subscript) else None
+    return key if isinstance(key, str) else last(name_of(node))
 
 
 def _names_of_result(script: Script, call: ast.Call) -> list[str]:
@@ -147,6 +154,26 @@ def _by_loader(context: Context) -> Iterator[Hit]:
             continue
         if TRAIN.search(source) and not HELD_OUT.search(source) and not TRAIN.search(target):
             yield hit("SS404", stmt, f"{target} is made from {source}", snippet=_HELD_OUT_DATA)
+
+
+def _by_trainer(context: Context) -> Iterator[Hit]:
+    """Training data that a trainer is told to evaluate on."""
+    script = context.script
+    for node in script.nodes:
+        if isinstance(node, ast.keyword) and node.arg in ("eval_dataset", "val_dataloaders", "validation_data"):
+            name = _data_name(node.value)
+            if TRAIN.search(name) and not HELD_OUT.search(name):
+                yield hit("SS404", node, f"{node.arg} is {name}", snippet=_HELD_OUT_DATA)
+    for call in script.calls.get("fit", ()):
+        given = [_data_name(a) for a in call.args]
+        if len(given) == 3 and given[1] == given[2] and TRAIN.search(given[2]):
+            yield hit("SS404", call, f"validation is on {given[2]} too", snippet=_HELD_OUT_DATA)
+    for title in ("val_dataloader", "test_dataloader"):
+        for function in script.functions.get(title, ()):
+            for made in (n for n in ast.walk(function) if isinstance(n, ast.Return) and isinstance(n.value, ast.Call)):
+                source = _data_name(made.value.args[0]) if isinstance(made.value, ast.Call) and made.value.args else ""
+                if TRAIN.search(source) and not HELD_OUT.search(source):
+                    yield hit("SS404", made, f"{title} gives {source}", snippet=_HELD_OUT_DATA)
 
 
 _HELD_OUT_DATA = "val_loss = evaluate(model, val_loader)   # data that is not trained on"

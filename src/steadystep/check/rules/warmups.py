@@ -16,7 +16,8 @@ _PER_EPOCH = ("epoch", "epochs", "ep", "e")
 
 
 def check(context: Context) -> Iterator[Hit]:
-    """For every schedule that advances once per update."""
+    """For every schedule that advances once per update, and for a trainer that is told how long it runs."""
+    yield from _of_trainers(context)
     optimizers = [c for calls in context.script.calls.values() for c in calls if context.roles.is_optimizer(c)]
     betas = [b for b in (beta2_of(context, c) for c in optimizers) if b is not None and 0 < b < 1]
     if not betas or len(betas) != len(optimizers):
@@ -30,6 +31,19 @@ def check(context: Context) -> Iterator[Hit]:
         snippet = f"warmup_steps = {needed:.0f}   # or a smaller beta2, such as 0.95"
         where = written_at(given, context.script, node)
         yield hit("SS501", node if where is given else where, message, snippet=snippet)
+
+
+def _of_trainers(context: Context) -> Iterator[Hit]:
+    for call in (c for calls in context.script.calls.values() for c in calls):
+        given = {k.arg: k.value for k in call.keywords}
+        if not last(name_of(call.func)).endswith("TrainingArguments") or "adam_beta2" in given or "optim" in given:
+            continue
+        steps = number(given.get("warmup_steps"), context.script, call)
+        total = number(given.get("max_steps"), context.script, call)
+        if steps is None or total is None or not 1 < steps < min(TOO_SHORT * settle_steps(BETA2), 0.002 * total):
+            continue
+        message = f"a warm-up of {steps:.0f} steps of {total:.0f}; about {settle_steps(BETA2):.0f} are needed"
+        yield hit("SS501", given["warmup_steps"], message, snippet=f"warmup_steps={settle_steps(BETA2):.0f}")
 
 
 def settle_steps(beta2: float) -> float:

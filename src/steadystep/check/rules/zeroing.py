@@ -23,7 +23,7 @@ def check(context: Context) -> Iterator[Hit]:
 def _missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
     step = cycle.step
     backward = next((e for e in cycle.before(step) if e.kind == "backward" and meets(e, step)), None)
-    if backward is None or (backward.managed and not _leaves_clearing_to_us(backward)):
+    if backward is None or (backward.managed and not only_goes_back(context, backward)):
         return
     zeros = [e for e in cycle.root if e.kind == "zero"]
     # why all of the file: a method that a framework calls may clear what this one steps on
@@ -43,10 +43,14 @@ def _missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
     yield hit("SS106", backward.node, message, diff=diff, snippet=f"{written}.zero_grad()\nloss.backward()")
 
 
-def _leaves_clearing_to_us(backward: Event) -> bool:
-    """`accelerator.backward(loss)` and `fabric.backward(loss)` go back and no more; an engine may clear too."""
-    leaf = last(backward.local).lower()
-    return "accelerator" in leaf or "fabric" in leaf
+def only_goes_back(context: Context, backward: Event) -> bool:
+    """`accelerator.backward(loss)`, `fabric.backward(loss)`, `self.manual_backward(loss)`; an engine may do more."""
+    script, leaf = context.script, last(backward.local).lower()
+    if isinstance(backward.node, ast.Call) and last(name_of(backward.node.func)) == "manual_backward":
+        return True
+    made = [v for v in script.values(backward.local, backward.node) if isinstance(v, ast.Call)]
+    known = any(last(script.full(v.func)) in ("Accelerator", "Fabric") for v in made)
+    return known or "accelerator" in leaf or "fabric" in leaf
 
 
 def _elsewhere(context: Context) -> bool:
@@ -60,24 +64,27 @@ def _may_clear(context: Context, zero: Event, step: Event) -> bool:
     optimizer = step.subject if step.kind == "scaler-step" else step.owner
     if not zero.local or zero.owner == optimizer:
         return True
-    stepped, cleared = _network(context, optimizer_written(step), step.node), _cleared(context, zero)
+    stepped, cleared = _networks(context, optimizer_written(step), step.node), _cleared(context, zero)
     if not stepped or not cleared:
         return True
-    inside = (f"{stepped}.".startswith(f"{cleared}."), f"{cleared}.".startswith(f"{stepped}."))
-    return any(inside) or _tied(context, stepped, cleared)
+    return any(_within(a, b) or _within(b, a) or _tied(context, a, b) for a in stepped for b in cleared)
 
 
-def _network(context: Context, optimizer: str, at: ast.AST) -> str:
+def _within(a: str, b: str) -> bool:
+    return f"{a}.".startswith(f"{b}.")
+
+
+def _networks(context: Context, optimizer: str, at: ast.AST) -> list[str]:
     made = context.roles.optimizer_call(optimizer, at)
-    return context.roles.model_of(made) if made is not None else ""
+    return (context.roles.networks_of(made) or []) if made is not None else []
 
 
-def _cleared(context: Context, zero: Event) -> str:
-    """The network a zero_grad is about, or empty when the file does not tell."""
+def _cleared(context: Context, zero: Event) -> list[str]:
+    """The networks a zero_grad is about, or none when the file does not tell."""
     if context.roles.of(zero.local, zero.node) == "optimizer":
-        return _network(context, zero.local, zero.node)
+        return _networks(context, zero.local, zero.node)
     made = [c for calls in context.script.calls.values() for c in calls if context.roles.is_optimizer(c)]
-    return zero.local if any(context.roles.model_of(c) == zero.local for c in made) else ""
+    return [zero.local] if any(zero.local in (context.roles.networks_of(c) or []) for c in made) else []
 
 
 def _tied(context: Context, a: str, b: str) -> bool:

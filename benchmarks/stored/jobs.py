@@ -1,58 +1,23 @@
 """Many runs: on several processes, each result on disk as soon as it is there, none computed twice."""
 
-import hashlib
 import json
 import multiprocessing
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache, partial
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 
 Row = dict[str, Any]
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One run to make."""
-
-    study: str
-    task: str
-    seed: int
-    num_steps: int
-    fault: str = ""
-    arm: str = "guarded"
-    """guarded, clean, faulty, or missing-0 to missing-2."""
-    missing: int = 0
-    """How many batches a "missing" twin does without."""
-
-    @property
-    def key(self) -> str:
-        """What this result depends on: the run itself and the code it ran with."""
-        return json.dumps(asdict(self) | {"code": _code(guarded=self.arm == "guarded")}, sort_keys=True)
-
-
-@cache
-def _code(*, guarded: bool) -> str:
-    """A digest of the package, or of tasks and faults alone for a run without a guard."""
-    here = Path(__file__).parent
-    root = here.parent.parent / "src" / "steadystep"
-    folders = [root] if guarded else [root / "lab", root / "faults"]
-    digest = hashlib.sha256()
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    for path in [here / "catalogue.py", here / "training.py", *files]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def results(jobs: Sequence[Job], work: Callable[[Job], Row], *, out: Path | None, workers: int) -> list[Row]:
-    """The job's fields and its result, for each job and in their order."""
+def results(jobs: Sequence[Any], work: Callable[[Any], Row], *, out: Path | None, workers: int) -> list[Row]:
+    """The job's fields and its result, for each job and in their order. A job is a frozen dataclass with a `key`."""
     known = _read(out)
     keys = {job: job.key for job in jobs}
     wanted = [job for job in keys if keys[job] not in known]
@@ -92,7 +57,7 @@ def _read(out: Path | None) -> dict[str, Row]:
     return rows
 
 
-def _mapped(work: Callable[[Job], tuple[Job, Row]], jobs: Sequence[Job], workers: int) -> Any:
+def _mapped(work: Callable[[Any], tuple[Any, Row]], jobs: Sequence[Any], workers: int) -> Any:
     if workers <= 1 or len(jobs) <= 1:
         _prepare()
         yield from map(work, jobs)
@@ -106,5 +71,5 @@ def _prepare() -> None:
     warnings.simplefilter("ignore")
 
 
-def _work(work: Callable[[Job], Row], job: Job) -> tuple[Job, Row]:
+def _work(work: Callable[[Any], Row], job: Any) -> tuple[Any, Row]:
     return job, asdict(job) | work(job)

@@ -1,17 +1,24 @@
-"""Curves of other people's runs, or our own, through the detectors alone. Nothing is acted upon."""
+"""Curves of other people's runs, or our own, through the detectors alone. Nothing is acted upon.
+
+    STEADYSTEP_TRACES=FOLDER python benchmarks/traces.py [--json]
+
+The folder holds .csv files with the columns step, loss and perhaps grad_norm and lr; a short one is an incident and is
+laid over a healthy stretch of a long one.
+"""
 
 import csv
+import json
 import math
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
-
-from judge.table import show
 from steadystep.config import Config
 from steadystep.records import Finding, Signals
+from stored.table import show
 
 Point = tuple[float, float, float]
 """loss, grad_norm, lr"""
@@ -20,9 +27,6 @@ _UNKNOWN_NORM, _UNKNOWN_LR = 1.0, 3e-4
 
 def read(path: Path) -> list[Point]:
     """The curve in a file; a norm or a rate that was not logged is a constant."""
-    if path.suffix == ".npz":
-        with numpy.load(path) as curve:
-            return list(zip(*(curve[name].tolist() for name in ("loss", "grad_norm", "lr")), strict=True))
     with path.open(encoding="utf-8", newline="") as lines:
         return [
             (
@@ -72,10 +76,10 @@ def replay(points: Iterable[Point]) -> list[Finding]:
 
 
 def report(folders: Sequence[Path]) -> dict[str, Any]:
-    """One line per file; returns the lines."""
-    files = sorted(path for folder in folders for path in folder.iterdir() if path.suffix in (".csv", ".npz"))
+    """One line per file."""
+    files = sorted(path for folder in folders for path in folder.iterdir() if path.suffix == ".csv")
     curves = {path: read(path) for path in files}
-    long = [curve for path, curve in curves.items() if path.suffix == ".csv" and len(curve) > 5000]
+    long = [curve for curve in curves.values() if len(curve) > 5000]
     lines: list[dict[str, Any]] = []
     for path, curve in curves.items():
         if len(curve) < 50 and not long:
@@ -95,5 +99,20 @@ def report(folders: Sequence[Path]) -> dict[str, Any]:
                 "who": ", ".join(f"{who} {how} {n}" for (who, how), n in said.most_common()),
             }
         )
-    show("Detectors alone", list(lines[0]) if lines else [], [list(line.values()) for line in lines])
     return {"lines": lines}
+
+
+def main() -> int:
+    if "STEADYSTEP_TRACES" not in os.environ:
+        sys.exit("traces: set STEADYSTEP_TRACES to a folder of .csv files")
+    told = report([Path(os.environ["STEADYSTEP_TRACES"])])
+    if "--json" in sys.argv[1:]:
+        print(json.dumps(told))
+    else:
+        lines = told["lines"]
+        show("Detectors alone", list(lines[0]) if lines else [], [list(line.values()) for line in lines])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

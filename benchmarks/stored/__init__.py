@@ -1,0 +1,1 @@
+"""Runs whose results are kept, so that a study can be stopped and continued."""
