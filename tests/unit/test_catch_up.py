@@ -248,6 +248,7 @@ def test_a_backlog_gives_all_updates_since_or_none(acts: list[str], since: int) 
 def test_the_size_of_a_batch() -> None:
     row = torch.zeros(3, 4)
     assert size_of({"x": row, "y": [row, (row.half(), "name")], "z": 3}) == 48 + 48 + 24
+    assert size_of([row.clone().share_memory_(), row]) == 2**20 + 48
     endless: list[Any] = [row]
     endless.append(endless)
     assert size_of(endless) == 48 * 9

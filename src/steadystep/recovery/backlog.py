@@ -15,6 +15,7 @@ from steadystep.accumulation import Work
 from steadystep.records import Signals
 
 _DEEPEST = 8  # a container that holds itself
+_HANDLE = 1 << 20  # bytes: a tensor in shared memory keeps a file open, and a process may have 1,024 of them
 
 
 @final
@@ -83,9 +84,10 @@ class Backlog:
 
 
 def size_of(batch: Any, depth: int = 0) -> int:
-    """Bytes of all tensors in a batch."""
+    """Bytes of all tensors in a batch; one that came from a worker process counts for a megabyte at least."""
     if isinstance(batch, Tensor):
-        return batch.nbytes
+        shared = batch.device.type == "cpu" and batch.is_shared()
+        return max(batch.nbytes, _HANDLE) if shared else batch.nbytes
     if depth > _DEEPEST:
         return 0
     if isinstance(batch, Mapping):

@@ -149,7 +149,7 @@ def _no_backward(context: Context, cycle: Cycle) -> Iterator[Hit]:
 
 
 def _nothing_between(context: Context, cycle: Cycle) -> bool:
-    """Cleared and stepped in one block, a loss computed in it, and no call between the two that may go back."""
+    """Cleared and stepped in one block, a loss computed above, and no call between the two that may go back."""
     script, step = context.script, cycle.step
     if isinstance(step.node, ast.Call) and len(step.node.args) > (step.kind == "scaler-step"):
         return False  # a closure goes back
@@ -161,7 +161,8 @@ def _nothing_between(context: Context, cycle: Cycle) -> bool:
     events = set(cycle.events[cycle.events.index(cleared) + 1 : cycle.events.index(step)])
     if any(e.kind in ("backward", "opaque", "guard", "step", "scaler-step") for e in events):
         return False
-    losses = [n for s in between for n in ast.walk(s) if isinstance(n, ast.Assign) and _names_a_loss(n)]
+    above = block[: block.index(step.stmt)]
+    losses = [n for s in above for n in ast.walk(s) if isinstance(n, ast.Assign) and _names_a_loss(n)]
     return bool(losses) and not _may_go_back(context, between)
 
 
@@ -171,15 +172,19 @@ def _names_a_loss(stmt: ast.Assign) -> bool:
 
 def _none_at_all(context: Context, cycle: Cycle) -> bool:
     """Cleared after the step, and nothing in the file goes back or may."""
-    script, step = context.script, cycle.step
+    step = cycle.step
     if isinstance(step.node, ast.Call) and len(step.node.args) > (step.kind == "scaler-step"):
         return False
     if cycle.loop is None or not any(e.kind == "zero" and _clears(context, e, step) for e in cycle.after(step)):
         return False
-    if _may_go_back(context, script.tree.body):
+    if _may_go_back(context, _body(context, cycle)):
         return False
     here = any(isinstance(n, ast.Assign) and _names_a_loss(n) for n in ast.walk(cycle.loop.node))
     return here and not any(e.kind in ("backward", "grad-call") for e in context.events("backward", "grad-call"))
+
+
+def _body(context: Context, cycle: Cycle) -> Sequence[ast.stmt]:
+    return cycle.loop.node.body if cycle.loop is not None else context.script.tree.body
 
 
 def _may_go_back(context: Context, block: Sequence[ast.stmt]) -> bool:
@@ -187,10 +192,10 @@ def _may_go_back(context: Context, block: Sequence[ast.stmt]) -> bool:
     script = context.script
     if any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and n.attr == "grad" for n in script.nodes):
         return True
+    if any(_MAY_GO_BACK.search(word) for word in script.calls if word not in {"backward", *script.functions}):
+        return True
     for call in (n for s in block for n in ast.walk(s) if isinstance(n, ast.Call)):
         leaf = call.func.attr if isinstance(call.func, ast.Attribute) else name_of(call.func)
-        if leaf not in script.functions and _MAY_GO_BACK.search(leaf):
-            return True
         given = any(looks_like_loss(name_of(a)) for a in call.args if name_of(a))
         alone = isinstance(script.parents.get(call), ast.Expr)
         if given and alone and leaf not in _ONLY_LOOKS and target_of(call, script) is None:
