@@ -10,6 +10,7 @@ from steadystep.check.rules import (
     hidden_state,
     left_out,
     loss,
+    missing_backward,
     modes,
     nan_filters,
     objects,
@@ -27,6 +28,7 @@ from steadystep.check.rules import (
 _MODULES = (
     clipping,
     stepping,
+    missing_backward,
     zeroing,
     accumulation,
     retained,

@@ -1,46 +1,23 @@
-"""The order around a step: SS104 and SS105 the schedule, SS107 and SS108 zero_grad and backward."""
+"""The order around a step: SS104 and SS105 the schedule, SS107 zero_grad."""
 
 import ast
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.edits import can_move, source_of
 from steadystep.check.events import Event, implied, meets
 from steadystep.check.hit import Hit
-from steadystep.check.names import looks_like_loss, name_of
 from steadystep.check.rules.zeroing import optimizer_written
-from steadystep.check.targets import target_of
-
-_MAY_GO_BACK = re.compile(
-    r"backward|backprop|learn|closure|deriv|optimi[sz]e|(apply|compute|calc|set|write|accumulate|estimate|get)_?\w*grad",
-    re.I,
-)
-_ONLY_LOOKS = (
-    "print",
-    "append",
-    "extend",
-    "log",
-    "update",
-    "add_scalar",
-    "write",
-    "info",
-    "debug",
-    "isfinite",
-    "push",
-    "add",
-)
 
 
 def check(context: Context) -> Iterator[Hit]:
-    """All four, for every step in every loop."""
+    """All three, for every step in every loop."""
     for cycle in context.cycles:
         yield from _schedule_first(context, cycle)
         if any(e.kind in ("opaque", "guard") for e in cycle.events):
             continue  # something outside the file takes the optimizer: it may do all of this
         yield from _schedule_on_skips(context, cycle)
         yield from _zero_too_early(context, cycle)
-        yield from _no_backward(context, cycle)
 
 
 def _schedule_first(context: Context, cycle: Cycle) -> Iterator[Hit]:
@@ -60,8 +37,8 @@ def _schedule_first(context: Context, cycle: Cycle) -> Iterator[Hit]:
         if can_move(schedule.stmt, step.stmt, context.script):
             moved = source_of(schedule.stmt, context.script)
             diff = context.edit().remove(schedule.stmt).put_after(step.stmt, *moved).diff()
-        message = f"{schedule.local}.step() comes before {_name(step)}"
-        yield hit("SS104", schedule.node, message, diff=diff, snippet=f"{_name(step)}\n{schedule.local}.step()")
+        message = f"{schedule.local}.step() comes before {step_name(step)}"
+        yield hit("SS104", schedule.node, message, diff=diff, snippet=f"{step_name(step)}\n{schedule.local}.step()")
 
 
 def _on_purpose(context: Context, schedule: Event) -> bool:
@@ -87,7 +64,7 @@ def _schedule_on_skips(context: Context, cycle: Cycle) -> Iterator[Hit]:
         if not ({";"} & set(context.script.lines[schedule.line - 1])):
             moved = source_of(schedule.stmt, context.script)
             diff = context.edit().remove(schedule.stmt).put_after(step.stmt, *moved).diff()
-        message = f"{schedule.local}.step() also counts the passes in which {_name(step)} is not called"
+        message = f"{schedule.local}.step() also counts the passes in which {step_name(step)} is not called"
         yield hit("SS105", schedule.node, message, diff=diff)
 
 
@@ -104,7 +81,7 @@ def _zero_too_early(context: Context, cycle: Cycle) -> Iterator[Hit]:
             continue
         if event.kind in ("step", "scaler-step", "grad-call"):
             return
-        if event.kind == "zero" and wiped is None and implied(event, step) and _clears(context, event, step):
+        if event.kind == "zero" and wiped is None and implied(event, step) and clears(context, event, step):
             wiped = event
         if event.kind == "backward":
             if wiped is not None and implied(event, wiped):
@@ -112,103 +89,12 @@ def _zero_too_early(context: Context, cycle: Cycle) -> Iterator[Hit]:
                 if can_move(wiped.stmt, step.stmt, context.script):
                     moved = source_of(wiped.stmt, context.script)
                     diff = context.edit().remove(wiped.stmt).put_after(step.stmt, *moved).diff()
-                message = f"{wiped.local or 'the gradient'} is cleared between backward() and {_name(step)}"
+                message = f"{wiped.local or 'the gradient'} is cleared between backward() and {step_name(step)}"
                 yield hit("SS107", wiped.node, message, diff=diff)
             return
 
 
-def _no_backward(context: Context, cycle: Cycle) -> Iterator[Hit]:
-    step = cycle.step
-    if _nothing_between(context, cycle) or _none_at_all(context, cycle):
-        snippet = f"loss.backward()\n{_name(step)}"
-        yield hit("SS108", step.node, f"{_name(step)} without a backward() before it", snippet=snippet)
-        return
-    cleared = next((e for e in cycle.before(step) if e.kind in ("zero", "backward") and meets(e, step)), None)
-    if cleared is None or cleared.kind == "backward" or not _clears(context, cleared, step):
-        return
-    if any(e.kind in ("grad-call", "step", "scaler-step") for e in cycle.before(step)):
-        return
-    if any(e.kind == "backward" for e in cycle.before(cleared)):
-        return
-    late = next((e for e in cycle.after(step) if e.kind == "backward"), None)
-    if late is not None and late.inner == step.inner and meets(late, step):
-        diff = ""
-        if can_move(late.stmt, step.stmt, context.script):
-            moved = source_of(late.stmt, context.script)
-            diff = context.edit().remove(late.stmt).put_before(step.stmt, *moved).diff()
-        yield hit("SS108", step.node, f"{_name(step)} comes before backward()", diff=diff)
-    elif (
-        late is None
-        and not context.mentions("inspect")
-        and not _may_go_back(context, context.script.tree.body)
-        and _has_loss(context, step)
-    ):
-        yield hit(
-            "SS108", step.node, f"{_name(step)} without any backward()", snippet="loss.backward()\n" + _name(step)
-        )
-
-
-def _nothing_between(context: Context, cycle: Cycle) -> bool:
-    """Cleared and stepped in one block, a loss computed above, and no call between the two that may go back."""
-    script, step = context.script, cycle.step
-    if isinstance(step.node, ast.Call) and len(step.node.args) > (step.kind == "scaler-step"):
-        return False  # a closure goes back
-    cleared = next((e for e in cycle.before(step) if e.kind == "zero" and e.owner and _clears(context, e, step)), None)
-    block = getattr(script.parents.get(step.stmt), "body", [])
-    if cleared is None or cleared.stmt not in block or step.stmt not in block or not _has_loss(context, step):
-        return False
-    between = block[block.index(cleared.stmt) + 1 : block.index(step.stmt)]
-    events = set(cycle.events[cycle.events.index(cleared) + 1 : cycle.events.index(step)])
-    if any(e.kind in ("backward", "opaque", "guard", "step", "scaler-step") for e in events):
-        return False
-    above = block[: block.index(step.stmt)]
-    losses = [n for s in above for n in ast.walk(s) if isinstance(n, ast.Assign) and _names_a_loss(n)]
-    return bool(losses) and not _may_go_back(context, between)
-
-
-def _names_a_loss(stmt: ast.Assign) -> bool:
-    return any(looks_like_loss(name_of(n)) for t in stmt.targets for n in ast.walk(t) if name_of(n))
-
-
-def _none_at_all(context: Context, cycle: Cycle) -> bool:
-    """Cleared after the step, and nothing in the file goes back or may."""
-    step = cycle.step
-    if isinstance(step.node, ast.Call) and len(step.node.args) > (step.kind == "scaler-step"):
-        return False
-    if cycle.loop is None or not any(e.kind == "zero" and _clears(context, e, step) for e in cycle.after(step)):
-        return False
-    if _may_go_back(context, _body(context, cycle)):
-        return False
-    here = any(isinstance(n, ast.Assign) and _names_a_loss(n) for n in ast.walk(cycle.loop.node))
-    return here and not any(e.kind in ("backward", "grad-call") for e in context.events("backward", "grad-call"))
-
-
-def _body(context: Context, cycle: Cycle) -> Sequence[ast.stmt]:
-    return cycle.loop.node.body if cycle.loop is not None else context.script.tree.body
-
-
-def _may_go_back(context: Context, block: Sequence[ast.stmt]) -> bool:
-    """A call whose name says so, one that is given the loss and nothing is kept of, or gradients written by hand."""
-    script = context.script
-    if any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and n.attr == "grad" for n in script.nodes):
-        return True
-    if any(_MAY_GO_BACK.search(word) for word in script.calls if word not in {"backward", *script.functions}):
-        return True
-    for call in (n for s in block for n in ast.walk(s) if isinstance(n, ast.Call)):
-        leaf = call.func.attr if isinstance(call.func, ast.Attribute) else name_of(call.func)
-        given = any(looks_like_loss(name_of(a)) for a in call.args if name_of(a))
-        alone = isinstance(script.parents.get(call), ast.Expr)
-        if given and alone and leaf not in _ONLY_LOOKS and target_of(call, script) is None:
-            return True
-    return False
-
-
-def _has_loss(context: Context, step: Event) -> bool:
-    scope = context.script.scope_of(step.node)
-    return any(s is scope and looks_like_loss(name) for s, name in context.script.assigned)
-
-
-def _clears(context: Context, zero: Event, step: Event) -> bool:
+def clears(context: Context, zero: Event, step: Event) -> bool:
     """Whether a zero_grad is about the parameters of that step."""
     optimizer = step.subject if step.kind == "scaler-step" else step.owner
     if zero.owner == optimizer:
@@ -221,5 +107,6 @@ def _arguments(schedule: Event) -> bool:
     return isinstance(schedule.node, ast.Call) and bool(schedule.node.args or schedule.node.keywords)
 
 
-def _name(step: Event) -> str:
+def step_name(step: Event) -> str:
+    """`optimizer.step()` as it is written."""
     return f"{step.local}.step({'' if step.kind == 'step' else optimizer_written(step)})"
