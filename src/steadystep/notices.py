@@ -1,7 +1,10 @@
-"""Warnings that point at the user's line, not at ours."""
+"""Warnings that point at the user's line, not at ours; and none where something else tells the story."""
 
+import logging
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parent)
@@ -13,3 +16,15 @@ def warn(message: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         depth, frame = depth + 1, frame.f_back
     warnings.warn(f"steadystep: {message}", stacklevel=depth)
+
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """Nothing but errors on the `steadystep` logger: a table or a screen tells what happened."""
+    log = logging.getLogger("steadystep")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

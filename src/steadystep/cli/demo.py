@@ -1,8 +1,5 @@
 """`steadystep demo`: the same small transformer three times: healthy, broken, and broken with a guard."""
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
@@ -13,6 +10,7 @@ from rich.table import Table
 
 from steadystep.errors import ConfigError
 from steadystep.lab.story import Arm, Ending, Story, live, num_parameters
+from steadystep.notices import quiet_log
 from steadystep.records import Outcome
 
 _ARMS: tuple[Arm, ...] = ("no fault", "unguarded", "guarded")
@@ -26,7 +24,7 @@ def run(*, steps: int, seed: int, run_dir: str) -> None:
     console.print(_opening(story))
     torch.set_num_threads(1)  # why: matrices this small are slower on two threads, far slower on a busy machine
     endings: dict[Arm, Ending] = {}
-    with _quiet():
+    with quiet_log():
         for arm in _ARMS:
             with _Screen(console, arm, steps) as screen:
                 endings[arm] = live(story, arm, seed=seed, run_dir=folder / arm.replace(" ", "-"), watch=screen.watch)
@@ -54,18 +52,6 @@ def _free(folder: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"{free}: cannot be made ({error.strerror}); another place with --run-dir") from None
     return free
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """This screen tells the story itself."""
-    logger = logging.getLogger("steadystep")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @final

@@ -86,7 +86,7 @@ class Backlog:
 def size_of(batch: Any, depth: int = 0) -> int:
     """Bytes of all tensors in a batch; one that came from a worker process counts for a megabyte at least."""
     if isinstance(batch, Tensor):
-        shared = batch.device.type == "cpu" and batch.is_shared()
+        shared = batch.device.type == "cpu" and batch.is_shared()  # type: ignore[no-untyped-call]
         return max(batch.nbytes, _HANDLE) if shared else batch.nbytes
     if depth > _DEEPEST:
         return 0

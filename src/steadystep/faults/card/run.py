@@ -1,9 +1,7 @@
 """One run of a scorecard, with a guard that acts or one that only looks."""
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -16,6 +14,7 @@ from steadystep.faults.card.row import End
 from steadystep.faults.card.training import Training, adapted
 from steadystep.faults.declaration import Declaration
 from steadystep.faults.fault import NO_FAULT, Fault
+from steadystep.notices import quiet_log
 from steadystep.records import Outcome
 
 _LOUD = ("warn", "act", "critical")
@@ -33,7 +32,7 @@ def run(
 
     A fault that cannot be put in raises `MisuseError` or `UnsupportedError`.
     """
-    with torch.random.fork_rng(devices=[]), _quiet():
+    with torch.random.fork_rng(devices=[]), quiet_log():
         torch.manual_seed(seed)
         training = adapted(factory(seed))
         fault = NO_FAULT
@@ -44,7 +43,7 @@ def run(
             stopped = _train(training, guard, fault, steps=steps, diary=diary, tolerant=declaration is not None)
         return End(
             score=training.score(steps),
-            finite=_finite(training.model),
+            finite=weights_finite(training.model),
             stopped=stopped,
             did=dict(diary.did),
             cause=diary.cause,
@@ -76,7 +75,7 @@ def _train(
             return f"{type(error).__name__} at step {step}"
         diary.note(step, outcome)
         # why: NaN weights do not heal, so there is nothing more to see
-        if outcome.stepped and outcome.loss - outcome.loss != 0.0 and not _finite(training.model):
+        if outcome.stepped and outcome.loss - outcome.loss != 0.0 and not weights_finite(training.model):
             return f"the weights are not finite since step {step}"
     return ""
 
@@ -101,18 +100,7 @@ class _Diary:
             self.cause, self.said = outcome.diagnosis.cause, outcome.diagnosis.evidence
 
 
-def _finite(model: nn.Module) -> bool:
+def weights_finite(model: nn.Module) -> bool:
+    """Whether no weight and no buffer is NaN or infinite."""
     values = [t.isfinite().all() for t in model.state_dict().values() if t.is_floating_point()]
     return all(bool(value) for value in values)  # sync: once a run, and when a loss is not finite
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The card tells what happened; the log need not."""
-    log = logging.getLogger("steadystep")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

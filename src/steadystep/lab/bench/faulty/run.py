@@ -1,19 +1,19 @@
 """One run: a task, an arm, and perhaps a fault."""
 
-import logging
 import math
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from steadystep.faults import NO_FAULT, Fault, parse
+from steadystep.faults.card.run import weights_finite
 from steadystep.lab.bench.faulty.diary import Diary
 from steadystep.lab.bench.faulty.trainer import Stopped, Trainer
 from steadystep.lab.bench.faulty.trials import TRIALS, first_step
 from steadystep.lab.tasks import TASKS, Task
+from steadystep.notices import quiet_log
 
 SCORED, EVERY = 5, 10
 """The score is the mean held-out loss at the last five tens of steps: less noise than the last one alone."""
@@ -54,13 +54,13 @@ def run(
                     fault.loss(step, torch.tensor(seen[step], dtype=torch.float64))
                 )  # sync: cadence
 
-    with _quiet():
+    with quiet_log():
         try:
             stopped = _train(made, trainer, fault, diary, num_steps=num_steps, without=without, look=look)
         finally:
             hook.remove()
             trainer.close()
-    finite = _finite(made.model)
+    finite = weights_finite(made.model)
     last = list(seen.values())[-SCORED:]
     whole = finite and not stopped and len(last) == SCORED
     return diary.as_row() | {
@@ -100,7 +100,7 @@ def _train(
         task.after_step()
         diary.note(tick)
         look(step)
-        if not math.isfinite(tick.loss) and not _finite(task.model):
+        if not math.isfinite(tick.loss) and not weights_finite(task.model):
             left -= 1
             if not left:
                 return ""  # why: NaN weights do not heal, so there is nothing more to see
@@ -109,20 +109,3 @@ def _train(
 
 def _work(task: Task, fault: Fault, step: int) -> Callable[[Any], Tensor]:
     return lambda batch: fault.loss(step, task.loss(batch))
-
-
-def _finite(model: nn.Module) -> bool:
-    values = [t.isfinite().all() for t in model.state_dict().values() if t.is_floating_point()]
-    return all(bool(value) for value in values)  # sync: once a run, and when a loss is not finite
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The row tells what happened; the log need not."""
-    log = logging.getLogger("steadystep")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
