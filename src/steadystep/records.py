@@ -267,6 +267,8 @@ class Plan(Record):
     until: int | None = None
     """With "catch-up": the step of the first sign. After going back, updates of remembered batches are made again; from
     this step on only where they go better this time."""
+    outside: bool = False
+    """With "catch-up": something else than updates has changed the weights, so that all may be made again."""
     only_whole: bool = False
     """With "catch-up": unless all of them can be made again, none is."""
 

@@ -198,6 +198,7 @@ def build(
     kept_apart: dict[str, Stateful] = {} if memory is None else {"memory": memory}
     kept_apart |= {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes}
     kept_apart |= {"inputs": inputs, "early stopping": early}
+    looker = Looker(gradients, optimizer, buffers, probes, inputs, WeightNorms(gradients, wanted=ranks.size == 1))
     action = Update(
         optimizer,
         precision,
@@ -215,8 +216,8 @@ def build(
         sharded=(lambda: gradients.parameters) if ranks.sharded else None,
         learn=lambda signals: _learn(noticing, signals),
         device=device,
+        weigh=looker.weights,
     )
-    looker = Looker(gradients, optimizer, buffers, probes, inputs, WeightNorms(gradients, wanted=ranks.size == 1))
     return Parts(
         precision=precision,
         passes=passes,

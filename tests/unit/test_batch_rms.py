@@ -59,7 +59,13 @@ class TestInputScale:
         assert fed(InputScale(), [1.0] * 40 + [999.0]) == []
         assert fed(InputScale(), [1.0] * 31 + [1e9]) == []
         assert fed(InputScale(), [0.0] * 100 + [1e9]) == []
-        assert fed(InputScale(), [1.0] * 40 + [None, math.nan, math.inf]) == []
+        assert fed(InputScale(), [1.0] * 40 + [None, math.nan]) == []
+        assert fed(InputScale(), [1.0] * 20 + [math.inf] + [1.0] * 20 + [999.0]) == []
+
+    def test_one_too_large_to_be_squared(self) -> None:
+        detector = InputScale()
+        assert [f.step for f in fed(detector, [1.0] * 40 + [math.inf, 1.0])] == [40]
+        assert detector.state_dict()["largest"] == 1.0
 
     def test_a_scale_that_stays_is_the_new_one(self) -> None:
         assert [f.step for f in fed(InputScale(), [1.0] * 40 + [1e4] * 9)] == [40, 41, 42]

@@ -118,21 +118,20 @@ class TestGoingBack:
         limits = Limits(catches_up=True)
         plan = self.plan(limits=limits)
         assert plan.steps == ("rollback", "catch-up", "cut-lr", "skip-batches", "rewarm")
-        assert (plan.until, plan.only_whole, plan.hold) == (490, False, 10)
-        assert self.plan(limits=limits, signals=replace(GOOD, lr=0.14)).hold is None  # its learning rate had risen
+        assert (plan.until, plan.outside, plan.only_whole, plan.hold) == (490, False, False, None)
         budget = Budget()
         rolled_back(budget, at=450, to=390)
         again = self.plan(limits=limits, budget=budget, signals=HEARD)
-        assert (again.only_whole, again.hold) == (True, None)
+        assert again.only_whole
 
     def test_weights_that_changed_by_themselves_are_caught_up_with_to_the_end(self) -> None:
         jump = finding("weight-jump", since=487)
-        for limits, until in ((Limits(catches_up=True), 501), (Limits(), None)):
+        for limits, until in ((Limits(catches_up=True), 487), (Limits(), None)):
             budget = Budget()
             found = diagnosed(jump, damage=Damage.WEIGHTS)
             budget.see(found)
             plan = decide(GOOD, found, budget=budget, states=[State(390), State(470)], limits=limits)
-            assert (plan.to, plan.until) == (390, until)
+            assert (plan.to, plan.until, plan.outside) == (390, until, until is not None)
 
     def test_again_means_older_and_deeper(self) -> None:
         budget = Budget()

@@ -46,24 +46,32 @@ class CatchUp:
         self._learn = learn
         self._device = device
 
-    def make_again(self, missed: Sequence[Done], look: LookAgain, *, first_sign: int) -> int:
-        """How many of them were made, from the first on; the state is that after the last of these."""
-        if not missed:
-            return 0
-        healed, usual = False, _Usual(missed, first_sign)
+    def make_again(
+        self, missed: Sequence[Done], look: LookAgain, *, first_sign: int, outside: bool = False
+    ) -> tuple[int, bool]:
+        """How many of them were made, from the first on, and whether they went another way than they had.
+
+        With `outside` what repeats exactly goes on past the first sign.
+        """
+        healed = False
         with random_numbers_kept(self._device):
             for count, done in enumerate(missed):
                 seen = self._seen(done, look)
                 same = seen is not None and self._same(seen.signals, done.signals)
                 healed = healed or not same
                 # why: from the restored state the first one cannot go another way, if it is what it was
-                wrong = (count == 0 and not same) or (not healed and done.signals.step >= first_sign)
-                if seen is None or wrong or (healed and not usual.covers(seen.signals, done.signals)):
+                wrong = count == 0 and not same
+                wrong = wrong or not (healed or outside or done.signals.step < first_sign)
+                if (
+                    seen is None
+                    or wrong
+                    or (healed and not _Usual(missed, first_sign).covers(seen.signals, done.signals))
+                ):
                     self._undo()
-                    return count
+                    return count, healed
                 self._take(seen, done)
                 self._learn(seen.signals if healed else done.signals)
-        return len(missed)
+        return len(missed), healed
 
     def _seen(self, done: Done, look: LookAgain) -> Look | None:
         try:

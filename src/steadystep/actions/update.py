@@ -1,7 +1,7 @@
 """Taking the update, or refusing it without a trace."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -51,6 +51,7 @@ class Update:
         sharded: Callable[[], Sequence[Parameter]] | None = None,
         learn: Callable[[Signals], None] | None = None,
         device: torch.device | None = None,
+        weigh: Callable[[Signals], Mapping[str, float]] | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._precision = precision
@@ -66,6 +67,7 @@ class Update:
         self._rewarm_steps = rewarm_steps
         self._replay = replay
         self._sharded = sharded
+        self._weigh = weigh or (lambda _: {})
         self._catch_up = CatchUp(
             passes,
             take=self._take_again,
@@ -107,11 +109,15 @@ class Update:
         if plan.until is not None and look_again is not None:
             missed = self._recovery.missed(restored)
             wanted = missed + (present if missed else ())
-            caught_up = self._catch_up.make_again(wanted, look_again, first_sign=plan.until)
+            sign, outside = plan.until, plan.outside
+            caught_up, healed = self._catch_up.make_again(wanted, look_again, first_sign=sign, outside=outside)
+            if outside and not healed and caught_up and self._jumped_again(look, diagnosis):
+                self._back_once_more(plan.to)
+                caught_up, _ = self._catch_up.make_again(missed, look_again, first_sign=sign)
             whole = 0 < len(missed) <= caught_up
             if caught_up and plan.only_whole and not whole:
-                restored, caught_up = self._recovery.roll_back(plan.to, replay=self._replay), 0
-                self.passes.close()
+                self._back_once_more(plan.to)
+                caught_up = 0
         if whole:  # why: the schedule is where these updates are
             schedules()
         self._recovery.caught_up(restored + caught_up, present if whole and caught_up > len(missed) else ())
@@ -130,6 +136,16 @@ class Update:
             restored=restored + caught_up,
             caught_up=caught_up,
         )
+
+    def _back_once_more(self, step: int) -> None:
+        self._recovery.roll_back(step, replay=self._replay)
+        self.passes.close()
+
+    def _jumped_again(self, look: Look, diagnosis: Diagnosis) -> bool:
+        """The weights are again where they had jumped to: it was the updates after all."""
+        jump = next(f for f in diagnosis.findings if f.detector == "weight-jump")
+        now = self._weigh(look.signals).get(jump.where[0], math.nan)
+        return jump.usual is not None and abs(now - jump.value) < abs(now - jump.usual)
 
     def prepare(self, plan: Plan) -> None:
         """What a plan asks for beside the update itself."""

@@ -27,11 +27,12 @@ class InputScale:
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """A finding at such a batch; needs `batch=`."""
         size = signals.batch_rms
-        if size is None or not 0.0 < size < math.inf:
+        if size is None or not size > 0.0:
             return ()
         limit = _FACTOR * self._largest
         if self._seen < _ARMED_AFTER or size <= limit or self._in_a_row >= _PATIENCE:
-            self._largest = max(self._largest, size)
+            if size < math.inf:  # why: the square of 1e20 is infinite in fp32, and nothing is larger than that
+                self._largest = max(self._largest, size)
             self._seen += 1
             self._in_a_row = 0
             return ()

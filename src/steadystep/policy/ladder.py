@@ -3,8 +3,7 @@
 nothing reached      skip-step, leave-out, back-off-scale or rescale; the learning rate stays
 moments              restore-moments, then the update as usual
 weights              rollback to a state before the first sign, catch-up, cut-lr, skip-batches, rewarm
-weights, suddenly    the same, and the learning rate is soon given back: it had no part in it; nor had it, for all one
-                     knows, where it has not risen and the updates since can be made again
+weights, suddenly    the same, and the learning rate is soon given back: it had no part in it
 the same again       an older state, a deeper cut
 budget spent         stop
 """
@@ -19,7 +18,6 @@ from steadystep.records import Damage, Diagnosis, Finding, Plan, Signals
 PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]
 
-_RISEN = 1.3  # times the learning rate of the state: then it is the first suspect
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 
@@ -143,18 +141,16 @@ def _go_back(
     steps = ("rollback",) + (("catch-up",) if catches_up else ()) + (("cut-lr",) if cut < 1.0 else ())
     steps += ("skip-batches",) if limits.skips_batches else ()
     steps += ("rewarm",) if limits.rewarm_steps else ()
-    risen = signals.lr > _RISEN * good[-1].lr
-    gentle = sudden or (catches_up and again is None and not risen)
-    hold = limits.sudden_hold if gentle else None
+    hold = limits.sudden_hold if sudden else None
     return Plan(
         steps=steps,
         reason=diagnosis.cause,
         to=good[-1].step,
         lr=lr if cut < 1.0 else None,
         hold=hold,
+        until=before if catches_up else None,
+        outside=catches_up and _asked_for(diagnosis, "weight-jump") is not None,
         only_whole=catches_up and again is not None,
-        # why: what changed the weights was not an update, so no update made again can bring it back
-        until=(before if _asked_for(diagnosis, "weight-jump") is None else signals.step + 1) if catches_up else None,
     )
 
 

@@ -137,6 +137,11 @@ class Looker:
         norms = tuple(_to_host(self._weights.measure()))
         return replace(signals, weights=self._weights.names() if norms else (), weight_norms=norms)
 
+    def weights(self, signals: Signals) -> dict[str, float]:
+        """The norms of the weights as they are now, whatever `signals` says of them."""
+        now = self.with_weights(replace(signals, weights=(), weight_norms=()))
+        return dict(zip(now.weights, now.weight_norms, strict=True))
+
     def norms(self) -> list[Tensor]:
         """Of each gradient as it is now, on the device: for a loop that will clip before it steps."""
         _, grads, layout = self._gradients.collect()

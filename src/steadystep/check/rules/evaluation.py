@@ -16,9 +16,10 @@ from steadystep.check.rules.evaluation_mode import (
     mode_matters,
     no_grad_around,
     sets_mode,
+    stays_in_eval,
     wants_gradients,
 )
-from steadystep.check.rules.passes import HELD_OUT, Loop, Pass, leads_to_one, passes, trains
+from steadystep.check.rules.passes import HELD_OUT, Loop, Pass, leads_to_one, passes, steps_in, trains
 from steadystep.check.script import Scope, Script
 from steadystep.check.targets import target_of
 
@@ -49,12 +50,13 @@ def _judge(context: Context, one: Pass) -> Iterator[Hit]:
     if scope is not None and trains(context, scope) and not held_out:
         return
     quiet = all(is_quiet(script, call) for call in forwards) or _only_measures(script, one, held_out=held_out)
-    if quiet and not mode and _stays_in_training(context, scope) and mode_matters(script, forwards[0]):
+    unset = not mode and _stays_in_training(context, scope) and not stays_in_eval(script, forwards[0])
+    if quiet and unset and mode_matters(script, forwards[0]):
         model = _model_name(script, forwards[0])
         diff = context.edit().put_before(_outermost(script, one.stmt), f"{model}.eval()").diff()
         message = f"{model} is evaluated without {model}.eval()"
         yield hit("SS401", one.stmt, message, diff=diff, snippet=f"{model}.eval()")
-    if mode != "eval" or any(is_quiet(script, call) for call in forwards) or wants_gradients(script, scope):
+    if mode != "eval" or any(is_quiet(script, call) for call in forwards) or wants_gradients(script, scope, one.node):
         return
     if not called_quietly(script, scope):
         diff = _wrapped(context, one.node) if isinstance(one.node, Loop) else ""
@@ -66,7 +68,7 @@ def _without_a_loop(context: Context, switch: ast.Call) -> Iterator[Hit]:
     script, stmt, scope = context.script, context.script.stmt_of(switch), context.script.scope_of(switch)
     model = name_of(switch.func.value) if isinstance(switch.func, ast.Attribute) else ""
     block = getattr(script.parents.get(stmt), "body", [])
-    if not model or stmt not in block or wants_gradients(script, scope) or called_quietly(script, scope):
+    if not model or stmt not in block or wants_gradients(script, scope, stmt) or called_quietly(script, scope):
         return
     run: ast.stmt | None = None
     for later in block[block.index(stmt) + 1 :]:
@@ -93,7 +95,11 @@ def _without_a_loop(context: Context, switch: ast.Call) -> Iterator[Hit]:
 def _only_measures(script: Script, one: Pass, *, held_out: bool) -> bool:
     """Numbers are read over held-out data, with neither eval() nor no_grad() in sight."""
     words = {n.attr for n in ast.walk(one.stmt) if isinstance(n, ast.Attribute)}
-    return held_out and bool(words & {"item", "argmax", "tolist", "numpy"}) and not wants_gradients(script, one.scope)
+    return (
+        held_out
+        and bool(words & {"item", "argmax", "tolist", "numpy"})
+        and not wants_gradients(script, one.scope, one.node)
+    )
 
 
 def is_quiet(script: Script, call: ast.Call, depth: int = 0) -> bool:
@@ -110,7 +116,7 @@ def is_quiet(script: Script, call: ast.Call, depth: int = 0) -> bool:
 
 def _stays_in_training(context: Context, scope: Scope) -> bool:
     """The function trains as well, or nobody who calls it has switched the mode."""
-    return (scope is not None and trains(context, scope)) or callers_set_no_mode(context.script, scope, set())
+    return (scope is not None and steps_in(context, scope)) or callers_set_no_mode(context.script, scope, set())
 
 
 def _model_name(script: Script, forward: ast.Call) -> str:

@@ -1,6 +1,7 @@
 """In which mode a function evaluates: what it sets itself, what its callers set, and whether gradients are on."""
 
 import ast
+import re
 
 from steadystep.check.control import is_no_grad
 from steadystep.check.names import last, name_of
@@ -9,6 +10,15 @@ from steadystep.check.script import Function, Scope, Script
 from steadystep.check.targets import target_of
 
 _RANDOM_LAYERS = ("Dropout", "BatchNorm", "dropout", "batch_norm", "InstanceNorm", "DropPath")
+
+_SETS_MODE = re.compile(
+    r"(^|_)(eval|train|training|test|inference)_?modes?$|^_?(set|to|switch|toggle|change)_?(eval|train\w*|modes?|test)$"
+    r"|^(evaluating|as_eval|set_modes?_\w+|average_parameters|ema_scope)$",
+    re.I,
+)
+_GRADIENTS = frozenset(
+    ["grad", "requires_grad_", "requires_grad", "jacobian", "hessian", "jacrev", "jacfwd", "vjp", "jvp", "attribute"]
+)
 
 
 def no_grad_around(script: Script, node: ast.AST) -> bool:
@@ -31,7 +41,7 @@ def sets_mode(script: Script, scope: Scope) -> str:
     modes = {n.func.attr for n in called if isinstance(n.func, ast.Attribute) and n.func.attr in ("eval", "train")}
     if "eval" in modes:
         return "eval"
-    if scope is not None and any(_switches(script, call) for call in called):
+    if any(_switches(script, call) for call in called if scope is not None or script.scope_of(call) is None):
         return "train"
     if any(
         isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "train" and n.args
@@ -43,19 +53,65 @@ def sets_mode(script: Script, scope: Scope) -> str:
 
 
 def _switches(script: Script, call: ast.Call) -> bool:
-    """A call of a function in this file that sets the mode of what it is given, or of all: `self.mode(False)`."""
+    """A call that sets the mode of what it is given, or of all: `self.mode(False)`, `set_mode(model, "eval")`."""
     function = target_of(call, script)
-    words = {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)} if function is not None else set()
-    return bool(words & {"eval", "train"}) and not words & {"backward", "step"}
+    if function is None:
+        leaf = call.func.attr if isinstance(call.func, ast.Attribute) else name_of(call.func)
+        return bool(_SETS_MODE.search(leaf)) and not is_no_grad(call)
+    nodes = list(ast.walk(function))
+    words = {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    asked = any(isinstance(n, ast.Call) and _is_asked_for(n) for n in nodes)
+    return (asked or bool(words & {"eval", "train", "training"})) and not words & {"backward", "step"}
+
+
+def may_switch(script: Script, node: ast.AST) -> bool:
+    """Whether something in it may set a mode, other than by a plain eval() or train()."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and part.attr == "training" and isinstance(part.ctx, ast.Store):
+            return True
+        if isinstance(part, ast.Call) and target_of(part, script) is None and _switches(script, part):
+            return True
+        if isinstance(part, ast.Call) and _is_asked_for(part):
+            return True
+        if isinstance(part, ast.Lambda) and "train" in {n.attr for n in ast.walk(part) if isinstance(n, ast.Attribute)}:
+            return True
+    return False
+
+
+def _is_asked_for(call: ast.Call) -> bool:
+    """`getattr(net, mode)`: a method whose name the file does not tell."""
+    named = len(call.args) > 1 and isinstance(call.args[1], ast.Constant)
+    return (name_of(call.func) == "getattr" and not named) or last(name_of(call.func)) == "methodcaller"
+
+
+def stays_in_eval(script: Script, forward: ast.Call) -> bool:
+    """A network that is put into eval mode once, wherever, and never back: the average of another, a teacher."""
+    name = last(name_of(forward.func))
+    owners = {
+        mode: {last(name_of(c.func.value)) for c in script.calls.get(mode, ()) if isinstance(c.func, ast.Attribute)}
+        for mode in ("eval", "train")
+    }
+    made = [v for n, assigned in script.named.items() if last(n) == name for _, v in assigned]
+    in_eval = any(isinstance(c, ast.Call) and last(ast.unparse(c.func)) == "eval" for v in made for c in ast.walk(v))
+    return (name in owners["eval"] or in_eval) and name not in owners["train"]
 
 
 def evaluated_here(script: Script, scope: Scope, forward: ast.Call) -> bool:
-    """`model.eval()` and `model(x)` in one function, of one that a function of this file, or the loop, trains."""
+    """`model.eval()` and then `model(x)` in one function, of one that a function of this file, or the loop, trains."""
     called = name_of(forward.func)
+    switches = [n for name in ("eval", "train") for n in script.calls.get(name, ()) if script.scope_of(n) is scope]
+    before = [n for n in switches if n.lineno < forward.lineno and isinstance(n.func, ast.Attribute)]
+    # why any name for train(): `for net in nets: net.train()` may be about this one too
+    last_one = max(before, key=lambda n: n.lineno, default=None)
+    if last_one is None or not isinstance(last_one.func, ast.Attribute) or last_one.func.attr != "eval":
+        return False
+    around = {scope or script.tree, *script.ancestors(forward)}
     switched = {
         name_of(n.func.value)
-        for n in ast.walk(scope or script.tree)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "eval"
+        for n in before
+        if isinstance(n.func, ast.Attribute)
+        and n.func.attr == "eval"
+        and script.parents.get(script.stmt_of(n)) in around  # not in an arm of an `if` that may be the other one
     }
     trained = {
         last(name_of(c.func.value)) for c in script.calls.get("parameters", ()) if isinstance(c.func, ast.Attribute)
@@ -86,12 +142,23 @@ def called_quietly(script: Script, scope: Scope) -> bool:
     return scope is not None and any(no_grad_around(script, c) for c in script.calls.get(scope.name, ()))
 
 
-def wants_gradients(script: Script, scope: Scope) -> bool:
-    """Whether a function works with gradients itself, as an attack or a penalty does."""
-    owner: ast.AST = scope if scope is not None else script.tree
-    words = {n.attr for n in ast.walk(owner) if isinstance(n, ast.Attribute)}
-    inside = words & {"grad", "requires_grad_", "requires_grad"} if scope is not None else set()
-    return bool(inside)
+def wants_gradients(script: Script, scope: Scope, at: ast.AST) -> bool:
+    """Whether a function, or the statement of the module, works with gradients itself, as an attack or a penalty does."""
+    owner: ast.AST = scope if scope is not None else _top(script, at)
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Attribute | ast.Name) and last(name_of(node)) in _GRADIENTS:
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in _GRADIENTS:
+            return True
+        if isinstance(node, ast.keyword) and node.arg in ("requires_grad", "create_graph"):
+            return True
+    return False
+
+
+def _top(script: Script, node: ast.AST) -> ast.AST:
+    while not isinstance(script.parents.get(node, script.tree), ast.Module):
+        node = script.parents[node]
+    return node
 
 
 def mode_matters(script: Script, forward: ast.Call) -> bool:

@@ -6,6 +6,7 @@ from steadystep.check.context import Context, hit
 from steadystep.check.events import Event, Loop
 from steadystep.check.hit import Hit
 from steadystep.check.names import last
+from steadystep.check.rules.evaluation_mode import may_switch
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -26,7 +27,7 @@ def _not_back(context: Context, root: tuple[Event, ...], event: Event, trained: 
     model = context.roles.model_of(made) if made is not None else ""
     if last(event.owner) not in trained and last(event.owner) != last(model):
         return
-    if any(e.kind in ("guard", "opaque") and loop in e.loops for e in root):
+    if any(e.kind in ("guard", "opaque") and loop in e.loops for e in root) or may_switch(context.script, loop.node):
         return
     diff = ""
     first = loop.node.body[0]

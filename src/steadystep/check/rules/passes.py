@@ -17,6 +17,8 @@ HELD_OUT = re.compile(
     r"(^|_)(val|valid|validation|eval|test|dev|holdout|heldout)(_|$|\d|dl|loader|set|data|iter)", re.I
 )
 TRAIN = re.compile(r"(^|_)train(ing)?(_|$|dl|loader|set|data)", re.I)
+_TRAINS = re.compile(r"^_?(train|learn|fit|optimi[sz]e|backprop)(_|$)|^_?(g|d|gen|disc|opt|optim)_step$", re.I)
+_GOES_BACK = ("backward", "manual_backward")
 _DEEPEST = 3
 
 Loop = ast.For | ast.AsyncFor
@@ -52,11 +54,29 @@ def passes(context: Context) -> Iterator[Pass]:
             yield Pass(node, script.stmt_of(node), scope, frozenset(_over(script, over, scope)), forwards)
 
 
-def trains(context: Context, node: ast.AST) -> bool:
-    """Whether a step or a backward is in it."""
+def steps_in(context: Context, node: ast.AST) -> bool:
+    """Whether a step or a backward stands in it."""
     inside = set(ast.walk(node))
     steps = context.events("backward", "step", "scaler-step", "guard", "opaque")
     return any(e.node in inside for e in steps if e.kind != "opaque" or e.owner)
+
+
+def trains(context: Context, node: ast.AST) -> bool:
+    """Whether a step or a backward is in it, or may be in what it calls."""
+    inside = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    return steps_in(context, node) or any(_may_train(call, context.script) for call in inside)
+
+
+def _may_train(call: ast.Call, script: Script, depth: int = 0) -> bool:
+    """A call into this file that goes back somewhere below, or one out of it that is named like that."""
+    function = target_of(call, script)
+    if function is None:
+        leaf = call.func.attr if isinstance(call.func, ast.Attribute) else name_of(call.func)
+        return bool(_TRAINS.search(leaf)) and not (leaf == "train" and isinstance(call.func, ast.Attribute))
+    calls = [c for stmt in function.body for c in calls_in(stmt)]
+    if any(isinstance(c.func, ast.Attribute) and c.func.attr in _GOES_BACK for c in calls):
+        return True
+    return depth < _DEEPEST and any(_may_train(c, script, depth + 1) for c in calls)
 
 
 def leads_to_one(call: ast.Call, script: Script, depth: int = 0) -> bool:

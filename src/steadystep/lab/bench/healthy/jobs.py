@@ -7,11 +7,10 @@ from steadystep.lab.bench.faulty.guarded import LOUD, Guarded, settings
 from steadystep.lab.bench.healthy.spikes import SPIKED, spiked
 from steadystep.lab.bench.rules import RULES, Rule, Sample
 from steadystep.lab.bench.study import Choice, Job, Row
-from steadystep.lab.tasks import TASKS
+from steadystep.lab.tasks import JUDGED, TASKS
+from steadystep.notices import quiet_log
 from steadystep.records import Signals
 
-JUDGED = ("gpt", "clusters", "regression", "autoencoder", "policy", "grpo", "flat", "rnn", "epochs", "restarts")
-"""The tasks that the limits were not allowed to disturb."""
 JUDGE_SEEDS = range(310, 320)
 NUM_STEPS, NUM_QUICK_STEPS = 2000, 200
 
@@ -29,6 +28,7 @@ def jobs(choice: Choice) -> list[Job]:
     ]
 
 
+@quiet_log()
 def make(job: Job) -> Row:
     """One run under the guard, whose stream every rule gets too."""
     task, num_steps = TASKS[job.args["task"]].make(job.args["seed"]), job.args["num_steps"]
