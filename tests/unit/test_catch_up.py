@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import steadystep
 from steadystep.accumulation import Work
 from steadystep.accumulation.recipe import Given
+from steadystep.lab.tasks import TASKS
 from steadystep.records import Outcome, Signals
 from steadystep.recovery.backlog import Backlog, Done, size_of
 from tests.loops import assert_same, full_state
@@ -196,6 +197,32 @@ def test_what_the_updates_themselves_did_is_not_made_again() -> None:
         assert back.plan.steps != ("rollback", "catch-up")
         assert back.plan.lr is not None
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_weights_that_updates_threw_off_are_not_thrown_off_again() -> None:
+    """The batches themselves carry gradients that are too large, so making the updates again repeats the jump."""
+
+    def run(mode: str) -> tuple[list[Tensor], list[Outcome]]:
+        task = TASKS["clusters"].make(1)
+        config = {"mode": mode, "recovery": {"snapshot_time_share": 0.99}}
+        guard = steadystep.Guard(task.model, task.optimizer, config=config)
+        outcomes = []
+        for step in range(232):
+            batch = (*task.batch(), 9.0 if 200 <= step < 220 else 1.0)
+
+            def loss(batch: Any) -> Tensor:
+                value = task.loss(batch[:2])
+                return value + (batch[2] - 1.0) * (value - value.detach())  # the same loss with a longer gradient
+
+            outcomes.append(guard.step(loss, batch=batch))
+        return [p.detach().clone() for p in task.model.parameters()], outcomes
+
+    (plain, _), (guarded, outcomes) = run("observe"), run("autopilot")
+    back = next(outcome for outcome in outcomes if outcome.restored is not None)
+    assert "weight-jump" in [finding.detector for finding in back.findings]
+    assert 0 < back.caught_up < 30
+    assert "cut-lr" in back.plan.steps
+    assert not all(torch.equal(a, b) for a, b in zip(plain, guarded, strict=True))
 
 
 def test_a_scheduler_that_is_kept_stays_where_the_updates_are() -> None:

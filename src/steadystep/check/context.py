@@ -45,7 +45,9 @@ class Context:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.roles = Roles(script)
-        self.roots = [tuple(events) for events in Walk(script, self.roles).roots()]
+        walk = Walk(script, self.roles)
+        self.roots = [tuple(events) for events in walk.roots()]
+        self.asked = walk.asked
         self.cycles = [cycle for root in self.roots for cycle in _cycles(root)]
         self.trains = bool(self.cycles) or any(e.kind == "guard" for root in self.roots for e in root)
 

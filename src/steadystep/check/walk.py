@@ -44,6 +44,8 @@ class Walk:
 
     def __init__(self, script: Script, roles: Roles) -> None:
         self._script, self._roles = script, roles
+        self.asked: dict[int, ast.expr] = {}
+        """What the `if` of each number in an event's branch asks; arm 0 is yes."""
         self._count = 0
         self._out: list[Event] = []
         self._questions: dict[tuple[str, tuple[Loop, ...]], int] = {}
@@ -115,6 +117,7 @@ class Walk:
             self._block(stmt.body, place)
             return place
         key, flipped = self._question(stmt.test, place)
+        self.asked.setdefault(key, stmt.test.operand if flipped and isinstance(stmt.test, ast.UnaryOp) else stmt.test)
         arms = (stmt.orelse, stmt.body) if flipped else (stmt.body, stmt.orelse)
         for arm, body in sorted(enumerate(arms), key=lambda pair: pair[1] is not stmt.body):
             left = place.last_round or leaves_loop(body)

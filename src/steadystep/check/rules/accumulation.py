@@ -7,6 +7,8 @@ from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.events import Event, implied, meets
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, name_of
+from steadystep.check.rules.counting import COUNTED, counting
+from steadystep.check.rules.origins import origins
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 
@@ -35,13 +37,14 @@ def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
         or any(implied(z, backward) and z.inner == step.inner for z in zeros)
     ):
         return
-    if not _counts(context.script, step) or rescales_gradients(context.script):
+    counted = next((c for c in (counting(context, *e) for e in sorted(extra)) if c is not None), None)
+    if counted is None or rescales_gradients(context.script):
         return
     if backward.loss is None or not _is_mean(context.script, backward.loss, backward.node):
         return
-    accumulated = _count_name(context.script, step)
+    accumulated = _count_name(context.script, counted, backward.node)
     diff = ""
-    if accumulated:
+    if accumulated and context.script.scope_of(backward.loss) is context.script.scope_of(backward.node):
         text = ast.unparse(backward.loss)
         diff = (
             context.edit()
@@ -50,18 +53,6 @@ def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
         )
     message = "the losses of a group of micro-batches are added up, not averaged"
     yield hit("SS109", backward.node, message, diff=diff, snippet="(loss / accumulation_steps).backward()")
-
-
-def _counts(script: Script, step: Event) -> bool:
-    return any(_count_test(test) for test in _tests(script, step))
-
-
-def _tests(script: Script, step: Event) -> Iterator[ast.expr]:
-    """What the `if`s around a step ask, with a name that was given to the question looked up."""
-    for around in script.ancestors(step.node):
-        if isinstance(around, ast.If):
-            found = script.reaching(around.test.id, around) if isinstance(around.test, ast.Name) else None
-            yield found[1] if found is not None else around.test
 
 
 def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
@@ -74,7 +65,7 @@ def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
         head = ast.unparse(node.iter) + ast.unparse(node.target) if isinstance(node, ast.For) else ""
         counted = isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and name_of(node.iter.func) == "range"
         inside = [e for e in cycle.events if backward.inner in e.loops]
-        if not counted or not ("accum" in head.lower() or "micro" in head.lower()):
+        if not counted or not (COUNTED.search(head) or "micro" in head.lower()):
             continue
         if any(e.kind in ("zero", "step", "opaque") for e in inside) or rescales_gradients(script):
             continue
@@ -89,23 +80,18 @@ def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
             return
 
 
-def _count_test(test: ast.expr) -> bool:
-    """`(i + 1) % n == 0`, or a counter compared with a number of steps."""
-    for node in ast.walk(test):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            return True
-        if isinstance(node, ast.Compare) and any("accum" in name_of(n).lower() for n in (node.left, *node.comparators)):
-            return True
-    return False
-
-
-def _count_name(script: Script, step: Event) -> str:
-    for test in _tests(script, step):
-        for part in ast.walk(test):
-            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
-                return ast.unparse(part.right)
-            if isinstance(part, ast.Compare) and "accum" in name_of(part.comparators[0]).lower():
-                return ast.unparse(part.comparators[0])
+def _count_name(script: Script, test: ast.expr, backward: ast.AST) -> str:
+    """What the losses are to be divided by, where backward can read it."""
+    here = script.scope_of(test) is script.scope_of(backward)
+    for part in ast.walk(test):
+        name = ""
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+            name = ast.unparse(part.right)
+        elif isinstance(part, ast.Compare) and COUNTED.search(name_of(part.comparators[0])):
+            name = ast.unparse(part.comparators[0])
+        if name:
+            mine = name.startswith("self.") and script.class_of(test) is script.class_of(backward)
+            return name if here or mine else ""
     return ""
 
 
@@ -124,6 +110,9 @@ def _is_mean(script: Script, loss: ast.expr, at: ast.AST) -> bool:
     """The loss comes straight from something that averages; anything divided, weighted or unknown is left alone."""
     seen: set[str] = set()
     while True:
+        ways = origins(script, loss, at)
+        if ways and not any(value is loss for _, value in ways):
+            return all(_is_mean(script, value, stmt) for stmt, value in ways)
         name = name_of(loss)
         if isinstance(loss, ast.Name) and name not in seen:
             seen.add(name)
@@ -134,10 +123,22 @@ def _is_mean(script: Script, loss: ast.expr, at: ast.AST) -> bool:
             at, loss = found
         elif isinstance(loss, ast.Subscript) or (isinstance(loss, ast.Attribute) and loss.attr == "loss"):
             loss = loss.value
+        elif isinstance(loss, ast.BinOp):
+            return _is_sum_of_means(script, loss, at)
         elif isinstance(loss, ast.Call):
             return _averages(script, loss)
         else:
             return False
+
+
+def _is_sum_of_means(script: Script, loss: ast.BinOp, at: ast.AST) -> bool:
+    """`ce + 0.1 * aux`; a factor in front of everything may be the division."""
+    if not isinstance(loss.op, ast.Add) or not _is_mean(script, loss.left, at):
+        return False
+    right: ast.expr = loss.right
+    if isinstance(right, ast.BinOp) and isinstance(right.op, ast.Mult) and isinstance(right.left, ast.Constant):
+        right = right.right
+    return _is_mean(script, right, at)
 
 
 def _averages(script: Script, call: ast.Call, depth: int = 0) -> bool:

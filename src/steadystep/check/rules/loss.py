@@ -9,10 +9,12 @@ from steadystep.check.events import Event
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, looks_like_loss, name_of
 from steadystep.check.roles import is_model_call
+from steadystep.check.rules.origins import origins, straight
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 
 CUTS = ("item", "detach", "tolist", "numpy")
+_SAME = ("requires_grad_", "mean", "sum", "float", "to", "cuda", "squeeze")
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -42,15 +44,10 @@ def _cut(context: Context, event: Event) -> Iterator[Hit]:
     script, loss = context.script, event.loss
     if isinstance(event.node, ast.Call) and event.node.args:
         return
-    loss = _inside_tensor(script, loss)
+    loss = _inside_tensor(script, _bare(loss))
     cut, place = cut_at(loss), event.node
-    if cut is None and isinstance(loss, ast.Name) and looks_like_loss(loss.id):
-        found = script.reaching(loss.id, event.node)
-        if found is None or not _straight(script, found[0], event.stmt):
-            found = (event.stmt, loss)
-        place, cut = found[0], _new_leaf(script, found[1]) or cut_at(_inside_tensor(script, found[1]))
-        if cut is None:
-            place, cut = _cut_in_function(script, *found, loss.id) or _cut_output(script, *found) or (place, None)
+    if cut is None and loss is not None and _is_a_loss(loss):
+        place, cut = _where_it_was_cut(script, event, loss)
     if cut is None:
         place, cut = event.node, _new_leaf(script, event.loss)
     if cut is None:
@@ -67,22 +64,46 @@ def _cut(context: Context, event: Event) -> Iterator[Hit]:
     )
 
 
-def _cut_in_function(script: Script, stmt: ast.stmt, value: ast.expr, name: str) -> tuple[ast.stmt, ast.expr] | None:
-    """A function of this file that gives the loss back, cut at every return."""
-    function = target_of(value, script) if isinstance(value, ast.Call) else None
-    if function is None or any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in ast.walk(function)):
-        return None
-    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and script.scope_of(n) is function]
-    cuts = []
-    for node in returns:
-        given = _part(stmt, node.value, name)
-        place: ast.stmt = node
-        found = script.reaching(given.id, node) if isinstance(given, ast.Name) else None
-        if found is not None and script.parents.get(found[0]) is function:
-            place, given = found
-        cuts.append((place, cut_at(given)))
-    place, cut = cuts[0] if cuts else (stmt, None)
-    return (place, cut) if cut is not None and all(c is not None for _, c in cuts) else None
+def _bare(loss: ast.expr | None) -> ast.expr | None:
+    """`loss` of `loss.requires_grad_()`, of `loss.mean()` and of `(loss / n)`."""
+    while True:
+        if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div | ast.Mult):
+            loss = loss.right if isinstance(loss.left, ast.Constant) else loss.left
+        elif isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr in _SAME:
+            loss = loss.func.value
+        else:
+            return loss
+
+
+def _is_a_loss(loss: ast.expr) -> bool:
+    """By its name, by the key it has in a table, or by the function it comes from."""
+    match loss:
+        case ast.Subscript(slice=ast.Constant(value=str() as key)):
+            return looks_like_loss(key)
+        case ast.Subscript(slice=ast.Constant(value=int())) | ast.Call():
+            return isinstance(loss, ast.Subscript) or looks_like_loss(name_of(loss.func))
+    return bool(name_of(loss)) and looks_like_loss(name_of(loss))
+
+
+def _where_it_was_cut(script: Script, event: Event, loss: ast.expr) -> tuple[ast.AST, ast.expr | None]:
+    found = script.reaching(loss.id, event.node) if isinstance(loss, ast.Name) else None
+    if found is None or not straight(script, found[0], event.stmt):
+        found = (event.stmt, loss)
+    cut = _new_leaf(script, found[1]) or cut_at(_inside_tensor(script, found[1]))
+    if cut is not None:
+        return found[0], cut
+    ways = [] if _goes_back_inside(script, found[1]) else origins(script, loss, event.node)
+    cuts = [(stmt, cut_at(_inside_tensor(script, _bare(value)))) for stmt, value in ways]
+    if cuts and all(c is not None for _, c in cuts):
+        return cuts[0]
+    return _cut_output(script, *found) or (found[0], None)
+
+
+def _goes_back_inside(script: Script, value: ast.expr) -> bool:
+    """The function that gives the loss has trained on it, and gives a number for the log."""
+    calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
+    functions = [f for f in (target_of(c, script) for c in calls) if f is not None]
+    return any(isinstance(n, ast.Attribute) and n.attr == "backward" for f in functions for n in ast.walk(f))
 
 
 def _cut_output(script: Script, stmt: ast.stmt, value: ast.expr) -> tuple[ast.stmt, ast.expr] | None:
@@ -120,16 +141,6 @@ def _others_run(script: Script, stmt: ast.stmt, but: ast.Call) -> bool:
     )
 
 
-def _part(stmt: ast.stmt, given: ast.expr | None, name: str) -> ast.expr | None:
-    """What a name gets of a returned tuple: `loss, logits = f()`."""
-    target = stmt.targets[0] if isinstance(stmt, ast.Assign) else None
-    if not isinstance(target, ast.Tuple):
-        return given
-    names = [name_of(t) for t in target.elts]
-    same = isinstance(given, ast.Tuple) and len(given.elts) == len(names)
-    return given.elts[names.index(name)] if same and name in names else None  # type: ignore[union-attr]
-
-
 def _new_leaf(script: Script, value: ast.expr | None) -> ast.expr | None:
     """`torch.tensor(total, requires_grad=True)`: whatever went in, nothing goes back through it."""
     if not isinstance(value, ast.Call) or script.full(value.func) not in ("torch.tensor", "torch.as_tensor"):
@@ -149,17 +160,17 @@ def _inside_tensor(script: Script, loss: ast.expr | None) -> ast.expr | None:
     return loss
 
 
-def _straight(script: Script, first: ast.stmt, then: ast.stmt) -> bool:
-    """Whether the assignment is sure to be the last one: it stands in the same block or in one around it."""
-    return script.parents.get(first) in (script.parents.get(then), *script.ancestors(then))
-
-
 def _short(node: ast.AST) -> str:
     text = ast.unparse(node)
     return text if len(text) <= 40 else "..." + text[-30:]
 
 
 def under_no_grad(script: Script, node: ast.AST) -> bool:
-    """Whether a `with torch.no_grad()` is around a node."""
+    """Whether a `with torch.no_grad()` is around a node; `set_grad_enabled(training)` may be either."""
     withs = [a for a in script.ancestors(node) if isinstance(a, ast.With)]
-    return any(is_no_grad(item.context_expr) for w in withs for item in w.items)
+    return any(is_no_grad(item.context_expr) and not _may_be_on(item.context_expr) for w in withs for item in w.items)
+
+
+def _may_be_on(manager: ast.expr) -> bool:
+    given = [*manager.args, *(k.value for k in manager.keywords)] if isinstance(manager, ast.Call) else []
+    return bool(given) and not (isinstance(given[0], ast.Constant) and given[0].value is False)
