@@ -155,15 +155,17 @@ def number(node: ast.expr | None, script: Script, at: ast.AST, depth: int = 0) -
 def written_at(node: ast.expr, script: Script, at: ast.AST) -> ast.AST:
     """Where a number is written: the default of an option, the field of a config; else the place itself."""
     place: ast.expr = node
+    looked_up = isinstance(node, ast.Attribute | ast.Subscript)
     for _ in range(4):
         if not isinstance(place, ast.Attribute | ast.Subscript | ast.Name):
             break
+        looked_up = looked_up or isinstance(place, ast.Attribute | ast.Subscript)
         values = {id(v): v for v in script.values(path_of(place), at)}
         if len(values) != 1:
             return node
         place = next(iter(values.values()))
     declared = isinstance(place, ast.Constant) and script.scope_of(place) is not script.scope_of(node)
-    return place if declared and isinstance(node, ast.Attribute | ast.Subscript) else node
+    return place if declared and looked_up else node
 
 
 def _apply(op: ast.operator, left: float, right: float) -> float | None:

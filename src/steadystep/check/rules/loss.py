@@ -126,7 +126,7 @@ def _cut_output(script: Script, stmt: ast.stmt, value: ast.expr) -> tuple[ast.st
     inner = cut.func.value if isinstance(cut, ast.Call) and isinstance(cut.func, ast.Attribute) else made
     if not isinstance(inner, ast.Call) or not is_model_call(inner, script) or _others_run(script, stmt, inner):
         return None
-    if cut is None and not under_no_grad(script, inner):
+    if cut is None and not under_no_grad(script, inner, surely=True):
         return None
     return found[0], cut or made
 
@@ -137,7 +137,8 @@ def _others_run(script: Script, stmt: ast.stmt, but: ast.Call) -> bool:
     body: ast.AST = loops[0] if loops else (script.scope_of(stmt) or script.tree)
     runs = [n for n in ast.walk(body) if isinstance(n, ast.Call) and n is not but and is_model_call(n, script)]
     return bool(runs) or any(
-        isinstance(n, ast.Attribute) and n.attr in ("requires_grad", "parameters", "weight") for n in ast.walk(body)
+        isinstance(n, ast.Attribute) and n.attr in ("requires_grad", "grad", "parameters", "weight")
+        for n in ast.walk(body)
     )
 
 
@@ -165,10 +166,11 @@ def _short(node: ast.AST) -> str:
     return text if len(text) <= 40 else "..." + text[-30:]
 
 
-def under_no_grad(script: Script, node: ast.AST) -> bool:
-    """Whether a `with torch.no_grad()` is around a node; `set_grad_enabled(training)` may be either."""
+def under_no_grad(script: Script, node: ast.AST, *, surely: bool = False) -> bool:
+    """Whether a `with torch.no_grad()` is around a node; `set_grad_enabled(training)` is one that may be on."""
     withs = [a for a in script.ancestors(node) if isinstance(a, ast.With)]
-    return any(is_no_grad(item.context_expr) and not _may_be_on(item.context_expr) for w in withs for item in w.items)
+    managers = [item.context_expr for w in withs for item in w.items]
+    return any(is_no_grad(m) and not (surely and _may_be_on(m)) for m in managers)
 
 
 def _may_be_on(manager: ast.expr) -> bool:

@@ -3,15 +3,15 @@
 import ast
 from collections.abc import Iterator, Sequence
 
+from steadystep.check.bindings import parameters, passed
 from steadystep.check.context import Context, hit
 from steadystep.check.edits import can_move, source_of
 from steadystep.check.hit import Hit
-from steadystep.check.names import calls_in, last, name_of
-from steadystep.check.roles import makes_module
+from steadystep.check.names import calls_in, last, name_of, path_of
+from steadystep.check.rules.replacing import replaces
 from steadystep.check.script import Script
+from steadystep.check.targets import target_of
 
-_NEW_FROM_OLD = ("FSDP", "FullyShardedDataParallel", "deepcopy", "get_peft_model")
-_GROWS = ("resize_token_embeddings", "add_adapter")
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -20,6 +20,21 @@ def check(context: Context) -> Iterator[Hit]:
         for call in calls:
             if context.roles.is_optimizer(call) and context.roles.model_of(call):
                 yield from _after(context, call, context.roles.model_of(call))
+                yield from _after_a_function(context, call, context.roles.model_of(call))
+
+
+def _after_a_function(context: Context, optimizer: ast.Call, model: str) -> Iterator[Hit]:
+    """`optimizer = make_optimizer(model)`, where a function of this file makes it and gives it back."""
+    script = context.script
+    function = script.scope_of(optimizer)
+    if function is None or not isinstance(script.stmt_of(optimizer), ast.Return) or model not in parameters(function):
+        return
+    names = parameters(function)
+    position = names.index(model) - (1 if names[:1] in (["self"], ["cls"]) else 0)
+    for call in script.calls.get(function.name, ()):
+        given = passed(call, position, model)
+        if given is not None and path_of(given) and target_of(call, script) is function:
+            yield from _after(context, call, path_of(given))
 
 
 def _after(context: Context, optimizer: ast.Call, model: str) -> Iterator[Hit]:
@@ -27,24 +42,30 @@ def _after(context: Context, optimizer: ast.Call, model: str) -> Iterator[Hit]:
     script = context.script
     made = script.stmt_of(optimizer)
     rest = _rest_of_block(script, made)
-    if not isinstance(made, ast.Assign):
+    if not isinstance(made, ast.Assign) or _learns_of_it_later(rest):
         return
+    found: list[Hit] = []
     for stmt in rest:
-        if _trains(context, stmt) or _optimizer_again(context, stmt) or _hands_on(context, stmt, made):
+        if _optimizer_again(context, stmt, made, model):
             return
+        if _trains(stmt) or _hands_on(context, stmt, made):
+            break
         if not isinstance(stmt, ast.Assign | ast.Expr):
             continue
-        if _replaces(script, stmt, model):
-            diff = _made_later(context, made, stmt)
-            what = ast.unparse(stmt.targets[0]) if isinstance(stmt, ast.Assign) else model
-            yield hit(
-                "SS601", stmt, f"{what} is made after the optimizer, which does not know it", diff=diff, snippet=_FIRST
-            )
+        diff = _made_later(context, made, stmt)
+        if replaces(script, stmt, model):
+            what = ast.unparse(stmt.targets[0]) if isinstance(stmt, ast.Assign) else f"a part of {model}"
+            message = f"{what} is made after the optimizer, which does not know it"
+            found.append(hit("SS601", stmt, message, diff=diff, snippet=_FIRST))
         elif _moves(stmt, model):
-            diff = _made_later(context, made, stmt)
-            yield hit(
-                "SS602", stmt, f"{model} is moved to its device after the optimizer was made", diff=diff, snippet=_FIRST
-            )
+            message = f"{model} is moved to its device after the optimizer was made"
+            found.append(hit("SS602", stmt, message, diff=diff, snippet=_FIRST))
+    yield from found
+
+
+def _learns_of_it_later(rest: Sequence[ast.stmt]) -> bool:
+    words = {n.attr for stmt in rest for n in ast.walk(stmt) if isinstance(n, ast.Attribute)}
+    return bool(words & {"add_param_group", "param_groups"})
 
 
 def _made_later(context: Context, made: ast.Assign, stmt: ast.stmt) -> str:
@@ -67,12 +88,17 @@ def _rest_of_block(script: Script, stmt: ast.stmt) -> Sequence[ast.stmt]:
     return ()
 
 
-def _trains(context: Context, stmt: ast.stmt) -> bool:
-    if isinstance(stmt, ast.For | ast.AsyncFor | ast.While | ast.Return):
+def _trains(stmt: ast.stmt) -> bool:
+    if isinstance(stmt, ast.For | ast.AsyncFor | ast.While) and not _only_freezes(stmt):
         return True
-    return any(
+    return isinstance(stmt, ast.Return) or any(
         "train" in last(name_of(c.func)) or "fit" in last(name_of(c.func)) for c in calls_in(stmt) if not _mode(c)
     )
+
+
+def _only_freezes(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
+    """`for p in model.parameters(): p.requires_grad = False`."""
+    return all("requires_grad" in ast.unparse(stmt) for stmt in loop.body)
 
 
 def _hands_on(context: Context, stmt: ast.stmt, made: ast.Assign) -> bool:
@@ -86,25 +112,15 @@ def _mode(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in ("train", "from_pretrained")
 
 
-def _optimizer_again(context: Context, stmt: ast.stmt) -> bool:
-    return any(context.roles.is_optimizer(c) for c in calls_in(stmt))
-
-
-def _replaces(script: Script, stmt: ast.stmt, model: str) -> bool:
-    if isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call):
-        owner, _, method = name_of(stmt.value.func).rpartition(".")
-        return owner == model and method in _GROWS
-    if not isinstance(stmt, ast.Assign) or not isinstance(stmt.value, ast.Call):
-        return False
-    target = name_of(stmt.targets[0])
-    if target.startswith(f"{model}."):
-        return makes_module(stmt.value, script) and not script.full(stmt.value.func).endswith(("Identity", "Dropout"))
-    if target != model:
-        return False
-    leaf, given = last(script.full(stmt.value.func)), {name_of(n) for n in ast.walk(stmt.value)}
-    if model in given:  # a wrapper keeps the parameters, but for those that make new ones
-        return leaf in _NEW_FROM_OLD
-    return makes_module(stmt.value, script) or leaf == "from_pretrained"
+def _optimizer_again(context: Context, stmt: ast.stmt, made: ast.Assign, model: str) -> bool:
+    """Another optimizer of this network, or of one that is not known, is made before the training."""
+    for call in calls_in(stmt):
+        if context.roles.is_optimizer(call):
+            held = context.roles.networks_of(call)
+            if held is None or any(f"{a}.".startswith(f"{b}.") for n in held for a, b in ((n, model), (model, n))):
+                return True
+    names = {path_of(t) for t in made.targets} - {""}
+    return isinstance(stmt, ast.Assign) and bool(names & {path_of(n) for t in stmt.targets for n in ast.walk(t)})
 
 
 def _moves(stmt: ast.stmt, model: str) -> bool:

@@ -7,14 +7,18 @@ from steadystep.check.bindings import parameters, passed
 from steadystep.check.context import Context, hit
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
-from steadystep.check.names import calls_in, name_of
-from steadystep.check.roles import is_model_call
+from steadystep.check.names import calls_in, last, name_of
+from steadystep.check.roles import is_model_call, makes_module
 from steadystep.check.rules.loss import cut_at
+from steadystep.check.rules.passes import leads_to_one
 from steadystep.check.rules.zeroing import only_goes_back
 from steadystep.check.script import Function, Script
 
 Loop = ast.For | ast.AsyncFor | ast.While
 _MOVES = ("to", "cuda", "cpu", "float", "long", "half", "view", "reshape", "flatten", "squeeze", "unsqueeze")
+_PUTS = ("append", "extend", "insert", "add", "update", "push", "appendleft", "put")
+_NEW_TENSORS = ("ones", "zeros", "full", "rand", "randn", "randint", "empty", "tensor", "arange", "eye", "ones_like")
+_NO_GRAPHS = ("torch", "numpy", "random", "math", "argparse", "time", "os", "itertools", "copy")
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"})
 
 
@@ -33,7 +37,7 @@ def _retained(context: Context, event: Event) -> Iterator[Hit]:
         return
     root = next(r for r in context.roots if event in r)
     others = [e for e in root if e.kind in ("backward", "grad-call", "opaque") and event.inner in e.loops]
-    if event.inner is None or len(others) != 1:
+    if event.inner is None or any(e.kind != "backward" for e in others):
         return
     if any(k.arg == "create_graph" for k in call.keywords) or not any(e.kind in ("step", "scaler-step") for e in root):
         return
@@ -43,11 +47,46 @@ def _retained(context: Context, event: Event) -> Iterator[Hit]:
     graph = _graph(script, event, loops[0] if loops else None)
     if graph is None or (not loops and not _starts_and_ends_here(script, function, graph)):
         return
+    later = [e for e in others if root.index(e) > root.index(event)]
+    if any(_goes_through(context, event, graph, other) for other in later):
+        return
     if ("hidden" in script.text and script.calls.keys() & _RECURRENT) or _remembers(script):
         return
     diff = context.edit().replace(call, _without(call, "retain_graph")).diff()
     message = "retain_graph=True, but nothing goes back through this graph again"
     yield hit("SS110", call, message, diff=diff)
+
+
+def _goes_through(context: Context, event: Event, graph: set[str], other: Event) -> bool:
+    """Whether a later backward of the same pass may meet something of this graph."""
+    script, loops = context.script, context.script.loops_of(event.node)
+    if script.scope_of(other.node) is not script.scope_of(event.node):
+        return bool(loops)  # without a loop nothing leaves the function that this one is in
+    if loops and loops[0] not in script.loops_of(other.node):
+        return True
+    theirs = _graph(script, other, loops[0] if loops else None)
+    return theirs is None or any(not _is_graph_free(script, name, event.node) for name in graph & theirs)
+
+
+def _is_graph_free(script: Script, name: str, at: ast.AST) -> bool:
+    """Data of the loop, a network, a tensor that torch has just made: shared, but no part of a graph."""
+    scope = script.scope_of(at)
+    values = [value for _, value in script.assigned.get((scope, name), ())]
+    if values or scope is None:
+        return all(_makes_no_graph(script, value) for value in values)
+    if name == "self":
+        stored = (n for n in ast.walk(scope) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+        return scope.name != "__init__" and not any(name_of(n).startswith("self.") for n in stored)
+    return name not in parameters(scope) or _is_data(script, scope, name)
+
+
+def _makes_no_graph(script: Script, value: ast.expr) -> bool:
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES:
+        value = value.func.value
+    if isinstance(value, ast.Call):
+        made = last(script.full(value.func)) in _NEW_TENSORS and script.full(value.func).startswith("torch.")
+        return made or makes_module(value, script) or cut_at(value) is not None
+    return isinstance(value, ast.Constant | ast.Name)
 
 
 def _remembers(script: Script) -> bool:
@@ -80,15 +119,27 @@ def _graph(script: Script, event: Event, loop: Loop | None) -> set[str] | None:
             for stmt, value in assigned:
                 if id(stmt) in inside:
                     waiting.append(value)
-                elif _may_hold_a_graph(script, value):
+                elif _may_hold_a_graph(script, value) or _may_grow(body, name):
                     return None
     return seen
 
 
+def _may_grow(body: ast.AST, name: str) -> bool:
+    """A list or a table from outside that something is put into here, perhaps with its graph."""
+    for node in ast.walk(body):
+        if isinstance(node, ast.Attribute) and node.attr in _PUTS and name_of(node.value) == name:
+            return True
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and name_of(node.value) == name:
+            return True
+    return False
+
+
 def _read(expr: ast.expr) -> set[str]:
-    """Names whose values go in; what is only called is a function, not a value."""
-    called = {id(n.func) for n in ast.walk(expr) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    return {n.id for n in ast.walk(expr) if isinstance(n, ast.Name) and id(n) not in called}
+    """Names whose values go in with their graphs; what is only called is a function, not a value."""
+    cuts = [n for n in ast.walk(expr) if isinstance(n, ast.expr) and cut_at(n) is not None]
+    gone = {id(n) for cut in cuts for n in ast.walk(cut)}
+    gone |= {id(n.func) for n in ast.walk(expr) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    return {n.id for n in ast.walk(expr) if isinstance(n, ast.Name) and id(n) not in gone}
 
 
 def _carried(
@@ -107,7 +158,17 @@ def _carried(
 
 
 def _may_hold_a_graph(script: Script, value: ast.expr) -> bool:
-    return any(is_model_call(call, script) for call in calls_in(value))
+    """A network has run for it, or a function that this file does not show."""
+    for call in calls_in(value):
+        if is_model_call(call, script) or leads_to_one(call, script):
+            return True
+        name = name_of(call.func)
+        imported = script.imports.get(name, "")
+        if imported and not imported.startswith(_NO_GRAPHS) and last(imported)[:1].islower():
+            return True
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("forward", "encode", "embed", "features"):
+            return True
+    return False
 
 
 def _starts_and_ends_here(script: Script, function: Function | None, graph: set[str]) -> bool:

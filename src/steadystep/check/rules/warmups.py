@@ -5,14 +5,13 @@ from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
-from steadystep.check.names import argument, last, name_of
+from steadystep.check.names import argument, last, name_of, path_of
 from steadystep.check.roles import ADAM_LIKE, number, written_at
-from steadystep.check.script import Function
+from steadystep.check.rules.ramps import by_hand, divisor, in_classes, ratios
 
 BETA2 = 0.999  # what torch's Adam has
 TOO_SHORT = 0.05  # of 2 / (1 - beta2): good scripts for fine-tuning have a tenth of it, so only far below is a fault
 _SHARE = 0.03  # of all steps: a short run has a short warm-up
-_PER_EPOCH = ("epoch", "epochs", "ep", "e")
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -58,9 +57,10 @@ def beta2_of(context: Context, optimizer: ast.Call) -> float | None:
     betas = next((k.value for k in optimizer.keywords if k.arg == "betas"), None)
     if betas is None:
         return BETA2
-    if isinstance(betas, ast.Tuple | ast.List) and len(betas.elts) == 2:
-        return number(betas.elts[1], context.script, optimizer)
-    return None
+    written = [betas] if isinstance(betas, ast.Tuple | ast.List) else context.script.values(path_of(betas), optimizer)
+    pairs = [b for b in written if isinstance(b, ast.Tuple | ast.List) and len(b.elts) == 2]
+    found = {number(pair.elts[1], context.script, optimizer) for pair in pairs}
+    return found.pop() if len(found) == 1 and len(pairs) == len(written) else None
 
 
 def _warmups(context: Context) -> Iterator[tuple[ast.AST, ast.expr, float | None]]:
@@ -76,12 +76,14 @@ def _warmups(context: Context) -> Iterator[tuple[ast.AST, ast.expr, float | None
                 yield call, given, number(argument(call, 3 if by_name else 2, "num_training_steps"), script, call)
     if _schedule_per_step(context):
         for call in script.calls.get("LambdaLR", ()):
-            for ratio in _ratios(context, argument(call, 1, "lr_lambda")):
-                yield ratio, ratio.right, None
+            for ratio in ratios(script, argument(call, 1, "lr_lambda"), call):
+                yield ratio, divisor(ratio), None
         for call in script.calls.get("LinearLR", ()):
             yield from _linear(context, call)
-    for ratio in _by_hand(context):
-        yield ratio, ratio.right, None
+        for ratio in in_classes(script):
+            yield ratio, divisor(ratio), None
+    for ratio in by_hand(context):
+        yield ratio, divisor(ratio), None
 
 
 def _linear(context: Context, call: ast.Call) -> Iterator[tuple[ast.AST, ast.expr, float | None]]:
@@ -98,84 +100,3 @@ def _schedule_per_step(context: Context) -> bool:
         for cycle in context.cycles
         for event in cycle.events
     )
-
-
-def _ratios(context: Context, given: ast.expr | None) -> Iterator[ast.BinOp]:
-    """`step / N` inside `min(1.0, ...)`, or returned `if step < N`: the usual ways to write a warm-up."""
-    if isinstance(given, ast.Lambda):
-        yield from _capped(given.body)
-        yield from _compared(given.body)
-    elif given is not None:
-        for function in context.script.functions.get(name_of(given), ()):
-            yield from _capped(function)
-            yield from _compared(function)
-
-
-def _capped(body: ast.AST) -> Iterator[ast.BinOp]:
-    for node in ast.walk(body):
-        if isinstance(node, ast.Call) and name_of(node.func) == "min":
-            one = any(isinstance(a, ast.Constant) and a.value in (1, 1.0) for a in node.args)
-            yield from (a for a in node.args if one and isinstance(a, ast.BinOp) and isinstance(a.op, ast.Div))
-
-
-def _compared(body: ast.AST) -> Iterator[ast.BinOp]:
-    """`if step < N: return (step + 1) / N`, as a statement or as an expression."""
-    for node in ast.walk(body):
-        if not isinstance(node, ast.If | ast.IfExp) or not isinstance(node.test, ast.Compare):
-            continue
-        limit, asked = node.test.comparators[0], name_of(node.test.left)
-        below = len(node.test.ops) == 1 and isinstance(node.test.ops[0], ast.Lt | ast.LtE)
-        if not below or not asked or asked in _PER_EPOCH:
-            continue
-        for part in node.body if isinstance(node, ast.If) else [node.body]:
-            for ratio in ast.walk(part):
-                if not isinstance(ratio, ast.BinOp) or not isinstance(ratio.op, ast.Div):
-                    continue
-                if _same(_divisor(ratio), limit) and asked in {name_of(n) for n in ast.walk(ratio.left)}:
-                    yield ratio
-
-
-def _divisor(ratio: ast.BinOp) -> ast.expr:
-    """`N` of `step / N` and of `step / max(1, N)`."""
-    right = ratio.right
-    if isinstance(right, ast.Call) and name_of(right.func) == "max" and len(right.args) == 2:
-        return next((a for a in right.args if not isinstance(a, ast.Constant)), right)
-    return right
-
-
-def _same(a: ast.expr, b: ast.expr) -> bool:
-    return ast.dump(a) == ast.dump(b)
-
-
-def _by_hand(context: Context) -> Iterator[ast.BinOp]:
-    """A rate that a function of the step gives, and that is written into the optimizer before every update."""
-    script = context.script
-    loops = {cycle.step.inner.node for cycle in context.cycles if cycle.step.inner is not None}
-    for node in script.nodes:
-        if not isinstance(node, ast.Assign) or not _writes_rate(node) or not loops & set(script.loops_of(node)):
-            continue
-        for function in _sources(context, node):
-            yield from (r for r in _compared(function) if _argument_is_a_step(context, function))
-
-
-def _writes_rate(stmt: ast.Assign) -> bool:
-    target = stmt.targets[0]
-    return isinstance(target, ast.Subscript) and getattr(target.slice, "value", None) == "lr"
-
-
-def _sources(context: Context, stmt: ast.Assign) -> Iterator[Function]:
-    script = context.script
-    values = [stmt.value]
-    if isinstance(stmt.value, ast.Name):
-        found = script.reaching(stmt.value.id, stmt)
-        values = [found[1]] if found is not None else []
-    for value in values:
-        for call in ast.walk(value):
-            if isinstance(call, ast.Call):
-                yield from script.functions.get(last(name_of(call.func)), ())
-
-
-def _argument_is_a_step(context: Context, function: Function) -> bool:
-    given = [a for c in context.script.calls.get(function.name, ()) for a in c.args[:1]]
-    words = {last(name_of(n)) for a in given for n in ast.walk(a)} - {""}
-    return bool(words) and not any("epoch" in w.lower() or w in _PER_EPOCH for w in words)
