@@ -174,9 +174,13 @@ class Guard:
         diagnosis, plan = self._judge.judge(look, updates=self.updates)
         case = self._examiner.open(plan, look, updates=self.updates)
         works = self._passes.works() if self._recovery.remembers else ()
-        outcome = self._action.carry_out(plan, look, diagnosis, look_again=self._look)
+        try:
+            outcome = self._action.carry_out(plan, look, diagnosis, look_again=self._look)
+        except BaseException:
+            self.updates, self._action.left_at = self._action.left_at or self.updates, None
+            raise
         if works and outcome.stepped and not outcome.left_out:
-            self._recovery.remember(works, outcome, updates=self.updates + 1, rates=self._lr.asked)
+            self._recovery.remember(works, outcome, updates=self.updates + 1, options=self._lr.options())
         return self._settled(self._examiner.close(outcome, case))
 
     def inspect(self, loss: Tensor) -> Plan:

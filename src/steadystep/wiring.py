@@ -194,8 +194,10 @@ def build(
     returning = going_back | ({} if plateau is None else {"plateau": plateau})
     returning |= {} if limits.skips_batches else {"data": data}
     holdings = Holdings(model, optimizer, lambda: gradients.parameters)
-    recovery = _recovery(config, limits, holdings, passes, returning, device, ranks)
+    backlog = Backlog(max_bytes=_backlog_bytes(config, ranks))
+    recovery = _recovery(config, limits, holdings, passes, returning, device, ranks, backlog)
     kept_apart: dict[str, Stateful] = {} if memory is None else {"memory": memory}
+    kept_apart |= {"backlog": backlog}
     kept_apart |= {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes}
     kept_apart |= {"inputs": inputs, "early stopping": early}
     looker = Looker(gradients, optimizer, buffers, probes, inputs, WeightNorms(gradients, wanted=ranks.size == 1))
@@ -292,6 +294,7 @@ def _recovery(
     parts: dict[str, Stateful],
     device: torch.device,
     ranks: Ranks,
+    backlog: Backlog,
 ) -> Recovery:
     if config.mode != "autopilot" or not limits.rolls_back:
         return NoRecovery()
@@ -304,7 +307,6 @@ def _recovery(
         memory_bytes=_memory_bytes(config),
         ranks=ranks,
     )
-    backlog = Backlog(max_bytes=_backlog_bytes(config, ranks))
     return InMemory(snapshots, passes, parts, backlog=backlog, trust_steps=limits.trust_steps)
 
 
@@ -352,7 +354,8 @@ def _limits(config: Config, ranks: Ranks) -> Limits:
 
 def _backlog_bytes(config: Config, ranks: Ranks) -> float:
     # why not several ranks: one whose closure fails when it is run again would leave the others waiting
-    wanted = config.mode == "autopilot" and config.recovery.skip_batches and ranks.size == 1
+    remembers = config.mode == "autopilot" and config.training.auto_recovery and config.recovery.snapshots > 0
+    wanted = remembers and config.recovery.skip_batches and ranks.size == 1
     return config.recovery.catch_up_memory_mb * 1e6 if wanted else 0.0
 
 

@@ -1,10 +1,14 @@
 """After a rollback the batches since are run again: what a flipped bit cost is nothing at all."""
 
+import functools
+import json
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +20,8 @@ from steadystep.accumulation import Work
 from steadystep.accumulation.recipe import Given
 from steadystep.lab.tasks import TASKS
 from steadystep.records import Outcome, Signals
-from steadystep.recovery.backlog import Backlog, Done, size_of
+from steadystep.recovery.backlog import Backlog, Done
+from steadystep.recovery.batch_bytes import bytes_of, size_of
 from tests.loops import assert_same, full_state
 
 STEPS = 110
@@ -248,7 +253,7 @@ def test_a_scheduler_that_is_kept_stays_where_the_updates_are() -> None:
 def done(updates: int, elements: int = 1) -> Done:
     work = Work(Given(lambda x: x, torch.zeros(elements), None), None)
     signals = Signals(step=updates, loss=1.0, grad_norm=1.0)
-    return Done((work,), signals, (0.1,), updates=updates)
+    return Done((work,), signals, ({"lr": 0.1},), updates=updates)
 
 
 @given(st.lists(st.sampled_from(["add", "forget", "keep", "gap"]), max_size=60), st.integers(0, 40))
@@ -268,14 +273,167 @@ def test_a_backlog_gives_all_updates_since_or_none(acts: list[str], since: int) 
             backlog.keep_until(now)
             known = {n for n in known if n <= now}
     later = sorted(n for n in known if n > since)
-    expected = later if later == list(range(since + 1, since + 1 + len(later))) else []
-    assert [d.updates for d in backlog.since(since)] == expected
+    expected = later if later == list(range(since + 1, now + 1)) else []
+    assert [d.updates for d in backlog.since(since, until=now)] == expected
+
+
+@dataclass
+class Sample:
+    x: Tensor
+    name: str
 
 
 def test_the_size_of_a_batch() -> None:
     row = torch.zeros(3, 4)
     assert size_of({"x": row, "y": [row, (row.half(), "name")], "z": 3}) == 48 + 48 + 24
     assert size_of([row.clone().share_memory_(), row]) == 2**20 + 48
+    assert size_of([Sample(row, "a"), np.zeros(5), b"abc"]) == 48 + 40 + 3
+    assert size_of(row.to_sparse()) == math.inf
+    assert size_of(["text"] * 10_000) == math.inf  # too much to look through at every step
+    assert size_of(object()) == math.inf
     endless: list[Any] = [row]
     endless.append(endless)
-    assert size_of(endless) == 48 * 9
+    assert size_of(endless) == math.inf
+
+
+def test_what_the_closure_holds_counts_too() -> None:
+    row = torch.zeros(3, 4)
+
+    def made(closure: Any) -> float:
+        return bytes_of(Work(Given(closure, row, None), None))
+
+    rollout, model = torch.zeros(10), nn.Linear(2, 2)
+    assert made(lambda x: model(x)) == 48
+    assert made(lambda x: x + rollout) == 48 + 40
+    assert made(functools.partial(torch.add, other=rollout)) == 48 + 40
+
+
+def test_no_more_than_512_updates_are_held() -> None:
+    backlog = Backlog(max_bytes=1e9)
+    for number in range(1, 1001):
+        backlog.add(done(number))
+    assert len(backlog.since(488, until=1000)) == 512
+    assert backlog.since(487, until=1000) == ()
+
+
+def test_too_large_once_is_too_large_after_a_resume() -> None:
+    backlog, other = Backlog(max_bytes=10.0), Backlog(max_bytes=10.0)
+    assert backlog.open
+    backlog.add(done(1, elements=100))
+    other.load_state_dict(json.loads(json.dumps(backlog.state_dict())))
+    assert (backlog.open, other.open) == (False, False)
+    assert backlog.since(0, until=1) == ()
+
+
+def loop(
+    steps: int = STEPS, *, change: Callable[[nn.Module, torch.optim.Optimizer, int], None], **settings: Any
+) -> Any:
+    torch.manual_seed(0)
+    model = Net(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = steadystep.Guard(model, optimizer)
+    outcomes = []
+    for step, x in enumerate(batches(steps)):
+        with torch.no_grad():
+            change(model, optimizer, step)
+        outcomes.append(guard.step(lambda x: (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean(), batch=x))
+    return guard, optimizer, [outcome for outcome in outcomes if outcome.restored is not None]
+
+
+def test_options_that_were_changed_stay_changed() -> None:
+    def change(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        if step == 75:
+            optimizer.param_groups[0]["weight_decay"] = 0.3
+            optimizer.param_groups[0]["betas"] = (0.8, 0.99)
+        if step == 90:
+            nan_weight(model)
+
+    _, optimizer, (back,) = loop(change=change)
+    assert back.plan.steps == ("rollback", "catch-up")
+    assert (optimizer.param_groups[0]["weight_decay"], optimizer.param_groups[0]["betas"]) == (0.3, (0.8, 0.99))
+
+
+def test_a_group_that_was_added_since_ends_it_before_it_begins() -> None:
+    extra = nn.Parameter(torch.zeros(1))
+
+    def change(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        if step == 80:
+            optimizer.add_param_group({"params": [extra]})
+        if step == 90:
+            nan_weight(model)
+
+    guard, _, (back,) = loop(change=change)
+    assert back.caught_up == 0
+    assert guard.updates == back.restored + STEPS - 91
+
+
+def test_a_held_rate_is_held_for_the_batch_at_hand_too() -> None:
+    used = []
+
+    def change(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        if step == 0:
+            optimizer.register_step_pre_hook(lambda o, *_: used.append(o.param_groups[0]["lr"]))
+        if step == 70:
+            optimizer.param_groups[0]["lr"] = 1.0
+        if step == 90:
+            nan_weight(model)
+
+    _, _, (back,) = loop(change=change)
+    assert back.caught_up > 0
+    assert set(used) == {0.01}
+
+
+def test_what_is_interrupted_leaves_true_counts() -> None:
+    torch.manual_seed(0)
+    model = Net(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = steadystep.Guard(model, optimizer)
+    calls = [0]
+
+    def loss(x: Tensor) -> Tensor:
+        calls[0] += 1
+        if calls[0] == 105:
+            raise KeyboardInterrupt
+        return (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean()
+
+    def train_on() -> None:
+        for step, x in enumerate(batches(STEPS)):
+            if step == 90:
+                with torch.no_grad():
+                    nan_weight(model)
+            guard.step(loss, batch=x)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_on()
+    assert calls[0] > 91  # it happened while updates were made again
+    assert guard.updates == int(optimizer.state[model.body[0].weight]["step"]) < 90
+    assert all(p.isfinite().all() for p in model.parameters())
+    for x in batches(5):
+        assert guard.step(loss, batch=x).stepped
+
+
+def test_after_a_gap_nothing_is_made_again() -> None:
+    torch.manual_seed(0)
+    model = Net(dropout=0.0)
+    guard = steadystep.Guard(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    for step, x in enumerate(batches(92)):
+        if step == 90:
+            with torch.no_grad():
+                nan_weight(model)
+
+        def loss(x: Tensor) -> Tensor:
+            return (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean()
+
+        outcome = guard.step(lambda x=x, f=loss: f(x)) if 80 <= step < 90 else guard.step(loss, batch=x)
+        if step == 90:
+            assert outcome.caught_up == 0
+            assert "cut-lr" in outcome.plan.steps
+
+
+def test_a_sparse_batch_is_no_trouble() -> None:
+    model = nn.Linear(4, 1)
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in range(30):
+        x = torch.randn(8, 4).relu().to_sparse()
+        assert guard.step(lambda x: torch.sparse.mm(x, model.weight.t()).square().mean(), batch=x).stepped
+    assert guard.updates == 30

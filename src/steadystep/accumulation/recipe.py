@@ -24,10 +24,10 @@ Closure = Callable[..., Tensor]
 class Recipe:
     """One micro-batch's forward pass, repeatable."""
 
-    __slots__ = ("_bindings", "_given", "batch", "rng")
+    __slots__ = ("_bindings", "batch", "closure", "rng")
 
     def __init__(self, closure: Closure, batch: Any, *, device: torch.device) -> None:
-        self._given = closure
+        self.closure = closure
         self._bindings = _Bindings(closure) if isinstance(closure, types.FunctionType) else None
         self.batch = batch
         self.rng = RngState(device)
@@ -40,23 +40,23 @@ class Recipe:
 
     def bound(self) -> tuple[Closure, Any]:
         """The closure and its batch as they were given."""
-        return self._bindings.twin() if self._bindings else self._given, self.batch
+        return self._bindings.twin() if self._bindings else self.closure, self.batch
 
 
 @final
 class Given:
     """As a recipe, for a closure that gets its data as `batch=`: nothing is bound, so it costs nothing to keep."""
 
-    __slots__ = ("_closure", "_rng", "batch")
+    __slots__ = ("_rng", "batch", "closure")
 
     def __init__(self, closure: Closure, batch: Any, rng: RngState | None) -> None:
-        self._closure, self.batch, self._rng = closure, batch, rng
+        self.closure, self.batch, self._rng = closure, batch, rng
 
     def again(self) -> tuple[Closure, Any]:
         """The closure and its batch, with the random numbers put back where they are known to matter."""
         if self._rng is not None:
             self._rng.restore()
-        return self._closure, self.batch
+        return self.closure, self.batch
 
 
 @final

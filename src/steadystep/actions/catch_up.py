@@ -9,6 +9,7 @@ moments were poisoned) is made again to the end.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -17,10 +18,11 @@ from steadystep.accumulation import Passes
 from steadystep.look import Look
 from steadystep.records import Signals
 from steadystep.recovery.backlog import Done
-from steadystep.rng import random_numbers_kept
+from steadystep.rng import HostRandom, random_numbers_kept
 
-_SAME_ON_HOST, _SAME_ON_DEVICE = 1e-5, 1e-2
+_SAME_ON_HOST, _SAME_ON_DEVICE = 1e-5, 1e-4
 _FOR_NORMS = 100.0  # times: backward adds up more than forward does
+_REPEATED = 3  # updates that must go exactly as they went: if not, something else than the damage does not repeat
 _NO_WORSE_LOSS, _NO_WORSE_NORM = 0.02, 2.0  # above what it was, times what it was
 _WIDE = 4.0
 
@@ -48,30 +50,33 @@ class CatchUp:
 
     def make_again(
         self, missed: Sequence[Done], look: LookAgain, *, first_sign: int, outside: bool = False
-    ) -> tuple[int, bool]:
-        """How many of them were made, from the first on, and whether they went another way than they had.
+    ) -> tuple[list[Done], bool]:
+        """Those that were made, as they went this time, and whether they went another way than they had.
 
         With `outside` what repeats exactly goes on past the first sign.
         """
-        healed = False
+        made: list[Done] = []
+        healed, host = False, HostRandom()
         with random_numbers_kept(self._device):
-            for count, done in enumerate(missed):
+            for done in missed:
                 seen = self._seen(done, look)
-                same = seen is not None and self._same(seen.signals, done.signals)
-                healed = healed or not same
-                # why: from the restored state the first one cannot go another way, if it is what it was
-                wrong = count == 0 and not same
-                wrong = wrong or not (healed or outside or done.signals.step < first_sign)
-                if (
-                    seen is None
-                    or wrong
-                    or (healed and not _Usual(missed, first_sign).covers(seen.signals, done.signals))
-                ):
+                healed = healed or seen is None or not self._same(seen.signals, done.signals)
+                goes_on = self._may_go_on(made, done, first_sign, healed=healed, outside=outside)
+                if seen is None or not goes_on or (healed and not _Usual(missed, first_sign).covers(seen, done)):
                     self._undo()
-                    return count, healed
+                    break
                 self._take(seen, done)
-                self._learn(seen.signals if healed else done.signals)
-        return len(missed), healed
+                made.append(replace(done, signals=_as_of(done.signals, seen.signals)) if healed else done)
+                self._learn(made[-1].signals)
+        host.restore()
+        return made, healed
+
+    @staticmethod
+    def _may_go_on(made: list[Done], done: Done, first_sign: int, *, healed: bool, outside: bool) -> bool:
+        if not healed:
+            return outside or done.signals.step < first_sign
+        # why: from the restored state the first ones cannot go another way, if they are what they were
+        return len(made) >= _REPEATED
 
     def _seen(self, done: Done, look: LookAgain) -> Look | None:
         try:
@@ -98,9 +103,15 @@ class _Usual:
         self._loss = max(signals.loss for signals in before)
         self._norm = max(signals.grad_norm for signals in before)
 
-    def covers(self, now: Signals, then: Signals) -> bool:
+    def covers(self, seen: Look, done: Done) -> bool:
         """No worse than it went, or than others went before anything was wrong."""
+        now, then = seen.signals, done.signals
         if not then.healthy:  # nothing to compare it with but the others, and single batches differ
             return now.loss <= self._loss + abs(self._loss) and now.grad_norm <= _WIDE * self._norm
         limit = max(then.loss + _NO_WORSE_LOSS * abs(then.loss), self._loss)
         return now.loss <= limit and now.grad_norm <= _NO_WORSE_NORM * max(then.grad_norm, self._norm)
+
+
+def _as_of(then: Signals, now: Signals) -> Signals:
+    """What was measured this time, at the step of then."""
+    return replace(now, step=then.step, lr=then.lr, metrics=then.metrics, probe=then.probe, inputs=None)

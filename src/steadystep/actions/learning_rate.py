@@ -1,6 +1,6 @@
 """Who owns the learning rate: with a schedule the guard, without one the user."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, final
 
@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 from steadystep.actions.ceiling import Ceiling
 from steadystep.errors import MisuseError
 from steadystep.schedule import Plateau, Schedule
+
+_NUMBERS = (float, int, tuple)  # learning rate, momentum, betas, decay, switches
 
 
 class Planned(Protocol):
@@ -87,24 +89,27 @@ class LearningRate:
                 _set(group, lr)
             self._asked = []
 
-    @property
-    def asked(self) -> tuple[float, ...]:
-        """Of each group, as it was set; nothing where one is a tensor, whose value would have to be fetched."""
-        rates = self._rates()
-        numbers = tuple(rate for rate in rates if not isinstance(rate, Tensor))
-        return numbers if len(numbers) == len(rates) else ()
+    def options(self) -> tuple[dict[str, Any], ...]:
+        """The numbers of each group as they are set; nothing where a learning rate is a tensor, and so elsewhere."""
+        groups = self._optimizer.param_groups
+        if any(not isinstance(group.get("lr"), float | int) for group in groups):
+            return ()
+        return tuple({k: v for k, v in group.items() if isinstance(v, _NUMBERS)} for group in groups)
+
+    def put(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Set them."""
+        for group, numbers in zip(self._optimizer.param_groups, options, strict=False):
+            group.update(numbers)
 
     @contextmanager
-    def using(self, rates: Sequence[float]) -> Iterator[None]:
-        """Other learning rates for a while."""
-        before = self._rates()
+    def using(self, options: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+        """Other options for a while."""
+        before = self.options()
         try:
-            for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
+            self.put(options)
             yield
         finally:
-            for group, lr in zip(self._optimizer.param_groups, before, strict=True):
-                group["lr"] = lr
+            self.put(before)
 
     def validated(self, metric: float) -> None:
         """A plateau learns from validation; other schedules do not."""

@@ -68,6 +68,8 @@ class Update:
         self._replay = replay
         self._sharded = sharded
         self._weigh = weigh or (lambda _: {})
+        self.left_at: int | None = None
+        """Updates in the weights after an exception that came out of a catch-up."""
         self._catch_up = CatchUp(
             passes,
             take=self._take_again,
@@ -101,27 +103,29 @@ class Update:
         present = self._present(look) if plan.until is not None and look_again is not None else ()
         self._drop_gradients(overflow=False)
         look.grads.clear()
-        schedules = self._recovery.schedules()
+        schedules, options = self._recovery.schedules(), self._lr.options()
         restored = self._recovery.roll_back(plan.to, replay=self._replay)
         self.passes.close()
         self._probing.cancel()
-        caught_up, whole = 0, False
+        made: list[Done] = []
+        missed: tuple[Done, ...] = ()
         if plan.until is not None and look_again is not None:
             missed = self._recovery.missed(restored)
-            wanted = missed + (present if missed else ())
-            sign, outside = plan.until, plan.outside
-            caught_up, healed = self._catch_up.make_again(wanted, look_again, first_sign=sign, outside=outside)
-            if outside and not healed and caught_up and self._jumped_again(look, diagnosis):
+            if any(len(done.options) != len(options) for done in missed):  # a group was added since
+                missed = ()
+            try:
+                made = self._make_again(plan, missed, present, look, diagnosis, look_again)
+            except BaseException:
                 self._back_once_more(plan.to)
-                caught_up, _ = self._catch_up.make_again(missed, look_again, first_sign=sign)
-            whole = 0 < len(missed) <= caught_up
-            if caught_up and plan.only_whole and not whole:
-                self._back_once_more(plan.to)
-                caught_up = 0
-        if whole:  # why: the schedule is where these updates are
+                self._recovery.caught_up(restored, ())
+                self.left_at = restored
+                raise
+        whole = 0 < len(missed) <= len(made)
+        if whole:  # why: schedule and options are those of the last of these updates
             schedules()
-        self._recovery.caught_up(restored + caught_up, present if whole and caught_up > len(missed) else ())
-        plan = _as_done(plan, whole=whole, some=caught_up > 0)
+            self._lr.put(options)
+        self._recovery.caught_up(restored, made)
+        plan = _as_done(plan, whole=whole, some=bool(made))
         self.prepare(plan)
         if "rewarm" in plan.steps:
             self._lr.ceiling.rewarm(self._rewarm_steps if plan.hold is None else min(plan.hold, self._rewarm_steps))
@@ -133,11 +137,36 @@ class Update:
             plan=plan,
             diagnosis=diagnosis,
             signals=signals,
-            restored=restored + caught_up,
-            caught_up=caught_up,
+            restored=restored + len(made),
+            caught_up=len(made),
         )
 
+    def _make_again(
+        self,
+        plan: Plan,
+        missed: Sequence[Done],
+        present: Sequence[Done],
+        look: Look,
+        diagnosis: Diagnosis,
+        look_again: LookAgain,
+    ) -> list[Done]:
+        """Those of `missed` that go well this time, from the first on, and then the one at hand."""
+        assert plan.to is not None
+        assert plan.until is not None
+        if not missed:
+            return []
+        wanted, sign = [*missed, *present], plan.until
+        made, healed = self._catch_up.make_again(wanted, look_again, first_sign=sign, outside=plan.outside)
+        if plan.outside and made and not healed and self._jumped_again(look, diagnosis):
+            self._back_once_more(plan.to)
+            made, _ = self._catch_up.make_again(missed, look_again, first_sign=sign)
+        if made and plan.only_whole and len(made) < len(missed):
+            self._back_once_more(plan.to)
+            made = []
+        return made
+
     def _back_once_more(self, step: int) -> None:
+        self._undo()
         self._recovery.roll_back(step, replay=self._replay)
         self.passes.close()
 
@@ -204,14 +233,16 @@ class Update:
 
     def _present(self, look: Look) -> tuple[Done, ...]:
         """The update at hand, to be made after those before it."""
-        works, rates = self.passes.works(), self._lr.asked
-        return (Done(works, look.signals, rates),) if works and rates else ()
+        works, options = self.passes.works(), self._lr.options()
+        mult = self._lr.ceiling.multiplier(look.signals.lr)
+        used = tuple({**group, "lr": group["lr"] * mult} for group in options)
+        return (Done(works, look.signals, used),) if works and used else ()
 
     def _take_again(self, look: Look, done: Done) -> None:
         """An update that was undone, as it was taken then."""
         self.clip_(look, limit=done.norm)
-        with self._lr.using(done.rates):
-            self._precision.step(self._optimizer)
+        with self._lr.using(done.options):
+            self._apply(look)
         look.grads.clear()
         _clear_gradients(self._optimizer)
         self.passes.close()
@@ -225,13 +256,16 @@ class Update:
         probing = self._probing.due(look.signals.step)
         if probing:
             self._probing.before()
+        self._apply(look)
+        if probing:
+            self._probing.after(look.signals.step)
+
+    def _apply(self, look: Look) -> None:
         if look.grads:
             self._precision.step(self._optimizer)
         else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
             self._precision.refuse(overflow=False)
             self._optimizer.step()
-        if probing:
-            self._probing.after(look.signals.step)
 
     def _compute_again(self, look: Look, look_again: Callable[[Sequence[int]], Look]) -> tuple[tuple[int, ...], Look]:
         looks = [look]

@@ -1,7 +1,6 @@
 """Who is who in a script: optimizers, schedulers, scalers, models, by how they are made and then by their names."""
 
 import ast
-import math
 from typing import Literal, final
 
 from steadystep.check.holders import networks_in
@@ -25,6 +24,7 @@ ADAM_LIKE = frozenset(
 OPTIMIZERS = ADAM_LIKE | frozenset(
     ["SGD", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Lion", "LARS", "LBFGS", "Rprop", "ASGD", "Muon"]
 )
+_ENTRIES = ("values", "items")
 _MANAGED = ("accelerator", "fabric", "engine", "trainer", "deepspeed")
 
 
@@ -47,8 +47,15 @@ class Roles:
     def _work_out(self, name: str, at: ast.AST) -> Role:
         if not name or name in self._script.imports:
             return "other"
+        self._known[name, self._script.scope_of(at)] = "other"  # why: a name that leads back to itself says nothing
+        for value in self._listed(name, at):
+            made = self.of(path_of(value), value) if path_of(value) else self.made_by(value)
+            if made != "other":
+                return made
         for value in self._script.values(name, at):
             made = self.made_by(value)
+            if made == "other" and path_of(value) and path_of(value) != name and "]" in name:
+                made = self.of(path_of(value), value)
             if made != "other":
                 return made
         if looks_like_scheduler(name):
@@ -58,6 +65,18 @@ class Roles:
         if looks_like_optimizer(name):
             return "optimizer"
         return "other"
+
+    def _listed(self, name: str, at: ast.AST) -> list[ast.expr]:
+        """`o` of `for o in optimizers:` and of `for name, o in optimizers.items():`, as far as they are written out."""
+        for loop in self._script.ancestors(at):
+            if not isinstance(loop, ast.For | ast.AsyncFor) or name not in {name_of(n) for n in ast.walk(loop.target)}:
+                continue
+            over = loop.iter
+            if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr in _ENTRIES:
+                over = over.func.value
+            values = [over] if isinstance(over, ast.List | ast.Tuple) else self._script.values(path_of(over), at)
+            return [e for value in values for e in _elements(value)]
+        return []
 
     def made_by(self, value: ast.expr) -> Role:
         """What a constructor makes."""
@@ -97,6 +116,19 @@ class Roles:
         return self._networks[optimizer]
 
 
+def _elements(table: ast.expr) -> list[ast.expr]:
+    match table:
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return elements
+        case ast.Dict(values=entries):
+            return entries
+        case ast.DictComp(value=entry):
+            return [entry]
+        case ast.ListComp(elt=entry):
+            return [entry]
+    return []
+
+
 def is_managed(name: str) -> bool:
     """Objects that do the wiring themselves: accelerate, fabric, deepspeed."""
     return any(word in last(name).lower() for word in _MANAGED)
@@ -127,62 +159,3 @@ def makes_module(value: ast.expr, script: Script) -> bool:
 def is_module_class(node: ast.ClassDef, script: Script) -> bool:
     """Whether a class in this file is a network."""
     return any(last(script.full(base)) in ("Module", "LightningModule") for base in node.bases)
-
-
-def number(node: ast.expr | None, script: Script, at: ast.AST, depth: int = 0) -> float | None:
-    """The number an expression stands for, when the file says it and says it once."""
-    if node is None or depth > 4:
-        return None
-    if isinstance(node, ast.Constant):
-        return float(node.value) if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = number(node.operand, script, at, depth + 1)
-        return None if inner is None else -inner
-    if isinstance(node, ast.BinOp):
-        left, right = number(node.left, script, at, depth + 1), number(node.right, script, at, depth + 1)
-        return _apply(node.op, left, right) if left is not None and right is not None else None
-    if isinstance(node, ast.Name | ast.Attribute):
-        found = {number(value, script, at, depth + 1) for value in script.values(name_of(node), at)}
-        return found.pop() if len(found) == 1 else None
-    if isinstance(node, ast.Subscript):
-        found = {number(value, script, at, depth + 1) for value in script.values(path_of(node), at)}
-        return found.pop() if len(found) == 1 else None
-    if isinstance(node, ast.Call) and name_of(node.func) in ("float", "int") and len(node.args) == 1:
-        return number(node.args[0], script, at, depth + 1)
-    return None
-
-
-def written_at(node: ast.expr, script: Script, at: ast.AST) -> ast.AST:
-    """Where a number is written: the default of an option, the field of a config; else the place itself."""
-    place: ast.expr = node
-    looked_up = isinstance(node, ast.Attribute | ast.Subscript)
-    for _ in range(4):
-        if not isinstance(place, ast.Attribute | ast.Subscript | ast.Name):
-            break
-        looked_up = looked_up or isinstance(place, ast.Attribute | ast.Subscript)
-        values = {id(v): v for v in script.values(path_of(place), at)}
-        if len(values) != 1:
-            return node
-        place = next(iter(values.values()))
-    declared = isinstance(place, ast.Constant) and script.scope_of(place) is not script.scope_of(node)
-    return place if declared and looked_up else node
-
-
-def _apply(op: ast.operator, left: float, right: float) -> float | None:
-    try:
-        match op:
-            case ast.Add():
-                result = left + right
-            case ast.Sub():
-                result = left - right
-            case ast.Mult():
-                result = left * right
-            case ast.Div():
-                result = left / right
-            case ast.Pow():
-                result = left**right if abs(right) < 64 else math.inf
-            case _:
-                return None
-    except (ArithmeticError, ValueError):
-        return None
-    return result if isinstance(result, float) else None  # a complex number is no number here

@@ -136,20 +136,21 @@ class Script:
         position = names.index(name) - (1 if names[:1] in (["self"], ["cls"]) else 0)
         owner = self.class_of(function)
         sites = self.calls.get(owner.name if function.name == "__init__" and owner else function.name, ())
-        if len(sites) > _MOST_CALLERS:
+        parts = [c for c in self.calls.get("partial", ()) if c.args and name_of(c.args[0]) == function.name]
+        if len(sites) + len(parts) > _MOST_CALLERS:
             return []
         default = next(iter(option_of(function, name)), default_of(function, name))
         found: list[ast.expr] = []
-        for call in sites:
-            given = passed(call, position, name)
+        for call in (*sites, *parts):
+            given = passed(call, position + (call in parts), name)
             if given is None:
                 found += [default] if default is not None else []
             elif isinstance(given, ast.Name | ast.Attribute):
                 found += self.values(name_of(given), call) or [given]
             else:
                 found.append(given)
-        if sites or default is not None:
-            return found if sites or default is None else [default]
+        if sites or parts or default is not None:
+            return found if sites or parts or default is None else [default]
         return [] if function.name == "__init__" else [value for _, value in self.named.get(name, ())]
 
     def reaching(self, name: str, at: ast.AST) -> tuple[ast.stmt, ast.expr] | None:

@@ -150,6 +150,13 @@ class Walk:
 
     def _call(self, call: ast.Call, stmt: ast.stmt, place: _Place) -> None:
         seen = recognise(call, self._script, self._roles)
+        if (
+            seen is not None
+            and seen.kind == "backward"
+            and seen.managed
+            and target_of(call, self._script) in self._worth
+        ):
+            seen = None  # a method of this file that happens to be called so
         if seen is not None and seen.kind == "step" and call.args:  # the closure runs inside
             self._closure(call.args[0], place)
         if seen is not None:

@@ -3,6 +3,7 @@
 The loss falls as if all were well; it is the held-out loss that pays.
 """
 
+import math
 from typing import Any, final
 
 from steadystep.records import Finding, Signals
@@ -29,7 +30,7 @@ class SameBatch:
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """A finding at the fourth; needs `batch=`."""
         size, last = signals.batch_rms, self._last
-        if size is None:
+        if size is None or not math.isfinite(size):
             return ()
         self._last = size
         if size != last:

@@ -135,6 +135,7 @@ def count(form: Form, sums: Sequence[float], signals: Signals, *, probe: Probe |
         input_finite=False if bad_inputs else (True if good_inputs else None),
         metrics=dict(zip(sorted(signals.metrics), metrics, strict=False)) if same_metrics else {},
         bad_ranks=ranks,
+        batch_rms=None,  # why: each rank has another batch, and what is decided must come from what all know
         inputs=inputs,
         probe=None if probe is None else _unflat(probe, [total / size for total in host]),
     )

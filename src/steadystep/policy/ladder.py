@@ -98,7 +98,7 @@ def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[str, ...]:
     if any(f.detector == "non-finite" for f in diagnosis.findings):  # a note: the loss scaler's routine
         return ("back-off-scale",)
     if _asked_for(diagnosis, "buffer-jump") is not None or _asked_for(diagnosis, "input-scale") is not None:
-        return (refuse,)
+        return ("skip-step",)  # why: all losses are finite, so nobody knows which micro-batch it was
     spike = _asked_for(diagnosis, "gradient-spike")
     extreme = spike is not None and spike.value > _EXTREME * spike.limit
     return ("skip-step",) if extreme else ()

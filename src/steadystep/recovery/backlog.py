@@ -5,17 +5,15 @@ references, no copies; what a step costs is a look at the size of its batch.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch import Tensor
-
 from steadystep.accumulation import Work
 from steadystep.records import Signals
+from steadystep.recovery.batch_bytes import bytes_of
 
-_DEEPEST = 8  # a container that holds itself
-_HANDLE = 1 << 20  # bytes: a tensor in shared memory keeps a file open, and a process may have 1,024 of them
+_MOST = 512  # updates: no state that one goes back to is older
 
 
 @final
@@ -25,17 +23,12 @@ class Done:
 
     works: tuple[Work, ...]
     signals: Signals
-    rates: tuple[float, ...]
-    """The learning rate of each parameter group, as it was used."""
+    options: tuple[Mapping[str, Any], ...]
+    """The numbers of each parameter group as they were used: learning rate, momentum, decay."""
     norm: float | None = None
     """What the gradient was held down to, beyond the usual clipping."""
     updates: int = 0
     """Contained in the weights after it."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of its batches."""
-        return sum(size_of(work.recipe.batch) for work in self.works)
 
 
 @final
@@ -44,8 +37,8 @@ class Backlog:
 
     def __init__(self, *, max_bytes: float) -> None:
         self._max_bytes = max_bytes
-        self._done: deque[tuple[Done, int]] = deque()
-        self._bytes = 0
+        self._done: deque[tuple[Done, float]] = deque()
+        self._bytes = 0.0
 
     @property
     def open(self) -> bool:
@@ -54,9 +47,11 @@ class Backlog:
 
     def add(self, done: Done) -> None:
         """One more update."""
-        size = done.size
+        size = sum(bytes_of(work) for work in done.works)
         self._done.append((done, size))
         self._bytes += size
+        if len(self._done) > _MOST:
+            self._bytes -= self._done.popleft()[1]
         if self._bytes > self._max_bytes:
             self._max_bytes = 0.0
             self.clear()
@@ -66,11 +61,10 @@ class Backlog:
         while self._done and self._done[0][0].updates <= updates:
             self._bytes -= self._done.popleft()[1]
 
-    def since(self, updates: int) -> tuple[Done, ...]:
-        """All updates after the first `updates`; none if one of them is not known."""
+    def since(self, updates: int, *, until: int) -> tuple[Done, ...]:
+        """All updates after the first `updates`, of `until`; none if one of them is not known."""
         found = tuple(done for done, _ in self._done if done.updates > updates)
-        known = all(done.updates == updates + 1 + i for i, done in enumerate(found))
-        return found if known else ()
+        return found if [done.updates for done in found] == list(range(updates + 1, until + 1)) else ()
 
     def keep_until(self, updates: int) -> None:
         """The weights contain so many updates now."""
@@ -80,18 +74,14 @@ class Backlog:
     def clear(self) -> None:
         """Drop all."""
         self._done.clear()
-        self._bytes = 0
+        self._bytes = 0.0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Whether batches have proved too large; the batches themselves are not saved."""
+        return {"open": self.open}
 
-def size_of(batch: Any, depth: int = 0) -> int:
-    """Bytes of all tensors in a batch; one that came from a worker process counts for a megabyte at least."""
-    if isinstance(batch, Tensor):
-        shared = batch.device.type == "cpu" and batch.is_shared()  # type: ignore[no-untyped-call]
-        return max(batch.nbytes, _HANDLE) if shared else batch.nbytes
-    if depth > _DEEPEST:
-        return 0
-    if isinstance(batch, Mapping):
-        return sum(size_of(part, depth + 1) for part in batch.values())
-    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-        return sum(size_of(part, depth + 1) for part in batch)
-    return 0
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.clear()
+        if not state["open"]:
+            self._max_bytes = 0.0

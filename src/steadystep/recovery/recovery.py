@@ -3,13 +3,16 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 from steadystep import state
 from steadystep.accumulation import Passes, Work
 from steadystep.records import WEIGHTS_EVERY, Outcome, Signals, Witness
 from steadystep.recovery.backlog import Backlog, Done
 from steadystep.recovery.snapshots import Kept, Snapshot, Snapshots
+
+Options = tuple[Mapping[str, Any], ...]
+"""The numbers of each parameter group."""
 
 _WITNESSES = 2  # states whose weights are tried; older ones are so much worse that the present always looks good
 _SPARE = 4  # steps until damage shows
@@ -41,8 +44,8 @@ class Recovery(Protocol):
         """Whether `remember` makes use of what it is given."""
         ...
 
-    def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, rates: tuple[float, ...]) -> None:
-        """An update was taken that could be made again, with these learning rates."""
+    def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, options: Options) -> None:
+        """An update was taken that could be made again, with these options of the parameter groups."""
         ...
 
     def schedules(self) -> Callable[[], None]:
@@ -53,8 +56,8 @@ class Recovery(Protocol):
         """The updates after the first `updates`, if all of them are remembered."""
         ...
 
-    def caught_up(self, updates: int, last: Sequence[Done] = ()) -> None:
-        """After a rollback: the weights contain so many updates now, and `last` is one that was not known yet."""
+    def caught_up(self, restored: int, made: Sequence[Done]) -> None:
+        """After a rollback to so many updates: those that were made again since, as they went this time."""
         ...
 
     def testify(self, signals: Signals, *, before: int) -> Witness | None:
@@ -91,7 +94,7 @@ class NoRecovery:
 
     remembers = False
 
-    def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, rates: tuple[float, ...]) -> None:
+    def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, options: Options) -> None:
         """Nothing to remember."""
 
     def schedules(self) -> Callable[[], None]:
@@ -102,7 +105,7 @@ class NoRecovery:
         """Nothing is known of them."""
         return ()
 
-    def caught_up(self, updates: int, last: Sequence[Done] = ()) -> None:
+    def caught_up(self, restored: int, made: Sequence[Done]) -> None:
         """Nothing is known of them."""
 
     def testify(self, signals: Signals, *, before: int) -> Witness | None:
@@ -143,6 +146,8 @@ class InMemory:
         """A snapshot is to be taken; the learning rate it belongs to."""
         self._suspected_since: int | None = None
         self._largest_lr = 0.0
+        self._updates = 0
+        """Contained in the weights."""
         self._lr_mult = 1.0
         """What the last update's learning rate was multiplied by: states remember the one in use."""
 
@@ -163,7 +168,7 @@ class InMemory:
 
     def after(self, outcome: Outcome, *, updates: int, calm: bool, suspected_since: int | None) -> None:
         """Plan another snapshot when it is time."""
-        signals, self._suspected_since = outcome.signals, suspected_since
+        signals, self._suspected_since, self._updates = outcome.signals, suspected_since, updates
         if not outcome.stepped or signals is None:
             return
         self._lr_mult = outcome.lr_mult
@@ -180,10 +185,11 @@ class InMemory:
         """Until batches have proved too large."""
         return self._backlog.open
 
-    def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, rates: tuple[float, ...]) -> None:
+    def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, options: Options) -> None:
         """Keep references to the batches of this update."""
-        if outcome.signals is not None and rates:
-            used = tuple(rate * outcome.lr_mult for rate in rates)
+        if outcome.signals is not None and options:
+            mult = outcome.lr_mult
+            used = tuple({**group, "lr": group["lr"] * mult} for group in options) if mult != 1.0 else options
             self._backlog.add(Done(tuple(works), outcome.signals, used, outcome.plan.norm, updates))
 
     def schedules(self) -> Callable[[], None]:
@@ -192,13 +198,13 @@ class InMemory:
 
     def missed(self, updates: int) -> tuple[Done, ...]:
         """From the backlog."""
-        return self._backlog.since(updates)
+        return self._backlog.since(updates, until=self._updates)
 
-    def caught_up(self, updates: int, last: Sequence[Done] = ()) -> None:
+    def caught_up(self, restored: int, made: Sequence[Done]) -> None:
         """What was not made again is gone."""
-        self._backlog.keep_until(updates - len(last))
-        for done in last:
-            self._backlog.add(replace(done, updates=updates))
+        self._backlog.keep_until(restored)
+        for number, done in enumerate(made, start=restored + 1):
+            self._backlog.add(replace(done, updates=number))
 
     def testify(self, signals: Signals, *, before: int) -> Witness | None:
         """Of two states the one that does less well counts, so both must be better than the present weights.

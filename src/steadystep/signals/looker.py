@@ -80,7 +80,8 @@ class Looker:
         if batches:
             self._inputs.add(batches[0])
             of_batch = batch_rms(batches[0])
-        here = of_batch is not None and of_batch.device == losses[0].device
+        # why: a batch that is still on the host costs no transfer; one on another device rides along after all
+        here = of_batch is not None and (of_batch.device.type != "cpu" or losses[0].device.type == "cpu")
         samples, first_batches = self._probes.pending(), self._inputs.pending()
 
         # The only host read of a healthy step; everything rides along.
@@ -102,7 +103,7 @@ class Looker:
         )
         weight_norms = tuple(islice(host, len(of_weights)))
         if of_batch is not None:
-            size = next(host) if here else float(of_batch)  # sync: none, a batch elsewhere is still on the host
+            size = next(host) if here else float(of_batch)  # sync: none, it is on the host
         signals = Signals(
             step=step,
             loss=seen[0] if len(seen) == 1 else _mean(seen, weights),

@@ -4,12 +4,12 @@ Gradients tell what updates will do to the weights, not what else has happened t
 embedding that no batch uses, a layer that somebody's code has zeroed.
 """
 
-from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
+from steadystep.clip.sharded import local_part
 from steadystep.norms import Layout, layout_of, measure
 from steadystep.records import WEIGHTS_EVERY
 from steadystep.signals.gradients import Gradients
@@ -41,7 +41,7 @@ class WeightNorms:
         if not self._wanted:
             return []
         self._names, parameters = self._gradients.named()
-        weights: list[Tensor] = [parameter.detach() for parameter in parameters]
+        weights: list[Tensor] = [local_part(parameter).detach() for parameter in parameters]
         if self._layout is None or not self._layout.fits(weights):
             self._layout = layout_of(weights)
         try:
@@ -49,8 +49,3 @@ class WeightNorms:
         except (RuntimeError, NotImplementedError):  # why: weights that torch cannot measure must not cost the step
             self._wanted = False
             return []
-
-
-def not_finite(names: Sequence[str], norms: Sequence[float]) -> tuple[str, ...]:
-    """Those whose norm is NaN or infinite."""
-    return tuple(name for name, norm in zip(names, norms, strict=True) if norm - norm != 0.0)

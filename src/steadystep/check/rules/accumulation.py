@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from steadystep.check.context import Context, Cycle, hit
-from steadystep.check.events import Event, implied, meets
+from steadystep.check.events import implied, meets
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, name_of
 from steadystep.check.rules.counting import COUNTED, counting
@@ -64,13 +64,14 @@ def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
         node = backward.inner.node
         head = ast.unparse(node.iter) + ast.unparse(node.target) if isinstance(node, ast.For) else ""
         counted = isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and name_of(node.iter.func) == "range"
+        in_parts = ".chunk(" in head or (not counted and "micro" in head.lower())
         inside = [e for e in cycle.events if backward.inner in e.loops]
-        if not counted or not (COUNTED.search(head) or "micro" in head.lower()):
+        if not in_parts and not (counted and (COUNTED.search(head) or "micro" in head.lower())):
             continue
         if any(e.kind in ("zero", "step", "opaque") for e in inside) or rescales_gradients(script):
             continue
         if backward.loss is not None and _is_mean(script, backward.loss, backward.node):
-            counts = node.iter.args if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) else []
+            counts = node.iter.args if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and counted else []
             many = ast.unparse(counts[0]) if len(counts) == 1 else ""
             fixed = f"{ast.unparse(backward.loss)} / {many}"
             edit = context.edit().replace(backward.loss, fixed if backward.scaled else f"({fixed})")

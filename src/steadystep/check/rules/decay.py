@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
 from steadystep.check.names import argument, calls_in, last, name_of
-from steadystep.check.roles import number
+from steadystep.check.numbers import number
 from steadystep.check.script import Script
 
 _SPARED = re.compile(r"no_?(weight_?)?decay|without_?decay|undecayed|nodecay|no_wd", re.I)

@@ -6,7 +6,8 @@ from typing import Literal
 from steadystep.check.bindings import parameters, passed
 from steadystep.check.names import last, name_of
 from steadystep.check.roles import is_module_class
-from steadystep.check.script import Script
+from steadystep.check.script import Function, Script
+from steadystep.check.targets import target_of
 
 Ending = Literal["softmax", "log_softmax", "sigmoid"]
 Found = tuple[Ending, ast.AST]
@@ -22,6 +23,8 @@ def ending_of(
     """What an expression, or one part of a tuple or a table, was put through last."""
     if depth > 7:
         return None
+    if isinstance(node, ast.NamedExpr):
+        node = node.value
     if isinstance(node, ast.Name):
         return _of_name(script, node, at, depth, part)
     if part is not None and isinstance(node, ast.Tuple | ast.List | ast.Dict):
@@ -45,6 +48,9 @@ def ending_of(
     name = name_of(node.func)
     if name in ("self", "self.forward"):
         return _of_self(script, node, depth, part)
+    function = target_of(node, script)
+    if function is not None and function.name not in ("__call__", "forward"):
+        return _of_returns(script, function, depth, part)
     return _of_value(script, name.removesuffix(".forward"), node, depth, part)
 
 
@@ -157,7 +163,11 @@ def _defines(owner: ast.ClassDef, name: str) -> bool:
 def _of_forward(script: Script, owner: ast.ClassDef, depth: int, part: int | str | None) -> Found | None:
     """What every return of `forward` ends in; two kinds of returns mean nothing is known."""
     forward = next((m for m in owner.body if isinstance(m, ast.FunctionDef) and m.name == "forward"), None)
-    returns = [n for n in ast.walk(forward) if isinstance(n, ast.Return) and n.value is not None] if forward else []
+    return _of_returns(script, forward, depth, part) if forward is not None else None
+
+
+def _of_returns(script: Script, function: Function, depth: int, part: int | str | None) -> Found | None:
+    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
     found = [ending_of(script, r.value, r, depth + 1, part) for r in returns if r.value is not None]
     if not found or any(f is None for f in found) or len({f[0] for f in found if f}) != 1:
         return None

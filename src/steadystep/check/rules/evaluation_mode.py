@@ -143,7 +143,7 @@ def called_quietly(script: Script, scope: Scope) -> bool:
 
 
 def wants_gradients(script: Script, scope: Scope, at: ast.AST) -> bool:
-    """Whether a function, or the statement of the module, works with gradients itself, as an attack or a penalty does."""
+    """Whether a function, or a statement of the module, works with gradients itself, as an attack does."""
     owner: ast.AST = scope if scope is not None else _top(script, at)
     for node in ast.walk(owner):
         if isinstance(node, ast.Attribute | ast.Name) and last(name_of(node)) in _GRADIENTS:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
-from steadystep.check.names import argument, last, name_of
+from steadystep.check.names import argument, last, name_of, path_of
 from steadystep.check.rules.endings import FUNCTIONS, LAYERS, Ending, ending_of
 from steadystep.check.script import Script
 
@@ -50,7 +50,7 @@ def _loss_kind(script: Script, call: ast.Call) -> str:
         return _LOSSES[full]
     if isinstance(call.func, ast.Call):
         return _CRITERIA.get(last(script.full(call.func.func)), "")
-    values = script.values(name_of(call.func), call)
+    values = script.values(path_of(call.func), call)
     kinds = {_CRITERIA.get(last(script.full(v.func)), "") if isinstance(v, ast.Call) else "" for v in values}
     kinds |= {_CRITERIA[last(script.full(v.func.value.func))] for v in values if _moved_criterion(script, v)} - {""}  # type: ignore[attr-defined]
     kinds -= {""} if len(kinds) > 1 and all(_moved_criterion(script, v) for v in values) else set()

@@ -93,7 +93,9 @@ def _where_it_was_cut(script: Script, event: Event, loss: ast.expr) -> tuple[ast
     if cut is not None:
         return found[0], cut
     ways = [] if _goes_back_inside(script, found[1]) else origins(script, loss, event.node)
-    cuts = [(stmt, cut_at(_inside_tensor(script, _bare(value)))) for stmt, value in ways]
+    bare = [(stmt, inner) for stmt, inner in ((stmt, _bare(value)) for stmt, value in ways) if inner is not None]
+    ways = [way for stmt, inner in bare for way in origins(script, inner, stmt) or [(stmt, inner)]]
+    cuts = [(stmt, cut_at(_inside_tensor(script, value))) for stmt, value in ways]
     if cuts and all(c is not None for _, c in cuts):
         return cuts[0]
     return _cut_output(script, *found) or (found[0], None)

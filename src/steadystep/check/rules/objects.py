@@ -13,7 +13,6 @@ from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 
 
-
 def check(context: Context) -> Iterator[Hit]:
     """Both."""
     for calls in list(context.script.calls.values()):

@@ -24,7 +24,7 @@ def origins(script: Script, expr: ast.expr | None, at: ast.AST, part: Part = Non
     match expr:
         case ast.Subscript(slice=ast.Constant(value=str() | int() as key)) if part is None:
             return origins(script, expr.value, at, key, depth + 1)
-        case ast.Attribute() if part is None and isinstance(expr.value, ast.Name) and _local(script, expr.value.id, at):
+        case ast.Attribute(value=ast.Name(id=name)) if part is None and _is_field(script, expr, name, at):
             return origins(script, expr.value, at, expr.attr, depth + 1)
         case ast.Name():
             return _of_name(script, expr.id, at, part, depth)
@@ -47,8 +47,9 @@ def straight(script: Script, first: ast.stmt, then: ast.stmt) -> bool:
     return place in (scope, script.parents.get(then), *script.ancestors(then))
 
 
-def _local(script: Script, name: str, at: ast.AST) -> bool:
-    return (script.scope_of(at), name) in script.assigned
+def _is_field(script: Script, expr: ast.Attribute, name: str, at: ast.AST) -> bool:
+    """A field of a record that is made here, and nothing that every tensor has."""
+    return expr.attr not in ("data", "grad", "T", "mT", "real") and (script.scope_of(at), name) in script.assigned
 
 
 def _of_name(script: Script, name: str, at: ast.AST, part: Part, depth: int) -> list[Origin]:
@@ -107,7 +108,7 @@ def _held(expr: ast.expr, part: str | int) -> ast.expr | None:
     if isinstance(expr, ast.Dict):
         pairs = zip(expr.keys, expr.values, strict=True)
         return next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == part), None)
-    if isinstance(expr, ast.Call) and path_of(expr.func):
-        if last(path_of(expr.func)) in ("dict", "SimpleNamespace") or last(path_of(expr.func))[:1].isupper():
-            return next((k.value for k in expr.keywords if k.arg == part), None)
+    made = last(path_of(expr.func)) if isinstance(expr, ast.Call) else ""
+    if isinstance(expr, ast.Call) and (made in ("dict", "SimpleNamespace") or made[:1].isupper()):
+        return next((k.value for k in expr.keywords if k.arg == part), None)
     return None

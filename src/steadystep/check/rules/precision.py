@@ -1,4 +1,4 @@
-"""Mixed precision: SS201 a scaler for bf16, SS202 fp16 without one, SS203 no update, SS204 a step past it."""
+"""The type of mixed precision: SS201 a scaler for bf16, SS202 fp16 without one."""
 
 import ast
 import re
@@ -18,14 +18,15 @@ _OF_FEATURES = ("StandardScaler", "MinMaxScaler", "RobustScaler", "MaxAbsScaler"
 
 
 def check(context: Context) -> Iterator[Hit]:
-    """All four."""
-    casts = [c for c in context.script.calls.get("autocast", ()) if _is_autocast(context, c)]
+    """Both."""
+    script = context.script
+    casts = [c for c in script.calls.get("autocast", ()) if _is_autocast(context, c)]
+    casts += [c for c in script.calls.get("partial", ()) if c.args and "autocast" in script.full(c.args[0])]
     yield from _scaler_for_bf16(context, casts)
     yield from _fp16_bare(context, casts)
     yield from _in_forward(context, casts)
+    yield from _by_a_name(context, casts)
     yield from _whole_in_fp16(context)
-    yield from _never_updated(context)
-    yield from _past_the_scaler(context)
 
 
 def _is_autocast(context: Context, call: ast.Call) -> bool:
@@ -37,12 +38,14 @@ def _dtype(context: Context, call: ast.Call) -> str:
     script, full = context.script, context.script.full(call.func)
     given = next((k.value for k in call.keywords if k.arg == "dtype"), None)
     old = ".cuda.amp." in full
+    if last(full) == "partial" and given is None:
+        return ""
     if given is None and len(call.args) > 1 and not old and not isinstance(call.args[1], ast.Constant):
         given = call.args[1]
     if given is not None:
         names = {script.full(given)}
-        if isinstance(given, ast.Name | ast.Attribute) and not script.full(given).startswith("torch."):
-            names = {script.full(v) for v in script.values(name_of(given), call)}
+        if path_of(given) and not script.full(given).startswith("torch."):
+            names = {script.full(v) for v in script.values(path_of(given), call)}
         if names and names <= set(_FP16):
             return "fp16"
         return "bf16" if names and names <= set(_BF16) else ""
@@ -115,6 +118,23 @@ def _in_forward(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
             yield hit("SS202", cast, "fp16 autocast without a GradScaler", snippet=_SCALED)
 
 
+def _by_a_name(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
+    """`ctx = torch.autocast(...)` once, and `with ctx:` in the loop that trains."""
+    script = context.script
+    if not casts or _is_scaled(context):
+        return
+    loops = {c.loop.node for c in context.cycles if c.loop is not None and _plainly_trains(c)}
+    for cast in casts:
+        stmt = script.parents.get(cast)
+        name = name_of(stmt.targets[0]) if isinstance(stmt, ast.Assign) else ""
+        withs = [
+            n for n in script.nodes if isinstance(n, ast.With) and name in {name_of(i.context_expr) for i in n.items}
+        ]
+        used = name and any(loops & set(script.loops_of(w)) for w in withs)
+        if used and len(script.named.get(name, ())) == 1 and _dtype(context, cast) == "fp16" and _always_on(cast):
+            yield hit("SS202", cast, "fp16 autocast without a GradScaler", snippet=_SCALED)
+
+
 def _plainly_trains(cycle: Cycle) -> bool:
     return cycle.step.kind == "step" and bool(cycle.of("backward")) and not any(e.managed for e in cycle.events)
 
@@ -184,33 +204,6 @@ def _has_factor(node: ast.expr | None) -> bool:
     if isinstance(node, ast.BinOp):
         return _has_factor(node.left) or _has_factor(node.right)
     return node is not None and "scal" in name_of(node).lower()
-
-
-def _never_updated(context: Context) -> Iterator[Hit]:
-    updated = {last(e.local) for e in context.events("scaler-update")}
-    for call in context.script.calls.get("update", ()):
-        updated.add(last(name_of(call.func).rpartition(".")[0]))
-    for event in context.events("scaler-step"):
-        if last(event.local) not in updated:
-            diff = context.edit().put_after(event.stmt, f"{event.local}.update()").diff()
-            yield hit("SS203", event.node, f"{event.local}.update() is never called", diff=diff)
-
-
-def _past_the_scaler(context: Context) -> Iterator[Hit]:
-    if any(True for _ in context.events("scaler-step", "unscale")) or context.mentions("unscale_", "unscale_gradients"):
-        return
-    for cycle in context.cycles:
-        step = cycle.step
-        if step.kind != "step":
-            continue
-        before = next((e for e in cycle.before(step) if e.kind == "backward" and meets(e, step)), None)
-        if before is not None and before.scaled and context.roles.of(before.local, before.node) == "scaler":
-            fixed = f"{before.local}.step({step.local})"
-            edit = context.edit().replace(step.node, fixed)
-            if not any(True for _ in context.events("scaler-update")):
-                edit.put_after(step.stmt, f"{before.local}.update()")
-            message = f"{step.local}.step() uses scaled gradients: {fixed} takes the scale out first"
-            yield hit("SS204", step.node, message, diff=edit.diff())
 
 
 _SCALED = """scaler = torch.amp.GradScaler("cuda")

@@ -62,10 +62,10 @@ def by_hand(context: Context) -> Iterator[ast.BinOp]:
                 yield from (r for r in _compared(function) if _argument_is_a_step(script, function))
             yield from (r for r in _in_the_loop(script, node) if _counts_steps(r))
         else:
-            function = script.scope_of(node)
-            sites = script.calls.get(function.name, ()) if function is not None else ()
-            if function is not None and sites and all(loops & set(script.loops_of(c)) for c in sites):
-                yield from (r for r in _ramps(function) if _counts_steps(r) and _steps_are_given(script, function))
+            writer = script.scope_of(node)
+            sites = script.calls.get(writer.name, ()) if writer is not None else ()
+            if writer is not None and sites and all(loops & set(script.loops_of(c)) for c in sites):
+                yield from (r for r in _ramps(writer) if _counts_steps(r) and _steps_are_given(script, writer))
 
 
 def divisor(ratio: ast.BinOp) -> ast.expr:

@@ -11,7 +11,15 @@ from steadystep.check.targets import target_of
 _NEW_FROM_OLD = ("FSDP", "FullyShardedDataParallel", "deepcopy", "get_peft_model")
 _GROWS = ("resize_token_embeddings", "add_adapter", "reset_classifier")
 _ADDS = ("add_module", "register_module", "register_parameter")
-_SIZES = ("in_features", "out_features", "in_channels", "out_channels", "embedding_dim", "num_features", "num_embeddings")
+_SIZES = (
+    "in_features",
+    "out_features",
+    "in_channels",
+    "out_channels",
+    "embedding_dim",
+    "num_features",
+    "num_embeddings",
+)
 _WITHOUT = ("Identity", "Dropout", "ReLU", "GELU", "Flatten", "Softmax", "Sigmoid", "Tanh")
 
 
@@ -50,7 +58,7 @@ def _uses(value: ast.expr, model: str) -> bool:
 
 
 def _by_call(script: Script, call: ast.Call, model: str, depth: int) -> bool:
-    """`model.resize_token_embeddings(n)`, `setattr(model, "fc", nn.Linear(...))`, a function of this file that does it."""
+    """`model.resize_token_embeddings(n)`, `setattr(model, "fc", nn.Linear(...))`, a function that does it."""
     owner = path_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     leaf = call.func.attr if isinstance(call.func, ast.Attribute) else path_of(call.func)
     if owner and (owner == model or owner.startswith(f"{model}.")):
@@ -62,6 +70,8 @@ def _by_call(script: Script, call: ast.Call, model: str, depth: int) -> bool:
     function = target_of(call, script) if depth < 1 else None
     if function is None:
         return False
+    if owner == "self" and model.startswith("self."):
+        return any(replaces(script, inner, model, depth + 1) for inner in function.body)
     names = parameters(function)
     skip = 1 if names[:1] in (["self"], ["cls"]) else 0
     for position, name in enumerate(names[skip:]):

@@ -7,18 +7,16 @@ from steadystep.check.bindings import parameters, passed
 from steadystep.check.context import Context, hit
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
-from steadystep.check.names import calls_in, last, name_of
-from steadystep.check.roles import is_model_call, makes_module
+from steadystep.check.names import last, looks_like_loss, name_of
+from steadystep.check.roles import makes_module
+from steadystep.check.rules.graphs import graph_of, may_hold_a_graph
 from steadystep.check.rules.loss import cut_at
-from steadystep.check.rules.passes import leads_to_one
 from steadystep.check.rules.zeroing import only_goes_back
 from steadystep.check.script import Function, Script
 
 Loop = ast.For | ast.AsyncFor | ast.While
 _MOVES = ("to", "cuda", "cpu", "float", "long", "half", "view", "reshape", "flatten", "squeeze", "unsqueeze")
-_PUTS = ("append", "extend", "insert", "add", "update", "push", "appendleft", "put")
 _NEW_TENSORS = ("ones", "zeros", "full", "rand", "randn", "randint", "empty", "tensor", "arange", "eye", "ones_like")
-_NO_GRAPHS = ("torch", "numpy", "random", "math", "argparse", "time", "os", "itertools", "copy")
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"})
 
 
@@ -37,15 +35,18 @@ def _retained(context: Context, event: Event) -> Iterator[Hit]:
         return
     root = next(r for r in context.roots if event in r)
     others = [e for e in root if e.kind in ("backward", "grad-call", "opaque") and event.inner in e.loops]
-    if event.inner is None or any(e.kind != "backward" for e in others):
+    again = sum(e.node is call for e in others) != 1
+    if event.inner is None or again or any(e.kind != "backward" for e in others):
         return
     if any(k.arg == "create_graph" for k in call.keywords) or not any(e.kind in ("step", "scaler-step") for e in root):
         return
     loops, function = script.loops_of(call), script.scope_of(call)
     if not loops and function is None:
         return
-    graph = _graph(script, event, loops[0] if loops else None)
+    graph = graph_of(script, event, loops[0] if loops else None)
     if graph is None or (not loops and not _starts_and_ends_here(script, function, graph)):
+        return
+    if len(others) > 1 and not looks_like_loss(name_of(event.loss)):
         return
     later = [e for e in others if root.index(e) > root.index(event)]
     if any(_goes_through(context, event, graph, other) for other in later):
@@ -64,7 +65,7 @@ def _goes_through(context: Context, event: Event, graph: set[str], other: Event)
         return bool(loops)  # without a loop nothing leaves the function that this one is in
     if loops and loops[0] not in script.loops_of(other.node):
         return True
-    theirs = _graph(script, other, loops[0] if loops else None)
+    theirs = graph_of(script, other, loops[0] if loops else None)
     return theirs is None or any(not _is_graph_free(script, name, event.node) for name in graph & theirs)
 
 
@@ -98,77 +99,6 @@ def _remembers(script: Script) -> bool:
 def _without(call: ast.Call, keyword: str) -> str:
     kept = ast.Call(func=call.func, args=call.args, keywords=[k for k in call.keywords if k.arg != keyword])
     return ast.unparse(ast.copy_location(kept, call))
-
-
-def _graph(script: Script, event: Event, loop: Loop | None) -> set[str] | None:
-    """The names that the loss comes from; None when some of it comes from outside or from an earlier pass.
-
-    Without a loop in the function, one call of it is a pass.
-    """
-    scope = script.scope_of(event.node)
-    body: ast.AST = loop or scope or script.tree
-    inside = {id(n) for n in ast.walk(body)}
-    waiting, seen = [event.loss], set[str]()
-    while waiting:
-        expr = waiting.pop()
-        for name in _read(expr) - seen if expr is not None else ():
-            seen.add(name)
-            assigned = script.assigned.get((scope, name), ())
-            if _carried(script, [a for a in assigned if id(a[0]) in inside], name, event, loop):
-                return None
-            for stmt, value in assigned:
-                if id(stmt) in inside:
-                    waiting.append(value)
-                elif _may_hold_a_graph(script, value) or _may_grow(body, name):
-                    return None
-    return seen
-
-
-def _may_grow(body: ast.AST, name: str) -> bool:
-    """A list or a table from outside that something is put into here, perhaps with its graph."""
-    for node in ast.walk(body):
-        if isinstance(node, ast.Attribute) and node.attr in _PUTS and name_of(node.value) == name:
-            return True
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and name_of(node.value) == name:
-            return True
-    return False
-
-
-def _read(expr: ast.expr) -> set[str]:
-    """Names whose values go in with their graphs; what is only called is a function, not a value."""
-    cuts = [n for n in ast.walk(expr) if isinstance(n, ast.expr) and cut_at(n) is not None]
-    gone = {id(n) for cut in cuts for n in ast.walk(cut)}
-    gone |= {id(n.func) for n in ast.walk(expr) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    return {n.id for n in ast.walk(expr) if isinstance(n, ast.Name) and id(n) not in gone}
-
-
-def _carried(
-    script: Script, assigned: list[tuple[ast.stmt, ast.expr]], name: str, event: Event, loop: Loop | None
-) -> bool:
-    """Whether a name takes something of itself from pass to pass: `h = f(h)`, if nothing in the pass made it anew."""
-    early = sorted((a for a in assigned if a[0].lineno <= event.line), key=lambda a: a[0].lineno)
-    own = [(s, v) for s, v in early if name in {n.id for n in ast.walk(v) if isinstance(n, ast.Name)}]
-    if not own or loop is None:
-        return False
-    around = [a for a in script.loops_of(own[0][0]) if a is loop or loop in script.ancestors(a)]
-    if any(not isinstance(a, ast.While) and name in {name_of(t) for t in ast.walk(a.target)} for a in around):
-        return False  # the loop gives a new one each time
-    first = early[0][0]
-    return early[0] in own or not isinstance(first, ast.Assign) or script.parents.get(first) is not loop
-
-
-def _may_hold_a_graph(script: Script, value: ast.expr) -> bool:
-    """A network has run for it, or a function that this file does not show."""
-    for call in calls_in(value):
-        if is_model_call(call, script) or leads_to_one(call, script):
-            return True
-        name = name_of(call.func)
-        imported = script.imports.get(name, "")
-        if imported and not imported.startswith(_NO_GRAPHS) and last(imported)[:1].islower():
-            return True
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("forward", "encode", "embed", "features"):
-            return True
-    return False
 
 
 def _starts_and_ends_here(script: Script, function: Function | None, graph: set[str]) -> bool:
@@ -237,4 +167,4 @@ def _from_a_loop(script: Script, value: ast.expr | None, at: ast.AST) -> bool:
     if not any(value.id == name_of(n) for t in targets for n in ast.walk(t)):
         return False
     changed = script.assigned.get((script.scope_of(at), value.id), ())
-    return all(not _may_hold_a_graph(script, v) for _, v in changed)
+    return all(not may_hold_a_graph(script, v) for _, v in changed)

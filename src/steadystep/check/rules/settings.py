@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
-from steadystep.check.names import argument, last, looks_like_loss, name_of
-from steadystep.check.roles import ADAM_LIKE, number, written_at
+from steadystep.check.names import argument, last, looks_like_loss, name_of, path_of
+from steadystep.check.numbers import number, written_at
+from steadystep.check.roles import ADAM_LIKE
 from steadystep.check.script import Script
 
 _USUAL = {"adam": (1e-8, 0.1), "SGD": (1e-6, 30.0), "RMSprop": (1e-9, 0.1), "Lion": (1e-9, 0.03)}
@@ -33,20 +34,39 @@ def _odd_rates(context: Context) -> Iterator[Hit]:
                 continue
             kind = last(context.script.full(call.func))
             usual = _USUAL.get("adam" if kind in ADAM_LIKE else kind)
-            given = argument(call, 1, "lr")
-            rate = number(given, context.script, call)
-            if usual is None or given is None or rate is None or rate == 0:
+            if usual is None:
                 continue
             if kind in ADAM_LIKE and _is_pretrained(context, call):
                 usual = (usual[0], _FINE_TUNED)
-            least = usual[0] * (_SUMMED if kind == "SGD" and not _averaged(context) else 1.0)
-            if least <= rate <= usual[1] or (rate < least and _is_raised(context)):
-                continue
-            if rate > usual[1] and _is_a_factor(context, rate, usual[1]):
-                continue
-            message = f"a learning rate of {rate:g} for {kind}: {usual[0]:g} to {usual[1]:g} is what it is used with"
-            where = written_at(given, context.script, call)
-            yield hit("SS502", where, message, snippet=f"lr={'1e-3' if kind in ADAM_LIKE else '0.1'}")
+            for given in _rates(context.script, call):
+                yield from _odd(context, call, given, usual)
+
+
+def _rates(script: Script, optimizer: ast.Call) -> Iterator[ast.expr]:
+    """The rate of an optimizer, by its place, its name or a table of options, and those of its groups."""
+    given = argument(optimizer, 1, "lr")
+    if given is not None:
+        yield given
+    for options in (k.value for k in optimizer.keywords if k.arg is None and path_of(k.value)):
+        yield from {id(v): v for v in script.values(f"{path_of(options)}['lr']", optimizer)}.values()
+    groups = argument(optimizer, 0, "params")
+    for group in groups.elts if isinstance(groups, ast.List) else ():
+        pairs = zip(group.keys, group.values, strict=True) if isinstance(group, ast.Dict) else ()
+        yield from (v for k, v in pairs if isinstance(k, ast.Constant) and k.value == "lr")
+
+
+def _odd(context: Context, call: ast.Call, given: ast.expr, usual: tuple[float, float]) -> Iterator[Hit]:
+    kind, rate = last(context.script.full(call.func)), number(given, context.script, given)
+    if rate is None or rate == 0:
+        return
+    least = usual[0] * (_SUMMED if kind == "SGD" and not _averaged(context) else 1.0)
+    if least <= rate <= usual[1] or (rate < least and _is_raised(context)):
+        return
+    if rate > usual[1] and _is_a_factor(context, rate, usual[1]):
+        return
+    message = f"a learning rate of {rate:g} for {kind}: {usual[0]:g} to {usual[1]:g} is what it is used with"
+    where = written_at(given, context.script, given)
+    yield hit("SS502", where, message, snippet=f"lr={'1e-3' if kind in ADAM_LIKE else '0.1'}")
 
 
 def _trains_a_network(context: Context, optimizer: ast.Call) -> bool:

@@ -7,6 +7,7 @@ from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.edits import can_move, source_of
 from steadystep.check.events import Event, implied, meets
 from steadystep.check.hit import Hit
+from steadystep.check.rules.counting import counting
 from steadystep.check.rules.zeroing import optimizer_written
 
 
@@ -26,8 +27,8 @@ def _schedule_first(context: Context, cycle: Cycle) -> Iterator[Hit]:
         loop = schedule.inner
         if loop is None or loop not in step.loops or _arguments(schedule) or not implied(schedule, step):
             continue
-        if _on_purpose(context, schedule):
-            continue
+        if _on_purpose(context, schedule) or _skips(context, schedule, step):
+            continue  # with steps that are left out it is SS105
         inside = [e for e in cycle.root if loop in e.loops]
         if any(e.kind in ("step", "scaler-step", "opaque") for e in inside[: inside.index(schedule)]):
             continue
@@ -52,7 +53,8 @@ def _schedule_on_skips(context: Context, cycle: Cycle) -> Iterator[Hit]:
     backward = next((e for e in cycle.before(step) if e.kind == "backward" and meets(e, step)), None)
     if backward is None or backward.managed:
         return
-    for schedule in cycle.after(step):
+    early = [e for e in cycle.before(step) if _skips(context, e, step)]
+    for schedule in [*early, *cycle.after(step)]:
         if schedule.kind != "schedule" or schedule.inner != step.inner or _arguments(schedule):
             continue
         extra = set(step.branch) - set(schedule.branch)
@@ -66,6 +68,12 @@ def _schedule_on_skips(context: Context, cycle: Cycle) -> Iterator[Hit]:
             diff = context.edit().remove(schedule.stmt).put_after(step.stmt, *moved).diff()
         message = f"{schedule.local}.step() also counts the passes in which {step_name(step)} is not called"
         yield hit("SS105", schedule.node, message, diff=diff)
+
+
+def _skips(context: Context, schedule: Event, step: Event) -> bool:
+    """The step is made once in so many batches, and the schedule is not."""
+    extra = set(step.branch) - set(schedule.branch)
+    return schedule.inner == step.inner and any(counting(context, *arm) is not None for arm in extra)
 
 
 def _elsewhere(other: Event, step: Event, schedule: Event) -> bool:

@@ -7,7 +7,8 @@ from steadystep.check.context import Context, hit
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_model, looks_like_optimizer, name_of, path_of
-from steadystep.check.roles import is_model_call, number
+from steadystep.check.numbers import number
+from steadystep.check.roles import is_model_call
 from steadystep.check.rules.handed_back import handed_back
 from steadystep.check.rules.loss import cut_at, under_no_grad
 from steadystep.check.rules.meters import in_a_meter, in_training_step
@@ -150,12 +151,19 @@ def _listed(context: Context, event: Event, name: str, loop: ast.For | ast.Async
         if script.scope_of(call) is not scope or loop not in script.ancestors(call) or len(call.args) != 1:
             continue
         held = path_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        if name_of(call.args[0]) != name or not _only_grows(script, held, call, loop, scope):
+        kept = _kept(call.args[0], name)
+        if kept is None or not _only_grows(script, held, call, loop, scope):
             continue
         if _goes_back(script, held, scope) or under_no_grad(script, call) or _is_cut_before(script, event, name, call):
             continue
-        diff = context.edit().replace(call.args[0], f"{name}.detach()").diff()
+        diff = context.edit().replace(kept, f"{name}.detach()").diff()
         yield hit("SS302", script.stmt_of(call), f"{held} keeps {name} with its graph", diff=diff)
+
+
+def _kept(given: ast.expr, name: str) -> ast.expr | None:
+    """The loss itself, alone or as a part of a record that is written out."""
+    parts = given.values if isinstance(given, ast.Dict) else given.elts if isinstance(given, ast.Tuple) else [given]
+    return next((part for part in parts if name_of(part) == name), None)
 
 
 def _steps_in(context: Context, event: Event) -> bool:

@@ -13,6 +13,7 @@ from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 
 _SCORE = re.compile(r"^(val|valid|validation|test|dev|eval|heldout|holdout)(_|$)", re.I)
+_VALIDATES = re.compile(r"^_?(run_)?(validat\w*|val_(epoch|loop|loss|acc\w*)|test_(epoch|loop|loss|acc\w*))$", re.I)
 _LABEL = re.compile(r"(^|\W|_)(val|valid|validation|test|dev|held.?out)(\W|_|$)", re.I)
 _MEASURES = re.compile(
     r"eval|valid|test|score|acc(uracy)?(_|$)|error|loss|metric|rmse|mae|mse|auc|f1|perplexity|ppl|bleu|rouge|recall"
@@ -45,10 +46,19 @@ def _in_a_loop(script: Script, one: Pass) -> Iterator[Hit]:
         for n in ast.walk(one.node)
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("append", "update")
     }
-    if any(_SCORE.match(name) for name in scored) or _said_to_be(script, one, scored):
+    if any(_SCORE.match(name) for name in scored) or _said_to_be(script, one, scored) or _is_called_so(one):
         source = next(n for n in sorted(one.over) if TRAIN.search(n))
         message = f"a validation score is computed over {source}"
         yield hit("SS404", one.node, message, snippet="for x, y in val_loader: ...")
+
+
+def _is_called_so(one: Pass) -> bool:
+    """The function is named after a validation, and nothing in it is named after held-out data."""
+    if one.scope is None or not _VALIDATES.match(one.scope.name):
+        return False
+    words = {last(name_of(n)) for n in ast.walk(one.scope)} | {a.arg for a in one.scope.args.args}
+    words -= {"eval"}
+    return not any(HELD_OUT.search(word) for word in words) and not {"fit", "index", "append"} & words
 
 
 def _said_to_be(script: Script, one: Pass, scored: set[str]) -> bool:

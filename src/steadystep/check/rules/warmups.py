@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
 from steadystep.check.names import argument, last, name_of, path_of
-from steadystep.check.roles import ADAM_LIKE, number, written_at
+from steadystep.check.numbers import number, written_at
+from steadystep.check.roles import ADAM_LIKE
 from steadystep.check.rules.ramps import by_hand, divisor, in_classes, ratios
 
 BETA2 = 0.999  # what torch's Adam has
