@@ -122,7 +122,7 @@ def test_jobs_give_each_arm_what_it_can_do() -> None:
         "careful",
         "autopilot",
     }
-    assert {job.args["seed"] for job in jobs if job.args["arm"] in RULES} == {300}
+    assert {job.args["seed"] for job in jobs if job.args["arm"] in RULES} == {faulty.JUDGE_SEEDS[0]}
     assert len(STUDY.jobs(Choice(quick=True))) < 25
 
 
