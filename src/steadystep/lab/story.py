@@ -85,7 +85,7 @@ def live(story: Story, arm: Arm, *, seed: int, run_dir: Path, watch: Watch) -> E
             with ExitStack() as stack:
                 for fault in faults:
                     stack.enter_context(fault.at(step))
-                watch(guard.step(lambda batch=batch: model.loss(batch)))
+                watch(guard.step(model.loss, batch=batch))
         with torch.no_grad():
             held_out = model.loss(text.held_out()).item()  # sync: once a run
         guard.validate(held_out)
