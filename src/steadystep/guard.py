@@ -177,7 +177,8 @@ class Guard:
         try:
             outcome = self._action.carry_out(plan, look, diagnosis, look_again=self._look)
         except BaseException:
-            self.updates, self._action.left_at = self._action.left_at or self.updates, None
+            left_at, self._action.left_at = self._action.left_at, None
+            self.updates = self.updates if left_at is None else left_at
             raise
         if works and outcome.stepped and not outcome.left_out:
             self._recovery.remember(works, outcome, updates=self.updates + 1, options=self._lr.options())

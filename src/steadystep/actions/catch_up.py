@@ -1,9 +1,9 @@
 """Making updates again that a rollback has undone.
 
-From the restored state on, the remembered batches are run once more with the learning rates of then. The first one must
-give the loss it gave: it starts from the very same state, so another loss means other data or other random numbers, and
-nothing is made again. What goes exactly as it went is made again up to the first sign of trouble and no further, or the
-damage would be too. What goes better than it went (the weights had been changed by something else than updates, the
+From the restored state on, the remembered batches are run once more with the learning rates of then. The first three
+must give the losses they gave: they start from the very same state, so another loss means other data or other random
+numbers, and it ends there. What goes exactly as it went is made again up to the first sign of trouble and no further, or
+the damage would be too. What goes better than it went (the weights had been changed by something else than updates, the
 moments were poisoned) is made again to the end.
 """
 
@@ -56,13 +56,13 @@ class CatchUp:
         With `outside` what repeats exactly goes on past the first sign.
         """
         made: list[Done] = []
-        healed, host = False, HostRandom()
+        healed, host, usual = False, HostRandom(), _Usual(missed, first_sign)
         with random_numbers_kept(self._device):
             for done in missed:
                 seen = self._seen(done, look)
                 healed = healed or seen is None or not self._same(seen.signals, done.signals)
                 goes_on = self._may_go_on(made, done, first_sign, healed=healed, outside=outside)
-                if seen is None or not goes_on or (healed and not _Usual(missed, first_sign).covers(seen, done)):
+                if seen is None or not goes_on or (healed and not usual.covers(seen, done)):
                     self._undo()
                     break
                 self._take(seen, done)
