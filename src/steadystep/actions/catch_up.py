@@ -2,9 +2,9 @@
 
 From the restored state on, the remembered batches are run once more with the learning rates of then. The first three
 must give the losses they gave: they start from the very same state, so another loss means other data or other random
-numbers, and it ends there. What goes exactly as it went is made again up to the first sign of trouble and no further, or
-the damage would be too. What goes better than it went (the weights had been changed by something else than updates, the
-moments were poisoned) is made again to the end.
+numbers, and it ends there. What goes exactly as it went is made again up to the first sign of trouble and no further,
+or the damage would be too. What goes better than it went (the weights had been changed by something else than updates,
+the moments were poisoned) is made again to the end.
 """
 
 import math
