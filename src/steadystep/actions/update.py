@@ -9,6 +9,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep import bare_calls
 from steadystep.accumulation import Passes
 from steadystep.actions.catch_up import CatchUp, LookAgain
 from steadystep.actions.learning_rate import LearningRate
@@ -216,7 +217,7 @@ class Update:
         if self._lr.ceiling.low:
             self._lr.ceiling.updated(signals.lr)
         look.grads.clear()  # why: holding them would keep their memory from being freed
-        _clear_gradients(self._optimizer)
+        bare_calls.zero_grad(self._optimizer)
         self.passes.close()
         return Outcome(
             step=signals.step,
@@ -244,7 +245,7 @@ class Update:
         with self._lr.using(done.options):
             self._apply(look)
         look.grads.clear()
-        _clear_gradients(self._optimizer)
+        bare_calls.zero_grad(self._optimizer)
         self.passes.close()
 
     def _undo(self) -> None:
@@ -265,7 +266,7 @@ class Update:
             self._precision.step(self._optimizer)
         else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
             self._precision.refuse(overflow=False)
-            self._optimizer.step()
+            bare_calls.step(self._optimizer)
 
     def _compute_again(self, look: Look, look_again: Callable[[Sequence[int]], Look]) -> tuple[tuple[int, ...], Look]:
         looks = [look]
@@ -327,13 +328,3 @@ def _as_done(plan: Plan, *, whole: bool, some: bool) -> Plan:
     if whole:
         return replace(plan, steps=("rollback", "catch-up"), lr=None, hold=None)
     return plan if some else replace(plan, steps=tuple(step for step in plan.steps if step != "catch-up"), until=None)
-
-
-def _clear_gradients(optimizer: Optimizer) -> None:
-    """What torch's `zero_grad` does, without the profiler's range around it: 3 % of a small model's step."""
-    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in optimizer.__dict__:
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None

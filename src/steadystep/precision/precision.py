@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadystep import bare_calls
 from steadystep.errors import ConfigError
 from steadystep.notices import warn
 
@@ -107,6 +108,9 @@ class Precision:
 
     def step(self, optimizer: Optimizer) -> None:
         """Take the update. With a scaler torch checks once more for overflow and skips by itself."""
+        if not self.scales:
+            bare_calls.step(optimizer)
+            return
         self._scaler.step(optimizer)
         self._scaler.update()
         self._unscaled = False

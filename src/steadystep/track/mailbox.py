@@ -12,8 +12,12 @@ from steadystep.track.sink import Sink
 
 logger = logging.getLogger("steadystep")
 
+_GATHER_S = 0.5  # why: a thread that wakes for every point costs the training three times what the point costs
+_URGENT = ("start", "incident")
+
 _Message = tuple[str, tuple[Any, ...]]
 _Queue = queue.SimpleQueue["_Message | None"]  # reentrant: its end may be put in by the garbage collector
+_Bell = queue.SimpleQueue[None]
 
 
 @final
@@ -22,6 +26,7 @@ class Mailbox:
 
     def __init__(self, sinks: Sequence[Sink], *, capacity: int, patience_s: float) -> None:
         self._queue: _Queue = queue.SimpleQueue()
+        self._bell: _Bell = queue.SimpleQueue()
         self._capacity = capacity
         self._alive = list(sinks)
         self._thread: threading.Thread | None = None
@@ -37,6 +42,8 @@ class Mailbox:
             self._begin()
         if self._queue.qsize() < self._capacity:
             self._queue.put((method, arguments))
+            if method in _URGENT:
+                self._bell.put(None)
         elif not self._said:
             self._said = True
             names = ", ".join(_name(sink) for sink in list(self._alive))
@@ -55,17 +62,22 @@ class Mailbox:
     def _begin(self) -> None:
         # why a daemon: a sink that hangs must not keep the program alive
         self._thread = threading.Thread(
-            target=_deliver, args=(self._queue, self._alive), name="steadystep-sinks", daemon=True
+            target=_deliver, args=(self._queue, self._bell, self._alive), name="steadystep-sinks", daemon=True
         )
         # Nobody has to call close(): what is left is handed over when the guard is dropped or the program ends.
-        self._finish = weakref.finalize(self, _finish, self._queue, self._thread, self._alive, self._patience_s)
+        self._finish = weakref.finalize(
+            self, _finish, self._queue, self._bell, self._thread, self._alive, self._patience_s
+        )
         self._thread.start()
 
 
-def _deliver(messages: _Queue, alive: list[Sink]) -> None:
+def _deliver(messages: _Queue, bell: _Bell, alive: list[Sink]) -> None:
     while (message := messages.get()) is not None:
         method, arguments = message
         _to_each(alive, method, arguments)
+        if messages.empty():  # the next ones are handed over together
+            with suppress(queue.Empty):
+                bell.get(timeout=_GATHER_S)
     _to_each(alive, "close", ())
 
 
@@ -81,8 +93,9 @@ def _to_each(alive: list[Sink], method: str, arguments: tuple[Any, ...]) -> None
                     sink.close()
 
 
-def _finish(messages: _Queue, thread: threading.Thread, alive: list[Sink], patience_s: float) -> None:
+def _finish(messages: _Queue, bell: _Bell, thread: threading.Thread, alive: list[Sink], patience_s: float) -> None:
     messages.put(None)
+    bell.put(None)
     if thread is threading.current_thread():  # the collector ran in here: what is left is handed over next
         return
     thread.join(patience_s)
