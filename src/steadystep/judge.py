@@ -43,7 +43,8 @@ class Judge:
         if needs_witness(look.signals, found):
             witness = self.recovery.testify(look.signals, before=first_sign(found))
             look.signals = replace(look.signals, witness=witness)
-            found = self.budget.episode.twice(weigh(look.signals, found), heard=witness is not None)
+            if witness is not None:
+                found = self.budget.episode.twice(found, weigh(look.signals, found))
         diagnosis = explain(look.signals, found)
         self.budget.see(diagnosis)
         return diagnosis, decide(

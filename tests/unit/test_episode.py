@@ -89,23 +89,28 @@ def test_a_suspicion_lasts_for_fifty_steps_and_needs_no_severity() -> None:
 
 
 class TestTwice:
-    def confirmed(self, episode: Episode, step: int, *, heard: bool = True, detector: str = "slow-divergence") -> str:
-        (found,) = episode.twice(sign(step, detector=detector), heard=heard)
+    def confirmed(
+        self, episode: Episode, step: int, *, said: Severity = "warn", detector: str = "slow-divergence"
+    ) -> str:
+        (found,) = episode.twice(sign(step, detector=detector, severity=said), sign(step, detector=detector))
         return found.severity
 
     def test_a_creeping_loss_must_be_confirmed_on_a_second_batch(self) -> None:
         episode = Episode()
         assert [self.confirmed(episode, step) for step in (100, 150, 201, 250)] == ["warn", "act", "warn", "act"]
 
-    def test_nobody_heard_leaves_it_as_it_was(self) -> None:
+    def test_one_batch_makes_no_warning_of_a_suspicion_and_two_do_more(self) -> None:
         episode = Episode()
-        assert self.confirmed(episode, 100, heard=False) == "act"
-        assert self.confirmed(episode, 110) == "warn"
+        assert [self.confirmed(episode, step, said="info") for step in (100, 150)] == ["info", "act"]
 
-    def test_others_and_notes_are_left_alone(self) -> None:
+    def test_one_batch_is_no_reason_to_act(self) -> None:
+        assert self.confirmed(Episode(), 100, said="act") == "warn"
+
+    def test_others_and_what_was_not_confirmed_are_left_alone(self) -> None:
         episode = Episode()
         assert self.confirmed(episode, 100, detector="not-healing") == "act"
-        assert episode.twice(sign(100, detector="slow-divergence", severity="info"), heard=True)[0].severity == "info"
+        note = sign(100, detector="slow-divergence", severity="info")
+        assert episode.twice(sign(100, detector="slow-divergence", severity="warn"), note) == note
         assert self.confirmed(episode, 101) == "warn"
 
     def test_a_rollback_begins_anew_and_a_resume_does_not(self) -> None:

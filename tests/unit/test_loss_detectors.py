@@ -255,8 +255,8 @@ class TestSlowDivergence:
         assert [(f.step, f.severity) for f in found[:4]] == [
             (418, "info"),
             (428, "info"),
-            (432, "warn"),
-            (442, "info"),
+            (436, "warn"),
+            (446, "info"),
         ]
 
 

@@ -109,7 +109,6 @@ class TestConviction:
             assert convicts(heard(then, now), found) is convicted, (then, now, found)
         assert not convicts(CALM, creep)
 
-    @pytest.mark.xfail(reason="half of an infinite jump is as much as all of it", strict=True)
     def test_a_jump_to_infinity_is_one(self) -> None:
         assert convicts(heard(2.0, math.inf), finding("not-healing"))
 

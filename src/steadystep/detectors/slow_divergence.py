@@ -22,8 +22,8 @@ _LOOK_AGAIN = 2  # steps: the sum is high and the last block is not, by chance p
 _ASK_AGAIN = 32  # steps: a suspicion that stays is worth another look at an old batch
 _SLACK = 0.35  # sigma; covers that the best of several means lies below the true level
 _SUSPECT, _WARN, _ACT = 7.0, 8.0, 80.0
-_WARN_UNLEARNED, _LEARNED = 28.0, 4.0  # sigma: a loss that has never gone down has little to lose and swings by itself
-_PER_DOUBLING, _SHORT = 6.0, 256  # a long run has more chances of a false warning, so its mark rises: 26 at 2,048 steps
+_WARN_UNLEARNED, _LEARNED = 40.0, 4.0  # sigma: a loss that has never gone down has little to lose and swings by itself
+_PER_DOUBLING, _SHORT = 8.0, 256  # a long run has more chances of a false warning, so its mark rises: 32 at 2,048 steps
 _LOST = 0.25  # of the progress made: by itself a smaller rise may as well be harder data
 _NOISE = 0.4  # sigma: less than this cannot be told from the noise of an old batch either
 _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
@@ -33,7 +33,7 @@ _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than th
 class SlowDivergence:
     """Suspects at 7 sigma in sum, warns at 8 or more, asks for action at 80 if much is lost or the rate climbs.
 
-    The mark for a warning rises by 6 with every doubling of the run beyond 256 steps; it is 28 at least while nothing
+    The mark for a warning rises by 8 with every doubling of the run beyond 256 steps; it is 40 at least while nothing
     has been learned, and the one for a suspicion while the learning rate goes where it has never been.
 
     A suspicion is a note; it is worth running one old batch again, and that settles it either way.

@@ -5,6 +5,7 @@ changed, no curve can tell. The same batch with the same random numbers can: if 
 is nothing to go back for. It costs a few forward passes, so it is asked only when a finding depends on the answer.
 """
 
+import math
 from dataclasses import replace
 
 from steadystep.diagnosis.damage import is_worse
@@ -52,7 +53,7 @@ def convicts(signals: Signals, finding: Finding) -> bool:
     margin = finding.limit - finding.usual
     creeping = finding.detector == "slow-divergence"
     needed = _CERTAIN * margin if creeping else max(margin, _SHARE * (witness.now - finding.usual))
-    return not better <= needed
+    return better == math.inf or not better <= needed
 
 
 def _at_most_warn(severity: Severity) -> Severity:

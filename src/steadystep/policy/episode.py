@@ -40,20 +40,20 @@ class Episode:
         self.first_sign = min(self.first_sign, began)
         self._last_sign = step
 
-    def twice(self, findings: tuple[Finding, ...], *, heard: bool) -> tuple[Finding, ...]:
-        """A slow divergence that was confirmed on one batch is a warning; on a second one a while later it is acted on.
+    def twice(self, findings: tuple[Finding, ...], weighed: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """A slow divergence that older weights confirm on one batch is a warning at most, and acted on at the second.
 
-        Single batches differ; two that agree do so by chance in one case of many.
+        Single batches differ; two that agree do so by chance in one case of many. A suspicion stays one until then.
         """
-        return tuple(self._second(finding) if heard else finding for finding in findings)
+        return tuple(self._second(*pair) for pair in zip(findings, weighed, strict=True))
 
-    def _second(self, finding: Finding) -> Finding:
-        if finding.detector != "slow-divergence" or finding.severity != "act":
-            return finding
+    def _second(self, finding: Finding, weighed: Finding) -> Finding:
+        if finding.detector != "slow-divergence" or weighed.severity != "act":
+            return weighed
         first, self._confirmed_at = self._confirmed_at, finding.step
         if first is not None and finding.step - first <= _APART_STEPS:
-            return finding
-        return replace(finding, severity="warn")
+            return weighed
+        return finding if finding.severity == "info" else replace(finding, severity="warn")
 
     def calm(self, step: int) -> bool:
         """Whether the last sign was a while ago, so that it is worth remembering the present state."""

@@ -11,7 +11,7 @@ from steadystep.lab.tasks import JUDGED, TASKS
 from steadystep.notices import quiet_log
 from steadystep.records import Signals
 
-JUDGE_SEEDS = range(310, 320)
+JUDGE_SEEDS = range(320, 330)
 NUM_STEPS, NUM_QUICK_STEPS = 2000, 200
 
 
