@@ -21,7 +21,7 @@ def step(of: Optimizer) -> None:
         or of._optimizer_step_post_hooks
         or optimizer._global_optimizer_pre_hooks
         or optimizer._global_optimizer_post_hooks
-        or torch.autograd._profiler_enabled()
+        or torch._C._autograd._profiler_enabled()
     ):
         of.step()
     else:

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
 from steadystep.actions import Around, ByTensors, ByUnits, LearningRate, TensorClip, Update
-from steadystep.buffers import Buffers
 from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.clip.rule import NormRule
 from steadystep.config import Config, seconds_in
@@ -25,7 +24,7 @@ from steadystep.incidents import Examiner, Incidents
 from steadystep.judge import Judge
 from steadystep.keeping import Keeping
 from steadystep.look import Look
-from steadystep.memory import OutOfMemoryRetry
+from steadystep.measuring import draws, measuring_for
 from steadystep.noticing import beta2_of, detectors
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands, Precision
@@ -38,15 +37,10 @@ from steadystep.recovery.loop_state import LoopState
 from steadystep.recovery.snapshots import Kept
 from steadystep.schedule import Schedule
 from steadystep.signals import (
-    Activations,
-    AttentionLogits,
     Gradients,
     GradientSamples,
-    Inputs,
     Looker,
     Probes,
-    RowNorms,
-    WeightNorms,
 )
 from steadystep.state import DETECTOR, Stateful
 from steadystep.track import (
@@ -129,34 +123,16 @@ def build(
     extra_sinks: Sequence[Sink] = (),
 ) -> Parts:
     """All parts, or an error that leaves model and optimizer as they were."""
-    training, touches = config.training, config.mode != "observe"
+    training = config.training
     if config.monitoring.save_checkpoints and run_dir is None:
         raise ConfigError("monitoring.save_checkpoints needs a folder: Guard(..., run_dir=...)")
     if schedule is not None and training.lr_scheduler is not None:
         raise ConfigError("schedule= and training.lr_scheduler both set the learning rate: give one of them")
-    ranks, model = ranks_of(model), unwrapped(model)
-    gradients = Gradients(model, optimizer)
-    device = gradients.parameters[0].device
-    precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
-    precision.check(gradients.parameters)
-    buffers = Buffers(model, restores=touches)
-    size = training.gradient_accumulation_steps
-    memory = OutOfMemoryRetry() if touches and training.split_when_out_of_memory else None
-    ranks.watch(gradients.named, buffers.names, micro_batches=size)
-    passes = Passes(
-        optimizer,
-        precision,
-        buffers,
-        lambda: gradients.parameters,
-        size=size,
-        device=device,
-        retry=touches,
-        # why: when one rank runs out of memory the others wait inside their backward pass, and torchrun restarts them
-        memory=memory if ranks.size == 1 else None,
-        keep_rng=(run_dir is not None or _backlog_bytes(config, ranks) > 0) and draws(model),
-        ranks=ranks,
-    )
     folder = None if run_dir is None else Path(run_dir).expanduser()
+    ranks, model = ranks_of(model), unwrapped(model)
+    repeats = folder is not None or _backlog_bytes(config, ranks) > 0
+    measuring = measuring_for(config, model, optimizer, ranks, keep_rng=repeats and draws(model))
+    gradients, device, passes = measuring.gradients, measuring.device, measuring.passes
     rule = _clip_rule(config)
     islands = Fp32Islands(model, list(training.fp32_modules))
     try:
@@ -171,44 +147,35 @@ def build(
     except BaseException:
         islands.remove()
         raise
-    inputs = Inputs()
-    probes = Probes(
-        gradients, optimizer, activations=Activations(model), attention=AttentionLogits(model), tables=RowNorms(model)
-    )
     noticing = detectors(config, scheduled=learning_rate.scheduled, beta2=beta2_of(optimizer), extra=extra_detectors)
-    casebook, limits = Casebook(), _limits(config, ranks)
-    budget = Budget(
-        max_skips_in_a_row=config.recovery.max_skips_in_a_row,
-        max_skips=config.recovery.max_skips,
-        max_rollbacks=training.max_recovery_attempts,
-    )
-    going_back: dict[str, Stateful] = {"precision": precision, "accumulation": passes.group}
-    going_back |= {} if rule is None else {"clip rule": rule}
-    going_back |= {f"{DETECTOR}{detector.name}": detector for detector in noticing}
+    casebook, limits, budget = Casebook(), _limits(config, ranks), _budget(config)
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
     data = DataPosition(device)
-    if ranks.size > 1 and size == 1:
+    if ranks.size > 1 and training.gradient_accumulation_steps == 1:
         data.ends = Once(ranks, ranks.wish(lambda: data.at_last))
     loop = LoopState(model, optimizer, guard, data, device=device, ranks=ranks)
+
+    going_back: dict[str, Stateful] = {"precision": measuring.precision, "accumulation": passes.group}
+    going_back |= {} if rule is None else {"clip rule": rule}
+    going_back |= {f"{DETECTOR}{detector.name}": detector for detector in noticing}
     plateau = learning_rate.plateau
     returning = going_back | ({} if plateau is None else {"plateau": plateau})
     returning |= {} if limits.skips_batches else {"data": data}
-    holdings = Holdings(model, optimizer, lambda: gradients.parameters)
     backlog = Backlog(max_bytes=_backlog_bytes(config, ranks))
+    kept_apart: dict[str, Stateful] = {} if measuring.memory is None else {"memory": measuring.memory}
+    kept_apart |= {"backlog": backlog, "learning_rate": learning_rate, "budget": budget, "casebook": casebook}
+    kept_apart |= {"probes": measuring.probes, "inputs": measuring.inputs, "early stopping": early}
+
+    holdings = Holdings(model, optimizer, lambda: gradients.parameters)
     recovery = _recovery(config, limits, holdings, passes, returning, device, ranks, backlog)
-    kept_apart: dict[str, Stateful] = {} if memory is None else {"memory": memory}
-    kept_apart |= {"backlog": backlog}
-    kept_apart |= {"learning_rate": learning_rate, "budget": budget, "casebook": casebook, "probes": probes}
-    kept_apart |= {"inputs": inputs, "early stopping": early}
-    looker = Looker(gradients, optimizer, buffers, probes, inputs, WeightNorms(gradients, wanted=ranks.size == 1))
     action = Update(
         optimizer,
-        precision,
-        buffers,
+        measuring.precision,
+        measuring.buffers,
         passes,
         learning_rate,
         recovery,
-        probes,
+        measuring.probes,
         clip_norm=training.clip_norm,
         clip_value=training.clip_value,
         clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
@@ -218,36 +185,46 @@ def build(
         sharded=(lambda: gradients.parameters) if ranks.sharded else None,
         learn=lambda signals: _learn(noticing, signals),
         device=device,
-        weigh=looker.weights,
+        weigh=measuring.looker.weights,
     )
+    judge = Judge(
+        detectors=noticing,
+        steady=tuple(detector for detector in noticing if not getattr(detector, "only_probes", False)),
+        budget=budget,
+        recovery=recovery,
+        learning_rate=learning_rate,
+        limits=limits,
+        mode=config.mode,
+        weigh=measuring.looker.with_weights,
+    )
+    incidents = _incidents(config, folder)
     return Parts(
-        precision=precision,
+        precision=measuring.precision,
         passes=passes,
-        looker=looker,
-        probes=probes,
-        judge=Judge(
-            detectors=noticing,
-            steady=tuple(detector for detector in noticing if not getattr(detector, "only_probes", False)),
-            budget=budget,
-            recovery=recovery,
-            learning_rate=learning_rate,
-            limits=limits,
-            mode=config.mode,
-            weigh=looker.with_weights,
-        ),
+        looker=measuring.looker,
+        probes=measuring.probes,
+        judge=judge,
         casebook=casebook,
         budget=budget,
         recovery=recovery,
         action=action,
-        around=Around(optimizer=optimizer, update=action, learning_rate=learning_rate, probing=probes),
+        around=Around(optimizer=optimizer, update=action, learning_rate=learning_rate, probing=measuring.probes),
         learning_rate=learning_rate,
         log=log,
         gradient_samples=GradientSamples(config.monitoring.log_frequency if log.wants_samples else None),
         islands=islands,
-        examiner=Examiner(model, optimizer, precision, buffers, passes, _incidents(config, folder), ranks),
+        examiner=Examiner(model, optimizer, measuring.precision, measuring.buffers, passes, incidents, ranks),
         ranks=ranks,
         keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop, ranks), ranks=ranks),
         stateful=going_back | kept_apart,
+    )
+
+
+def _budget(config: Config) -> Budget:
+    return Budget(
+        max_skips_in_a_row=config.recovery.max_skips_in_a_row,
+        max_skips=config.recovery.max_skips,
+        max_rollbacks=config.training.max_recovery_attempts,
     )
 
 
@@ -315,11 +292,6 @@ def _learn(noticing: Sequence[Detector], signals: Signals) -> None:
     for detector in noticing:
         if signals.probe is not None or not getattr(detector, "only_probes", False):
             detector.update(signals)
-
-
-def draws(model: nn.Module) -> bool:
-    """Whether a forward pass draws random numbers, as far as its modules tell: dropout, also inside other layers."""
-    return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())
 
 
 def _incidents(config: Config, folder: Path | None) -> Incidents | None:

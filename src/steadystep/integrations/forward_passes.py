@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from steadystep.errors import MisuseError
+from steadystep.measuring import draws
 from steadystep.rng import RngState
 from steadystep.watching import Watcher
-from steadystep.wiring import draws
 
 
 @final

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Any, final
 
 import torch
@@ -21,6 +20,7 @@ from steadystep.signals.batch_rms import batch_rms
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.inputs import Inputs
 from steadystep.signals.probes import Probes
+from steadystep.signals.transfer import Transfer
 from steadystep.signals.weight_norms import WeightNorms
 
 Metrics = Mapping[str, float | Tensor]
@@ -70,40 +70,34 @@ class Looker:
         else:
             norms, layout = self._measure(grads, layout)
             measured = None
-        scales = [] if scale is None else [scale]
         lrs, tensor_lrs = self._learning_rates()
         watched, buffers = self._buffers.suspects()
-        peaks = torch._foreach_norm(buffers, torch.inf) if buffers else ()  # no overflow, unlike an L2 norm
-        probes = self._buffers.probe(step)
-        tensor_metrics = [v for v in metrics.values() if isinstance(v, Tensor)] if metrics else []
-        of_weights, of_batch = self._weights.at(step), None
-        if batches:
-            self._inputs.add(batches[0])
-            of_batch = batch_rms(batches[0])
+        size = self._size_of(batches)
         # why: a batch that is still on the host costs no transfer; one on another device rides along after all
-        here = of_batch is not None and (of_batch.device.type != "cpu" or losses[0].device.type == "cpu")
+        here = size is not None and size.device.type == "cpu" != losses[0].device.type
         samples, first_batches = self._probes.pending(), self._inputs.pending()
 
         # The only host read of a healthy step; everything rides along.
-        scalars = [*norms, *losses, *scales, *tensor_lrs, *peaks, *probes, *tensor_metrics, *of_weights]
-        if of_batch is not None and here:
-            scalars.append(of_batch)
-        host = iter(_to_host(scalars, [*samples, *first_batches]))
-        each = tuple(islice(host, len(norms)))
-        seen = tuple(islice(host, len(losses)))
-        loss_scale = next(host) if scales else 1.0
-        lrs.extend(islice(host, len(tensor_lrs)))
-        peak_values = tuple(islice(host, len(peaks)))
-        bad_buffers = tuple(n for n, peak in zip(watched, peak_values, strict=True) if not math.isfinite(peak))
-        if probes:
-            self._buffers.learn(list(islice(host, len(probes))))
+        transfer = Transfer()
+        of_norms, of_losses = transfer.add(norms), transfer.add(losses)
+        of_scale = transfer.add(() if scale is None else (scale,))
+        of_lrs = transfer.add(tensor_lrs)
+        of_peaks = transfer.add(torch._foreach_norm(buffers, torch.inf) if buffers else ())  # an L2 norm may overflow
+        of_constants = transfer.add(self._buffers.probe(step))
+        of_metrics = transfer.add([v for v in metrics.values() if isinstance(v, Tensor)] if metrics else ())
+        of_weights = transfer.add(self._weights.at(step))
+        of_batch = transfer.add(() if size is None or here else (size,))
+        host = transfer.read([*samples, *first_batches])
+        of_samples = slice(of_batch.stop, of_batch.stop + _count(samples))
 
-        named_metrics = (
-            {k: next(host) if isinstance(v, Tensor) else v for k, v in metrics.items()} if metrics else _NO_METRICS
-        )
-        weight_norms = tuple(islice(host, len(of_weights)))
-        if of_batch is not None:
-            size = next(host) if here else float(of_batch)  # sync: none, it is on the host
+        each, seen, peaks = tuple(host[of_norms]), tuple(host[of_losses]), tuple(host[of_peaks])
+        if host[of_constants]:
+            self._buffers.learn(host[of_constants])
+        lrs += host[of_lrs]
+        weight_norms = tuple(host[of_weights])
+        batch_size = host[of_batch]
+        if size is not None and here:
+            batch_size = [float(size)]  # sync: none, it is on the host
         signals = Signals(
             step=step,
             loss=seen[0] if len(seen) == 1 else _mean(seen, weights),
@@ -111,22 +105,22 @@ class Looker:
             grad_norm=math.hypot(*each),
             norms=each,
             names=names,
-            bad_buffers=bad_buffers,
+            bad_buffers=tuple(n for n, peak in zip(watched, peaks, strict=True) if not math.isfinite(peak)),
             buffers=tuple(watched),
-            buffer_peaks=peak_values,
+            buffer_peaks=peaks,
             weights=self._weights.names() if weight_norms else (),
             weight_norms=weight_norms,
-            batch_rms=None if of_batch is None else size,
+            batch_rms=batch_size[0] if batch_size else None,
             lr=lrs[0] if len(lrs) == 1 else _largest(lrs),
             announced_lr=self._announced(),
-            scale=loss_scale,
+            scale=1.0 if scale is None else host[of_scale.start],
             scaled=scale is not None,
             repeatable=repeatable,
-            metrics=named_metrics,
+            metrics=_named(metrics, host[of_metrics]) if metrics else _NO_METRICS,
             loss_eps=_EPS.get(losses[0].dtype, _EPS[torch.float32]),
             refused_in_a_row=refused_in_a_row,
-            probe=self._probes.read(list(islice(host, _count(samples)))),
-            inputs=self._inputs.read(list(host)),
+            probe=self._probes.read(host[of_samples]),
+            inputs=self._inputs.read(host[of_samples.stop :]),
         )
         look = Look(signals, grads, layout, norms)
         return look if signals.healthy else self._look_closer(look, batches or [], again=measured is None)
@@ -135,7 +129,7 @@ class Looker:
         """With the norms of the weights, which are looked at now if they have not been. Only in trouble."""
         if signals.weight_norms:
             return signals
-        norms = tuple(_to_host(self._weights.measure()))
+        norms = tuple(_read(self._weights.measure()))
         return replace(signals, weights=self._weights.names() if norms else (), weight_norms=norms)
 
     def weights(self, signals: Signals) -> dict[str, float]:
@@ -160,13 +154,19 @@ class Looker:
             # why: a gradient whose dtype changed since the layout was made may have overflowed only in its norm
             look.layout = self._gradients.regroup(look.grads)
             look.norms = measure(look.grads, look.layout)
-            each = tuple(_to_host(look.norms))
+            each = tuple(_read(look.norms))
             signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
         signals = self.with_weights(signals)
         if signals.bad_buffers:
             signals = replace(signals, bad_buffers=self._buffers.newly_bad(signals.bad_buffers))
         look.signals = replace(signals, input_finite=is_finite(batches)) if batches else signals
         return look
+
+    def _size_of(self, batches: list[Any] | None) -> Tensor | None:
+        if not batches:
+            return None
+        self._inputs.add(batches[0])
+        return batch_rms(batches[0])
 
     def _measure(self, grads: list[Tensor], layout: Layout) -> tuple[list[Tensor], Layout]:
         try:
@@ -194,17 +194,16 @@ class Looker:
         return numbers, tensors
 
 
-def _to_host(scalars: list[Tensor], flat: list[Tensor] | None = None) -> list[float]:
-    if not scalars:
-        return []
-    try:
-        together = torch.stack(scalars)
-    except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
-        together = torch.stack([scalar.to(scalars[0].device) for scalar in scalars])
-    if flat:
-        together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
-    values: list[float] = together.tolist()  # sync: once per look
-    return values
+def _read(scalars: list[Tensor]) -> list[float]:
+    transfer = Transfer()
+    transfer.add(scalars)
+    return transfer.read()
+
+
+def _named(metrics: Metrics, read: list[float]) -> dict[str, float]:
+    """Each metric as a number; those that were tensors have been `read`, in their order."""
+    numbers = iter(read)
+    return {name: next(numbers) if isinstance(value, Tensor) else value for name, value in metrics.items()}
 
 
 def _count(tensors: list[Tensor]) -> int:

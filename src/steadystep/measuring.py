@@ -1,0 +1,78 @@
+"""The parts that compute gradients and look at them, from the settings."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from steadystep.accumulation import Passes
+from steadystep.buffers import Buffers
+from steadystep.config import Config
+from steadystep.dist import Ranks
+from steadystep.memory import OutOfMemoryRetry
+from steadystep.precision import Precision
+from steadystep.signals import Activations, AttentionLogits, Gradients, Inputs, Looker, Probes, RowNorms, WeightNorms
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """What it takes to compute gradients and to look at them."""
+
+    gradients: Gradients
+    device: torch.device
+    precision: Precision
+    buffers: Buffers
+    memory: OutOfMemoryRetry | None
+    passes: Passes
+    inputs: Inputs
+    probes: Probes
+    looker: Looker
+
+
+def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks, *, keep_rng: bool) -> Measuring:
+    """Made from the settings; `keep_rng` remembers the random numbers that each pass begins with."""
+    training, touches = config.training, config.mode != "observe"
+    gradients = Gradients(model, optimizer)
+    device = gradients.parameters[0].device
+    precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
+    precision.check(gradients.parameters)
+    buffers = Buffers(model, restores=touches)
+    size = training.gradient_accumulation_steps
+    memory = OutOfMemoryRetry() if touches and training.split_when_out_of_memory else None
+    ranks.watch(gradients.named, buffers.names, micro_batches=size)
+    passes = Passes(
+        optimizer,
+        precision,
+        buffers,
+        lambda: gradients.parameters,
+        size=size,
+        device=device,
+        retry=touches,
+        # why: when one rank runs out of memory the others wait inside their backward pass, and torchrun restarts them
+        memory=memory if ranks.size == 1 else None,
+        keep_rng=keep_rng,
+        ranks=ranks,
+    )
+    inputs = Inputs()
+    probes = Probes(
+        gradients, optimizer, activations=Activations(model), attention=AttentionLogits(model), tables=RowNorms(model)
+    )
+    return Measuring(
+        gradients=gradients,
+        device=device,
+        precision=precision,
+        buffers=buffers,
+        memory=memory,
+        passes=passes,
+        inputs=inputs,
+        probes=probes,
+        looker=Looker(gradients, optimizer, buffers, probes, inputs, WeightNorms(gradients, wanted=ranks.size == 1)),
+    )
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether a forward pass draws random numbers, as far as its modules tell: dropout, also inside other layers."""
+    return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())
