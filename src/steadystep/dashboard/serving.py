@@ -34,6 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen()  # who follows the address before the server runs waits, and is not refused
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
