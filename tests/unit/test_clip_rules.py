@@ -85,6 +85,7 @@ def test_an_outlier_is_held_back_the_harder_the_farther_out() -> None:
     rule = ZScoreClip(warmup_steps=10)
     limits(rule, [1.0, 1.2] * 5)
     assert rule.limit(1.3) == math.inf
+    assert rule.limit(1.5) < 1.5
     assert 1.1 < rule.limit(100.0) < rule.limit(10.0) < rule.limit(2.0) < 1.1 + 2.5 * 0.1
 
 
@@ -135,6 +136,13 @@ def test_a_gradient_that_was_zero_does_not_silence_its_tensor() -> None:
         assert rule.limit(3.0) >= 3.0
 
 
+def test_in_warm_up_the_smallest_norm_of_a_tensor_counts() -> None:
+    clip = TensorEMAClip(warmup_steps=2)
+    for norm in (0.5, 0.8):
+        clip.learn({"a": norm})
+    assert clip.limits({"a": 3.0})["a"] == pytest.approx(1.05 * 0.5)
+
+
 def test_a_tensor_that_comes_late_has_a_warm_up_of_its_own() -> None:
     clip = TensorEMAClip(warmup_steps=2)
     for _ in range(3):
@@ -159,6 +167,16 @@ def test_tensors_are_clipped_one_by_one() -> None:
     assert report.scale == pytest.approx(math.sqrt(0.105**2 * 2 + 0.1**2) / math.sqrt(2.01), rel=1e-2)
 
 
+def test_tensors_of_one_dtype_have_factors_of_their_own() -> None:
+    clip = TensorEMAClip(warmup_steps=1)
+    parameters = [Parameter(torch.zeros(1)) for _ in range(3)]
+    for norms in ((0.1, 0.1, 0.1), (4.0, 0.1, 2.0)):
+        for p, norm in zip(parameters, norms, strict=True):
+            p.grad = torch.tensor([norm])
+        clip.clip_(parameters)
+    assert [p.grad.item() for p in parameters] == pytest.approx([0.105, 0.1, 0.105])
+
+
 def test_a_parameter_given_twice_is_clipped_once() -> None:
     clip = TensorEMAClip(warmup_max_norm=1.0)
     p = Parameter(torch.zeros(1))
@@ -176,6 +194,11 @@ def test_tiny_gradients_are_brought_to_the_limit_and_not_below() -> None:
         report = clip.clip_([p])
     assert report.clipped
     assert p.grad.item() == pytest.approx(1e-7, rel=0.1)
+    rule = PercentileClip(percentile=50)
+    limits(rule, [1e-7] * 3)
+    p.grad = torch.tensor([1e-6])
+    rule.clip_([p])
+    assert p.grad.item() == pytest.approx(1e-7)
 
 
 @pytest.mark.parametrize("norm", [1e-300, 1e300, 1e120])

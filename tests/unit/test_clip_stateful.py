@@ -46,6 +46,16 @@ def test_resume_is_invisible(make: Callable[[], Any], norms: list[tuple[float, f
     assert second.state_dict() == whole.state_dict()
 
 
+def test_the_steps_towards_a_restart_are_saved() -> None:
+    first, second = (ZScoreClip(warmup_steps=4, restart_after_steps=2) for _ in range(2))
+    for norm in (1.0, 1.2, 0.8, 1.0, 50.0):
+        first.learn(norm)
+    second.load_state_dict(first.state_dict())
+    assert second.limit(50.0) < 50.0
+    second.learn(50.0)
+    assert second.limit(50.0) == math.inf
+
+
 @pytest.mark.parametrize("make", [STATEFUL["z-score"], STATEFUL["percentile"]], ids=["z-score", "percentile"])
 @given(norms=st.lists(values, max_size=25))
 def test_asking_and_telling_is_the_same_as_clipping(make: Callable[[], Any], norms: list[float]) -> None:
