@@ -9,6 +9,9 @@ from steadystep.errors import ConfigError
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
+Bound = tuple[ast.expr, int | None]
+"""A value, and which part of it is meant; None for the whole."""
+
 
 def parse(text: str, path: str) -> ast.Module:
     """The tree, or a message with the line."""
@@ -22,8 +25,8 @@ def parse(text: str, path: str) -> ast.Module:
         raise ConfigError(f"{path}: not valid Python ({error or 'nested too deeply'})") from None
 
 
-def bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """(name, value) for what a statement assigns; several names share a value that cannot be taken apart."""
+def bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr, int | None]]:
+    """(name, value, which part of it) for what a statement assigns; several names share what cannot be taken apart."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _unpacked(target, node.value)
@@ -35,13 +38,14 @@ def bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                 yield from _unpacked(item.optional_vars, item.context_expr)
 
 
-def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+def _unpacked(target: ast.expr, value: ast.expr, part: int | None = None) -> Iterator[tuple[str, ast.expr, int | None]]:
     if isinstance(target, ast.Tuple | ast.List):
         same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
-        for i, part in enumerate(target.elts):
-            yield from _unpacked(part, value.elts[i] if same else value)  # type: ignore[attr-defined]
+        for i, inner in enumerate(target.elts):
+            own = value.elts[i] if same else value  # type: ignore[attr-defined]
+            yield from _unpacked(inner, own, None if same else i)
     elif name := path_of(target):
-        yield name, value
+        yield name, value, part
 
 
 def parameters(function: Function) -> list[str]:
@@ -71,3 +75,9 @@ def passed(call: ast.Call, position: int, name: str) -> ast.expr | None:
     if 0 <= position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
         return call.args[position]
     return None
+
+
+def annotation_of(function: Function, name: str) -> ast.expr | None:
+    """What a parameter is said to be."""
+    a = function.args
+    return next((p.annotation for p in (*a.posonlyargs, *a.args, *a.kwonlyargs) if p.arg == name), None)

@@ -9,6 +9,8 @@ from steadystep.check.catalog import RULES
 from steadystep.check.edits import Edit
 from steadystep.check.events import Event, Kind, Loop
 from steadystep.check.hit import Hit
+from steadystep.check.names import owner_of
+from steadystep.check.networks import Network, networks_of
 from steadystep.check.roles import Roles
 from steadystep.check.script import Script
 from steadystep.check.walk import Walk
@@ -57,6 +59,18 @@ class Context:
             for event in root:
                 if event.kind in kinds:
                     yield event
+
+    def stepped(self, step: Event) -> list[Network] | None:
+        """Whose parameters a step changes; None when the file does not tell."""
+        written = step.local if step.kind == "step" else step.subject
+        if step.kind == "scaler-step" and isinstance(step.node, ast.Call) and step.node.args:
+            written = owner_of(step.node.args[0])
+        return self.held(written, step.owner if step.kind == "step" else step.subject, step)
+
+    def held(self, written: str, outside: str, event: Event) -> list[Network] | None:
+        """The networks of an optimizer, by its name at an event or by what the outermost caller calls it."""
+        found = networks_of(self.script, self.roles, written, event.node)
+        return found or networks_of(self.script, self.roles, outside, event.top or self.script.tree)
 
     def mentions(self, *names: str) -> bool:
         """Whether any of these is called in the file."""

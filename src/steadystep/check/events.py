@@ -4,13 +4,13 @@ import ast
 from dataclasses import dataclass
 from typing import Literal, final
 
-from steadystep.check.names import argument, last, looks_like_loss, name_of, path_of
-from steadystep.check.roles import Roles, is_managed
+from steadystep.check.names import argument, last, looks_like_loss, name_of, owner_of, path_of
+from steadystep.check.roles import Roles, is_managed, is_model_call
 from steadystep.check.script import Script
 
 Kind = Literal[
     "backward", "unscale", "clip", "step", "scaler-step", "scaler-update", "schedule", "zero", "eval", "train",
-    "grad-call", "autocast", "guard", "opaque",
+    "grad-call", "autocast", "guard", "opaque", "forward", "mode",
 ]  # fmt: skip
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "dispatch_clip_grad")
@@ -21,13 +21,30 @@ INTERESTING = frozenset((*_CLIPS, *_MODES, *_GRADIENTS, *_STEPS))
 """Names of calls that may be events: functions without any of them need not be followed."""
 
 
+Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+LoopNode = ast.For | ast.AsyncFor | ast.While | Comprehension
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
     """One loop as it is met on the way; the same source met twice is two loops."""
 
-    node: ast.For | ast.AsyncFor | ast.While
+    node: LoopNode
     number: int
+    over: frozenset[str] = frozenset()
+    """Names and texts of what it goes over, as far as the callers tell."""
+    path: str = ""
+    """What it goes over, as the outermost caller writes it."""
+    phases: frozenset[str] = frozenset()
+    """Texts that a loop or a caller has set: the phase it is in."""
+    sites: tuple[ast.Call, ...] = ()
+    """The calls that led to it."""
+
+    @property
+    def body(self) -> list[ast.stmt]:
+        """Its statements; a comprehension has none."""
+        return list(getattr(self.node, "body", ()))
 
 
 @final
@@ -55,6 +72,8 @@ class Event:
     """How many calls down it is from where the walk began."""
     subject: str = ""
     """What it is done to: the optimizer of a scaler's step, the network that is clipped."""
+    top: ast.AST | None = None
+    """Where the walk began: a place in the function whose names `owner` and `subject` are."""
 
     @property
     def line(self) -> int:
@@ -105,9 +124,10 @@ def recognise(call: ast.Call, script: Script, roles: Roles) -> Seen | None:
         return Seen("grad-call")
     if full == "torch.autograd.backward":
         return Seen("backward")
-    if not isinstance(call.func, ast.Attribute):
-        return None
-    return _method(call, call.func, leaf, roles)
+    seen = _method(call, call.func, leaf, roles) if isinstance(call.func, ast.Attribute) else None
+    if seen is None and is_model_call(call, script):
+        return Seen("forward", owner_of(call.func))
+    return seen
 
 
 def _clip(call: ast.Call, leaf: str, full: str) -> Seen:
@@ -121,12 +141,12 @@ def _clip(call: ast.Call, leaf: str, full: str) -> Seen:
 
 def _network(params: ast.expr | None) -> str:
     if isinstance(params, ast.Call) and isinstance(params.func, ast.Attribute) and params.func.attr == "parameters":
-        return path_of(params.func.value)
+        return owner_of(params.func.value)
     return ""
 
 
 def _method(call: ast.Call, func: ast.Attribute, leaf: str, roles: Roles) -> Seen | None:
-    owner = path_of(func.value)
+    owner = owner_of(func.value)
     if leaf in ("backward", "manual_backward"):
         return _backward(call, func, owner)
     if leaf in ("unscale_", "unscale_gradients"):
@@ -144,7 +164,7 @@ def _method(call: ast.Call, func: ast.Attribute, leaf: str, roles: Roles) -> See
     if leaf == "step" and role == "optimizer":
         return Seen("step", owner)
     if leaf == "step" and role == "scaler":
-        return Seen("scaler-step", owner, subject=path_of(call.args[0]) if call.args else "")
+        return Seen("scaler-step", owner, subject=owner_of(call.args[0]) if call.args else "")
     if leaf == "step" and role == "scheduler":
         return Seen("schedule", owner)
     if leaf == "update" and role == "scaler":

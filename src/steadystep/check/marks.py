@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import final
 
 from steadystep.check.context import Context
+from steadystep.check.hit import Item, State
 from steadystep.check.names import name_of
 
 _TRAINERS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "PPOConfig")
@@ -57,3 +58,8 @@ def _word(node: ast.AST) -> str:
 
 def _line(node: ast.AST) -> int:
     return int(getattr(node, "lineno", 1))
+
+
+def item(name: str, line: int | None, evidence: str, *, state: State = "present", fix: str = "") -> Item:
+    """A line of the checklist."""
+    return Item(name=name, state=state, evidence=evidence, line=line, fix=fix)

@@ -9,11 +9,12 @@ _SCHEDULER = re.compile(r"sched", re.I)
 _SCALER = re.compile(r"scaler", re.I)
 _MODEL = re.compile(
     r"(^|_)(model|net|network|module|classifier|encoder|decoder|generator|discriminator|critic|actor|agent|policy|"
-    r"student|teacher|backbone|unet|resnet|lm|gpt|bert|vit|vae|rnn|lstm|gru|cell|forecaster|detector)s?(_|\d|$)"
-    r"|(model|net)$|^net",
+    r"student|teacher|backbone|unet|resnet|lm|gpt|bert|vit|vae|rnn|lstm|gru|cell|forecaster|detector|gen|disc|tower|"
+    r"trunk|projector|predictor|extractor|regressor|denoiser|transformer|mlp|cnn|gnn|gcn|gat)s?(_|\d|$)"
+    r"|(model|net)$|^net|^q_?\d?$",
     re.I,
 )
-_LOSS = re.compile(r"loss|(^|_)(cost|objective|err|error)(_|\d|$)|^err|^(l|nll|ce|bce|mse)$", re.I)
+_LOSS = re.compile(r"loss|(^|_)(cost|objective|err|error)(_|\d|$)|^err|^(l|nll|ce|bce|mse|l_?[dgqvac]|lpi)$", re.I)
 
 
 def name_of(node: ast.AST | None) -> str:
@@ -36,6 +37,17 @@ def path_of(node: ast.AST | None) -> str:
         base = path_of(node.value)
         return f"{base}.{node.attr}" if base else ""
     return name_of(node)
+
+
+def owner_of(node: ast.AST | None) -> str:
+    """Like `path_of`, but with names as keys too: `opts[k]`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name):
+        base = path_of(node.value)
+        return f"{base}[{node.slice.id}]" if base else ""
+    if isinstance(node, ast.Attribute):
+        base = owner_of(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    return path_of(node)
 
 
 def last(name: str) -> str:

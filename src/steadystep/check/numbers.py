@@ -5,11 +5,12 @@ import math
 
 from steadystep.check.names import name_of, path_of
 from steadystep.check.script import Script
+from steadystep.check.sources import maker_of
 
 
 def number(node: ast.expr | None, script: Script, at: ast.AST, depth: int = 0) -> float | None:
     """The number an expression stands for, when the file says it and says it once."""
-    if node is None or depth > 4:
+    if node is None or depth > 8:
         return None
     if isinstance(node, ast.Constant):
         return float(node.value) if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
@@ -26,15 +27,47 @@ def number(node: ast.expr | None, script: Script, at: ast.AST, depth: int = 0) -
     if isinstance(node, ast.Subscript):
         found = {number(value, script, value, depth + 1) for value in script.values(path_of(node), at)}
         return found.pop() if len(found) == 1 else None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+        first = number(node.values[0], script, at, depth + 1)
+        return first or None
+    if isinstance(node, ast.Call):
+        return _of_call(node, script, at, depth)
+    return None
+
+
+def _of_call(node: ast.Call, script: Script, at: ast.AST, depth: int) -> float | None:
+    called = name_of(node.func)
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
         key = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
         table = path_of(node.func.value)
         listed = script.values(f"{table}[{key!r}]", at) if table and isinstance(key, str) else []
-        found = {number(value, script, value, depth + 1) for value in listed}
+        found = {number(value, script, value, depth + 1) for value in listed or node.args[1:2]}
         return found.pop() if len(found) == 1 else None
-    if isinstance(node, ast.Call) and name_of(node.func) in ("float", "int") and len(node.args) == 1:
-        return number(node.args[0], script, at, depth + 1)
-    return None
+    if called == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+        listed = script.values(f"{path_of(node.args[0])}.{node.args[1].value!s}", at)
+        found = {number(value, script, value, depth + 1) for value in listed or node.args[2:3]}
+        return found.pop() if len(found) == 1 else None
+    if called in ("float", "int") and len(node.args) == 1:
+        return _of_text(node.args[0]) or number(node.args[0], script, at, depth + 1)
+    if called in ("min", "max") and node.args and not node.keywords:
+        all_of = [number(a, script, at, depth + 1) for a in node.args]
+        known = [n for n in all_of if n is not None]
+        return None if len(known) != len(all_of) else min(known) if called == "min" else max(known)
+    made = maker_of(script, node)
+    returns = [n for n in ast.walk(made) if isinstance(n, ast.Return)] if made is not None else []
+    return number(returns[0].value, script, returns[0], depth + 1) if len(returns) == 1 else None
+
+
+def _of_text(node: ast.expr) -> float | None:
+    """`float("1e-3")`, and the same from the environment with a default."""
+    if isinstance(node, ast.Call) and name_of(node.func) in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
+        node = node.args[1] if len(node.args) > 1 else node
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return None
+    try:
+        return float(node.value)
+    except ValueError:
+        return None
 
 
 def written_at(node: ast.expr, script: Script, at: ast.AST) -> ast.AST:

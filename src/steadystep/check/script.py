@@ -3,18 +3,17 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import final
+from typing import Any, final
 
-from steadystep.check.bindings import Function, bindings, default_of, parameters, parse, passed
+from steadystep.check.bindings import Bound, Function, bindings, parameters, parse
+from steadystep.check.given import given, of_class, spread
 from steadystep.check.names import full_name, imports_of, name_of
-from steadystep.check.options import entry_of, field_of, option_of
+from steadystep.check.options import entry_of, field_of
 
-__all__ = ["Function", "Scope", "Script"]
+__all__ = ["Bound", "Function", "Scope", "Script"]
 
 Scope = Function | None
 """Where a name lives: a function, or None for the module."""
-
-_MOST_CALLERS = 12  # beyond so many a parameter may be anything
 
 
 @final
@@ -33,7 +32,9 @@ class Script:
         self.named: dict[str, list[tuple[ast.stmt, ast.expr]]] = defaultdict(list)
         self.calls: dict[str, list[ast.Call]] = defaultdict(list)
         """By the last part of what is called."""
-        self._values: dict[tuple[ast.AST | None, str], list[ast.expr]] = {}
+        self.memo: dict[tuple[object, ...], Any] = {}
+        """What was worked out about this script before, by whoever asked."""
+        self._parts: dict[tuple[ast.stmt, str], int | None] = {}
         self.nodes: list[ast.AST] = list(ast.walk(self.tree))
         for node in self.nodes:
             for child in ast.iter_child_nodes(node):
@@ -49,8 +50,9 @@ class Script:
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else name_of(node.func)
             self.calls[name].append(node)
-        for target, value in bindings(node):
+        for target, value, part in bindings(node):
             assert isinstance(node, ast.stmt)
+            self._parts[node, target] = part
             self.assigned[self.scope_of(node), target].append((node, value))
             self.named[target].append((node, value))
 
@@ -90,68 +92,49 @@ class Script:
 
     def values(self, name: str, at: ast.AST) -> list[ast.expr]:
         """What a name may stand for at that place; empty when the file does not tell."""
+        return [value for value, _ in self.bound(name, at)]
+
+    def bound(self, name: str, at: ast.AST) -> list[Bound]:
+        """The same, and which part of the value it is, where a tuple was taken apart."""
         if not name:
             return []
-        key = (self.class_of(at) if name.startswith("self.") else self.scope_of(at), name)
-        if key not in self._values:
-            self._values[key] = []  # why: a name that leads back to itself says nothing
-            self._values[key] = [*self._look_up(name, at), *self._declared(name, at)]
-        return self._values[key]
+        key = ("bound", self.class_of(at) if name.startswith("self.") else self.scope_of(at), name)
+        if key not in self.memo:
+            self.memo[key] = []  # why: a name that leads back to itself says nothing
+            self.memo[key] = [*self._look_up(name, at), *((v, None) for v in self._declared(name, at))]
+        found: list[Bound] = self.memo[key]
+        return found
 
-    def _look_up(self, name: str, at: ast.AST) -> list[ast.expr]:
+    def _look_up(self, name: str, at: ast.AST) -> list[Bound]:
         scope = self.scope_of(at)
         if name.startswith("self."):
             owner = self.class_of(at)
-            return [v for s, v in self.named.get(name, ()) if self.class_of(s) is owner]
+            return [self.with_part(s, name, v) for s, v in self.named.get(name, ()) if self.class_of(s) is owner]
         while scope is not None:
             if (scope, name) in self.assigned:
-                return [value for _, value in self.assigned[scope, name]]
+                return [self.with_part(s, name, v) for s, v in self.assigned[scope, name]]
             if name in parameters(scope):
-                return self._given(scope, name)
+                return given(self, scope, name)
+            if scope.args.kwarg is not None and scope.args.kwarg.arg == name:
+                return [(table, None) for table in spread(self, scope)]
             scope = self.scope_of(scope)
-        return [value for _, value in self.assigned.get((None, name), ())]
+        return [self.with_part(s, name, v) for s, v in self.assigned.get((None, name), ())]
+
+    def with_part(self, stmt: ast.stmt, name: str, value: ast.expr) -> Bound:
+        """A value, and which part of it a statement gives to a name."""
+        return value, self._parts.get((stmt, name))
 
     def _declared(self, name: str, at: ast.AST) -> list[ast.expr]:
         """What a table, a config or the class itself says, next to what is assigned."""
         if name.endswith("]"):
             return entry_of(self, name, at)
         if name.count(".") == 1 and name.startswith("self."):
-            return self._of_class(self.class_of(at), name[5:], 0)
+            return of_class(self, self.class_of(at), name[5:])
+        if name.startswith("self.hparams.") and "save_hyperparameters" in self.calls:
+            owner = self.class_of(at)
+            made = [f for f in self.functions.get("__init__", ()) if owner is not None and self.parents.get(f) is owner]
+            return [v for f in made if name[13:] in parameters(f) for v, _ in given(self, f, name[13:])]
         return field_of(self, name, at) if "." in name else []
-
-    def _of_class(self, owner: ast.ClassDef | None, field: str, depth: int) -> list[ast.expr]:
-        """What stands in the body of a class, and what the classes of this file it comes from set."""
-        if owner is None or depth > 3:
-            return []
-        found = [value for stmt, value in self.named.get(field, ()) if stmt in owner.body]
-        for base in (self.classes.get(name_of(b)) for b in owner.bases):
-            if base is not None:
-                found += [v for s, v in self.named.get(f"self.{field}", ()) if self.class_of(s) is base]
-                found += self._of_class(base, field, depth + 1)
-        return found
-
-    def _given(self, function: Function, name: str) -> list[ast.expr]:
-        """What callers in this file pass for a parameter; without callers its default, then anything of that name."""
-        names = parameters(function)
-        position = names.index(name) - (1 if names[:1] in (["self"], ["cls"]) else 0)
-        owner = self.class_of(function)
-        sites = self.calls.get(owner.name if function.name == "__init__" and owner else function.name, ())
-        parts = [c for c in self.calls.get("partial", ()) if c.args and name_of(c.args[0]) == function.name]
-        if len(sites) + len(parts) > _MOST_CALLERS:
-            return []
-        default = next(iter(option_of(function, name)), default_of(function, name))
-        found: list[ast.expr] = []
-        for call in (*sites, *parts):
-            given = passed(call, position + (call in parts), name)
-            if given is None:
-                found += [default] if default is not None else []
-            elif isinstance(given, ast.Name | ast.Attribute):
-                found += self.values(name_of(given), call) or [given]
-            else:
-                found.append(given)
-        if sites or parts or default is not None:
-            return found if sites or parts or default is None else [default]
-        return [] if function.name == "__init__" else [value for _, value in self.named.get(name, ())]
 
     def reaching(self, name: str, at: ast.AST) -> tuple[ast.stmt, ast.expr] | None:
         """The last assignment to a name above that place, in the same function."""

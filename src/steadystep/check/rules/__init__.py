@@ -16,6 +16,7 @@ from steadystep.check.rules import (
     objects,
     other_network,
     precision,
+    replaced_later,
     retained,
     scaler_steps,
     settings,
@@ -47,6 +48,7 @@ _MODULES = (
     decay,
     nan_filters,
     objects,
+    replaced_later,
     other_network,
     left_out,
 )

@@ -7,8 +7,10 @@ from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.events import implied, meets
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, name_of
+from steadystep.check.numbers import number
 from steadystep.check.rules.counting import COUNTED, counting
 from steadystep.check.rules.origins import origins
+from steadystep.check.rules.rescaling import rescales_gradients
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 
@@ -40,7 +42,8 @@ def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
     counted = next((c for c in (counting(context, *e) for e in sorted(extra)) if c is not None), None)
     if counted is None or rescales_gradients(context.script):
         return
-    if backward.loss is None or not _is_mean(context.script, backward.loss, backward.node):
+    many = _how_many(context.script, counted)
+    if backward.loss is None or not _is_mean(context.script, backward.loss, backward.node, many):
         return
     accumulated = _count_name(context.script, counted, backward.node)
     diff = ""
@@ -70,7 +73,11 @@ def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
             continue
         if any(e.kind in ("zero", "step", "opaque") for e in inside) or rescales_gradients(script):
             continue
-        if backward.loss is not None and _is_mean(script, backward.loss, backward.node):
+        limit = (
+            node.iter.args[-1] if counted and isinstance(node, ast.For) and isinstance(node.iter, ast.Call) else None
+        )
+        many_of = number(limit, script, node) if limit is not None else None
+        if backward.loss is not None and _is_mean(script, backward.loss, backward.node, many_of):
             counts = node.iter.args if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and counted else []
             many = ast.unparse(counts[0]) if len(counts) == 1 else ""
             fixed = f"{ast.unparse(backward.loss)} / {many}"
@@ -79,6 +86,16 @@ def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
             snippet = "(loss / accumulation_steps).backward()"
             yield hit("SS109", backward.node, message, diff=edit.diff() if many else "", snippet=snippet)
             return
+
+
+def _how_many(script: Script, test: ast.expr) -> float | None:
+    """The number of micro-batches in a group, where the file says it."""
+    for part in ast.walk(test):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+            return number(part.right, script, part)
+        if isinstance(part, ast.Compare) and not any(isinstance(n, ast.Mod) for n in ast.walk(part)):
+            return number(part.comparators[0], script, part)
+    return None
 
 
 def _count_name(script: Script, test: ast.expr, backward: ast.AST) -> str:
@@ -96,24 +113,13 @@ def _count_name(script: Script, test: ast.expr, backward: ast.AST) -> str:
     return ""
 
 
-def rescales_gradients(script: Script) -> bool:
-    """Whether gradients are divided or multiplied by hand."""
-    for node in script.nodes:
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and node.target.attr == "grad":
-            return True
-    for name in ("div_", "mul_", "multiply_grads"):
-        if any("grad" in ast.unparse(call.func) for call in script.calls.get(name, ())):
-            return True
-    return False
-
-
-def _is_mean(script: Script, loss: ast.expr, at: ast.AST) -> bool:
+def _is_mean(script: Script, loss: ast.expr, at: ast.AST, many: float | None = None) -> bool:
     """The loss comes straight from something that averages; anything divided, weighted or unknown is left alone."""
     seen: set[str] = set()
     while True:
         ways = origins(script, loss, at)
         if ways and not any(value is loss for _, value in ways):
-            return all(_is_mean(script, value, stmt) for stmt, value in ways)
+            return all(_is_mean(script, value, stmt, many) for stmt, value in ways)
         name = name_of(loss)
         if isinstance(loss, ast.Name) and name not in seen:
             seen.add(name)
@@ -124,22 +130,43 @@ def _is_mean(script: Script, loss: ast.expr, at: ast.AST) -> bool:
             at, loss = found
         elif isinstance(loss, ast.Subscript) or (isinstance(loss, ast.Attribute) and loss.attr == "loss"):
             loss = loss.value
+        elif isinstance(loss, ast.UnaryOp) and isinstance(loss.op, ast.USub):
+            loss = loss.operand
+        elif isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div | ast.Mult):
+            inner = _undivided(script, loss, many)
+            if inner is None:
+                return False
+            loss = inner
         elif isinstance(loss, ast.BinOp):
-            return _is_sum_of_means(script, loss, at)
+            return _is_sum_of_means(script, loss, at, many)
         elif isinstance(loss, ast.Call):
             return _averages(script, loss)
         else:
             return False
 
 
-def _is_sum_of_means(script: Script, loss: ast.BinOp, at: ast.AST) -> bool:
+def _undivided(script: Script, loss: ast.BinOp, many: float | None) -> ast.expr | None:
+    """`loss` of `loss / 1`, and of `(a + b) / 2` where a group is known to have another number of micro-batches."""
+    if isinstance(loss.op, ast.Mult):
+        factor = number(loss.left, script, loss)
+        plain = factor is not None and many is not None and abs(factor * many - 1.0) > 1e-9 and factor >= 0.1
+        return loss.right if factor == 1.0 or plain else None
+    divisor = number(loss.right, script, loss)
+    other = isinstance(loss.right, ast.Constant) and many is not None and divisor != many
+    unused = (
+        isinstance(loss.right, ast.Name | ast.Constant) and divisor == 1.0 and many != 1.0
+    )  # a default nobody changed
+    return loss.left if unused or other else None
+
+
+def _is_sum_of_means(script: Script, loss: ast.BinOp, at: ast.AST, many: float | None) -> bool:
     """`ce + 0.1 * aux`; a factor in front of everything may be the division."""
-    if not isinstance(loss.op, ast.Add) or not _is_mean(script, loss.left, at):
+    if not isinstance(loss.op, ast.Add | ast.Sub) or not _is_mean(script, loss.left, at, many):
         return False
     right: ast.expr = loss.right
     if isinstance(right, ast.BinOp) and isinstance(right.op, ast.Mult) and isinstance(right.left, ast.Constant):
         right = right.right
-    return _is_mean(script, right, at)
+    return _is_mean(script, right, at, many)
 
 
 def _averages(script: Script, call: ast.Call, depth: int = 0) -> bool:
@@ -149,6 +176,8 @@ def _averages(script: Script, call: ast.Call, depth: int = 0) -> bool:
     if full.startswith("torch.nn.functional."):
         return True
     leaf = last(full)
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "mean" and not call.args:
+        return True
     made = script.values(name_of(call.func), call)
     if any(isinstance(v, ast.Call) and any(k.arg == "reduction" for k in v.keywords) for v in made):
         return False

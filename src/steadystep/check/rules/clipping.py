@@ -7,6 +7,7 @@ from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.edits import can_move, source_of
 from steadystep.check.events import Event, implied, meets
 from steadystep.check.hit import Hit
+from steadystep.check.networks import Network, identity, related
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -91,6 +92,9 @@ def _before_backward(context: Context, cycle: Cycle, clip: Event) -> Iterator[Hi
 
 def _wrong_network(context: Context, cycle: Cycle, clip: Event) -> Iterator[Hit]:
     """Only where both networks have an optimizer of their own, so that they are known to be two."""
+    if cycle.step is next(iter(_steps_after(cycle, clip)), None) and (told := _by_identity(context, cycle, clip)):
+        yield told
+        return
     clipped = clip.subject
     owned = {_model(context, e) for e in cycle.root if e.kind in ("step", "scaler-step")} - {""}
     if not clipped or clipped not in owned or cycle.step is not next(iter(_steps_after(cycle, clip)), None):
@@ -103,6 +107,28 @@ def _wrong_network(context: Context, cycle: Cycle, clip: Event) -> Iterator[Hit]
     target = clip.node.args[0] if clip.node.args else clip.node
     diff = context.edit().replace(target, f"{other}.parameters()").diff()
     yield hit("SS603", clip.node, f"{clipped} is clipped, but the step that follows updates {other}", diff=diff)
+
+
+def _by_identity(context: Context, cycle: Cycle, clip: Event) -> Hit | None:
+    """The same by what the networks were made from, where the clip or the step is behind a helper."""
+    script = context.script
+    clipped = Network(clip.subject, clip.top or script.tree)
+    made = identity(script, clipped) if clip.subject else frozenset()
+    held = [context.stepped(e) for e in _steps_after(cycle, clip)]
+    everyone = [context.stepped(e) for e in cycle.root if e.kind in ("step", "scaler-step")]
+    if not made or not held or any(networks is None for networks in (*held, *everyone)):
+        return None
+    if not any(made == identity(script, n) for networks in everyone for n in networks or ()):
+        return None
+    stepped = [n for networks in held for n in networks or ()]
+    if any(related(script, clipped, n) is not False for n in stepped):
+        return None
+    message = f"{clip.subject} is clipped, but the step that follows updates {stepped[0].path}"
+    diff = ""
+    assert isinstance(clip.node, ast.Call)
+    if script.scope_of(clip.node) is script.scope_of(cycle.step.node) and clip.node.args:
+        diff = context.edit().replace(clip.node.args[0], f"{stepped[0].path}.parameters()").diff()
+    return hit("SS603", clip.node, message, diff=diff, snippet=f"clip_grad_norm_({stepped[0].path}.parameters(), 1.0)")
 
 
 def _steps_after(cycle: Cycle, clip: Event) -> Iterator[Event]:

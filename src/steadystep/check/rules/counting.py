@@ -8,7 +8,7 @@ from steadystep.check.names import name_of
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 
-COUNTED = re.compile(r"accum|acc_steps|update_(freq|every|interval)|iter_size|grad_steps|virtual_b", re.I)
+COUNTED = re.compile(r"accum|acc_steps|update_(freq|every|interval)|iter_size|grad_steps|virtual_b|micro", re.I)
 """Names of the number of micro-batches in a group."""
 
 _DEEPEST = 4
@@ -31,7 +31,7 @@ def _counts(script: Script, test: ast.expr, wanted: bool, depth: int) -> ast.exp
             parts = (_counts(script, part, wanted, depth + 1) for part in test.values)
             return next((part for part in parts if part is not None), None)
         case ast.Compare():
-            return test if _is_count(test, wanted) else None
+            return test if _is_count(test, wanted) or (wanted and _is_counter(script, test)) else None
         case ast.BinOp(op=ast.Mod()):
             return None if wanted else test
         case ast.NamedExpr():
@@ -60,3 +60,22 @@ def _is_count(test: ast.Compare, wanted: bool) -> bool:
     if any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for p in parts for n in ast.walk(p)):
         return isinstance(test.ops[0], ast.Eq) == wanted
     return any(COUNTED.search(name_of(n)) for p in parts for n in ast.walk(p)) and once == wanted
+
+
+def _is_counter(script: Script, test: ast.Compare) -> bool:
+    """`pending == K`, of a number that goes up by one in each pass and begins again where this is asked."""
+    around = script.parents.get(test)
+    if not isinstance(around, ast.If) or not isinstance(test.ops[0], ast.Eq | ast.GtE):
+        return False
+    name, scope = name_of(test.left), script.scope_of(test)
+    up = [
+        n
+        for n in script.nodes
+        if isinstance(n, ast.AugAssign)
+        and isinstance(n.op, ast.Add)
+        and name_of(n.target) == name
+        and getattr(n.value, "value", None) == 1
+    ]
+    again = [n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Assign)]
+    zero = any(name in {name_of(t) for t in n.targets} and getattr(n.value, "value", None) == 0 for n in again)
+    return bool(name) and zero and any(script.scope_of(n) is scope or name.startswith("self.") for n in up)

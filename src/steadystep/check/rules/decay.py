@@ -8,10 +8,10 @@ from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
 from steadystep.check.names import argument, calls_in, last, name_of
 from steadystep.check.numbers import number
+from steadystep.check.rules.decayed_norms import NORM, SPARED, by_table, by_type
 from steadystep.check.script import Script
+from steadystep.check.sources import maker_of
 
-_SPARED = re.compile(r"no_?(weight_?)?decay|without_?decay|undecayed|nodecay|no_wd", re.I)
-_NORM = re.compile(r"(^|_)(layer|batch|group|rms)?_?norms?(_|$|\d)|(^|_)(ln|bn)s?(_|$|\d)|(^|_)bias(es)?(_|$)", re.I)
 _NORM_IN_TEXT = re.compile(r"norm|(^|[._])(ln|bn)(_|[.\d]|$)|bias", re.I)
 _DECAYED_BY_DEFAULT = {"AdamW": 0.01, "Lion": 0.0}
 
@@ -19,6 +19,8 @@ _DECAYED_BY_DEFAULT = {"AdamW": 0.01, "Lion": 0.0}
 def check(context: Context) -> Iterator[Hit]:
     """For every optimizer that is given groups."""
     script = context.script
+    yield from by_type(context)
+    yield from by_table(context)
     for calls in list(script.calls.values()):
         for call in calls:
             if context.roles.is_optimizer(call):
@@ -39,7 +41,15 @@ def groups_of(script: Script, optimizer: ast.Call) -> list[ast.Dict]:
             returns = [n for f in made[:1] for n in ast.walk(f) if isinstance(n, ast.Return)]
             params, at = (returns[0].value, returns[0]) if len(made) == len(returns) == 1 else (None, at)
     listed = params.elts if isinstance(params, ast.List | ast.Tuple) else []
-    return [g for g in listed if isinstance(g, ast.Dict)]
+    return [g for g in map(_written_out, listed) if isinstance(g, ast.Dict)]
+
+
+def _written_out(group: ast.expr) -> ast.expr:
+    """`dict(params=p, lr=1)` as `{"params": p, "lr": 1}`."""
+    if not isinstance(group, ast.Call) or name_of(group.func) != "dict" or any(k.arg is None for k in group.keywords):
+        return group
+    keys: list[ast.expr | None] = [ast.copy_location(ast.Constant(value=k.arg), k) for k in group.keywords]
+    return ast.copy_location(ast.Dict(keys=keys, values=[k.value for k in group.keywords]), group)
 
 
 def _judge(context: Context, optimizer: ast.Call, group: ast.Dict) -> Iterator[Hit]:
@@ -66,27 +76,43 @@ def _judge(context: Context, optimizer: ast.Call, group: ast.Dict) -> Iterator[H
 def _is_spared(script: Script, params: ast.expr) -> bool:
     """By its name, or because a list of what is spared chose it: `any(nd in n for nd in no_decay)`."""
     if isinstance(params, ast.Name | ast.Attribute):
-        return bool(_SPARED.search(last(name_of(params))))
-    return any(_SPARED.search(word) for test in _tests(params) for word in _words(test))
+        return bool(SPARED.search(last(name_of(params))))
+    return any(SPARED.search(word) for test in _tests(params) for word in _words(test))
 
 
 def _is_norms(script: Script, params: ast.expr) -> bool:
     if not isinstance(params, ast.Name):
         return any(_asks_for_norms(test) for test in _tests(params))
-    if _NORM.search(params.id):
+    if NORM.search(params.id):
         return True
+    name = _inside(script, params)
     chosen = [t for value in script.values(params.id, params) for t in _tests(value)]
-    chosen += [t for call in script.calls.get("append", ()) for t in _branch(script, call, params.id)]
+    chosen += [t for call in script.calls.get("append", ()) for t in _branch(script, call, name)]
     return bool(chosen) and all(_asks_for_norms(test) for test in chosen)
+
+
+def _inside(script: Script, params: ast.Name) -> str:
+    """What a group is called in the function that sorted it out."""
+    bound = script.bound(params.id, params)
+    value, part = bound[0] if len(bound) == 1 else (params, None)
+    maker = maker_of(script, value) if isinstance(value, ast.Call) else None
+    returns = [n.value for n in ast.walk(maker) if isinstance(n, ast.Return)] if maker is not None else []
+    given = returns[0] if len(returns) == 1 else None
+    if isinstance(given, ast.Tuple) and part is not None and part < len(given.elts):
+        return name_of(given.elts[part]) or params.id
+    return params.id
 
 
 def _branch(script: Script, call: ast.Call, name: str) -> Iterator[ast.expr]:
     """The test under which something is put into a list."""
-    if isinstance(call.func, ast.Attribute) and name_of(call.func.value) == name:
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if isinstance(owner, ast.IfExp) and name in (name_of(owner.body), name_of(owner.orelse)):
+        yield owner.test if name == name_of(owner.body) else ast.UnaryOp(op=ast.Not(), operand=owner.test)
+    elif isinstance(call.func, ast.Attribute) and name_of(call.func.value) == name:
         stmt = script.stmt_of(call)
         around = script.parents.get(stmt)
-        if isinstance(around, ast.If) and stmt in around.body:
-            yield around.test
+        if isinstance(around, ast.If):
+            yield around.test if stmt in around.body else ast.UnaryOp(op=ast.Not(), operand=around.test)
 
 
 def _tests(params: ast.expr) -> list[ast.expr]:

@@ -4,17 +4,26 @@ import ast
 from typing import Literal
 
 from steadystep.check.bindings import parameters, passed
-from steadystep.check.names import last, name_of
+from steadystep.check.names import last, name_of, path_of
 from steadystep.check.roles import is_module_class
+from steadystep.check.rules.last_layers import tail_of
 from steadystep.check.script import Function, Script
-from steadystep.check.targets import target_of
+from steadystep.check.sources import named_sources, sources
+from steadystep.check.targets import method_of, sites_of, target_of
 
 Ending = Literal["softmax", "log_softmax", "sigmoid"]
 Found = tuple[Ending, ast.AST]
 
 FUNCTIONS: dict[str, Ending] = {"softmax": "softmax", "log_softmax": "log_softmax", "sigmoid": "sigmoid"}
 LAYERS: dict[str, Ending] = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid"}
-_SHAPING = ("view", "reshape", "flatten", "squeeze", "transpose", "permute", "float", "contiguous", "unsqueeze", "to")
+_SHAPING = frozenset(
+    [
+        *("view", "reshape", "flatten", "squeeze", "transpose", "permute", "float", "contiguous", "unsqueeze", "to"),
+        *("clamp", "clamp_min", "clip", "index_select", "t", "cuda", "cpu", "double", "type_as", "movedim", "swapaxes"),
+        *("clone",),
+    ]
+)  # fmt: skip
+_JOINS = ("cat", "stack", "concat", "concatenate", "vstack", "hstack")
 
 
 def ending_of(
@@ -25,6 +34,8 @@ def ending_of(
         return None
     if isinstance(node, ast.NamedExpr):
         node = node.value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _is_tiny(node.right):
+        node = node.left  # probabilities with a little added are probabilities
     if isinstance(node, ast.Name):
         return _of_name(script, node, at, depth, part)
     if part is not None and isinstance(node, ast.Tuple | ast.List | ast.Dict):
@@ -45,13 +56,32 @@ def ending_of(
     if isinstance(node.func, ast.Attribute) and method in _SHAPING:
         of = node.args[0] if full.startswith("torch.") and node.args else node.func.value
         return ending_of(script, of, at, depth + 1)
-    name = name_of(node.func)
+    if method in _JOINS and node.args and part is None:
+        return _of_all(script, node.args[0], at, depth)
+    name = path_of(node.func)
     if name in ("self", "self.forward"):
         return _of_self(script, node, depth, part)
+    called = {
+        FUNCTIONS.get(last(script.full(v))) for v, _ in sources(script, node.func) if script.full(v)[:6] == "torch."
+    }
+    if len(called) == 1 and None not in called and part is None:
+        return next(ending for ending in called if ending is not None), node
     function = target_of(node, script)
     if function is not None and function.name not in ("__call__", "forward"):
         return _of_returns(script, function, depth, part)
     return _of_value(script, name.removesuffix(".forward"), node, depth, part)
+
+
+def _is_tiny(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value < 1e-3
+
+
+def _of_all(script: Script, parts: ast.expr, at: ast.AST, depth: int) -> Found | None:
+    """What all the parts of a list were put through."""
+    listed = parts.elts if isinstance(parts, ast.List | ast.Tuple) else []
+    listed = [parts.elt] if isinstance(parts, ast.ListComp) else listed
+    found = [ending_of(script, part, at, depth + 1) for part in listed]
+    return found[0] if found and all(f is not None and found[0] and f[0] == found[0][0] for f in found) else None
 
 
 def _chosen(node: ast.Tuple | ast.List | ast.Dict, part: int | str) -> ast.expr | None:
@@ -85,7 +115,7 @@ def _given_by_callers(script: Script, name: str, at: ast.AST, depth: int) -> Fou
         return None
     names = parameters(function)
     position = names.index(name) - (1 if names[:1] in (["self"], ["cls"]) else 0)
-    sites = [c for c in script.calls.get(function.name, ()) if script.scope_of(c) is not function]
+    sites = [c for c in sites_of(function, script) if script.scope_of(c) is not function]
     given = [(passed(c, position, name), c) for c in sites[:6]]
     found = [ending_of(script, value, call, depth + 2) if value is not None else None for value, call in given]
     if not found or any(f is None for f in found) or len({f[0] for f in found if f}) != 1:
@@ -95,10 +125,10 @@ def _given_by_callers(script: Script, name: str, at: ast.AST, depth: int) -> Fou
 
 def _of_value(script: Script, name: str, at: ast.AST, depth: int, part: int | str | None) -> Found | None:
     """The ending of the network or the layer a name stands for."""
-    values = list({id(v): v for v in script.values(name, at)}.values()) if name else []
-    if len(values) != 1 or not isinstance(values[0], ast.Call):
+    found = named_sources(script, name, at, enter=False) if name else []
+    if len(found) != 1 or not isinstance(found[0][0], ast.Call):
         return None
-    return _of_made(script, values[0], at, depth, part)
+    return _of_made(script, found[0][0], at, depth, part)
 
 
 def _of_made(script: Script, made: ast.Call, at: ast.AST, depth: int, part: int | str | None) -> Found | None:
@@ -112,7 +142,7 @@ def _of_made(script: Script, made: ast.Call, at: ast.AST, depth: int, part: int 
     if leaf in LAYERS and part is None:
         return LAYERS[leaf], at
     if leaf == "Sequential" and part is None:
-        tail = _tail(script, made)
+        tail = tail_of(script, made)
         ending = LAYERS.get(last(script.full(tail.func))) if isinstance(tail, ast.Call) else None
         return (ending, tail) if ending and tail is not None else None
     if leaf in script.classes:
@@ -122,27 +152,6 @@ def _of_made(script: Script, made: ast.Call, at: ast.AST, depth: int, part: int 
     if len(made_by) == len(returns) == 1 and isinstance(returns[0], ast.Call) and "." not in name_of(made.func):
         return _of_made(script, returns[0], returns[0], depth + 1, part) if depth < 5 else None
     return None
-
-
-def _tail(script: Script, made: ast.Call) -> ast.expr | None:
-    """The last layer: of the arguments, of a list that is unpacked, of an `OrderedDict`."""
-    tail = made.args[-1] if made.args else None
-    if isinstance(tail, ast.Starred) and isinstance(tail.value, ast.Name):
-        name = tail.value.id
-        added = [c for c in script.calls.get("append", ()) if name_of(c.func) == f"{name}.append"]
-        scope = script.scope_of(made)
-        mine = [c for c in added if script.scope_of(c) is scope and c.lineno <= made.lineno]
-        late = max(mine, key=lambda c: c.lineno, default=None)
-        plain = late is not None and script.parents.get(script.stmt_of(late)) is script.parents.get(
-            script.stmt_of(made)
-        )
-        return late.args[0] if late is not None and plain and late.args else None
-    if isinstance(tail, ast.Call) and last(name_of(tail.func)) == "OrderedDict" and tail.args:
-        listed = tail.args[0].elts if isinstance(tail.args[0], ast.List) else []
-        return (
-            listed[-1].elts[1] if listed and isinstance(listed[-1], ast.Tuple) and len(listed[-1].elts) == 2 else None
-        )
-    return tail
 
 
 def _of_self(script: Script, call: ast.Call, depth: int, part: int | str | None) -> Found | None:
@@ -162,7 +171,7 @@ def _defines(owner: ast.ClassDef, name: str) -> bool:
 
 def _of_forward(script: Script, owner: ast.ClassDef, depth: int, part: int | str | None) -> Found | None:
     """What every return of `forward` ends in; two kinds of returns mean nothing is known."""
-    forward = next((m for m in owner.body if isinstance(m, ast.FunctionDef) and m.name == "forward"), None)
+    forward = method_of(owner, "forward", script)
     return _of_returns(script, forward, depth, part) if forward is not None else None
 
 

@@ -9,6 +9,7 @@ from steadystep.check.control import is_no_grad
 from steadystep.check.hit import Hit
 from steadystep.check.names import calls_in, looks_like_model, name_of
 from steadystep.check.roles import is_model_call
+from steadystep.check.rules.eval_passes import in_order
 from steadystep.check.rules.evaluation_mode import (
     called_quietly,
     callers_set_no_mode,
@@ -32,11 +33,12 @@ _EVALUATES = re.compile(
 
 def check(context: Context) -> Iterator[Hit]:
     """Both, in files that train."""
-    if any(True for _ in context.events("step", "scaler-step")):
-        for one in passes(context):
-            yield from _judge(context, one)
-        for call in context.script.calls.get("eval", ()):
-            yield from _without_a_loop(context, call)
+    if not any(True for _ in context.events("step", "scaler-step")):
+        return
+    told = [found for one in passes(context) for found in _judge(context, one)]
+    told += [found for call in context.script.calls.get("eval", ()) for found in _without_a_loop(context, call)]
+    yield from told
+    yield from (found for found in in_order(context) if found.code not in {t.code for t in told})
 
 
 def _judge(context: Context, one: Pass) -> Iterator[Hit]:
@@ -50,7 +52,7 @@ def _judge(context: Context, one: Pass) -> Iterator[Hit]:
     if scope is not None and trains(context, scope) and not held_out:
         return
     quiet = all(is_quiet(script, call) for call in forwards) or _only_measures(script, one, held_out=held_out)
-    unset = not mode and _stays_in_training(context, scope) and not stays_in_eval(script, forwards[0])
+    unset = not mode and _stays_in_training(context, scope) and not _is_still(script, forwards[0])
     if quiet and unset and mode_matters(script, forwards[0]):
         model = _model_name(script, forwards[0])
         diff = context.edit().put_before(_outermost(script, one.stmt), f"{model}.eval()").diff()
@@ -90,6 +92,16 @@ def _without_a_loop(context: Context, switch: ast.Call) -> Iterator[Hit]:
                 snippet=f"with torch.no_grad():\n    {ast.unparse(run)}",
             )
             return
+
+
+def _is_still(script: Script, forward: ast.Call) -> bool:
+    """What runs, here or in the function that is called, is in eval mode for good."""
+    if stays_in_eval(script, forward):
+        return True
+    function = target_of(forward, script)
+    inside = [c for stmt in function.body for c in calls_in(stmt)] if function is not None else []
+    runs = [c for c in inside if is_model_call(c, script)]
+    return bool(runs) and all(stays_in_eval(script, c) for c in runs)
 
 
 def _only_measures(script: Script, one: Pass, *, held_out: bool) -> bool:

@@ -4,12 +4,16 @@ import ast
 import re
 
 from steadystep.check.control import is_no_grad
-from steadystep.check.names import last, name_of
+from steadystep.check.names import last, name_of, path_of
 from steadystep.check.roles import is_module_class, makes_module
 from steadystep.check.script import Function, Scope, Script
+from steadystep.check.sources import named_sources
 from steadystep.check.targets import target_of
 
-_RANDOM_LAYERS = ("Dropout", "BatchNorm", "dropout", "batch_norm", "InstanceNorm", "DropPath")
+_RANDOM_LAYERS = re.compile(
+    r"drop_?out|batch_?norm|instance_?norm|drop_?path|stochastic_?depth|Transformer(En|De)coderLayer|nn\.Transformer\(",
+    re.I,
+)
 
 _SETS_MODE = re.compile(
     r"(^|_)(eval|train|training|test|inference)_?modes?$|^_?(set|to|switch|toggle|change)_?(eval|train\w*|modes?|test)$"
@@ -93,7 +97,10 @@ def stays_in_eval(script: Script, forward: ast.Call) -> bool:
     }
     made = [v for n, assigned in script.named.items() if last(n) == name for _, v in assigned]
     in_eval = any(isinstance(c, ast.Call) and last(ast.unparse(c.func)) == "eval" for v in made for c in ast.walk(v))
-    return (name in owners["eval"] or in_eval) and name not in owners["train"]
+    full = {name_of(c.func.value) for c in script.calls.get("train", ()) if isinstance(c.func, ast.Attribute)}
+    mine = name_of(forward.func)  # `self.model` of an average is not the `model` that is trained
+    trained = mine in full or (name in owners["train"] and not mine.startswith("self."))
+    return (name in owners["eval"] or in_eval) and not trained
 
 
 def evaluated_here(script: Script, scope: Scope, forward: ast.Call) -> bool:
@@ -163,8 +170,8 @@ def _top(script: Script, node: ast.AST) -> ast.AST:
 
 def mode_matters(script: Script, forward: ast.Call) -> bool:
     """Unless the whole network is in the file and has no layer that behaves differently."""
-    values = script.values(name_of(forward.func), forward)
+    values = [v for v, _ in named_sources(script, path_of(forward.func), forward)]
     local = values and all(makes_module(v, script) for v in values)
     if not local or any(is_module_class(c, script) and len(c.bases) > 1 for c in script.classes.values()):
         return True
-    return any(word in script.text for word in _RANDOM_LAYERS)
+    return bool(_RANDOM_LAYERS.search(script.text))

@@ -33,9 +33,17 @@ def graph_of(script: Script, event: Event, loop: Loop | None) -> set[str] | None
             for stmt, value in assigned:
                 if id(stmt) in inside:
                     waiting.append(value)
+                    if _is_taken_apart(stmt, value) and may_hold_a_graph(script, value):
+                        seen.add(f"@{stmt.lineno}")  # what comes out of one call may share its graph
                 elif may_hold_a_graph(script, value) or _may_grow(body, name):
                     return None
     return seen
+
+
+def _is_taken_apart(stmt: ast.stmt, value: ast.expr) -> bool:
+    """`a, b = f(x)`."""
+    targets = stmt.targets if isinstance(stmt, ast.Assign) else []
+    return isinstance(value, ast.Call) and any(isinstance(t, ast.Tuple | ast.List) for t in targets)
 
 
 def _may_grow(body: ast.AST, name: str) -> bool:

@@ -3,11 +3,13 @@
 import ast
 from collections.abc import Iterator
 
+from steadystep.check.constructors import made
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
 from steadystep.check.names import argument, last, name_of, path_of
 from steadystep.check.rules.endings import FUNCTIONS, LAYERS, Ending, ending_of
 from steadystep.check.script import Script
+from steadystep.check.sources import named_sources
 
 _LOSSES = {
     "torch.nn.functional.cross_entropy": "ce",
@@ -45,26 +47,26 @@ def _judge(context: Context, kind: str, ending: Ending, node: ast.AST) -> Iterat
 
 
 def _loss_kind(script: Script, call: ast.Call) -> str:
+    """By its full name, or by what a name, an attribute or an entry of a table stands for."""
     full = script.full(call.func)
     if full in _LOSSES:
         return _LOSSES[full]
     if isinstance(call.func, ast.Call):
-        return _CRITERIA.get(last(script.full(call.func.func)), "")
-    values = script.values(path_of(call.func), call)
-    kinds = {_CRITERIA.get(last(script.full(v.func)), "") if isinstance(v, ast.Call) else "" for v in values}
-    kinds |= {_CRITERIA[last(script.full(v.func.value.func))] for v in values if _moved_criterion(script, v)} - {""}  # type: ignore[attr-defined]
-    kinds -= {""} if len(kinds) > 1 and all(_moved_criterion(script, v) for v in values) else set()
+        return _CRITERIA.get(last(script.full(call.func.func)), "") or _kind_of(script, call.func)
+    if full.partition(".")[0] in ("torch", "numpy", "math", "os") or not path_of(call.func):
+        return ""
+    kinds = {_kind_of(script, value) for value, _ in named_sources(script, path_of(call.func), call)}
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def _moved_criterion(script: Script, value: ast.expr) -> bool:
-    """`nn.CrossEntropyLoss().to(device)`."""
-    return (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Attribute)
-        and isinstance(value.func.value, ast.Call)
-        and last(script.full(value.func.value.func)) in _CRITERIA
-    )
+def _kind_of(script: Script, value: ast.expr) -> str:
+    """`nn.CrossEntropyLoss()`, `F.cross_entropy`, `partial(F.cross_entropy, ...)`, `staticmethod(F.cross_entropy)`."""
+    if isinstance(value, ast.Call):
+        leaf = last(script.full(value.func))
+        if leaf in ("partial", "staticmethod") and value.args:
+            return _kind_of(script, value.args[0])
+        return _CRITERIA.get(last(made(value, script)[0]), "")
+    return _LOSSES.get(script.full(value), "")
 
 
 def _taken_out(context: Context, node: ast.AST) -> str:

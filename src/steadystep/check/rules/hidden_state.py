@@ -1,7 +1,6 @@
 """SS306: a loss that hangs, through a hidden state, on the graphs of all earlier batches."""
 
 import ast
-import re
 from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
@@ -9,19 +8,22 @@ from steadystep.check.events import Event
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, looks_like_loss, looks_like_model, name_of, path_of
 from steadystep.check.roles import is_model_call
+from steadystep.check.rules.kept_states import STATE as _STATE
+from steadystep.check.rules.kept_states import half_cut, kept_on_self
 from steadystep.check.rules.loss import CUTS
 from steadystep.check.script import Function, Script
 from steadystep.check.targets import target_of
 
-_STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
 _PAIR = {"c", "cx", "cell"}  # the other half of an LSTM's state
 
 
 def check(context: Context) -> Iterator[Hit]:
-    """For every backward in a loop."""
+    """For every backward in a loop, and for what a network or a learner keeps of one batch for the next."""
     for event in context.events("backward"):
         if not event.no_grad and not event.managed:
             yield from _carried(context, event)
+    yield from kept_on_self(context)
+    yield from half_cut(context)
 
 
 def _carried(context: Context, event: Event) -> Iterator[Hit]:

@@ -1,7 +1,6 @@
 """SS604 with several optimizers: one network is held by two of them, and another by none."""
 
 import ast
-import re
 from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
@@ -9,16 +8,21 @@ from steadystep.check.hit import Hit
 from steadystep.check.names import last, name_of, path_of
 from steadystep.check.roles import is_model_call, makes_module
 from steadystep.check.rules.loss import under_no_grad
+from steadystep.check.rules.shared_networks import by_identity, matches
 from steadystep.check.script import Script
 
 _FROZEN = ("eval", "requires_grad_", "load_state_dict", "half")
-_OPTIMIZER_WORDS = re.compile(r"optimizers?|optim|opts?|solver", re.I)
 
 Held = tuple[ast.Call, str, list[str]]
 
 
 def check(context: Context) -> Iterator[Hit]:
     """For every network that two optimizers share."""
+    told = list(_by_name(context))
+    yield from told or by_identity(context)
+
+
+def _by_name(context: Context) -> Iterator[Hit]:
     held = _held(context)
     if len(held) < 2:
         return
@@ -27,7 +31,7 @@ def check(context: Context) -> Iterator[Hit]:
         shared = [n for n in networks if known.count(n) > 1]
         for network in shared:
             for missing in _in_no_optimizer(context, made, known):
-                if _belongs(context, made, optimizer, networks, missing) and not _matches(optimizer, network):
+                if _belongs(context, made, optimizer, networks, missing) and not matches(optimizer, network):
                     yield _tell(context, made, network, missing)
                     return
 
@@ -103,15 +107,7 @@ def _belongs(context: Context, made: ast.Call, optimizer: str, networks: list[st
     maker = {_maker(v) for v in script.values(missing, made)}
     others = {_maker(v) for n in networks for v in script.values(n, made)}
     likes = {n for n in networks if maker & {_maker(v) for v in script.values(n, made)}}
-    return (bool(maker & others - {""}) and len(likes) < len(networks)) or _matches(optimizer, missing)
-
-
-def _matches(optimizer: str, network: str) -> bool:
-    """`opt_d` and `D`, `netD` or `disc`; `critic_optimizer` and `critic`."""
-    word = _OPTIMIZER_WORDS.sub("", last(optimizer)).strip("_").lower()
-    leaf = last(network)
-    plain = re.sub(r"^net_?|_?(net|network|model)$", "", leaf, flags=re.I).strip("_").lower()
-    return bool(word) and (plain.startswith(word) or word.startswith(plain or "?"))
+    return (bool(maker & others - {""}) and len(likes) < len(networks)) or matches(optimizer, missing)
 
 
 def _tell(context: Context, made: ast.Call, network: str, missing: str) -> Hit:

@@ -9,6 +9,7 @@ from steadystep.check.events import Event
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, looks_like_loss, name_of
 from steadystep.check.roles import is_model_call
+from steadystep.check.rules.cut_terms import cut_terms, summed_cut
 from steadystep.check.rules.origins import origins, straight
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
@@ -50,6 +51,9 @@ def _cut(context: Context, event: Event) -> Iterator[Hit]:
         place, cut = _where_it_was_cut(script, event, loss)
     if cut is None:
         place, cut = event.node, _new_leaf(script, event.loss)
+    if cut is None and event.loss is not None:
+        cut = next(cut_terms(script, event.loss, event.node), None)
+        place = cut if cut is not None else place
     if cut is None:
         return
     diff = ""
@@ -79,7 +83,7 @@ def _is_a_loss(loss: ast.expr) -> bool:
     """By its name, by the key it has in a table, or by the function it comes from."""
     match loss:
         case ast.Subscript(slice=ast.Constant(value=str() as key)):
-            return looks_like_loss(key)
+            return looks_like_loss(key) or key in ("total", "sum", "all")
         case ast.Subscript(slice=ast.Constant(value=int())) | ast.Call():
             return isinstance(loss, ast.Subscript) or looks_like_loss(name_of(loss.func))
     return bool(name_of(loss)) and looks_like_loss(name_of(loss))
@@ -89,16 +93,20 @@ def _where_it_was_cut(script: Script, event: Event, loss: ast.expr) -> tuple[ast
     found = script.reaching(loss.id, event.node) if isinstance(loss, ast.Name) else None
     if found is None or not straight(script, found[0], event.stmt):
         found = (event.stmt, loss)
-    cut = _new_leaf(script, found[1]) or cut_at(_inside_tensor(script, found[1]))
+    cut = _new_leaf(script, _bare(found[1])) or cut_at(_inside_tensor(script, found[1])) or summed_cut(script, found[1])
     if cut is not None:
         return found[0], cut
     ways = [] if _goes_back_inside(script, found[1]) else origins(script, loss, event.node)
     bare = [(stmt, inner) for stmt, inner in ((stmt, _bare(value)) for stmt, value in ways) if inner is not None]
     ways = [way for stmt, inner in bare for way in origins(script, inner, stmt) or [(stmt, inner)]]
-    cuts = [(stmt, cut_at(_inside_tensor(script, value))) for stmt, value in ways]
+    cuts = [(stmt, _cut_somehow(script, value)) for stmt, value in ways]
     if cuts and all(c is not None for _, c in cuts):
         return cuts[0]
     return _cut_output(script, *found) or (found[0], None)
+
+
+def _cut_somehow(script: Script, value: ast.expr) -> ast.expr | None:
+    return cut_at(_inside_tensor(script, value)) or _new_leaf(script, value) or summed_cut(script, value)
 
 
 def _goes_back_inside(script: Script, value: ast.expr) -> bool:
@@ -139,9 +147,18 @@ def _others_run(script: Script, stmt: ast.stmt, but: ast.Call) -> bool:
     body: ast.AST = loops[0] if loops else (script.scope_of(stmt) or script.tree)
     runs = [n for n in ast.walk(body) if isinstance(n, ast.Call) and n is not but and is_model_call(n, script)]
     return bool(runs) or any(
-        isinstance(n, ast.Attribute) and n.attr in ("requires_grad", "grad", "parameters", "weight")
+        isinstance(n, ast.Attribute)
+        and n.attr in ("requires_grad", "grad", "parameters", "weight")
+        and not (n.attr == "requires_grad" and looks_like_loss(name_of(n.value)))
+        and not (n.attr == "parameters" and _is_clipped(script, n))
         for n in ast.walk(body)
     )
+
+
+def _is_clipped(script: Script, node: ast.Attribute) -> bool:
+    """`clip_grad_norm_(model.parameters(), 1.0)` has nothing to do with the loss."""
+    outer = script.parents.get(script.parents.get(node, node))
+    return isinstance(outer, ast.Call) and "clip_grad" in ast.unparse(outer.func)
 
 
 def _new_leaf(script: Script, value: ast.expr | None) -> ast.expr | None:

@@ -47,8 +47,19 @@ def _after(context: Context, optimizer: ast.Call, model: str) -> Iterator[Hit]:
     for stmt in rest:
         if _optimizer_again(context, stmt, made, model):
             return
+        if isinstance(stmt, ast.For) and not _goes_back(stmt) and replaces(script, stmt, model):
+            message = f"parts of {model} are made after the optimizer, which does not know them"
+            found.append(hit("SS601", stmt, message, snippet=_FIRST))
+            continue
         if _trains(stmt) or _hands_on(context, stmt, made):
             break
+        if isinstance(stmt, ast.If | ast.With):
+            inner = [s for s in ast.walk(stmt) if isinstance(s, ast.Assign | ast.Expr)]
+            later = next((s for s in inner if replaces(script, s, model)), None)
+            if later is not None:
+                message = f"{ast.unparse(later).split(' = ')[0]} is made after the optimizer, which does not know it"
+                found.append(hit("SS601", later, message, snippet=_FIRST))
+            continue
         if not isinstance(stmt, ast.Assign | ast.Expr):
             continue
         diff = _made_later(context, made, stmt)
@@ -93,6 +104,10 @@ def _trains(stmt: ast.stmt) -> bool:
     return isinstance(stmt, ast.Return) or any(
         "train" in last(name_of(c.func)) or "fit" in last(name_of(c.func)) for c in calls_in(stmt) if not _mode(c)
     )
+
+
+def _goes_back(loop: ast.For) -> bool:
+    return any(isinstance(n, ast.Attribute) and n.attr in ("backward", "step") for n in ast.walk(loop))
 
 
 def _only_freezes(loop: ast.For | ast.AsyncFor | ast.While) -> bool:

@@ -3,8 +3,8 @@
 import ast
 
 from steadystep.check.names import last, name_of, path_of
-from steadystep.check.script import Script
-from steadystep.check.targets import target_of
+from steadystep.check.script import Function, Script
+from steadystep.check.targets import forward_of, target_of
 
 Part = str | int | None
 """Which entry or field of a value is meant; None for the whole."""
@@ -30,12 +30,17 @@ def origins(script: Script, expr: ast.expr | None, at: ast.AST, part: Part = Non
             return _of_name(script, expr.id, at, part, depth)
         case ast.NamedExpr():
             return origins(script, expr.value, at, part, depth + 1)
-        case ast.Call() if target_of(expr, script) is not None:
+        case ast.Call() if runs(expr, script) is not None:
             return _of_call(script, expr, part, depth)
     if part is None:
         return [(script.stmt_of(expr), expr)]
     held = _held(expr, part)
     return origins(script, held, at, None, depth + 1)
+
+
+def runs(call: ast.Call, script: Script) -> Function | None:
+    """The function, the method or the forward of a network of this file that a call runs."""
+    return target_of(call, script) or forward_of(call, script)
 
 
 def straight(script: Script, first: ast.stmt, then: ast.stmt) -> bool:
@@ -76,17 +81,15 @@ def _of_name(script: Script, name: str, at: ast.AST, part: Part, depth: int) -> 
 
 
 def _changed_between(script: Script, name: str, first: ast.stmt, then: ast.stmt) -> bool:
-    return any(
-        isinstance(n, ast.AugAssign)
-        and name_of(n.target) == name
-        and script.scope_of(n) is script.scope_of(then)
-        and first.lineno < n.lineno <= then.lineno
-        for n in script.nodes
-    )
+    key = ("changed", name)
+    if key not in script.memo:
+        script.memo[key] = [n for n in script.nodes if isinstance(n, ast.AugAssign) and name_of(n.target) == name]
+    scope = script.scope_of(then)
+    return any(first.lineno < n.lineno <= then.lineno and script.scope_of(n) is scope for n in script.memo[key])
 
 
 def _of_call(script: Script, call: ast.Call, part: Part, depth: int) -> list[Origin]:
-    function = target_of(call, script)
+    function = runs(call, script)
     assert function is not None
     nodes = [n for n in ast.walk(function) if script.scope_of(n) is function]
     if any(isinstance(n, ast.Yield | ast.YieldFrom) for n in nodes):

@@ -9,19 +9,15 @@ from steadystep.check.hit import Hit
 from steadystep.check.names import looks_like_model, name_of
 from steadystep.check.roles import is_model_call
 from steadystep.check.rules.evaluation_mode import no_grad_around
+from steadystep.check.rules.unrelated import SETS_UP, unrelated
 from steadystep.check.script import Script
-
-_SETS_UP = (
-    *("eval", "train", "to", "cuda", "cpu", "half", "float", "parameters", "named_parameters", "requires_grad_"),
-    *("zero_grad", "state_dict", "load_state_dict"),
-)  # fmt: skip
-"""Methods of a network that do not run it."""
 
 
 def check(context: Context) -> Iterator[Hit]:
     """For every step in every loop."""
     for cycle in context.cycles:
-        yield from _judge(context, cycle)
+        told = list(_judge(context, cycle))
+        yield from told or unrelated(context, cycle)
 
 
 def _judge(context: Context, cycle: Cycle) -> Iterator[Hit]:
@@ -93,6 +89,8 @@ def _passed_on(
     scope = script.scope_of(optimizer)
     local = {model, *(mine for mine, theirs in names.items() if theirs == model)}
     for node in script.nodes:
+        if isinstance(node, ast.Attribute) and name_of(node.value) in local and node.attr not in SETS_UP:
+            return True  # `table.weight` is used without a call
         if not isinstance(node, ast.Call) or node is optimizer or node is through:
             continue
         if script.scope_of(node) is not scope and id(node) not in inside:
@@ -101,7 +99,7 @@ def _passed_on(
         if given & local:
             return True
         owner, _, method = name_of(node.func).rpartition(".")
-        if any(f"{owner}.".startswith(f"{name}.") for name in local) and method not in _SETS_UP:
+        if any(f"{owner}.".startswith(f"{name}.") for name in local) and method not in SETS_UP:
             return True
     return False
 

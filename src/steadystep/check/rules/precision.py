@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.events import meets
 from steadystep.check.hit import Hit
-from steadystep.check.names import argument, last, name_of, path_of
-from steadystep.check.rules.accumulation import rescales_gradients
+from steadystep.check.names import last, name_of, path_of
+from steadystep.check.rules.dtypes import BF16, FP16, always_on, casts_of, dtype_of, may_be_on
+from steadystep.check.rules.half_networks import cast_networks
+from steadystep.check.rules.loss import under_no_grad
+from steadystep.check.rules.rescaling import rescales_gradients
 from steadystep.check.script import Script
 
-_FP16 = ("torch.float16", "torch.half")
-_BF16 = ("torch.bfloat16",)
 _SCALES = re.compile(r"scaler|(loss|grad)_?scal|scale_?(loss|grad)", re.I)
 _OF_FEATURES = ("StandardScaler", "MinMaxScaler", "RobustScaler", "MaxAbsScaler")
 
 
 def check(context: Context) -> Iterator[Hit]:
     """Both."""
-    script = context.script
-    casts = [c for c in script.calls.get("autocast", ()) if _is_autocast(context, c)]
-    casts += [c for c in script.calls.get("partial", ()) if c.args and "autocast" in script.full(c.args[0])]
+    casts = casts_of(context.script)
     yield from _scaler_for_bf16(context, casts)
     yield from _fp16_bare(context, casts)
     yield from _in_forward(context, casts)
@@ -29,55 +28,15 @@ def check(context: Context) -> Iterator[Hit]:
     yield from _whole_in_fp16(context)
 
 
-def _is_autocast(context: Context, call: ast.Call) -> bool:
-    return "autocast" in context.script.full(call.func) and not context.script.full(call.func).startswith("self.")
-
-
-def _dtype(context: Context, call: ast.Call) -> str:
-    """`fp16`, `bf16`, or empty when the file does not say."""
-    script, full = context.script, context.script.full(call.func)
-    given = next((k.value for k in call.keywords if k.arg == "dtype"), None)
-    old = ".cuda.amp." in full
-    if last(full) == "partial" and given is None:
-        return ""
-    if given is None and len(call.args) > 1 and not old and not isinstance(call.args[1], ast.Constant):
-        given = call.args[1]
-    if given is not None:
-        names = {script.full(given)}
-        if path_of(given) and not script.full(given).startswith("torch."):
-            names = {script.full(v) for v in script.values(path_of(given), call)}
-        if names and names <= set(_FP16):
-            return "fp16"
-        return "bf16" if names and names <= set(_BF16) else ""
-    if old:
-        return "fp16"
-    device = argument(call, 0, "device_type")
-    return "fp16" if isinstance(device, ast.Constant) and str(device.value).startswith("cuda") else ""
-
-
-def _always_on(call: ast.Call) -> bool:
-    enabled = next((k.value for k in call.keywords if k.arg == "enabled"), None)
-    return enabled is None or (isinstance(enabled, ast.Constant) and enabled.value is True)
-
-
-def _may_be_on(context: Context, call: ast.Call) -> bool:
-    """On, or switched by something that the file does not set to False."""
-    enabled = next((k.value for k in call.keywords if k.arg == "enabled"), None)
-    if enabled is None or isinstance(enabled, ast.Constant):
-        return _always_on(call)
-    values = context.script.values(path_of(enabled), call)
-    return not isinstance(enabled, ast.Compare) and not any(getattr(v, "value", None) is False for v in values)
-
-
 def _scaler_for_bf16(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
     flags = {ast.dump(k.value) for c in casts for k in c.keywords if k.arg == "enabled"}
     made = [
         c
         for c in context.script.calls.get("GradScaler", ())
-        if _always_on(c) or {ast.dump(k.value) for k in c.keywords if k.arg == "enabled"} == flags
+        if always_on(context.script, c) or {ast.dump(k.value) for k in c.keywords if k.arg == "enabled"} == flags
     ]
-    whole = not casts and bool(cast_networks(context, _BF16, "bfloat16"))
-    if not made or not (casts or whole) or any(_dtype(context, cast) != "bf16" for cast in casts):
+    whole = not casts and bool(cast_networks(context, BF16, "bfloat16"))
+    if not made or not (casts or whole) or any(dtype_of(context.script, cast) != "bf16" for cast in casts):
         return
     for call in made:
         arguments = ", ".join([*(ast.unparse(a) for a in call.args), "enabled=False"])
@@ -94,7 +53,7 @@ def _fp16_bare(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
             call = event.node
             if event.kind != "autocast" or event.no_grad or call not in casts or not isinstance(call, ast.Call):
                 continue
-            if _dtype(context, call) != "fp16" or not _may_be_on(context, call):
+            if dtype_of(context.script, call) != "fp16" or not may_be_on(context.script, call):
                 continue
             used = [
                 e for e in root[i:] if e.inner == event.inner and e.kind in ("backward", "step") and meets(e, event)
@@ -110,12 +69,30 @@ def _in_forward(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
         return
     for cast in casts:
         scope = script.scope_of(cast)
+        if cast in {d for f in _decorated(script) for d in f.decorator_list}:
+            scope = None
         around = scope if scope is not None else script.parents.get(cast)
         inside = (
             isinstance(around, ast.FunctionDef) and around.name == "forward" and script.class_of(around) is not None
         )
-        if inside and _dtype(context, cast) == "fp16" and _may_be_on(context, cast):
+        if scope is None and isinstance(around, ast.FunctionDef) and not inside:
+            inside = _is_trained_on(context, around)
+        if inside and dtype_of(context.script, cast) == "fp16" and may_be_on(context.script, cast):
             yield hit("SS202", cast, "fp16 autocast without a GradScaler", snippet=_SCALED)
+
+
+def _decorated(script: Script) -> list[ast.FunctionDef]:
+    return [
+        f for group in script.functions.values() for f in group if isinstance(f, ast.FunctionDef) and f.decorator_list
+    ]
+
+
+def _is_trained_on(context: Context, function: ast.FunctionDef) -> bool:
+    """A decorated function that is called in a loop that trains, with gradients on."""
+    script = context.script
+    loops = {c.loop.node for c in context.cycles if c.loop is not None and _plainly_trains(c)}
+    sites = [c for c in script.calls.get(function.name, ()) if not under_no_grad(script, c)]
+    return any(loops & set(script.loops_of(c)) for c in sites)
 
 
 def _by_a_name(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
@@ -126,13 +103,27 @@ def _by_a_name(context: Context, casts: list[ast.Call]) -> Iterator[Hit]:
     loops = {c.loop.node for c in context.cycles if c.loop is not None and _plainly_trains(c)}
     for cast in casts:
         stmt = script.parents.get(cast)
-        name = name_of(stmt.targets[0]) if isinstance(stmt, ast.Assign) else ""
+        name = path_of(stmt.targets[0]) if isinstance(stmt, ast.Assign) else ""
         withs = [
-            n for n in script.nodes if isinstance(n, ast.With) and name in {name_of(i.context_expr) for i in n.items}
+            n for n in script.nodes if isinstance(n, ast.With) and name in {path_of(i.context_expr) for i in n.items}
         ]
-        used = name and any(loops & set(script.loops_of(w)) for w in withs)
-        if used and len(script.named.get(name, ())) == 1 and _dtype(context, cast) == "fp16" and _always_on(cast):
+        used = name and any(loops & set(script.loops_of(w)) or _is_met(context, w) for w in withs)
+        if (
+            used
+            and len(script.named.get(name, ())) == 1
+            and dtype_of(context.script, cast) == "fp16"
+            and always_on(script, cast)
+        ):
             yield hit("SS202", cast, "fp16 autocast without a GradScaler", snippet=_SCALED)
+
+
+def _is_met(context: Context, block: ast.With) -> bool:
+    """A backward of a loss that was computed in it, in the same function or in one that it hands the loss to."""
+    scope = context.script.scope_of(block)
+    gone_back = {context.script.scope_of(e.node) for e in context.events("backward")}
+    quiet = scope is not None and any("no_grad" in ast.unparse(d) for d in scope.decorator_list)
+    returns = any(isinstance(n, ast.Return) for n in ast.walk(block)) or scope in gone_back
+    return scope is not None and not quiet and returns and not context.script.loops_of(block)
 
 
 def _plainly_trains(cycle: Cycle) -> bool:
@@ -143,36 +134,10 @@ def _whole_in_fp16(context: Context) -> Iterator[Hit]:
     """`model.half()` before training, and a plain backward and step."""
     if _is_scaled(context) or context.mentions("autocast"):
         return
-    for call in cast_networks(context, _FP16, "half"):
+    for call in cast_networks(context, FP16, "half"):
         if any(_plainly_trains(c) for c in context.cycles):
             yield hit("SS202", call, "the network is trained in fp16 without a GradScaler", snippet=_SCALED)
             return
-
-
-def cast_networks(context: Context, types: tuple[str, ...], method: str) -> list[ast.Call]:
-    """Calls that cast a network which an optimizer of the file holds, made before its training begins."""
-    script = context.script
-    made = [c for calls in script.calls.values() for c in calls if context.roles.is_optimizer(c)]
-    trained = {context.roles.model_of(c): c for c in made} if len(made) == 1 else {}
-    found = []
-    for name in ("to", method):
-        for call in script.calls.get(name, ()):
-            to_type = name == method or any(
-                script.full(a) in types for a in (*call.args, *(k.value for k in call.keywords))
-            )
-            stmt = script.stmt_of(call)
-            owner = name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-            target = name_of(stmt.targets[0]) if isinstance(stmt, ast.Assign) else owner
-            optimizer = trained.get(target)
-            if not to_type or optimizer is None or script.scope_of(call) is not script.scope_of(optimizer):
-                continue
-            if stmt.lineno < optimizer.lineno and not script.loops_of(call) and not _conditional(script, call):
-                found.append(call)
-    return found
-
-
-def _conditional(script: Script, call: ast.Call) -> bool:
-    return any(isinstance(a, ast.If | ast.IfExp) for a in script.ancestors(call))
 
 
 def _is_scaled(context: Context) -> bool:

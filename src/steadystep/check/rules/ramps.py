@@ -116,8 +116,8 @@ def _in_the_loop(script: Script, stmt: ast.Assign) -> Iterator[ast.BinOp]:
     """The rate is worked out next to where it is written, without a function."""
     yield from _capped(stmt.value)
     yield from _compared(stmt.value)
-    name = name_of(stmt.value)
-    for made, value in script.assigned.get((script.scope_of(stmt), name), ()) if name else ():
+    names = [n.id for n in ast.walk(stmt.value) if isinstance(n, ast.Name)]
+    for made, value in (a for name in names for a in script.assigned.get((script.scope_of(stmt), name), ())):
         if made.lineno < stmt.lineno and set(script.loops_of(made)) & set(script.loops_of(stmt)):
             yield from _capped(value)
             yield from _compared(value)

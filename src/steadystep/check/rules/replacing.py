@@ -3,12 +3,13 @@
 import ast
 
 from steadystep.check.bindings import parameters, passed
-from steadystep.check.names import argument, last, path_of
-from steadystep.check.roles import makes_module
+from steadystep.check.names import argument, calls_in, last, path_of
+from steadystep.check.roles import is_module_class, makes_module
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 
 _NEW_FROM_OLD = ("FSDP", "FullyShardedDataParallel", "deepcopy", "get_peft_model")
+_MOVES = ("to", "cuda", "cpu", "train", "eval", "float", "half")
 _GROWS = ("resize_token_embeddings", "add_adapter", "reset_classifier")
 _ADDS = ("add_module", "register_module", "register_parameter")
 _SIZES = (
@@ -27,16 +28,46 @@ def replaces(script: Script, stmt: ast.stmt, model: str, depth: int = 0) -> bool
     """Whether a statement makes new parameters for a network, or for a part of it."""
     if isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call):
         return _by_call(script, stmt.value, model, depth)
+    if isinstance(stmt, ast.For):
+        return _in_a_loop(script, stmt, model)
     if not isinstance(stmt, ast.Assign) or not isinstance(stmt.value, ast.Call):
         return False
-    target, value = path_of(stmt.targets[0]), stmt.value
+    target, value = path_of(stmt.targets[0]), _core(stmt.value)
     if target.startswith((f"{model}.", f"{model}[")):
         return _is_new(script, value)
+    if target != model and any(_by_call(script, c, model, depth) for c in calls_in(stmt.value) if _runs_here(c)):
+        return True
     if target != model:
         return bool(target) and model.startswith(f"{target}.") and _is_new(script, value) and not _uses(value, target)
     if _uses(value, model):  # a wrapper keeps the parameters, but for those that make new ones
         return last(script.full(value.func)) in _NEW_FROM_OLD
-    return makes_module(value, script) or last(script.full(value.func)) == "from_pretrained"
+    return makes_module(value, script) or last(script.full(value.func)) in ("from_pretrained", *_NEW_FROM_OLD)
+
+
+def _in_a_loop(script: Script, loop: ast.For, model: str) -> bool:
+    """`for block in model.blocks: block.adapter = nn.Linear(...)`."""
+    if model not in {path_of(n) for n in ast.walk(loop.iter)}:
+        return False
+    each = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    for stmt in (n for s in loop.body for n in ast.walk(s) if isinstance(n, ast.Assign)):
+        head = path_of(stmt.targets[0]).partition(".")
+        if head[0] in each and head[2] and isinstance(stmt.value, ast.Call) and _is_new(script, _core(stmt.value)):
+            return True
+    return False
+
+
+def _core(value: ast.Call) -> ast.Call:
+    """`make(3)` of `make(3).to(device)`."""
+    while (
+        isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES and isinstance(value.func.value, ast.Call)
+    ):
+        value = value.func.value
+    return value
+
+
+def _runs_here(call: ast.Call) -> bool:
+    """A plain function, which may change what it is given."""
+    return isinstance(call.func, ast.Name)
 
 
 def _is_new(script: Script, value: ast.Call) -> bool:
@@ -64,7 +95,7 @@ def _by_call(script: Script, call: ast.Call, model: str, depth: int) -> bool:
     if owner and (owner == model or owner.startswith(f"{model}.")):
         given = argument(call, 1, "module")
         added = leaf in _ADDS and isinstance(given, ast.Call) and _is_new(script, given)
-        return added or (owner == model and leaf in _GROWS)
+        return added or (owner == model and (leaf in _GROWS or _renews_itself(script, call)))
     if leaf == "setattr" and len(call.args) == 3 and path_of(call.args[0]) == model:
         return isinstance(call.args[2], ast.Call) and _is_new(script, call.args[2])
     function = target_of(call, script) if depth < 1 else None
@@ -79,6 +110,21 @@ def _by_call(script: Script, call: ast.Call, model: str, depth: int) -> bool:
         if given is not None and path_of(given) == model:
             return any(replaces(script, inner, name, depth + 1) and _inside(inner, name) for inner in function.body)
     return False
+
+
+def _renews_itself(script: Script, call: ast.Call) -> bool:
+    """`model.set_head(10)`, of a network of this file that makes itself a new part."""
+    function = target_of(call, script)
+    owner = script.parents.get(function) if function is not None else None
+    if function is None or not isinstance(owner, ast.ClassDef) or not is_module_class(owner, script):
+        return False
+    return any(
+        isinstance(s, ast.Assign)
+        and path_of(s.targets[0]).startswith("self.")
+        and isinstance(s.value, ast.Call)
+        and _is_new(script, s.value)
+        for s in function.body
+    )
 
 
 def _inside(stmt: ast.stmt, name: str) -> bool:

@@ -3,19 +3,19 @@
 import ast
 from collections.abc import Iterator
 
-from steadystep.check.bindings import parameters, passed
+from steadystep.check.bindings import parameters
 from steadystep.check.context import Context, hit
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, looks_like_loss, name_of
 from steadystep.check.roles import makes_module
-from steadystep.check.rules.graphs import graph_of, may_hold_a_graph
+from steadystep.check.rules.fresh import MOVES, is_data, is_fresh, is_state
+from steadystep.check.rules.graphs import graph_of
 from steadystep.check.rules.loss import cut_at
 from steadystep.check.rules.zeroing import only_goes_back
 from steadystep.check.script import Function, Script
 
 Loop = ast.For | ast.AsyncFor | ast.While
-_MOVES = ("to", "cuda", "cpu", "float", "long", "half", "view", "reshape", "flatten", "squeeze", "unsqueeze")
 _NEW_TENSORS = ("ones", "zeros", "full", "rand", "randn", "randint", "empty", "tensor", "arange", "eye", "ones_like")
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"})
 
@@ -44,7 +44,8 @@ def _retained(context: Context, event: Event) -> Iterator[Hit]:
     if not loops and function is None:
         return
     graph = graph_of(script, event, loops[0] if loops else None)
-    if graph is None or (not loops and not _starts_and_ends_here(script, function, graph)):
+    fresh = len(others) == 1 and graph is not None and is_fresh(script, event, graph)
+    if graph is None or (not loops and not _starts_and_ends_here(script, function, graph, fresh=fresh)):
         return
     if len(others) > 1 and not looks_like_loss(name_of(event.loss)):
         return
@@ -71,6 +72,8 @@ def _goes_through(context: Context, event: Event, graph: set[str], other: Event)
 
 def _is_graph_free(script: Script, name: str, at: ast.AST) -> bool:
     """Data of the loop, a network, a tensor that torch has just made: shared, but no part of a graph."""
+    if name.startswith("@"):
+        return False
     scope = script.scope_of(at)
     values = [value for _, value in script.assigned.get((scope, name), ())]
     if values or scope is None:
@@ -78,11 +81,11 @@ def _is_graph_free(script: Script, name: str, at: ast.AST) -> bool:
     if name == "self":
         stored = (n for n in ast.walk(scope) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
         return scope.name != "__init__" and not any(name_of(n).startswith("self.") for n in stored)
-    return name not in parameters(scope) or _is_data(script, scope, name)
+    return name not in parameters(scope) or is_data(script, scope, name)
 
 
 def _makes_no_graph(script: Script, value: ast.expr) -> bool:
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES:
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in MOVES:
         value = value.func.value
     if isinstance(value, ast.Call):
         made = last(script.full(value.func)) in _NEW_TENSORS and script.full(value.func).startswith("torch.")
@@ -101,20 +104,20 @@ def _without(call: ast.Call, keyword: str) -> str:
     return ast.unparse(ast.copy_location(kept, call))
 
 
-def _starts_and_ends_here(script: Script, function: Function | None, graph: set[str]) -> bool:
-    """A function with one pass in it: only data comes in, only numbers go out."""
+def _starts_and_ends_here(script: Script, function: Function | None, graph: set[str], *, fresh: bool) -> bool:
+    """A function with one pass in it: only data, or what was just made, comes in, and only numbers go out."""
     if function is None or function.name == "closure":
         return False
     given = [n for n in parameters(function) if n in graph and n != "self"]
-    if not all(_is_data(script, function, name) for name in given):
+    if not fresh and not all(is_data(script, function, name) for name in given):
         return False
-    made = graph - set(given) - {"self"}
+    made = graph - {"self"} if fresh else graph - set(given) - {"self"}
     for node in ast.walk(function):
         if isinstance(node, ast.Return | ast.Yield) and node.value is not None and _leaks(node.value, made):
             return False
         if isinstance(node, ast.Assign) and _is_elsewhere(node) and _leaks(node.value, made):
             return False
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_state(script, node):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_state(script, node):
             return False
     return True
 
@@ -131,40 +134,3 @@ def _leaks(value: ast.expr, made: set[str]) -> bool:
     if isinstance(value, ast.Name):
         return value.id in made
     return any(_leaks(child, made) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
-
-
-def _is_state(script: Script, node: ast.Attribute) -> bool:
-    """An attribute that is set outside of `__init__` may carry a graph from call to call."""
-    name, owner = name_of(node), script.class_of(node)
-    if not name.startswith("self."):
-        return False
-    setters = [script.scope_of(s) for s, _ in script.named.get(name, ()) if script.class_of(s) is owner]
-    return any(f is None or f.name != "__init__" for f in setters)
-
-
-def _is_data(script: Script, function: Function, name: str) -> bool:
-    """Every caller in the file gives what its own loop has just taken from the data."""
-    names = parameters(function)
-    position = names.index(name) - (1 if names[:1] == ["self"] else 0)
-    sites = script.calls.get(function.name, ())
-    return bool(sites) and all(_from_a_loop(script, passed(c, position, name), c) for c in sites)
-
-
-def _from_a_loop(script: Script, value: ast.expr | None, at: ast.AST) -> bool:
-    while isinstance(value, ast.Call | ast.Attribute | ast.Subscript):
-        if isinstance(value, ast.Call):
-            if not isinstance(value.func, ast.Attribute) or value.func.attr not in _MOVES:
-                return False
-            value = value.func.value
-        else:
-            value = value.value
-    if not isinstance(value, ast.Name):
-        return False
-    targets = [a.target for a in script.ancestors(at) if isinstance(a, ast.For | ast.AsyncFor)]
-    for around in script.ancestors(at):
-        if isinstance(around, ast.ListComp | ast.GeneratorExp | ast.SetComp):
-            targets += [g.target for g in around.generators]
-    if not any(value.id == name_of(n) for t in targets for n in ast.walk(t)):
-        return False
-    changed = script.assigned.get((script.scope_of(at), value.id), ())
-    return all(not may_hold_a_graph(script, v) for _, v in changed)

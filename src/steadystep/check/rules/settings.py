@@ -3,11 +3,13 @@
 import ast
 from collections.abc import Iterator
 
+from steadystep.check.constructors import made, setting
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
-from steadystep.check.names import argument, last, looks_like_loss, name_of, path_of
+from steadystep.check.names import argument, last, looks_like_loss, name_of
 from steadystep.check.numbers import number, written_at
 from steadystep.check.roles import ADAM_LIKE
+from steadystep.check.rules.decay import groups_of
 from steadystep.check.script import Script
 
 _USUAL = {"adam": (1e-8, 0.1), "SGD": (1e-6, 30.0), "RMSprop": (1e-9, 0.1), "Lion": (1e-9, 0.03)}
@@ -15,9 +17,11 @@ _FINE_TUNED = 0.02  # with Adam: a pretrained network is wiped out far below
 _SUMMED = 1e-2  # of the least: a loss that is a sum over the batch is larger by its size, gradients too
 _REPLACE = ("OneCycleLR", "CyclicLR", "MultiplicativeLR", "LRFinder", "lr_find", "find_lr")
 _RAISE = (*_REPLACE, "LambdaLR", "ExponentialLR")
+_TABLES = ("Embedding", "ParameterList", "ParameterDict", "EmbeddingBag")  # prompts and latents have rates of their own
 _CLIP = (1e-4, 1e3)
 _MEASURES_ONLY = 1e8  # limits like 1e9 or inf are the idiom for reading the norm
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_gradients")
+_LIMITS = ("max_norm", "clip_value", "clip_val", "gradient_clip_val")
 _TRAINERS = ("max_grad_norm", "gradient_clip_val")
 
 
@@ -32,7 +36,8 @@ def _odd_rates(context: Context) -> Iterator[Hit]:
         for call in calls:
             if not context.roles.is_optimizer(call) or not _trains_a_network(context, call):
                 continue
-            kind = last(context.script.full(call.func))
+            full, _ = made(call, context.script)
+            kind = last(full)
             usual = _USUAL.get("adam" if kind in ADAM_LIKE else kind)
             if usual is None:
                 continue
@@ -44,19 +49,23 @@ def _odd_rates(context: Context) -> Iterator[Hit]:
 
 def _rates(script: Script, optimizer: ast.Call) -> Iterator[ast.expr]:
     """The rate of an optimizer, by its place, its name or a table of options, and those of its groups."""
-    given = argument(optimizer, 1, "lr")
+    _, whole = made(optimizer, script)
+    given = argument(whole, 1, "lr")
     if given is not None:
         yield given
-    for options in (k.value for k in optimizer.keywords if k.arg is None and path_of(k.value)):
-        yield from {id(v): v for v in script.values(f"{path_of(options)}['lr']", optimizer)}.values()
-    groups = argument(optimizer, 0, "params")
-    for group in groups.elts if isinstance(groups, ast.List) else ():
+    else:
+        yield from setting(whole, script, "lr")
+    groups = argument(whole, 0, "params")
+    listed = groups.elts if isinstance(groups, ast.List) else groups_of(script, optimizer)
+    for group in listed:
         pairs = zip(group.keys, group.values, strict=True) if isinstance(group, ast.Dict) else ()
         yield from (v for k, v in pairs if isinstance(k, ast.Constant) and k.value == "lr")
+        if isinstance(group, ast.Call) and name_of(group.func) == "dict":
+            yield from (k.value for k in group.keywords if k.arg == "lr")
 
 
 def _odd(context: Context, call: ast.Call, given: ast.expr, usual: tuple[float, float]) -> Iterator[Hit]:
-    kind, rate = last(context.script.full(call.func)), number(given, context.script, given)
+    kind, rate = last(made(call, context.script)[0]), number(given, context.script, given)
     if rate is None or rate == 0:
         return
     least = usual[0] * (_SUMMED if kind == "SGD" and not _averaged(context) else 1.0)
@@ -71,9 +80,14 @@ def _odd(context: Context, call: ast.Call, given: ast.expr, usual: tuple[float, 
 
 def _trains_a_network(context: Context, optimizer: ast.Call) -> bool:
     """Not a picture, a latent or a few numbers, for which other rates are right."""
-    if context.roles.networks_of(optimizer):
-        return True
+    names = context.roles.networks_of(optimizer)
+    if names:
+        made_from = [v for n in names for v in context.script.values(n, optimizer)]
+        tables = [isinstance(v, ast.Call) and last(name_of(v.func)) in _TABLES for v in made_from]
+        return not tables or not all(tables)
     params = argument(optimizer, 0, "params")
+    if groups_of(context.script, optimizer) and "named_parameters" in context.script.calls:
+        return True
     return any(
         isinstance(n, ast.Attribute) and n.attr in ("parameters", "named_parameters")
         for n in ast.walk(params or optimizer)
@@ -87,13 +101,13 @@ def _is_pretrained(context: Context, optimizer: ast.Call) -> bool:
     if any(isinstance(n, ast.Attribute) and n.attr == "requires_grad" for n in context.script.nodes):
         return False
     values = context.script.values(context.roles.model_of(optimizer), optimizer)
-    made = [
+    plain = [
         v.func.value
         if isinstance(v, ast.Call) and isinstance(v.func, ast.Attribute) and v.func.attr in ("to", "cuda")
         else v
         for v in values
     ]
-    return bool(made) and all(isinstance(v, ast.Call) and last(name_of(v.func)) == "from_pretrained" for v in made)
+    return bool(plain) and all(isinstance(v, ast.Call) and last(name_of(v.func)) == "from_pretrained" for v in plain)
 
 
 def _is_raised(context: Context) -> bool:
@@ -173,9 +187,9 @@ def _absurd_clips(context: Context) -> Iterator[Hit]:
 def _limits(context: Context) -> Iterator[tuple[ast.Call, ast.expr]]:
     for name in _CLIPS:
         for call in context.script.calls.get(name, ()):
-            given = argument(call, 1, "max_norm", "clip_value", "clip_val", "gradient_clip_val")
-            if given is not None:
-                yield call, given
+            given = argument(call, 1 if name != "clip_gradients" else 99, *_LIMITS)
+            spread = [given] if given is not None else setting(call, context.script, *_LIMITS)
+            yield from ((call, value) for value in spread)
     for calls in list(context.script.calls.values()):
         for call in calls:
             if last(name_of(call.func)).endswith(("Trainer", "Arguments", "Config")):

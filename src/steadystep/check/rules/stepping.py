@@ -7,8 +7,12 @@ from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.edits import can_move, source_of
 from steadystep.check.events import Event, implied, meets
 from steadystep.check.hit import Hit
+from steadystep.check.names import name_of
+from steadystep.check.numbers import number
 from steadystep.check.rules.counting import counting
 from steadystep.check.rules.zeroing import optimizer_written
+
+_ACCUMULATION = "gradient_accumulation_steps"
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -18,7 +22,9 @@ def check(context: Context) -> Iterator[Hit]:
         if any(e.kind in ("opaque", "guard") for e in cycle.events):
             continue  # something outside the file takes the optimizer: it may do all of this
         yield from _schedule_on_skips(context, cycle)
+        yield from _schedule_not_prepared(context, cycle)
         yield from _zero_too_early(context, cycle)
+        yield from _wiped_unused(context, cycle)
 
 
 def _schedule_first(context: Context, cycle: Cycle) -> Iterator[Hit]:
@@ -53,12 +59,19 @@ def _schedule_on_skips(context: Context, cycle: Cycle) -> Iterator[Hit]:
     backward = next((e for e in cycle.before(step) if e.kind == "backward" and meets(e, step)), None)
     if backward is None or backward.managed:
         return
+    for schedule in (e for e in cycle.events if e.kind == "schedule" and e.inner == step.inner):
+        if any(
+            (question, 1 - arm) in schedule.branch and counting(context, question, arm) for question, arm in step.branch
+        ):
+            message = f"{schedule.local}.step() counts the passes in which {step_name(step)} is not called"
+            yield hit("SS105", schedule.node, message, snippet=f"{step_name(step)}\n{schedule.local}.step()")
+            return
     early = [e for e in cycle.before(step) if _skips(context, e, step)]
     for schedule in [*early, *cycle.after(step)]:
         if schedule.kind != "schedule" or schedule.inner != step.inner or _arguments(schedule):
             continue
         extra = set(step.branch) - set(schedule.branch)
-        if not implied(schedule, step) or not extra or not implied(backward, schedule):
+        if not _nearly_implied(context, schedule, step) or not extra or not implied(backward, schedule):
             continue
         if any(_elsewhere(other, step, schedule) for other in cycle.of("step", "scaler-step")):
             continue
@@ -74,6 +87,43 @@ def _skips(context: Context, schedule: Event, step: Event) -> bool:
     """The step is made once in so many batches, and the schedule is not."""
     extra = set(step.branch) - set(schedule.branch)
     return schedule.inner == step.inner and any(counting(context, *arm) is not None for arm in extra)
+
+
+def _schedule_not_prepared(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    """With accelerate the optimizer skips the steps inside of a group; a schedule does so if it was prepared too."""
+    script, step = context.script, cycle.step
+    made = [c for c in script.calls.get("Accelerator", ()) if any(k.arg == _ACCUMULATION for k in c.keywords)]
+    groups = [number(k.value, script, c) for c in made for k in c.keywords if k.arg == _ACCUMULATION]
+    if not groups or any(many is None or many <= 1 for many in groups) or "accumulate" not in script.calls:
+        return
+    prepared = {name_of(a) for c in script.calls.get("prepare", ()) for a in c.args}
+    given = [a for c in script.calls.get("prepare", ()) for a in c.args]
+    if any(isinstance(a, ast.Starred) for a in given) or "prepare_scheduler" in script.calls:
+        return
+    for schedule in cycle.after(step):
+        if schedule.kind != "schedule" or schedule.inner != step.inner or _arguments(schedule):
+            continue
+        asked = [ast.unparse(context.asked[n]) for n, _ in schedule.branch if n in context.asked]
+        values = script.values(schedule.local, schedule.node)
+        if not values or any(context.roles.made_by(v) != "scheduler" for v in values):
+            continue
+        if schedule.local in prepared or any("sync" in a or "%" in a or "skipped" in a for a in asked):
+            continue
+        message = f"{schedule.local} was not prepared, so it also counts the passes in which accelerate makes no update"
+        snippet = f"{schedule.local} = accelerator.prepare({schedule.local})   # or: if accelerator.sync_gradients: ..."
+        yield hit("SS105", schedule.node, message, snippet=snippet)
+
+
+def _nearly_implied(context: Context, schedule: Event, step: Event) -> bool:
+    """On every pass with a step, but for the last ones: `if scheduler.last_epoch < total: scheduler.step()`."""
+    for question, arm in set(schedule.branch) - set(step.branch):
+        asked = context.asked.get(question)
+        below = isinstance(asked, ast.Compare) and isinstance(asked.ops[0], ast.Lt | ast.LtE) and arm == 0
+        words = {n.attr for n in ast.walk(asked) if isinstance(n, ast.Attribute)} if asked is not None else set()
+        there = isinstance(asked, ast.Compare) and isinstance(asked.ops[0], ast.IsNot) and arm == 0
+        if not (below and words & {"last_epoch", "_step_count", "total_steps"}) and not there:
+            return False
+    return True
 
 
 def _elsewhere(other: Event, step: Event, schedule: Event) -> bool:
@@ -99,6 +149,28 @@ def _zero_too_early(context: Context, cycle: Cycle) -> Iterator[Hit]:
                     diff = context.edit().remove(wiped.stmt).put_after(step.stmt, *moved).diff()
                 message = f"{wiped.local or 'the gradient'} is cleared between backward() and {step_name(step)}"
                 yield hit("SS107", wiped.node, message, diff=diff)
+            return
+
+
+def _wiped_unused(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    """A backward whose gradients are cleared for every optimizer of the pass before any of them steps."""
+    steps = cycle.of("step", "scaler-step")
+    if cycle.step is not steps[0] or len({e.inner for e in (*steps, *cycle.of("backward"))}) != 1:
+        return
+    if any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in context.script.nodes) or cycle.of("grad-call"):
+        return
+    for first in cycle.of("backward"):
+        rest = cycle.after(first)
+        end = next((i for i, e in enumerate(rest) if e.kind in ("step", "scaler-step")), len(rest))
+        again = next((i for i, e in enumerate(rest) if e.kind == "backward"), len(rest))
+        wiping = [e for e in rest[: min(end, again)] if e.kind == "zero" and implied(e, first)]
+        if again < end and wiping and all(any(clears(context, z, s) for z in wiping) for s in steps):
+            message = (
+                f"the gradients of {ast.unparse(first.loss) if first.loss else 'a loss'} are cleared before any step"
+            )
+            yield hit(
+                "SS107", wiping[0].node, message, snippet="optimizer.zero_grad()   # before the first backward only"
+            )
             return
 
 

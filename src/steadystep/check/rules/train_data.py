@@ -8,7 +8,9 @@ from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
 from steadystep.check.names import last, name_of
 from steadystep.check.rules.evaluation import is_quiet
+from steadystep.check.rules.measured import measured, training_loops
 from steadystep.check.rules.passes import HELD_OUT, TRAIN, Pass, passes
+from steadystep.check.rules.train_loaders import HELD_OUT_DATA, by_loader, by_trainer, data_name
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 
@@ -20,13 +22,12 @@ _MEASURES = re.compile(
     r"|precision|ndcg|mrr|wer|cer|(^|_)(map|iou|dice|psnr)(_|$)",
     re.I,
 )
-_SPLITS = ("random_split", "Subset", "SubsetRandomSampler", "train_test_split", "KFold", "StratifiedKFold")
 
 
 def check(context: Context) -> Iterator[Hit]:
     """In files that train: by the loop, by the call that measures, by the loader it is measured on."""
     script = context.script
-    yield from _by_trainer(context)
+    yield from by_trainer(context)
     if not any(True for _ in context.events("step", "scaler-step")):
         return
     for one in passes(context):
@@ -36,20 +37,26 @@ def check(context: Context) -> Iterator[Hit]:
     for calls in list(script.calls.values()):
         for call in calls:
             yield from _by_call(context, call)
-    yield from _by_loader(context)
+    yield from by_loader(context)
+    yield from _by_phase(context)
 
 
 def _in_a_loop(script: Script, one: Pass) -> Iterator[Hit]:
-    scored = {last(name_of(n.target)) for n in ast.walk(one.node) if isinstance(n, ast.AugAssign)}
-    scored |= {
-        last(name_of(n.func.value))
-        for n in ast.walk(one.node)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("append", "update")
-    }
+    scored = _scored(one.node)
     if any(_SCORE.match(name) for name in scored) or _said_to_be(script, one, scored) or _is_called_so(one):
         source = next(n for n in sorted(one.over) if TRAIN.search(n))
         message = f"a validation score is computed over {source}"
         yield hit("SS404", one.node, message, snippet="for x, y in val_loader: ...")
+
+
+def _scored(loop: ast.AST) -> set[str]:
+    """What is counted in a loop."""
+    scored = {last(name_of(n.target)) for n in ast.walk(loop) if isinstance(n, ast.AugAssign)}
+    return scored | {
+        last(name_of(n.func.value))
+        for n in ast.walk(loop)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("append", "update")
+    }
 
 
 def _is_called_so(one: Pass) -> bool:
@@ -84,7 +91,7 @@ def _blocks(script: Script, stmt: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
     """`val_rmse = rmse(model, train_loader)`, and the same in a table, a log line or a keyword."""
-    given = [_data_name(a) for a in (*call.args, *(k.value for k in call.keywords))]
+    given = [data_name(a) for a in (*call.args, *(k.value for k in call.keywords))]
     trained = [n for n in given if TRAIN.search(n)]
     if not trained or any(HELD_OUT.search(n) for n in given):
         return
@@ -98,13 +105,7 @@ def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
         return
     if "make" in called or "load" in called or "split" in called:
         return
-    yield hit("SS404", context.script.stmt_of(call), f"{names[0]} is measured on {trained[0]}", snippet=_HELD_OUT_DATA)
-
-
-def _data_name(node: ast.expr) -> str:
-    """`train_loader`, and `train` of `loaders["train"]`."""
-    key = getattr(node.slice, "value", None) if isinstance(node, ast.Subscript) else None
-    return key if isinstance(key, str) else last(name_of(node))
+    yield hit("SS404", context.script.stmt_of(call), f"{names[0]} is measured on {trained[0]}", snippet=HELD_OUT_DATA)
 
 
 def _names_of_result(script: Script, call: ast.Call) -> list[str]:
@@ -152,38 +153,26 @@ def _only_measures(context: Context, call: ast.Call) -> bool:
     return bool(words & {"eval", "no_grad", "inference_mode"}) and not words & {"backward", "step"}
 
 
-def _by_loader(context: Context) -> Iterator[Hit]:
-    """`val_loader = DataLoader(train_set)`, and training data that a trainer is to evaluate on."""
+def _by_phase(context: Context) -> Iterator[Hit]:
+    """A pass that measures in the phase of validation, over what is named after the training data, or is the same."""
     script = context.script
-    if context.mentions(*_SPLITS):
-        return
-    for call in script.calls.get("DataLoader", ()):
-        stmt, source = script.stmt_of(call), last(name_of(call.args[0])) if call.args else ""
-        target = last(name_of(stmt.targets[0])) if isinstance(stmt, ast.Assign) and stmt.value is call else ""
-        if any(k.arg and "sampler" in k.arg for k in call.keywords) or not HELD_OUT.search(target):
+    for one in measured(context):
+        phase = next((p for p in sorted(one.loop.phases) if HELD_OUT.search(p)), "")
+        over = one.loop.over - one.loop.phases
+        if phase and any(TRAIN.search(w) for w in over) and not any(HELD_OUT.search(w) for w in over):
+            place = one.loop.sites[-1] if one.loop.sites else one.loop.node
+            yield hit(
+                "SS404", place, f"the phase is {phase}, and it goes over the training data", snippet=HELD_OUT_DATA
+            )
             continue
-        if TRAIN.search(source) and not HELD_OUT.search(source) and not TRAIN.search(target):
-            yield hit("SS404", stmt, f"{target} is made from {source}", snippet=_HELD_OUT_DATA)
-
-
-def _by_trainer(context: Context) -> Iterator[Hit]:
-    """Training data that a trainer is told to evaluate on."""
-    script = context.script
-    for node in script.nodes:
-        if isinstance(node, ast.keyword) and node.arg in ("eval_dataset", "val_dataloaders", "validation_data"):
-            name = _data_name(node.value)
-            if TRAIN.search(name) and not HELD_OUT.search(name):
-                yield hit("SS404", node, f"{node.arg} is {name}", snippet=_HELD_OUT_DATA)
-    for call in script.calls.get("fit", ()):
-        given = [_data_name(a) for a in call.args]
-        if len(given) == 3 and given[1] == given[2] and TRAIN.search(given[2]):
-            yield hit("SS404", call, f"validation is on {given[2]} too", snippet=_HELD_OUT_DATA)
-    for title in ("val_dataloader", "test_dataloader"):
-        for function in script.functions.get(title, ()):
-            for made in (n for n in ast.walk(function) if isinstance(n, ast.Return) and isinstance(n.value, ast.Call)):
-                source = _data_name(made.value.args[0]) if isinstance(made.value, ast.Call) and made.value.args else ""
-                if TRAIN.search(source) and not HELD_OUT.search(source):
-                    yield hit("SS404", made, f"{title} gives {source}", snippet=_HELD_OUT_DATA)
-
-
-_HELD_OUT_DATA = "val_loss = evaluate(model, val_loader)   # data that is not trained on"
+        same = {loop.path for root in context.roots for loop in training_loops(root)} - {""}
+        if one.loop.path not in same or not (one.quiet or one.twin):
+            continue
+        if not one.loop.sites and any(_SCORE.match(name) for name in _scored(one.loop.node)):
+            message = f"a validation score is computed over {one.loop.path}, which is trained on"
+            yield hit("SS404", one.loop.node, message, snippet=HELD_OUT_DATA)
+        for site in one.loop.sites[-1:]:
+            names = _names_of_result(script, site)
+            if names and all(_SCORE.match(last(n)) or _LABEL.search(n) for n in names):
+                message = f"{names[0]} is measured on {one.loop.path}, which is trained on"
+                yield hit("SS404", script.stmt_of(site), message, snippet=HELD_OUT_DATA)

@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.events import Event, meets
 from steadystep.check.hit import Hit
-from steadystep.check.names import last, name_of
+from steadystep.check.names import argument, last, name_of
+from steadystep.check.networks import Network, related
+from steadystep.check.rules.rescaling import rescales_gradients
+from steadystep.check.rules.unrelated import unrelated
+from steadystep.check.sources import sources
 
+_LOOSE = ("zeros", "ones", "tensor", "full", "Parameter", "randn", "rand")
 _CLEARS = re.compile(r"(zero|reset|clear|clean)\w*grad", re.I)
 
 
@@ -27,7 +32,8 @@ def _missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
         return
     zeros = [e for e in cycle.root if e.kind == "zero"]
     # why all of the file: a method that a framework calls may clear what this one steps on
-    if zeros and (_elsewhere(context) or any(_may_clear(context, zero, step) for zero in context.events("zero"))):
+    clearing = [zero for zero in context.events("zero") if _may_clear(context, zero, step)]
+    if zeros and (_elsewhere(context) or (clearing and not _all_outside(context, cycle, clearing))):
         return
     if cycle.loop is None and _is_given(context, step):
         return  # the loop, and what clears the gradients, may be where this is called from
@@ -36,11 +42,33 @@ def _missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
     made = context.roles.optimizer_call(written, step.node)
     if made is not None and cycle.loop is not None and cycle.loop.node in context.script.ancestors(made):
         return  # a new optimizer in each pass: this measures something, it does not train
+    if any(True for _ in unrelated(context, cycle)):
+        return  # SS604: this optimizer has the wrong network, and clearing it would not help
     diff = ""
     if context.script.scope_of(backward.node) is context.script.scope_of(step.node):
         diff = context.edit().put_before(backward.stmt, f"{written}.zero_grad()").diff()
     message = f"{optimizer}.zero_grad() is never called"
+    if clearing:
+        message = f"{optimizer}.zero_grad() is called outside of the loop that steps, so gradients add up in it"
     yield hit("SS106", backward.node, message, diff=diff, snippet=f"{written}.zero_grad()\nloss.backward()")
+
+
+def _all_outside(context: Context, cycle: Cycle, clearing: list[Event]) -> bool:
+    """Every one that may clear is in this walk, but not in the loop around backward and step."""
+    loop, step, script = cycle.loop, cycle.step, context.script
+    if loop is None or step.last_round or rescales_gradients(script) or _leaves(loop.body):
+        return False
+    targets = getattr(loop.node, "target", None)
+    heads = {n.id for n in ast.walk(targets) if isinstance(n, ast.Name)} if targets is not None else set()
+    if step.owner.partition(".")[0] in heads or step.local.partition(".")[0] in heads:
+        return False  # another optimizer in each pass
+    return all(zero in cycle.root and loop not in zero.loops for zero in clearing)
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    """The loop is left at the end of its first pass, perhaps after a try."""
+    ends = [stmt.body[-1] if isinstance(stmt, ast.Try | ast.With) else stmt for stmt in body[-1:]]
+    return any(isinstance(stmt, ast.Break | ast.Return | ast.Raise) for stmt in (*ends, *body))
 
 
 def only_goes_back(context: Context, backward: Event) -> bool:
@@ -62,45 +90,34 @@ def _elsewhere(context: Context) -> bool:
 def _may_clear(context: Context, zero: Event, step: Event) -> bool:
     """Everything may, but what is known to be about another network, one that has an optimizer of its own."""
     optimizer = step.subject if step.kind == "scaler-step" else step.owner
-    if not zero.local or zero.owner == optimizer:
+    if not zero.local or zero.owner == optimizer or zero.local == optimizer_written(step):
         return True
-    stepped, cleared = _networks(context, optimizer_written(step), step.node), _cleared(context, zero)
+    stepped, cleared = context.stepped(step), _cleared(context, zero)
+    if stepped and _is_of_loose_numbers(context, zero):
+        return False
     if not stepped or not cleared:
         return True
-    return any(_within(a, b) or _within(b, a) or _tied(context, a, b) for a in stepped for b in cleared)
+    pairs = [(a, b) for a in stepped for b in cleared]
+    return any(related(context.script, a, b) is not False for a, b in pairs)
 
 
-def _within(a: str, b: str) -> bool:
-    return f"{a}.".startswith(f"{b}.")
+def _is_of_loose_numbers(context: Context, zero: Event) -> bool:
+    """`Adam([log_alpha])`: parameters that belong to no network."""
+    made = context.roles.optimizer_call(zero.local, zero.node)
+    params = argument(made, 0, "params") if made is not None else None
+    listed = params.elts if isinstance(params, ast.List) else []
+    values = [v for p in listed for v, _ in sources(context.script, p)]
+    return bool(values) and all(
+        isinstance(v, ast.Call) and context.script.full(v.func).startswith("torch.") and last(name_of(v.func)) in _LOOSE
+        for v in values
+    )
 
 
-def _networks(context: Context, optimizer: str, at: ast.AST) -> list[str]:
-    made = context.roles.optimizer_call(optimizer, at)
-    return (context.roles.networks_of(made) or []) if made is not None else []
-
-
-def _cleared(context: Context, zero: Event) -> list[str]:
+def _cleared(context: Context, zero: Event) -> list[Network]:
     """The networks a zero_grad is about, or none when the file does not tell."""
     if context.roles.of(zero.local, zero.node) == "optimizer":
-        return _networks(context, zero.local, zero.node)
-    made = [c for calls in context.script.calls.values() for c in calls if context.roles.is_optimizer(c)]
-    return [zero.local] if any(zero.local in (context.roles.networks_of(c) or []) for c in made) else []
-
-
-def _tied(context: Context, a: str, b: str) -> bool:
-    """One was made from the other, or both names stand for one thing."""
-    for name, assigned in context.script.named.items():
-        for _, value in assigned:
-            parts = {name_of(n) for n in ast.walk(value)}
-            if (name == a and b in parts) or (name == b and a in parts):
-                return True
-    values = [context.script.named.get(name, ()) for name in (a, b)]
-    return any(x is y and not _unpacked(s) for s, x in values[0] for _, y in values[1])
-
-
-def _unpacked(stmt: ast.stmt) -> bool:
-    """`a, b = ...` makes two things."""
-    return isinstance(stmt, ast.Assign) and any(isinstance(t, ast.Tuple | ast.List) for t in stmt.targets)
+        return context.held(zero.local, zero.owner, zero) or []
+    return [Network(zero.local, zero.node)]
 
 
 def _is_given(context: Context, step: Event) -> bool:
