@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+: `make demo` and `make test`.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+CORE := .venv/.core
 STAMP := .venv/.installed
 
 .PHONY: help demo test test-all check bench bench-rivals browser docs figures pictures mutants format clean
@@ -9,14 +10,22 @@ STAMP := .venv/.installed
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
 # torch first and pinned: resolved later, another package would pull a build with gigabytes of CUDA.
-$(STAMP): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
+	@echo "installing torch and steadystep into .venv, a few minutes the first time"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch
+	$(PIP) -e '.[dashboard,tensorboard]'
 	@touch $@
 
-demo: $(STAMP) ## a small transformer, broken on purpose and kept on course
+$(STAMP): $(CORE)
+	@echo "installing what tests, integrations and documents need, a few minutes the first time"
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(CORE) ## a small transformer, broken on purpose and kept on course
 	$(BIN)/steadystep demo
 
 # The pages are tested in a real browser. Without one those tests say so and are skipped.

@@ -14,8 +14,10 @@ def checkpoints(context: Context, marks: Marks) -> Item:
     name = "checkpoints"
     if line := marks.call("save_checkpoint", "save_state", "ModelCheckpoint", "dcp_save"):
         return item(name, line, "saved")
-    if marks.guard and marks.keyword("run_dir"):
-        return item(name, marks.guard, "by the guard with Guard.resume or save_checkpoints")
+    if marks.guard and (line := marks.call("resume")):
+        return item(name, line, "by the guard")
+    if marks.guard and (setting := marks.keyword("save_checkpoints")):
+        return item(name, setting[0], "by the guard")
     saves = sorted(context.script.calls.get("save", ()), key=lambda c: c.lineno)
     for call in saves:
         given = argument(call, 0, "obj")
@@ -30,7 +32,10 @@ def checkpoints(context: Context, marks: Marks) -> Item:
         return item(name, line, "weights only: no exact resume", state="partial", fix="save the optimizer too")
     if line := marks.hugging_face or marks.lightning:
         return item(name, line, "the trainer's default")
-    return item(name, None, "none found", state="absent", fix='torch.save({"model": ..., "optimizer": ...}, path)')
+    fix = 'torch.save({"model": ..., "optimizer": ...}, path)'
+    if marks.call("Guard"):
+        fix = "guard = steadystep.Guard.resume(model, optimizer, run_dir=...)   # saves, and goes on where it was"
+    return item(name, None, "none found", state="absent", fix=fix)
 
 
 def validation(context: Context, marks: Marks) -> Item:

@@ -94,7 +94,10 @@ def nan_check(context: Context, marks: Marks) -> Item:
     name = "NaN check"
     if marks.guard:
         return item(name, marks.guard, "the guard looks at every update")
-    if line := marks.call("isfinite", "isnan", "isinf", "detect_anomaly", "set_detect_anomaly"):
+    if line := marks.call("detect_anomaly", "set_detect_anomaly"):
+        return item(name, line, "looked for")
+    looked = sorted(c.lineno for word in ("isfinite", "isnan", "isinf") for c in context.script.calls.get(word, ()))
+    if line := next((line for line in looked if _while_training(context, line)), None):
         return item(name, line, "looked for")
     if setting := marks.keyword("error_if_nonfinite", "detect_anomaly"):
         return item(name, setting[0], "asked for")
@@ -102,7 +105,25 @@ def nan_check(context: Context, marks: Marks) -> Item:
     if event := next(context.events("scaler-step"), None):
         evidence = "the scaler skips infinite gradients; a NaN in the loss is not told apart"
         return item(name, event.line, evidence, state="partial", fix=fix)
+    if looked:
+        return item(name, looked[0], "only after the loop: the weights have it by then", state="partial", fix=fix)
     return item(name, None, "none found: one NaN reaches the weights", state="absent", fix=fix)
+
+
+def _while_training(context: Context, line: int) -> bool:
+    """In a loop, or in a function that a loop may call; not on the lines after one."""
+
+    def around(kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> list[ast.AST]:
+        return [n for n in context.script.nodes if isinstance(n, kind) and _spans(n, line)]
+
+    if around((ast.For, ast.While, ast.comprehension)):
+        return True
+    functions = around(ast.FunctionDef)
+    return bool(functions) and not any(isinstance(n, ast.For | ast.While) for n in ast.walk(functions[-1]))
+
+
+def _spans(node: ast.AST, line: int) -> bool:
+    return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", None) or 0)
 
 
 def norms(context: Context, marks: Marks) -> Item:

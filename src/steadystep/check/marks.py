@@ -17,12 +17,21 @@ class Marks:
 
     def __init__(self, context: Context) -> None:
         self._script = context.script
-        self.guard = self.call("Guard") or next((e.line for e in context.events("guard")), None)
+        self.guard = (
+            self.call("Guard", "StabilityCallback")
+            or self._watched()
+            or next((e.line for e in context.events("guard")), None)
+        )
         self.hugging_face = self.call(*_TRAINERS)
         self.lightning = self.call("Fabric") or next(
             (c.lineno for c in self._script.classes.values() for b in c.bases if "Lightning" in name_of(b)),
             None,
         )
+
+    def _watched(self) -> int | None:
+        """`steadystep.watch(...)`, under whatever name; others have a `watch` too."""
+        calls = [c for c in self._script.calls.get("watch", ()) if self._script.full(c.func).startswith("steadystep")]
+        return min((c.lineno for c in calls), default=None)
 
     def call(self, *names: str) -> int | None:
         """The first call of any of these."""

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from steadystep.track.run import Run
 
 _HELD = 200  # steps after a serious incident in which the guard may hold the learning rate down and lift it again
+_ROUNDING = 1e-9
 _LEAP = 3.0  # times the step before: no schedule rises like that, once it has begun
 _GRADUAL = 0.8  # of a warm-up's rise at most is in one step
 
@@ -27,7 +28,8 @@ def asked_rates(run: Run) -> tuple[NDArray[np.float64], float]:
     for incident in run.incidents:
         if incident.severity in ("act", "critical") or not incident.stepped:
             first, last = np.searchsorted(steps[1:], (incident.step, incident.step + _HELD))
-            held[first:last] = True
+            if np.any(np.abs(change[first:last]) > _ROUNDING):  # a refused update alone leaves the rate as it is
+                held[first:last] = True
     leapt = False
     for at in np.flatnonzero(~held & (np.abs(change) > np.log(_LEAP))):
         if change[at] > 0 and at > 0:

@@ -5,9 +5,10 @@ import hashlib
 import json
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from steadystep.report import words
@@ -31,7 +32,9 @@ _SCRIPT = (
 @cache
 def environment() -> Environment:
     """The template engine, with escaping on and unknown names an error."""
-    loaders = [PackageLoader("steadystep.report"), PackageLoader("steadystep.dashboard")]
+    # why not PackageLoader for both: it imports the dashboard, and with it a web server that a report does not need
+    pages = FileSystemLoader(Path(__file__).parent.parent / "dashboard" / "templates")
+    loaders = [PackageLoader("steadystep.report"), pages]
     made = Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

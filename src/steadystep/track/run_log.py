@@ -7,6 +7,7 @@ leaves; readers skip it.
 """
 
 import json
+import logging
 import os
 import sys
 import time
@@ -23,6 +24,8 @@ from steadystep.track.incident_line import incident_line
 from steadystep.track.log_file import dropped, end, state, write
 from steadystep.track.number import as_json, as_list
 from steadystep.version import __version__
+
+logger = logging.getLogger("steadystep")
 
 _FLUSH_EVERY, _FLUSH_EVERY_S = 100, 1.0  # lines; a crash loses at most these, an incident is written at once
 _AROUND = 5  # steps before and after an incident whose layers are written too
@@ -62,6 +65,7 @@ class RunLog:
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"run_dir = {str(run_dir)!r}: cannot be written ({error.strerror})") from None
+        self._begun = begun
         share = _AGAIN if begun else 1.0
         self._for_metrics, self._for_layers, self._for_incidents = (
             Allowance(start * share, per_step) for start, per_step in (_METRICS, _LAYERS, _INCIDENTS)
@@ -80,6 +84,12 @@ class RunLog:
         signals = outcome.signals
         trouble = bool(outcome.diagnosis.findings) or not outcome.stepped
         if signals is not None:
+            if self._begun and signals.step == 0:
+                logger.warning(
+                    "%s holds a run already: this one is added to its log and is what reports will show. "
+                    "Guard.resume goes on with a run; another run_dir keeps both.",
+                    self.path.parent,
+                )
             self._pending.append(self._row(outcome, signals))
             self._recent.append(signals)
             if trouble:

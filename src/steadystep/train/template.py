@@ -71,7 +71,7 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
     files = (folder / f"{name}.py", folder / f"{name}.yaml")
     taken = [str(path) for path in files if path.exists()]
     if taken:
-        raise ConfigError(f"--new {name}: {' and '.join(taken)} exists already")
+        raise ConfigError(f"--new {name}: {' and '.join(taken)} exist{'s' * (len(taken) == 1)} already")
     try:
         files[0].write_text(_PYTHON.replace("{name}", name), encoding="utf-8")
         files[1].write_text(_YAML.replace("{name}", name), encoding="utf-8")

@@ -29,7 +29,7 @@ function sayStep(step) {
 function sayTick(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e9 || size < 1e-3) return value.toExponential().replace("e+", "e");
+  if (size >= 1e9 || size < 1e-3) return Number(value.toPrecision(4)).toExponential().replace("e+", "e");
   if (size >= 1e6) return Number((value / 1e6).toPrecision(4)) + "M";
   if (size >= 1e4) return Number((value / 1e3).toPrecision(4)) + "k";
   return Number(value.toPrecision(4)).toLocaleString("en-GB", { maximumFractionDigits: 6 });
