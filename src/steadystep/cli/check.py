@@ -59,7 +59,7 @@ def check(
         for report in reports:
             show(report, console, diff=diff, checklist=checklist and not (several and report.kind == "script"))
         if reports:
-            console.print(_verdict(reports), soft_wrap=True)
+            console.print(_verdict(reports, checklist=checklist), soft_wrap=True)
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     if any(report.faults for report in reports):
@@ -81,14 +81,14 @@ def _wanted(code: str, only: tuple[str, ...], without: tuple[str, ...]) -> bool:
     return (not only or code.startswith(only)) and not (without and code.startswith(without))
 
 
-def _verdict(reports: "Sequence[Report]") -> str:
+def _verdict(reports: "Sequence[Report]", *, checklist: bool) -> str:
     faults = sum(len(r.faults) for r in reports)
     advice = sum(len(r.hits) for r in reports) - faults
     missing = sum(item.state == "absent" for r in reports for item in r.items)
     parts = [f"[bold red]{faults} {'fault' if faults == 1 else 'faults'}[/]" if faults else "[bold green]no faults[/]"]
     if advice:
         parts.append(f"{advice} pieces of advice")
-    if len(reports) == 1 and missing:
+    if checklist and len(reports) == 1 and missing:
         parts.append(f"{missing} of {len(reports[0].items)} items of the checklist are not there")
     if len(reports) > 1:
         parts.append(f"{len(reports)} files")

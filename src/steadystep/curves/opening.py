@@ -33,7 +33,8 @@ def open_run(path: str | Path, columns: Mapping[str, str] | None = None) -> Run:
         found = find_runs(place)
         if len(found) > 1:
             names = ", ".join(str(run.relative_to(place)) for run in found[:5])
-            raise ConfigError(f"{place}: there are {len(found)} runs here ({names}, ...): name one of them")
+            more = ", ..." if len(found) > 5 else ""
+            raise ConfigError(f"{place}: there are {len(found)} runs here ({names}{more}): name one of them")
         if found[0] != place:
             return open_run(found[0], asked)
         if (place / _OURS).is_file():

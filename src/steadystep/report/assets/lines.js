@@ -46,15 +46,17 @@ function pathOf({ x, y }, [first, last], placeX, placeY, log) {
   const from = Math.max(firstAt(x, first) - 1, 0);
   const to = Math.min(firstAt(x, last) + 1, x.length - 1);
   let path = "";
-  let pen = "M";
+  let joined = 0;
+  const lonely = () => (joined === 1 ? "m-3 0l3-3 3 3-3 3z" : ""); // a line of one point would not be seen
   for (let i = from; i <= to; i += 1) {
     const value = y[i];
     if (value === null || (log && value <= 0)) {
-      pen = "M";
+      path += lonely();
+      joined = 0;
       continue;
     }
-    path += `${pen}${placeX(x[i]).toFixed(1)} ${placeY(value).toFixed(1)}`;
-    pen = "L";
+    path += `${joined ? "L" : "M"}${placeX(x[i]).toFixed(1)} ${placeY(value).toFixed(1)}`;
+    joined += 1;
   }
-  return path;
+  return path + lonely();
 }
