@@ -21,8 +21,10 @@ def parse(text: str, path: str) -> ast.Module:
             return ast.parse(text)
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno or 1}: not valid Python ({error.msg})") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{path}: not valid Python ({error or 'nested too deeply'})") from None
+    except (RecursionError, MemoryError):
+        raise ConfigError(f"{path}: could not be read: too deeply nested") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid Python ({error})") from None
 
 
 def bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr, int | None]]:

@@ -28,11 +28,20 @@ def text_of(node: ast.expr, script: Script) -> str:
 def full_of(node: ast.expr, script: Script) -> str:
     """`torch.float16` of that, of a name for it, of `getattr(torch, "float16")` and of an entry of a table."""
     names = fulls_of(node, script)
-    return names.pop() if len(names) == 1 else ""
+    return next(iter(names)) if len(names) == 1 else ""
 
 
 def fulls_of(node: ast.expr, script: Script) -> set[str]:
     """All that an expression may be, by their full names; an empty one for what the file does not tell."""
+    key = ("fulls", node)
+    if key not in script.memo:
+        script.memo[key] = {""}  # why: `self.f = partial(self.f, x)` leads back to itself and says nothing
+        script.memo[key] = _fulls(node, script)
+    found: set[str] = script.memo[key]
+    return found
+
+
+def _fulls(node: ast.expr, script: Script) -> set[str]:
     plain = script.full(node)
     if plain.partition(".")[0] in ("torch", "apex", "transformers", "lion_pytorch", "bitsandbytes", "timm"):
         return {plain}
@@ -74,7 +83,7 @@ def _made(call: ast.Call, script: Script) -> tuple[str, ast.Call]:
                 ),
                 call,
             )
-    name = chosen.pop() if len(chosen) == 1 else _alike(chosen)
+    name = next(iter(chosen)) if len(chosen) == 1 else _alike(chosen)
     return name or full, spread
 
 

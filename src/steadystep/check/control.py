@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from steadystep.check.events import INTERESTING
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import last, name_of, path_of
-from steadystep.check.roles import is_model_call
 from steadystep.check.script import Function, Script
 
 HARMLESS = frozenset(

@@ -4,8 +4,9 @@ import ast
 from dataclasses import dataclass
 from typing import Literal, final
 
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import argument, last, looks_like_loss, name_of, owner_of, path_of
-from steadystep.check.roles import Roles, is_managed, is_model_call
+from steadystep.check.roles import Roles, is_managed
 from steadystep.check.script import Script
 
 Kind = Literal[
@@ -157,6 +158,8 @@ def _method(call: ast.Call, func: ast.Attribute, leaf: str, roles: Roles) -> See
         return Seen("zero", owner)
     if leaf in ("first_step", "second_step"):
         return Seen("opaque", owner)
+    if leaf == "eval" and call.args:
+        return None
     if leaf in ("eval", "train") and owner and not is_managed(owner) and roles.of(owner, call) == "other":
         off = call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value is False
         return Seen("eval" if leaf == "eval" or off else "train", owner)

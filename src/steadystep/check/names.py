@@ -14,6 +14,13 @@ _MODEL = re.compile(
     r"|(model|net)$|^net|^q_?\d?$",
     re.I,
 )
+_NO_MODEL = re.compile(
+    r"(tokeni[sz]er|processor|collat(e|or)(_fn)?|config|cfg|loader|dataset|score|metric|accuracy)s?$|_to_(device|cpu|gpu|cuda|disk)$"
+    r"|^_*(get|make|build|create|load|save|move|freeze|unfreeze|prepare|wrap|unwrap|register|export|download|configure"
+    r"|instantiate|compute|calc|calculate)_",
+    re.I,
+)
+"""What is done with a network, or stands next to it."""
 _LOSS = re.compile(r"loss|(^|_)(cost|objective|err|error)(_|\d|$)|^err|^(l|nll|ce|bce|mse|l_?[dgqvac]|lpi)$", re.I)
 
 
@@ -95,7 +102,7 @@ def looks_like_scaler(name: str) -> bool:
 
 def looks_like_model(name: str) -> bool:
     """By its name only."""
-    return bool(_MODEL.search(last(name)))
+    return bool(_MODEL.search(last(name))) and not _NO_MODEL.search(last(name))
 
 
 def looks_like_loss(name: str) -> bool:

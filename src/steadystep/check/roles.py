@@ -3,14 +3,13 @@
 import ast
 from typing import Literal, final
 
-from steadystep.check.bindings import parameters, passed
+from steadystep.check.bindings import parameters
 from steadystep.check.constructors import made
 from steadystep.check.elements import elements
 from steadystep.check.holders import networks_in
 from steadystep.check.names import (
     argument,
     last,
-    looks_like_model,
     looks_like_optimizer,
     looks_like_scaler,
     looks_like_scheduler,
@@ -28,7 +27,6 @@ ADAM_LIKE = frozenset(
 OPTIMIZERS = ADAM_LIKE | frozenset(
     ["SGD", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Lion", "LARS", "LBFGS", "Rprop", "ASGD", "Muon"]
 )
-_LISTS = ("modules", "named_modules", "parameters", "children", "named_children")
 _MANAGED = ("accelerator", "fabric", "engine", "trainer", "deepspeed")
 
 
@@ -52,7 +50,10 @@ class Roles:
         if not name or name in self._script.imports:
             return "other"
         self._known[name, self._script.scope_of(at)] = "other"  # why: a name that leads back to itself says nothing
-        for value in self._listed(name, at):
+        listed = self._listed(name, at)
+        if self._is_called(name, at) and not any(self.made_by(value) == "optimizer" for value in listed):
+            return "other"
+        for value in listed:
             role = self.of(path_of(value), value) if path_of(value) else self.made_by(value)
             if role != "other":
                 return role
@@ -63,6 +64,14 @@ class Roles:
         if looks_like_optimizer(name):
             return "optimizer"
         return "other"
+
+    def _is_called(self, name: str, at: ast.AST) -> bool:
+        """A parameter that is used like a function, as no optimizer of torch is: `optim(params)`."""
+        scope = self._script.scope_of(at)
+        if scope is None or name not in parameters(scope) or (scope, name) in self._script.assigned:
+            return False
+        calls = [c for c in self._script.calls.get(name, ()) if isinstance(self._script.parents.get(c), ast.Expr)]
+        return any(isinstance(c.func, ast.Name) and self._script.scope_of(c) is scope for c in calls)
 
     def _listed(self, name: str, at: ast.AST) -> list[ast.expr]:
         """What a name comes from; of `opts[k]` all entries of the table."""
@@ -122,75 +131,3 @@ class Roles:
 def is_managed(name: str) -> bool:
     """Objects that do the wiring themselves: accelerate, fabric, deepspeed."""
     return any(word in last(name).lower() for word in _MANAGED)
-
-
-def is_model_call(call: ast.Call, script: Script) -> bool:
-    """`model(x)`: a call of something that is a network by its name or by how it was made."""
-    if isinstance(call.func, ast.Subscript):
-        return _is_entry(call.func, script)
-    name = name_of(call.func)
-    if (
-        not name
-        or name.partition(".")[0] in script.imports
-        or last(name) in _LISTS
-        or last(name) in script.functions
-        or last(name) in script.classes
-    ):
-        return False
-    if looks_like_model(name):
-        return True
-    if name in _used_as_networks(script):
-        return True
-    values = script.values(name, call)
-    if any(makes_module(value, script) for value in values):
-        return True
-    followed = [v for value in values if path_of(value) for v, _ in sources(script, value)]
-    return any(makes_module(value, script) for value in followed)
-
-
-def _used_as_networks(script: Script) -> set[str]:
-    """What parameters() or eval() is called on, what is given to a function that does, and what such a thing copies."""
-    key = ("networks",)
-    if key not in script.memo:
-        script.memo[key] = set()
-        calls = [c for name in ("parameters", "eval", "named_parameters") for c in script.calls.get(name, ())]
-        owners = {name_of(c.func.value) for c in calls if isinstance(c.func, ast.Attribute)}
-        for call in calls:
-            owner = name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-            scope = script.scope_of(call)
-            if scope is not None and owner in parameters(scope):
-                place = parameters(scope).index(owner) - (1 if parameters(scope)[:1] == ["self"] else 0)
-                owners |= {name_of(passed(site, place, owner)) for site in script.calls.get(scope.name, ())}
-        for call in script.calls.get("deepcopy", ()):
-            target = script.parents.get(call)
-            copied = name_of(call.args[0]) if call.args else ""
-            if isinstance(target, ast.Assign) and name_of(target.targets[0]) in owners:
-                owners.add(copied)
-        script.memo[key] = owners - {"", "self", "cls"}
-    found: set[str] = script.memo[key]
-    return found
-
-
-def _is_entry(entry: ast.Subscript, script: Script) -> bool:
-    """`nets["user"](x)`: of a table that is named like networks, or that has networks in it."""
-    base = path_of(entry.value)
-    if not base:
-        return False
-    return looks_like_model(base) or any(makes_module(value, script) for value, _ in sources(script, entry))
-
-
-def makes_module(value: ast.expr, script: Script) -> bool:
-    """Whether an expression is a new network."""
-    if not isinstance(value, ast.Call):
-        return False
-    full = script.full(value.func)
-    if isinstance(value.func, ast.Attribute) and value.func.attr in ("to", "cuda", "train", "eval"):
-        return makes_module(value.func.value, script)
-    if full.startswith("torch.nn.") and not full.startswith(("torch.nn.functional", "torch.nn.init", "torch.nn.utils")):
-        return not full.endswith("Loss")
-    return last(full) in script.classes and is_module_class(script.classes[last(full)], script)
-
-
-def is_module_class(node: ast.ClassDef, script: Script) -> bool:
-    """Whether a class in this file is a network."""
-    return any(last(script.full(base)) in ("Module", "LightningModule") for base in node.bases)

@@ -6,10 +6,22 @@ from steadystep.check.hit import Hit, Report
 from steadystep.check.ignore import Ignored
 from steadystep.check.rules import ALL
 from steadystep.check.script import Script
+from steadystep.errors import ConfigError
 
 
 def check_script(text: str, path: str = "script.py") -> Report:
-    """Read, never run."""
+    """Read, never run.
+
+    Raises:
+        ConfigError: it is no Python, or nested so deeply that it cannot be followed.
+    """
+    try:
+        return _check(text, path)
+    except RecursionError:
+        raise ConfigError(f"{path}: could not be read: too deeply nested") from None
+
+
+def _check(text: str, path: str) -> Report:
     script = Script(text, path)
     context = Context(script)
     ignored = Ignored(text)

@@ -24,12 +24,14 @@ from steadystep.check.rules import (
     totals,
     train_data,
     warmups,
+    wiped,
     zeroing,
 )
 
 _MODULES = (
     clipping,
     stepping,
+    wiped,
     missing_backward,
     zeroing,
     accumulation,

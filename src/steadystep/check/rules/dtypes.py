@@ -2,6 +2,7 @@
 
 import ast
 
+from steadystep.check.bindings import parameters
 from steadystep.check.constructors import fulls_of, setting
 from steadystep.check.names import argument, last
 from steadystep.check.script import Script
@@ -33,6 +34,8 @@ def dtype_of(script: Script, call: ast.Call) -> str:
         given = call.args[1]
     if given is not None:
         names = fulls_of(given, script)
+        if _may_be_brain(script, given):
+            return ""
         if names and names <= set(FP16):
             return "fp16"
         return "bf16" if names and names <= set(BF16) and not _may_be_half(script, given) else ""
@@ -40,6 +43,19 @@ def dtype_of(script: Script, call: ast.Call) -> str:
         return "fp16"
     device = argument(call, 0, "device_type")
     return "fp16" if isinstance(device, ast.Constant) and str(device.value).startswith("cuda") else ""
+
+
+def _may_be_brain(script: Script, given: ast.expr) -> bool:
+    """A parameter, or a name of a loop, in a file that has bf16 elsewhere than in a table: callers may give either."""
+    scope = script.scope_of(given)
+    if not isinstance(given, ast.Name) or scope is None or (scope, given.id) in script.assigned:
+        return False
+    for node in script.nodes:
+        if isinstance(node, ast.Attribute) and script.full(node) in BF16:
+            around = script.parents.get(node)
+            if not isinstance(around, ast.Dict | ast.Compare) and given.id in parameters(scope):
+                return True
+    return False
 
 
 def _may_be_half(script: Script, given: ast.expr) -> bool:

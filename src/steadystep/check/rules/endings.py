@@ -4,8 +4,8 @@ import ast
 from typing import Literal
 
 from steadystep.check.bindings import parameters, passed
+from steadystep.check.modules import is_module_class
 from steadystep.check.names import last, name_of, path_of
-from steadystep.check.roles import is_module_class
 from steadystep.check.rules.last_layers import tail_of
 from steadystep.check.script import Function, Script
 from steadystep.check.sources import named_sources, sources

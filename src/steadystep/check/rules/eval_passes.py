@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
 from steadystep.check.networks import Network, related
+from steadystep.check.rules.callers import called_from_elsewhere, run_by_framework
 from steadystep.check.rules.evaluation_mode import (
     may_switch,
     mode_matters,
@@ -45,7 +46,7 @@ def _in_training_mode(context: Context, one: Measured) -> Iterator[Hit]:
         return
     scope = script.scope_of(first.node)
     around: ast.AST = scope if scope is not None else one.loop.node
-    if may_switch(script, around) or _switched_by_callers(context, one):
+    if may_switch(script, around) or _switched_by_callers(context, one) or run_by_framework(script, scope):
         return
     message = f"{first.local} is evaluated in training mode: the last call was {mode.local}.train()"
     yield hit("SS401", mode.node if one.twin else one.loop.node, message, snippet=f"{mode.local}.train(training)")
@@ -71,6 +72,9 @@ def _with_graph(context: Context, one: Measured) -> Iterator[Hit]:
     ):
         return
     if "autograd" in script.text and in_eval:
+        return
+    runs = [c for c in calls if isinstance(c, ast.Call)]
+    if called_from_elsewhere(script, scope, runs, one.loop.node):
         return
     if any(no_grad_around(script, site) for site in one.loop.sites) or not _reads_numbers(scope or script_node(one)):
         return

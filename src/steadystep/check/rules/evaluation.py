@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, hit
 from steadystep.check.control import is_no_grad
 from steadystep.check.hit import Hit
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import calls_in, looks_like_model, name_of
-from steadystep.check.roles import is_model_call
+from steadystep.check.rules.callers import called_from_elsewhere, run_by_framework
 from steadystep.check.rules.eval_passes import in_order
 from steadystep.check.rules.evaluation_mode import (
     called_quietly,
@@ -29,6 +30,8 @@ _EVALUATES = re.compile(
     r"|((get|compute|calc)_)?(accuracy|score))$",
     re.I,
 )
+
+_DEEPEST = 4
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -53,14 +56,14 @@ def _judge(context: Context, one: Pass) -> Iterator[Hit]:
         return
     quiet = all(is_quiet(script, call) for call in forwards) or _only_measures(script, one, held_out=held_out)
     unset = not mode and _stays_in_training(context, scope) and not _is_still(script, forwards[0])
-    if quiet and unset and mode_matters(script, forwards[0]):
+    if quiet and unset and mode_matters(script, forwards[0]) and not run_by_framework(script, scope):
         model = _model_name(script, forwards[0])
         diff = context.edit().put_before(_outermost(script, one.stmt), f"{model}.eval()").diff()
         message = f"{model} is evaluated without {model}.eval()"
         yield hit("SS401", one.stmt, message, diff=diff, snippet=f"{model}.eval()")
     if mode != "eval" or any(is_quiet(script, call) for call in forwards) or wants_gradients(script, scope, one.node):
         return
-    if not called_quietly(script, scope):
+    if not called_quietly(script, scope) and not called_from_elsewhere(script, scope, list(forwards), one.node):
         diff = _wrapped(context, one.node) if isinstance(one.node, Loop) else ""
         yield hit("SS402", one.stmt, "evaluation without torch.no_grad()", diff=diff, snippet=_QUIET)
 
@@ -131,7 +134,7 @@ def _stays_in_training(context: Context, scope: Scope) -> bool:
     return (scope is not None and steps_in(context, scope)) or callers_set_no_mode(context.script, scope, set())
 
 
-def _model_name(script: Script, forward: ast.Call) -> str:
+def _model_name(script: Script, forward: ast.Call, depth: int = 0) -> str:
     if is_model_call(forward, script):
         return name_of(forward.func)
     given = [name_of(a) for a in forward.args if looks_like_model(name_of(a))]
@@ -140,8 +143,8 @@ def _model_name(script: Script, forward: ast.Call) -> str:
     function = target_of(forward, script)
     inside = [c for stmt in function.body for c in calls_in(stmt)] if function is not None else []
     runs = [c for c in inside if is_model_call(c, script) or leads_to_one(c, script)]
-    if name_of(forward.func).startswith("self.") and runs:
-        return _model_name(script, runs[0])
+    if name_of(forward.func).startswith("self.") and runs and depth < _DEEPEST:
+        return _model_name(script, runs[0], depth + 1)
     return "self.model" if name_of(forward.func).startswith("self.") else "model"
 
 

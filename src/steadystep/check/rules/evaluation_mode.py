@@ -4,8 +4,9 @@ import ast
 import re
 
 from steadystep.check.control import is_no_grad
+from steadystep.check.modules import is_module_class, makes_module
 from steadystep.check.names import last, name_of, path_of
-from steadystep.check.roles import is_module_class, makes_module
+from steadystep.check.rules.callers import put_into_eval_before
 from steadystep.check.script import Function, Scope, Script
 from steadystep.check.sources import named_sources
 from steadystep.check.targets import target_of
@@ -42,8 +43,7 @@ def sets_mode(script: Script, scope: Scope) -> str:
     """`eval`, `train` or nothing: what is called in the same function or in one around it."""
     owner: ast.AST = scope if scope is not None else script.tree
     called = [n for n in ast.walk(owner) if isinstance(n, ast.Call)]
-    modes = {n.func.attr for n in called if isinstance(n.func, ast.Attribute) and n.func.attr in ("eval", "train")}
-    if "eval" in modes:
+    if any(isinstance(n.func, ast.Attribute) and n.func.attr == "eval" and not n.args for n in called):
         return "eval"
     if any(_switches(script, call) for call in called if scope is not None or script.scope_of(call) is None):
         return "train"
@@ -134,6 +134,8 @@ def callers_set_no_mode(script: Script, scope: Scope, seen: set[Function]) -> bo
     if not sites or scope in seen:
         return False
     seen.add(scope)
+    if any(put_into_eval_before(script, site) for site in sites):
+        return False
     callers = {script.scope_of(site) for site in sites}
     for caller in callers:
         if sets_mode(script, caller) == "eval":

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from steadystep.check.bindings import parameters, passed
 from steadystep.check.events import Event
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import name_of
-from steadystep.check.roles import is_model_call
 from steadystep.check.rules.graphs import graph_of, may_hold_a_graph
 from steadystep.check.rules.origins import runs
 from steadystep.check.script import Function, Script

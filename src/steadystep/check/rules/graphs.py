@@ -3,8 +3,8 @@
 import ast
 
 from steadystep.check.events import Event
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import calls_in, last, name_of
-from steadystep.check.roles import is_model_call
 from steadystep.check.rules.loss import cut_at
 from steadystep.check.rules.passes import leads_to_one
 from steadystep.check.script import Script
@@ -22,12 +22,17 @@ def graph_of(script: Script, event: Event, loop: Loop | None) -> set[str] | None
     scope = script.scope_of(event.node)
     body: ast.AST = loop or scope or script.tree
     inside = {id(n) for n in ast.walk(body)}
+    inner = [n for n in ast.walk(body) if isinstance(n, ast.For | ast.AsyncFor) and n is not loop]
+    added = [n for n in ast.walk(body) if isinstance(n, ast.AugAssign)]
     waiting, seen = [event.loss], set[str]()
     while waiting:
         expr = waiting.pop()
         for name in _read(expr) - seen if expr is not None else ():
             seen.add(name)
             assigned = script.assigned.get((scope, name), ())
+            anew = any(id(stmt) in inside for stmt, _ in assigned)
+            if not anew and loop is not None and any(name_of(n.target) == name for n in added):
+                return None  # a sum that goes on from pass to pass
             if _carried(script, [a for a in assigned if id(a[0]) in inside], name, event, loop):
                 return None
             for stmt, value in assigned:
@@ -35,8 +40,10 @@ def graph_of(script: Script, event: Event, loop: Loop | None) -> set[str] | None
                     waiting.append(value)
                     if _is_taken_apart(stmt, value) and may_hold_a_graph(script, value):
                         seen.add(f"@{stmt.lineno}")  # what comes out of one call may share its graph
-                elif may_hold_a_graph(script, value) or _may_grow(body, name):
+                elif may_hold_a_graph(script, value) or _may_grow(body, name) or _was_filled(script, stmt, name):
                     return None
+            waiting += [n.value for n in added if name_of(n.target) == name]
+            waiting += [n.iter for n in inner if name in {name_of(t) for t in ast.walk(n.target)}]
     return seen
 
 
@@ -54,6 +61,24 @@ def _may_grow(body: ast.AST, name: str) -> bool:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and name_of(node.value) == name:
             return True
     return False
+
+
+def _was_filled(script: Script, made: ast.stmt, name: str) -> bool:
+    """A list from outside in which more than data was put there: earlier networks, their outputs."""
+    scope = script.scope_of(made)
+    calls = [c for word in _PUTS for c in script.calls.get(word, ()) if script.scope_of(c) is scope]
+    puts = [c for c in calls if isinstance(c.func, ast.Attribute) and name_of(c.func.value) == name]
+    return any(not _is_data(script, value) for c in puts for value in c.args)
+
+
+def _is_data(script: Script, value: ast.expr) -> bool:
+    if isinstance(value, ast.Tuple | ast.List):
+        return all(_is_data(script, part) for part in value.elts)
+    if isinstance(value, ast.Call):
+        return script.full(value.func).startswith(("torch.", "numpy.")) or cut_at(value) is not None
+    if isinstance(value, ast.Name):
+        return (script.scope_of(value), value.id) not in script.assigned  # the variable of a loop over data
+    return isinstance(value, ast.Constant)
 
 
 def _read(expr: ast.expr) -> set[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from steadystep.check.context import Context, hit
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import last, looks_like_loss, looks_like_model, name_of, path_of
-from steadystep.check.roles import is_model_call
 from steadystep.check.rules.kept_states import STATE as _STATE
 from steadystep.check.rules.kept_states import half_cut, kept_on_self
 from steadystep.check.rules.loss import CUTS

@@ -4,8 +4,8 @@ import ast
 
 from steadystep.check.elements import loop_values
 from steadystep.check.events import Event
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import path_of
-from steadystep.check.roles import is_model_call
 from steadystep.check.rules.trained import names_in_sum
 from steadystep.check.script import Script
 from steadystep.check.sources import sources

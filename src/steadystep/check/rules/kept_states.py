@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
+from steadystep.check.modules import is_model_call, is_module_class
 from steadystep.check.names import last, name_of, path_of
-from steadystep.check.roles import is_model_call, is_module_class
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 

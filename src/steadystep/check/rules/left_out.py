@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from steadystep.check.context import Context, hit
 from steadystep.check.hit import Hit
+from steadystep.check.modules import is_model_call, makes_module
 from steadystep.check.names import last, name_of, path_of
-from steadystep.check.roles import is_model_call, makes_module
 from steadystep.check.rules.loss import under_no_grad
 from steadystep.check.rules.shared_networks import by_identity, matches
 from steadystep.check.script import Script

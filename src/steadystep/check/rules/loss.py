@@ -7,8 +7,8 @@ from steadystep.check.context import Context, hit
 from steadystep.check.control import is_no_grad
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import last, looks_like_loss, name_of
-from steadystep.check.roles import is_model_call
 from steadystep.check.rules.cut_terms import cut_terms, summed_cut
 from steadystep.check.rules.origins import origins, straight
 from steadystep.check.script import Script

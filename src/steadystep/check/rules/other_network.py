@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from steadystep.check.context import Context, Cycle, hit
 from steadystep.check.control import bind
 from steadystep.check.hit import Hit
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import looks_like_model, name_of
-from steadystep.check.roles import is_model_call
 from steadystep.check.rules.evaluation_mode import no_grad_around
 from steadystep.check.rules.unrelated import SETS_UP, unrelated
 from steadystep.check.script import Script

@@ -8,8 +8,8 @@ from typing import final
 
 from steadystep.check.bindings import parameters, passed
 from steadystep.check.context import Context
+from steadystep.check.modules import is_model_call
 from steadystep.check.names import calls_in, last, name_of
-from steadystep.check.roles import is_model_call
 from steadystep.check.script import Scope, Script
 from steadystep.check.targets import target_of
 

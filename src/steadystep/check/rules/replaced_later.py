@@ -8,7 +8,7 @@ from steadystep.check.hit import Hit
 from steadystep.check.names import last, name_of, path_of
 from steadystep.check.rules.replacing import replaces
 from steadystep.check.script import Function, Script
-from steadystep.check.targets import subclasses
+from steadystep.check.targets import subclasses, target_of
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -51,11 +51,16 @@ def _judge(context: Context, made: ast.stmt, optimizer: str, model: str) -> Iter
             if any(context.roles.is_optimizer(n) for n in ast.walk(method) if isinstance(n, ast.Call)):
                 continue
             for stmt in (n for s in late for n in ast.walk(s) if isinstance(n, ast.Assign | ast.Expr)):
-                if replaces(script, stmt, model):
+                if replaces(script, stmt, model) and not _runs(script, stmt, maker):
                     what = ast.unparse(stmt.targets[0]) if isinstance(stmt, ast.Assign) else f"a part of {model}"
                     message = f"{what} is made after the optimizer, which does not know it"
                     yield hit("SS601", stmt, message, snippet=f"{optimizer} = ...   # again, after this line")
                     return
+
+
+def _runs(script: Script, stmt: ast.stmt, maker: Function) -> bool:
+    """It calls what makes the network and the optimizer together."""
+    return any(isinstance(n, ast.Call) and target_of(n, script) is maker for n in ast.walk(stmt))
 
 
 def _after_super(method: Function) -> list[ast.stmt]:

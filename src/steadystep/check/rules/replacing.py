@@ -3,8 +3,8 @@
 import ast
 
 from steadystep.check.bindings import parameters, passed
+from steadystep.check.modules import is_module_class, makes_module
 from steadystep.check.names import argument, calls_in, last, path_of
-from steadystep.check.roles import is_module_class, makes_module
 from steadystep.check.script import Script
 from steadystep.check.targets import target_of
 

@@ -7,8 +7,8 @@ from steadystep.check.bindings import parameters
 from steadystep.check.context import Context, hit
 from steadystep.check.events import Event
 from steadystep.check.hit import Hit
+from steadystep.check.modules import makes_module
 from steadystep.check.names import last, looks_like_loss, name_of
-from steadystep.check.roles import makes_module
 from steadystep.check.rules.fresh import MOVES, is_data, is_fresh, is_state
 from steadystep.check.rules.graphs import graph_of
 from steadystep.check.rules.loss import cut_at

@@ -24,7 +24,6 @@ def check(context: Context) -> Iterator[Hit]:
         yield from _schedule_on_skips(context, cycle)
         yield from _schedule_not_prepared(context, cycle)
         yield from _zero_too_early(context, cycle)
-        yield from _wiped_unused(context, cycle)
 
 
 def _schedule_first(context: Context, cycle: Cycle) -> Iterator[Hit]:
@@ -149,28 +148,6 @@ def _zero_too_early(context: Context, cycle: Cycle) -> Iterator[Hit]:
                     diff = context.edit().remove(wiped.stmt).put_after(step.stmt, *moved).diff()
                 message = f"{wiped.local or 'the gradient'} is cleared between backward() and {step_name(step)}"
                 yield hit("SS107", wiped.node, message, diff=diff)
-            return
-
-
-def _wiped_unused(context: Context, cycle: Cycle) -> Iterator[Hit]:
-    """A backward whose gradients are cleared for every optimizer of the pass before any of them steps."""
-    steps = cycle.of("step", "scaler-step")
-    if cycle.step is not steps[0] or len({e.inner for e in (*steps, *cycle.of("backward"))}) != 1:
-        return
-    if any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in context.script.nodes) or cycle.of("grad-call"):
-        return
-    for first in cycle.of("backward"):
-        rest = cycle.after(first)
-        end = next((i for i, e in enumerate(rest) if e.kind in ("step", "scaler-step")), len(rest))
-        again = next((i for i, e in enumerate(rest) if e.kind == "backward"), len(rest))
-        wiping = [e for e in rest[: min(end, again)] if e.kind == "zero" and implied(e, first)]
-        if again < end and wiping and all(any(clears(context, z, s) for z in wiping) for s in steps):
-            message = (
-                f"the gradients of {ast.unparse(first.loss) if first.loss else 'a loss'} are cleared before any step"
-            )
-            yield hit(
-                "SS107", wiping[0].node, message, snippet="optimizer.zero_grad()   # before the first backward only"
-            )
             return
 
 

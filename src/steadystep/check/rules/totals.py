@@ -51,8 +51,25 @@ def _summed(context: Context, event: Event, names: list[str], loop: ast.AST) -> 
         name = path_of(found)
         if begun_in(script, loop, scope, total, node) or is_cut_before(script, event, name, node):
             continue
+        if _is_for_one_update(context, loop, scope, total, node):
+            continue
         diff = context.edit().replace(found, f"{ast.unparse(found)}.item()").diff()
         yield hit("SS302", node, f"{total} adds up {name} with its graph", diff=diff, snippet=f"{name}.item()")
+
+
+def _is_for_one_update(context: Context, loop: ast.AST, scope: Scope, total: str, node: ast.stmt) -> bool:
+    """Begun right before a loop over the parts of one update, whose step comes after it: few graphs, soon gone."""
+    script = context.script
+    counted = isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and name_of(loop.iter.func) == "range"
+    if not counted or "." in total:
+        return False
+    block = script.parents.get(loop)
+    steps = [e.node for e in context.events("step", "scaler-step") if script.scope_of(e.node) is scope]
+    after = [s for s in steps if loop not in script.ancestors(s) and getattr(s, "lineno", 0) > node.lineno]
+    beside = [s for s in after if block is scope or block in set(script.ancestors(s))]
+    begun = [s for s, _ in script.assigned.get((scope, total), ()) if s is not node]
+    inside = any(loop in script.ancestors(s) for s in steps)
+    return bool(beside) and not inside and bool(begun) and all(script.parents.get(s) is block for s in begun)
 
 
 def begun_in(script: Script, loop: ast.AST, scope: Scope, total: str, but: ast.AST) -> bool:

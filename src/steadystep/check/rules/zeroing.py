@@ -33,10 +33,12 @@ def _missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
     zeros = [e for e in cycle.root if e.kind == "zero"]
     # why all of the file: a method that a framework calls may clear what this one steps on
     clearing = [zero for zero in context.events("zero") if _may_clear(context, zero, step)]
-    if zeros and (_elsewhere(context) or (clearing and not _all_outside(context, cycle, clearing))):
+    if _elsewhere(context) or (zeros and clearing and not _all_outside(context, cycle, clearing)):
         return
     if cycle.loop is None and _is_given(context, step):
         return  # the loop, and what clears the gradients, may be where this is called from
+    if cycle.loop is None and _is_the_only_one(context, cycle):
+        return
     optimizer = step.subject if step.kind == "scaler-step" else step.owner
     written = optimizer_written(step)
     made = context.roles.optimizer_call(written, step.node)
@@ -124,6 +126,13 @@ def _is_given(context: Context, step: Event) -> bool:
     scope = context.script.scope_of(step.node)
     head = optimizer_written(step).partition(".")[0]
     return scope is not None and head in [a.arg for a in scope.args.args]
+
+
+def _is_the_only_one(context: Context, cycle: Cycle) -> bool:
+    """A new optimizer, one backward and one step: there is nothing yet to clear."""
+    scope, written = context.script.scope_of(cycle.step.node), optimizer_written(cycle.step)
+    backwards = [e for e in cycle.root if e.kind == "backward"]
+    return len(backwards) == 1 and not backwards[0].loops and (scope, written) in context.script.assigned
 
 
 def optimizer_written(step: Event) -> str:
