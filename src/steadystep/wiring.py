@@ -16,7 +16,7 @@ from steadystep.actions import Around, ByTensors, ByUnits, LearningRate, TensorC
 from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.clip.rule import NormRule
 from steadystep.config import Config, seconds_in
-from steadystep.detectors import Detector
+from steadystep.detectors import Detector, sees_every_step
 from steadystep.diagnosis import Casebook
 from steadystep.dist import Once, Ranks, Silence, ranks_of, unwrapped
 from steadystep.errors import ConfigError
@@ -189,7 +189,7 @@ def build(
     )
     judge = Judge(
         detectors=noticing,
-        steady=tuple(detector for detector in noticing if not getattr(detector, "only_probes", False)),
+        steady=tuple(filter(sees_every_step, noticing)),
         budget=budget,
         recovery=recovery,
         learning_rate=learning_rate,
@@ -290,7 +290,7 @@ def _recovery(
 def _learn(noticing: Sequence[Detector], signals: Signals) -> None:
     """A step that was judged before: only for what detectors remember."""
     for detector in noticing:
-        if signals.probe is not None or not getattr(detector, "only_probes", False):
+        if signals.probe is not None or sees_every_step(detector):
             detector.update(signals)
 
 

@@ -100,7 +100,7 @@ def _tell(
         line("")
         for note in reading.notes:
             line(f"note: {note}", "dim")
-    elif not notes and (more := len(reading.findings) - len(reading.troubles)) and not several and not reading.healthy:
+    elif not notes and (more := len(reading.findings) - len(shown)) and not several and not reading.healthy:
         line("")
         line(f"{more} more note{'s' * (more > 1)}: --notes", "dim")
     if several:

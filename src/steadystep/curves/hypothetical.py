@@ -16,7 +16,7 @@ from steadystep.config import Config
 from steadystep.curves.curve import Curve
 from steadystep.curves.levels import Floats, trailing_median
 from steadystep.curves.reading import PlannedAction
-from steadystep.detectors import Detector
+from steadystep.detectors import Detector, sees_every_step
 from steadystep.diagnosis import explain, weigh
 from steadystep.noticing import detectors
 from steadystep.policy import Budget, Limits, decide
@@ -122,7 +122,7 @@ def _stretch(
     steps: "np.ndarray[tuple[int], np.dtype[np.int64]]", loss: Floats, norm: Floats, lr: Floats, quiet: int
 ) -> list[PlannedAction]:
     """One stretch through a guard that was made for it; what it says while it learns the level does not count."""
-    made = tuple(detector for detector in detectors(Config()) if not getattr(detector, "only_probes", False))
+    made = tuple(filter(sees_every_step, detectors(Config())))
     budget, limits = Budget(), Limits()
     states: deque[_State] = deque([_State(-1, float(lr[0]))], maxlen=_REMEMBERED)
     plans: list[PlannedAction] = []

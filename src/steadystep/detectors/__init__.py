@@ -5,7 +5,7 @@ from steadystep.detectors.buffer_jump import BufferJump
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.cooldown import Cooldown
 from steadystep.detectors.dead_units import DeadUnits
-from steadystep.detectors.detector import Detector
+from steadystep.detectors.detector import Detector, sees_every_step
 from steadystep.detectors.embedding_growth import EmbeddingGrowth
 from steadystep.detectors.entropy_collapse import EntropyCollapse
 from steadystep.detectors.flat_reward import FlatReward
@@ -74,4 +74,5 @@ __all__ = [
     "WeightJump",
     "WorseThanBest",
     "ZeroGradient",
+    "sees_every_step",
 ]

@@ -25,3 +25,8 @@ class Detector(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         ...
+
+
+def sees_every_step(detector: Detector) -> bool:
+    """Whether it is asked at steps without a probe too."""
+    return not getattr(detector, "only_probes", False)
