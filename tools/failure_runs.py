@@ -77,9 +77,7 @@ class Trail:
         if lr is not None:
             task.optimizer.param_groups[0]["lr"] = lr
         trouble = faults.parse([fault] if fault else [], model=task.model, optimizer=task.optimizer)
-        # why: how often a state is kept follows the clock otherwise, and no two runs of this script would agree
-        recovery = {"snapshot_time_share": 0.99}
-        config = {"mode": mode, "training": dict(training or {}), "recovery": recovery}
+        config = {"mode": mode, "training": dict(training or {})}
         trail = cls()
         with steadystep.Guard(task.model, task.optimizer, config=config) as guard:
             for step in range(steps):

@@ -1,6 +1,6 @@
 """The settings: one schema for a YAML file, a mapping and keyword arguments, with messages a person can act on.
 
-No key is parsed and then ignored.
+No key is parsed and then ignored in silence.
 """
 
 import difflib
@@ -237,8 +237,17 @@ class RecoverySettings(Settings):
         64.0, ge=0, description="the largest batch that goes into a bundle; 0 keeps your data out of it"
     )
     snapshot_time_share: Number = Field(
-        0.005, gt=0, lt=1, description="the most that taking them may add to the time of training"
+        0.005,
+        gt=0,
+        lt=1,
+        description="deprecated, without effect: how often a state is kept follows from its size, never from a clock",
     )
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Keys that were set and that have no effect any more."""
+        default = type(self).model_fields["snapshot_time_share"].default
+        return () if self.snapshot_time_share == default else ("recovery.snapshot_time_share",)
 
 
 class Config(Settings):

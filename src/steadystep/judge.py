@@ -1,19 +1,22 @@
 """NOTICE ─► EXPLAIN ─► DECIDE for one look. The stages do not know each other; here they meet."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from steadystep.actions import LearningRate
+from steadystep.claims import Turns
 from steadystep.detectors import Detector, WeightJump
-from steadystep.diagnosis import explain, first_sign, needs_witness, weigh
+from steadystep.diagnosis import LASTING, Evidence, Verdict, explain, first_sign, needs_witness, weigh
 from steadystep.look import Look
-from steadystep.policy import Budget, Limits, Mode, decide
-from steadystep.records import Diagnosis, Finding, Plan, Signals
-from steadystep.recovery import Recovery
+from steadystep.policy import Budget, Limits, Mode, decide, restorable
+from steadystep.records import Diagnosis, Finding, Plan, Severity, Signals
+from steadystep.recovery import Recovery, Snapshot
 
 _GRAVE = ("act", "critical")
 _HEALTHY = (Diagnosis(), Plan())  # what nearly every step comes to; made once
+_YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders (a DQN's rises tenfold at first)
+_TRIED = 3  # states, where updates are refused again and again: the newest may hold the damage already
 
 
 @final
@@ -31,34 +34,132 @@ class Judge:
     """Those that want to see every step; the others only look at probes."""
     weigh: Callable[[Signals], Signals]
     """Adds the norms of the weights, which healthy steps are not asked for."""
+    evidence: Evidence = field(default_factory=Evidence)
+    turns: Turns = field(default_factory=Turns)
 
-    def judge(self, look: Look, *, updates: int, careful: bool = False) -> tuple[Diagnosis, Plan]:
-        """`updates` is how many the weights contain: going back to those in place would change nothing."""
+    def judge(
+        self, look: Look, *, updates: int, careful: bool = False, clipped_norm: Callable[[Look], float] | None = None
+    ) -> tuple[Diagnosis, Plan]:
+        """From findings to a plan.
+
+        Args:
+            look: what was measured.
+            updates: how many the weights contain: going back to those in place would change nothing.
+            careful: whoever asks cannot roll back.
+            clipped_norm: measures the gradients again, where the loop has clipped them since.
+        """
+        self.turns.take()
         asked = self.steady if look.signals.probe is None else self.detectors
         found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
-        if not found:
+        if not found and self.evidence.finding is None:
             return _HEALTHY
+        if clipped_norm is not None:
+            found = _held_back(look, found, clipped_norm)
         if not look.signals.weight_norms and any(finding.severity in _GRAVE for finding in found):
             found += self._about_weights(look)
+        states = [state for state in self.recovery.states if state.updates < updates]
         if needs_witness(look.signals, found):
-            witness = self.recovery.testify(look.signals, before=first_sign(found))
-            look.signals = replace(look.signals, witness=witness)
-            if witness is not None:
-                found = self.budget.episode.twice(found, weigh(look.signals, found))
+            found = self._tried(look, found, states)
+        else:
+            found = self._compared(look, found, states)
+        if not found:
+            return _HEALTHY
         diagnosis = explain(look.signals, found)
         self.budget.see(diagnosis)
-        return diagnosis, decide(
+        plan = decide(
             look.signals,
             diagnosis,
             budget=self.budget,
             mode="careful" if careful and self.mode == "autopilot" else self.mode,
-            states=[state for state in self.recovery.states if state.updates < updates],
+            states=states,
             limits=self.limits,
             ceiling=self.learning_rate.ceiling.lr,
         )
+        if "rollback" in plan.steps and self.evidence.finding is not None:
+            self.evidence.close(look.signals.step)  # what was compared with are other weights from now on
+        return diagnosis, plan
 
     def _about_weights(self, look: Look) -> tuple[Finding, ...]:
         """What looks like a bad batch may be the weights: then they are looked at now, and not at the next cadence."""
         look.signals = self.weigh(look.signals)
         asked = [detector for detector in self.steady if detector.name == WeightJump.name]
         return tuple(finding for detector in asked for finding in detector.update(look.signals))
+
+    def _tried(self, look: Look, found: tuple[Finding, ...], states: list[Snapshot]) -> tuple[Finding, ...]:
+        """The batch at hand under the states that a rollback could restore, the newest that does better first."""
+        known = self._restorable(look.signals, found, states)[-_TRIED:]
+        witness = self.recovery.testify(look.signals, known)
+        look.signals = replace(look.signals, witness=witness)
+        weighed = weigh(look.signals, found)
+        return tuple(f if f.detector == WeightJump.name or not _is_uncertain(f) else self._untried(f) for f in weighed)
+
+    def _compared(self, look: Look, found: tuple[Finding, ...], states: list[Snapshot]) -> tuple[Finding, ...]:
+        """A loss that stays high is acted upon when the state to be restored does better on several batches."""
+        evidence, step = self.evidence, look.signals.step
+        lasting = tuple(filter(_is_uncertain, found))
+        loud = tuple(finding for finding in lasting if finding.severity != "info")
+        if loud and evidence.finding is None:
+            known = self._restorable(look.signals, loud, states)
+            if known:
+                evidence.begin(loud[0], state=known[-1].step, lr=known[-1].lr)
+        rest = tuple(finding for finding in found if not _is_uncertain(finding))
+        if evidence.finding is None:
+            return (*rest, *(evidence.once(self._untried(finding)) for finding in lasting))
+        for finding in loud:
+            evidence.heard(finding)
+        state = next((state for state in states if state.step == evidence.state), None)
+        pair = None if state is None else self.recovery.compare(state)
+        if state is None or pair is None:  # it cannot be told: what the curve says is what there is
+            suspected = evidence.close(step)
+            return (*rest, evidence.once(self._untried(suspected)))
+        verdict = evidence.add(then=pair[0], now=pair[1])
+        if verdict == "gathering":
+            return rest + tuple(replace(finding, severity="info") for finding in lasting)
+        look.signals = replace(look.signals, witness=evidence.witness)
+        suspected = evidence.close(step)
+        return (*rest, evidence.once(replace(suspected, severity=self._severity(verdict, state, suspected))))
+
+    def _severity(self, verdict: Verdict, state: Snapshot, suspected: Finding) -> Severity:
+        """Going back pays where the objective is still what it was: no adversary, no target network has moved.
+
+        Where that cannot be told, only a jump is acted upon.
+        """
+        confirmed = verdict == "confirmed"
+        if suspected.detector == "weight-jump":
+            return "act" if confirmed and not self.turns.are_taken else "warn"
+        repeats = self.recovery.repeats(state)
+        healed = verdict == "healing" and suspected.severity != "act"
+        if repeats is False or self.turns.are_taken or healed:
+            return "info"
+        if suspected.detector == "worse-than-best":
+            return "warn" if confirmed else "info"
+        pays = repeats or suspected.detector == "not-healing"
+        return "act" if confirmed and suspected.severity == "act" and pays else "warn"
+
+    def _untried(self, finding: Finding) -> Finding:
+        """What a curve alone says is a warning at most, and a note in a run that is too young to know its own ways."""
+        begun = finding.step if finding.since is None else finding.since
+        uncertain = finding.detector == "worse-than-best" or (finding.detector != WeightJump.name and begun < _YOUNG)
+        if finding.severity == "info" or uncertain or self.turns.are_taken:
+            return replace(finding, severity="info")
+        return replace(finding, severity="warn")
+
+    def _restorable(self, signals: Signals, found: tuple[Finding, ...], states: list[Snapshot]) -> list[Snapshot]:
+        before = self.budget.episode.began(signals.step, first_sign(found))
+        known = restorable(states, before=before, step=signals.step, budget=self.budget, limits=self.limits)
+        return self.recovery.comparable(signals, known)
+
+
+def _is_uncertain(finding: Finding) -> bool:
+    """Only a comparison can confirm it; a weight that is no longer finite needs none."""
+    certain = finding.detector == WeightJump.name and finding.severity == "act"
+    return finding.detector in LASTING and not certain
+
+
+def _held_back(look: Look, found: tuple[Finding, ...], clipped_norm: Callable[[Look], float]) -> tuple[Finding, ...]:
+    """A spike that the loop's own clipping has brought under the limit is a note."""
+    spike = next((f for f in found if f.detector == "gradient-spike" and f.severity == "act"), None)
+    if spike is None or not clipped_norm(look) <= spike.limit:
+        return found
+    note = replace(spike, severity="info", what=f"{spike.what}, held by your clipping")
+    return tuple(note if finding is spike else finding for finding in found)

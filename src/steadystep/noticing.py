@@ -47,6 +47,8 @@ from steadystep.detectors import (
 if TYPE_CHECKING:
     from torch.optim import Optimizer  # why not at run time: logs are read without torch
 
+_QUIET_STEPS = 400  # between two warnings of one detector: three in 1,000 steps at most
+
 
 def detectors(
     config: Config, *, scheduled: bool = False, beta2: float | None = None, extra: Sequence[Detector] = ()
@@ -66,28 +68,28 @@ def detectors(
         NotHealing(deviations=watch.divergence_threshold, history=watch.loss_window_size),
         BufferJump(),
         InputScale(),
-        SameBatch(),
-        WeightJump(),
+        _rationed(SameBatch()),
+        _rationed(WeightJump()),
         OddReplica(),
         SlowDivergence(),
-        WorseThanBest(),
+        _rationed(WorseThanBest()),
         GrowingGradient(),
         Oscillation(),
         NoLearning(),
         SuspiciousPerfection(),
-        VanishingGradient(),
+        _rationed(VanishingGradient()),
         ZeroGradient(),
         UpdateRatio(),
         PoisonedMoments(),
         Cooldown(RmsSurprise(), quiet_steps=500),
-        DeadUnits(),
-        SaturatedUnits(),
-        EmbeddingGrowth(),
-        AttentionLogitGrowth(),
-        KlBlowUp(),
-        EntropyCollapse(),
-        FlatReward(),
-        MetricBounds(),
+        _rationed(DeadUnits()),
+        _rationed(SaturatedUnits()),
+        _rationed(EmbeddingGrowth()),
+        _rationed(AttentionLogitGrowth()),
+        _rationed(KlBlowUp()),
+        _rationed(EntropyCollapse()),
+        _rationed(FlatReward()),
+        _rationed(MetricBounds()),
     ]
     if not scheduled:
         found += [LearningRateJump(), LearningRateCreep()]
@@ -100,6 +102,11 @@ def detectors(
     if training.mixed_precision == "fp16":
         found.append(LossScale())
     return (*found, *extra)
+
+
+def _rationed(detector: Detector) -> Detector:
+    """One warning at a time: what comes and goes, or comes for one layer after another, is a note until then."""
+    return Cooldown(detector, quiet_steps=_QUIET_STEPS, as_notes=True)
 
 
 def beta2_of(optimizer: "Optimizer") -> float | None:

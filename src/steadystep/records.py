@@ -119,7 +119,7 @@ class InputStats(Record):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness(Record):
-    """The present batch under older weights and under the present ones, same random numbers. Asked only in trouble."""
+    """Batches under older weights and under the present ones, same random numbers. Asked only in trouble."""
 
     __pydantic_config__ = _JSON
 
@@ -131,6 +131,8 @@ class Witness(Record):
     """The loss with the present ones."""
     lr: float = 0.0
     """The learning rate that was in use then."""
+    batches: int = 1
+    """Batches that `then` and `now` are means of."""
 
 
 @final
@@ -166,7 +168,7 @@ class Signals(Record):
     lr: float = 0.0
     """The largest learning rate of all parameter groups."""
     announced_lr: float = 0.0
-    """The largest learning rate that a scheduler of the user's has said it will come to; 0 when none has."""
+    """The largest learning rate that a schedule (the user's or the guard's) has announced; 0 when there is none."""
     scale: float = 1.0
     """The loss scale the gradients were computed with (1.0 without a scaler)."""
     scaled: bool = False
@@ -318,6 +320,11 @@ class Outcome(Record):
     def loss(self) -> float:
         """The loss as seen, NaN included: of this micro-batch while pending, else the mean of those that counted."""
         return float(self.reading)  # sync: only inside an open group, and only when asked
+
+    @property
+    def lr(self) -> float:
+        """Learning rate in use for this update: the one asked for times `lr_mult`; 0.0 while pending."""
+        return 0.0 if self.signals is None else self.signals.lr * self.lr_mult
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -25,6 +25,7 @@ from steadystep.judge import Judge
 from steadystep.keeping import Keeping
 from steadystep.look import Look
 from steadystep.measuring import draws, measuring_for
+from steadystep.notices import warn
 from steadystep.noticing import beta2_of, detectors
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands, Precision
@@ -124,6 +125,8 @@ def build(
 ) -> Parts:
     """All parts, or an error that leaves model and optimizer as they were."""
     training = config.training
+    for key in config.recovery.unused:
+        warn(f"{key} no longer has an effect: how often a state is kept follows from its size; leave it out")
     if config.monitoring.save_checkpoints and run_dir is None:
         raise ConfigError("monitoring.save_checkpoints needs a folder: Guard(..., run_dir=...)")
     if schedule is not None and training.lr_scheduler is not None:
@@ -147,6 +150,7 @@ def build(
     except BaseException:
         islands.remove()
         raise
+    measuring.looker.planned = lambda: learning_rate.announced
     noticing = detectors(config, scheduled=learning_rate.scheduled, beta2=beta2_of(optimizer), extra=extra_detectors)
     casebook, limits, budget = Casebook(), _limits(config, ranks), _budget(config)
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
@@ -197,6 +201,7 @@ def build(
         mode=config.mode,
         weigh=measuring.looker.with_weights,
     )
+    kept_apart["evidence"] = judge.evidence
     incidents = _incidents(config, folder)
     return Parts(
         precision=measuring.precision,
@@ -280,7 +285,6 @@ def _recovery(
         count=config.recovery.snapshots,
         device=device,
         min_interval=limits.trust_steps,
-        time_share=config.recovery.snapshot_time_share,
         memory_bytes=_memory_bytes(config),
         ranks=ranks,
     )

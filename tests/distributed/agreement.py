@@ -108,7 +108,7 @@ def going_back(kind: str) -> None:
     model, optimizer = made(kind)
     config = {
         "training": {"stability_monitoring": False},
-        "recovery": {"trust_steps": 4, "snapshot_time_share": 0.9},
+        "recovery": {"trust_steps": 4},
     }
     guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says(at=30)])
     outcomes, states = [], {}
@@ -155,7 +155,7 @@ def a_flipped_bit_is_found(kind: str) -> None:
     if kind == "fsdp":
         return  # there are no copies
     model, optimizer = made(kind)
-    guard = steadystep.Guard(model, optimizer, config={"recovery": {"trust_steps": 4, "snapshot_time_share": 0.9}})
+    guard = steadystep.Guard(model, optimizer, config={"recovery": {"trust_steps": 4}})
     outcomes = []
     for step in range(44):
         if step == 30 and dist.get_rank() == 1:

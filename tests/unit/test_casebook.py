@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -113,10 +114,52 @@ def test_incidents_are_counted_and_dated() -> None:
 def test_a_cause_comes_before_its_consequences() -> None:
     casebook = numbers(falling())
     signals = Signals(step=300, loss=0.12, grad_norm=1.0)
-    found = (warning("growing-gradient"), warning("dead-units"), warning("vanishing-gradient"), warning("clip-rate"))
+    found = (warning("growing-gradient"), warning("vanishing-gradient"), warning("clip-rate"))
     casebook.note(signals, explain(signals, found), stepped=True)
     assert first(casebook).cause == "missing-zero-grad"
-    assert {d.cause for d in casebook.diagnose()} > {"dead-units", "clipping-too-tight"}
+    assert {d.cause for d in casebook.diagnose()} > {"vanishing-gradient", "clipping-too-tight"}
+
+
+@pytest.mark.parametrize(("detector", "cause"), [("dead-units", "dead-units"), ("saturated-units", "saturation")])
+def test_units_that_rest_are_no_fault_in_a_run_that_learns(detector: str, cause: str) -> None:
+    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
+    for losses, expected in ((falling(), "healthy"), ([3.3] * 300, cause), ([9.0, 5.0, 3.0] + [1.609] * 300, cause)):
+        casebook = numbers(losses)
+        casebook.note(signals, explain(signals, (warning(detector),)), stepped=False)
+        assert first(casebook).cause == expected
+
+
+def raw(**more: float) -> InputStats:
+    plain = {"mean": 0.0, "std": 4000.0, "largest": 1e4, "constant_share": 0.0, "scale_spread": 1e4}
+    return InputStats(batches=4, finite=True, **plain | more)
+
+
+def with_inputs(losses: list[float], inputs: InputStats, **more: Any) -> Casebook:
+    casebook = numbers(losses, **more)
+    casebook.note(Signals(step=300, loss=1.0, grad_norm=1.0, inputs=inputs), Diagnosis(), stepped=False)
+    return casebook
+
+
+def test_raw_inputs_are_no_fault_by_themselves() -> None:
+    for inputs in (raw(), raw(std=100.0, scale_spread=1.0), raw(std=1.0, largest=30.0)):
+        assert first(with_inputs(falling(), inputs)).cause == "healthy"
+        assert first(with_inputs([170.0, 120.0, 60.0, 20.0, *falling()], inputs)).cause == "healthy"
+        saturated = usual(1e-3, modules=("a",), saturated=(0.9,), dead=(0.0,))
+        assert first(with_inputs(falling(), inputs, probe=saturated)).cause == "healthy"
+        assert first(with_inputs([3.3] * 300, inputs, probe=saturated)).cause == "unscaled-data"
+        dead = usual(1e-3, modules=("a",), saturated=(0.0,), dead=(1.0,))
+        assert first(with_inputs(falling(), inputs, probe=dead)).cause == "unscaled-data"
+        assert first(with_inputs([100.0] + [90.0] * 300, inputs)).cause == "unscaled-data"
+        assert first(with_inputs([2.0, 500.0] + [1.61] * 300, inputs)).cause == "unscaled-data"
+
+
+def test_raw_inputs_and_a_run_that_breaks_at_once() -> None:
+    casebook = with_inputs([400.0], raw())
+    assert first(casebook).cause == "healthy"
+    signals = Signals(step=1, loss=math.nan, grad_norm=math.nan)
+    found = Finding(detector="non-finite", step=1, severity="critical", value=math.nan, limit=1.0)
+    casebook.note(signals, explain(signals, (found,)), stepped=False)
+    assert [diagnosis.cause for diagnosis in casebook.diagnose()] == ["unscaled-data", "non-finite-loss"]
 
 
 def test_a_cause_comes_before_louder_consequences() -> None:

@@ -209,7 +209,7 @@ def test_weights_that_updates_threw_off_are_not_thrown_off_again() -> None:
 
     def run(mode: str) -> tuple[list[Tensor], list[Outcome]]:
         task = TASKS["clusters"].make(1)
-        config = {"mode": mode, "recovery": {"snapshot_time_share": 0.99}}
+        config = {"mode": mode}
         guard = steadystep.Guard(task.model, task.optimizer, config=config)
         outcomes = []
         for step in range(232):
@@ -225,7 +225,8 @@ def test_weights_that_updates_threw_off_are_not_thrown_off_again() -> None:
     (plain, _), (guarded, outcomes) = run("observe"), run("autopilot")
     back = next(outcome for outcome in outcomes if outcome.restored is not None)
     assert "weight-jump" in [finding.detector for finding in back.findings]
-    assert 0 < back.caught_up < 30
+    assert back.caught_up > 0
+    assert back.plan.to + back.caught_up < 220
     assert "cut-lr" in back.plan.steps
     assert not all(torch.equal(a, b) for a, b in zip(plain, guarded, strict=True))
 

@@ -1,11 +1,17 @@
 """The ceiling over the learning rate of a run that recovers: how long it holds, how fast it lifts, when it ends."""
 
+import json
+import math
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from steadystep.actions import LearningRate
-from steadystep.actions.ceiling import Ceiling
+from steadystep.actions.ceiling import WITHIN, Ceiling
 
 
 def lifted_after(ceiling: Ceiling, asked: float) -> int:
@@ -53,27 +59,148 @@ def test_a_limit_of_nothing_is_none() -> None:
     assert ceiling.multiplier(0.1) == 1.0
 
 
+def growths(ceiling: Ceiling, asked: float) -> list[tuple[float, float]]:
+    """Each level on its way up, and what it is then multiplied by; until it is gone."""
+    seen = []
+    while ceiling.lr is not None:
+        before = ceiling.lr
+        ceiling.updated(asked)
+        if ceiling.lr not in (before, None):
+            seen.append((before, ceiling.lr / before))
+    return seen
+
+
 def test_it_lifts_quickly_to_what_was_in_use_and_slowly_beyond() -> None:
     ceiling = Ceiling()
     ceiling.limit(0.1)
-    for _ in range(100):
-        ceiling.updated(9.0)
-    seen = []
-    while ceiling.lr < 0.2:
-        before = ceiling.lr
-        ceiling.updated(9.0)
-        seen.append((before, ceiling.lr / before))
+    seen = growths(ceiling, 1.0)
     assert all(growth == pytest.approx(1.02 if before < 0.15 else 1.003) for before, growth in seen)
     assert {round(growth, 3) for _, growth in seen} == {1.02, 1.003}
 
 
-def test_where_trouble_came_back_it_stays_below() -> None:
+def test_where_trouble_came_back_it_is_slow_from_a_lower_level_on() -> None:
     ceiling = Ceiling()
-    ceiling.limit(0.1)
-    ceiling.limit(0.05)
-    for _ in range(4000):
+    ceiling.limit(0.5)
+    ceiling.limit(0.3)
+    seen = growths(ceiling, 1.0)
+    assert all(growth == pytest.approx(1.02 if before < 0.35 else 1.003) for before, growth in seen)  # and not 0.45
+    assert {round(growth, 3) for _, growth in seen} == {1.02, 1.003}
+
+
+@pytest.mark.parametrize(("cuts", "updates"), [([0.7], 119), ([0.5], 214), ([0.7, 0.35], 456)])
+def test_how_long_it_takes(cuts: list[float], updates: int) -> None:
+    ceiling = Ceiling()
+    for lr in cuts:
+        ceiling.limit(lr)
+    taken = 0
+    while ceiling.low:
         ceiling.updated(1.0)
-    assert ceiling.lr == pytest.approx(0.07)
+        taken += 1
+    assert taken == updates
+
+
+def test_a_rate_a_thousand_times_too_high_is_reached_smoothly_in_800_updates_after_the_hold() -> None:
+    ceiling = Ceiling()
+    ceiling.limit(1e-3, hold=500)
+    used = []
+    while ceiling.low:
+        used.append(ceiling.multiplier(1.0))
+        ceiling.updated(1.0)
+    assert len(used) == 1300
+    assert max(after / before for before, after in pairwise(used)) <= 1.02 * (1 + 1e-9)
+    assert used[-1] == pytest.approx(1.0, rel=0.02)
+
+
+def test_cuts_that_follow_each_other_do_not_lead_to_nothing() -> None:
+    ceiling = Ceiling()
+    ceiling.updated(1e-3)
+    for _ in range(30):
+        ceiling.limit(0.5 * 1e-3 * ceiling.multiplier(1e-3))
+        ceiling.rewarm(50)
+        assert ceiling.lr >= 0.9e-3 * 0.005
+    ceiling = Ceiling()
+    ceiling.updated(1e-3)
+    ceiling.limit(1e-9)
+    assert ceiling.lr == pytest.approx(1e-5)
+
+
+def test_under_a_held_leap_there_is_still_room_for_a_cut() -> None:
+    ceiling = Ceiling()
+    ceiling.updated(1e-3)
+    ceiling.limit(1e-3, hold=500)
+    ceiling.updated(10.0)  # what is asked for now says nothing about what is too low
+    ceiling.limit(0.7e-3)
+    assert ceiling.lr == pytest.approx(0.7e-3)
+
+
+def test_it_can_be_given_back_at_once() -> None:
+    ceiling = Ceiling()
+    for lr in (0.5, 0.3):
+        ceiling.limit(lr)
+    ceiling.rewarm(50)
+    ceiling.give_back()
+    assert not ceiling.low
+    assert ceiling.multiplier(1.0) == 1.0
+    ceiling.limit(0.07)
+    assert lifted_after(ceiling, 1.0) == 101  # and the next one begins from the start
+
+
+rates = st.floats(1e-12, 1e6)
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("limit"), st.one_of(rates, st.just(0.0)), st.sampled_from([None, 0, 10, 500, 10**6])),
+        st.tuples(st.just("rewarm"), st.integers(0, 200)),
+        st.tuples(st.just("updated"), st.one_of(rates, st.just(0.0)), st.integers(1, 2000)),
+        st.tuples(st.just("give back")),
+        st.tuples(st.just("resume")),
+    ),
+    max_size=12,
+)
+
+
+def after(events: list[tuple]) -> Ceiling:
+    ceiling = Ceiling()
+    for kind, *what in events:
+        match kind:
+            case "limit":
+                ceiling.limit(what[0], hold=what[1])
+            case "rewarm":
+                ceiling.rewarm(what[0])
+            case "updated":
+                for _ in range(what[1]):
+                    ceiling.updated(what[0])
+            case "give back":
+                ceiling.give_back()
+            case "resume":
+                state = json.loads(json.dumps(ceiling.state_dict(), allow_nan=False))
+                ceiling = Ceiling()
+                ceiling.load_state_dict(state)
+    return ceiling
+
+
+@given(events, rates)
+def test_from_anywhere_what_is_asked_for_is_in_use_again_after_2400_healthy_updates(
+    events: list[tuple], asked: float
+) -> None:
+    ceiling = after(events)
+    multipliers = []
+    for _ in range(WITHIN):
+        multipliers.append(ceiling.multiplier(asked))
+        ceiling.updated(asked)
+    assert WITHIN == 2400
+    assert ceiling.multiplier(asked) == 1.0
+    assert not ceiling.low
+    assert multipliers == sorted(multipliers)  # and there is no way back down
+    assert all(0.0 < multiplier <= 1.0 for multiplier in multipliers)
+
+
+def test_a_learning_rate_that_is_no_number_ends_it() -> None:
+    for asked in (math.nan, math.inf):
+        ceiling = Ceiling()
+        ceiling.limit(0.1, hold=0)
+        for _ in range(25):
+            ceiling.updated(asked)
+        assert not ceiling.low
 
 
 def test_it_ends_when_nothing_above_it_is_asked_for() -> None:
@@ -113,6 +240,7 @@ def test_groups_are_lowered_alike_for_one_update_and_get_their_own_back() -> Non
     optimizer = torch.optim.SGD(groups)
     rates = LearningRate(optimizer, start=None, schedule=None)
     assert rates.lower(0.4) == 1.0
+    assert rates.ceiling.asked == 0.4
     rates.ceiling.limit(0.1)
     assert rates.lower(0.4) == pytest.approx(0.25)
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.1, 0.05, 0.05])

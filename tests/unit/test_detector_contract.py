@@ -3,13 +3,14 @@
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadystep.config import Config
 from steadystep.detectors import (
     AttentionLogitGrowth,
     DeadUnits,
@@ -33,6 +34,7 @@ from steadystep.detectors import (
     UpdateRatio,
     VanishingGradient,
     WorseThanBest,
+    ZeroGradient,
 )
 from steadystep.detectors.buffer_jump import BufferJump
 from steadystep.detectors.clip_rate import ClipRate
@@ -46,13 +48,15 @@ from steadystep.detectors.oscillation import Oscillation
 from steadystep.detectors.perfection import SuspiciousPerfection
 from steadystep.detectors.same_batch import SameBatch
 from steadystep.detectors.weight_jump import WeightJump
-from steadystep.records import Finding, Signals
+from steadystep.noticing import detectors
+from steadystep.records import Finding, Probe, Signals
 from steadystep.testing import check_detector, signal_streams
 
 # A new detector is added here, with arguments that let it speak within 400 steps.
 FACTORIES: dict[str, Callable[[], Detector]] = {
     "non-finite": NonFinite,
     "cooldown": lambda: Cooldown(Oscillation(quiet_steps=1), quiet_steps=128),
+    "rationed": lambda: Cooldown(WorseThanBest(), quiet_steps=128, as_notes=True),
     "oscillation": lambda: Oscillation(quiet_steps=100),
     "growing-gradient": GrowingGradient,
     "clip-rate": lambda: ClipRate(1.0, quiet_steps=100),
@@ -101,6 +105,127 @@ def test_the_streams_make_each_of_them_speak() -> None:
     for name, make in FACTORIES.items():
         detectors = [(make(), stream) for stream in streams.values()]
         assert any(detector.update(signals) for detector, stream in detectors for signals in stream), name
+
+
+EVERYTHING = {
+    "training": {"max_grad_norm": 1.0, "mixed_precision": "fp16"},
+    "monitoring": {"lr_min": 1e-4, "lr_max": 5e-3},
+}
+NAMES = tuple(f"{i}.weight" for i in range(8))
+STEPS = 2400
+
+
+def rhythm(name: str, period: int, bad_share: float) -> Iterator[Signals]:
+    """A run in which one thing goes wrong for a share of every period, and is well again in between."""
+    rng = random.Random(period)
+    for step in range(STEPS):
+        turn, phase = divmod(step, period)
+        bad = step >= 200 and phase < bad_share * period
+        loss = 1.0 + math.exp(-step / 100) + 0.01 * rng.gauss(0, 1)
+        norms, lr, scale = [1.0] * 8, 1e-3, 1024.0
+        metrics = {"kl": 0.02, "entropy": 2.0, "reward": rng.random(), "reward_std": 0.5, "accuracy": 0.5}
+        fields: dict[str, Any] = {"batch_rms": rng.random()}
+        probed: dict[str, Any] = {"dead": [0.0] * 8, "row_norms": [1.0] * 8, "logit_bounds": [1.0] * 8}
+        if bad and name == "loss":
+            loss += 0.4
+        elif bad and name == "wild loss":
+            loss += 3.0 * rng.random()
+        elif bad and name == "staircase":
+            loss += 0.2 * (turn % 40)
+        elif bad and name == "zero gradient":
+            norms = [0.0] * 8
+        elif bad and name == "one tensor after another":
+            norms[turn % 8] = 0.0
+        elif bad and name == "vanishing":
+            norms = [1e-7] * 4 + [1.0] * 4
+        elif bad and name == "spikes":
+            norms = [100.0] * 8
+        elif bad and name == "metrics":
+            metrics = {"kl": 9.0, "entropy": 1e-3, "reward": 0.0, "reward_std": 0.0, "accuracy": math.nan}
+        elif bad and name == "same batch":
+            fields["batch_rms"] = 0.5
+        elif bad and name == "learning rate":
+            lr = rng.choice([1e-5, 1e-2, 0.3])
+        elif bad and name == "scale":
+            scale = 0.5 ** (step % 16)
+        elif bad and name == "layers":
+            size = 100.0 * (1.0 + step)
+            for key, value in (("dead", 1.0), ("row_norms", size), ("logit_bounds", size)):
+                probed[key][turn % 8] = value
+            loss += 2.0
+        if name == "weights" and step % 20 == 0:
+            sizes = tuple(100.0 if bad and i == turn % 8 else 1.0 for i in range(8))
+            fields |= {"weights": NAMES, "weight_norms": sizes}
+        if step % 16 == 0:
+            rows = {key: tuple(values) for key, values in probed.items()}
+            rows |= {"modules": NAMES, "tables": NAMES, "attentions": NAMES, "saturated": rows["dead"]}
+            fields["probe"] = Probe(step=step, **rows)
+        yield Signals(
+            step=step,
+            loss=loss,
+            grad_norm=math.hypot(*norms),
+            norms=tuple(norms),
+            names=NAMES,
+            lr=lr,
+            scale=scale,
+            scaled=True,
+            metrics=metrics,
+            **fields,
+        )
+
+
+# Its warnings are questions: the judge compares weights before anything is said (judge.py), and says it once a while.
+QUESTIONS = ("not-healing",)
+RHYTHMS = ("loss", "wild loss", "staircase", "zero gradient", "one tensor after another", "vanishing", "spikes")
+RHYTHMS += ("metrics", "same batch", "learning rate", "scale", "layers", "weights")
+
+
+@pytest.mark.parametrize("name", RHYTHMS)
+def test_no_detector_warns_again_and_again(name: str) -> None:
+    """What comes and goes all the time is said three times in 1,000 steps, at most, by each detector."""
+    for period in (2, 10, 18, 70, 80, 160, 250):
+        for share in (0.9, 0.5, 0.25):
+            watching = [d for d in detectors(Config.load(EVERYTHING), beta2=0.999) if d.name not in QUESTIONS]
+            said: dict[str, list[int]] = {}
+            for signals in rhythm(name, period, share):
+                for detector in watching:
+                    for finding in detector.update(signals):
+                        if finding.severity == "warn":
+                            said.setdefault(finding.detector, []).append(signals.step)
+            for detector, steps in said.items():
+                crowded = [a for a, b in zip(steps, steps[3:], strict=False) if b - a < 1000]
+                assert not crowded, f"{detector}, {share:.0%} of every {period} steps: {steps}"
+
+
+def test_a_cooldown_makes_notes_of_what_comes_too_soon() -> None:
+    inner = ["info", "warn", "warn", "act", "warn", "warn"]
+
+    class Says:
+        name = "says"
+
+        def update(self, signals: Signals) -> tuple[Finding, ...]:
+            severity: Any = inner[signals.step]
+            return (Finding(detector="says", step=signals.step, severity=severity, value=1.0, limit=0.0),)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    quiet = Cooldown(Says(), quiet_steps=4, as_notes=True)
+    found = [quiet.update(Signals(step=step, loss=1.0, grad_norm=1.0))[0].severity for step in range(6)]
+    assert found == ["info", "warn", "info", "act", "info", "warn"]
+
+
+def test_a_cooldown_takes_the_state_of_what_it_wraps() -> None:
+    """Written before there was a cooldown."""
+    bare = ZeroGradient()
+    for step in range(5):
+        bare.update(Signals(step=step, loss=1.0, grad_norm=0.0))
+    wrapped = Cooldown(ZeroGradient(), quiet_steps=10, as_notes=True)
+    wrapped.load_state_dict(bare.state_dict())
+    assert wrapped.state_dict()["inner"] == bare.state_dict()
 
 
 numbers = st.floats() | st.sampled_from([0.0, 1.0, 1.0, 2.0, math.nan, math.inf])

@@ -334,6 +334,24 @@ def images(seed: int):
     return classifier(seed, scale=60.0, shift=127.0)
 
 
+def behind_a_norm(seed: int, *, kind: str, norm: type[nn.Module], task: str, first: bool = False):
+    """Raw inputs, pixels or features of 1 to 1e4, that a normalisation layer brings to scale; targets around 10."""
+    torch.manual_seed(seed)
+    out = 5 if task == "classes" else 1
+    body = [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, out)]
+    model = nn.Sequential(norm(16), *body) if first else nn.Sequential(body[0], norm(32), *body[1:])
+    inner, weights = classes(seed, count=64), torch.randn(16, generator=torch.Generator().manual_seed(2))
+
+    def batch() -> Batch:
+        x, y = inner()
+        raw = (127.0 + 40.0 * x).clamp(0.0, 255.0) if kind == "pixels" else x * torch.logspace(0, 4, 16)
+        return raw, y if task == "classes" else 10.0 + (x @ weights)[:, None]
+
+    loss = functional.cross_entropy if task == "classes" else functional.mse_loss
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    return Run(model, optimizer, batch, lambda x, y: loss(model(x), y), num_steps=300)
+
+
 def nothing(seed: int):
     run = regression(seed)
     run.loss = lambda x, y: functional.mse_loss(0.0 * run.model(x), 0.0 * y)
@@ -380,6 +398,23 @@ MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)]
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_runs_are_called_healthy(name: str, seed: int) -> None:
     run = HEALTHY[name](seed).go()
+    assert run.causes == ["healthy"], run.casebook.diagnose()
+
+
+@pytest.mark.parametrize("seed", [0, *MORE])
+@pytest.mark.parametrize("task", ["classes", "regression"])
+@pytest.mark.parametrize("kind", ["pixels", "features"])
+@pytest.mark.parametrize(
+    ("norm", "first"), [(nn.BatchNorm1d, False), (nn.LayerNorm, False), (nn.BatchNorm1d, True), (nn.LayerNorm, True)]
+)
+def test_raw_inputs_behind_a_norm_are_no_fault(
+    norm: type[nn.Module], first: bool, kind: str, task: str, seed: int
+) -> None:
+    run = behind_a_norm(seed, kind=kind, norm=norm, task=task, first=first).go()
+    facts = run.casebook.facts()
+    assert facts.inputs is not None
+    assert facts.inputs.std > 20.0
+    assert facts.going_well
     assert run.causes == ["healthy"], run.casebook.diagnose()
 
 

@@ -88,39 +88,19 @@ def test_a_suspicion_lasts_for_fifty_steps_and_needs_no_severity() -> None:
     assert noted(sign(100, severity="info", detector="loss-spike", since=70)).suspected_since(100) is None
 
 
-class TestTwice:
-    def confirmed(
-        self, episode: Episode, step: int, *, said: Severity = "warn", detector: str = "slow-divergence"
-    ) -> str:
-        (found,) = episode.twice(sign(step, detector=detector, severity=said), sign(step, detector=detector))
-        return found.severity
+def test_a_jump_that_stays_is_a_suspicion_too() -> None:
+    assert noted(sign(100, severity="warn", since=70)).suspected_since(100) == 70
 
-    def test_a_creeping_loss_must_be_confirmed_on_a_second_batch(self) -> None:
-        episode = Episode()
-        assert [self.confirmed(episode, step) for step in (100, 150, 201, 250)] == ["warn", "act", "warn", "act"]
 
-    def test_one_batch_makes_no_warning_of_a_suspicion_and_two_do_more(self) -> None:
-        episode = Episode()
-        assert [self.confirmed(episode, step, said="info") for step in (100, 150)] == ["info", "act"]
-
-    def test_one_batch_is_no_reason_to_act(self) -> None:
-        assert self.confirmed(Episode(), 100, said="act") == "warn"
-
-    def test_others_and_what_was_not_confirmed_are_left_alone(self) -> None:
-        episode = Episode()
-        assert self.confirmed(episode, 100, detector="not-healing") == "act"
-        note = sign(100, detector="slow-divergence", severity="info")
-        assert episode.twice(sign(100, detector="slow-divergence", severity="warn"), note) == note
-        assert self.confirmed(episode, 101) == "warn"
-
-    def test_a_rollback_begins_anew_and_a_resume_does_not(self) -> None:
-        episode = Episode()
-        self.confirmed(episode, 100)
-        twin = Episode()
-        twin.load_state_dict(json.loads(json.dumps(episode.state_dict())))
-        assert self.confirmed(twin, 110) == "act"
-        episode.close()
-        assert self.confirmed(episode, 110) == "warn"
+def test_a_sign_belongs_to_the_trouble_under_way_or_is_the_beginning_of_another() -> None:
+    """What `note` would call the first sign, asked beforehand and with nothing changed."""
+    assert Episode().began(100, 90) == 90
+    episode = noted(sign(100))
+    assert [episode.began(step, step - 10) for step in (150, 151)] == [100, 141]
+    assert episode.began(150, 60) == 60
+    assert episode.first_sign == 100
+    long = noted(*(sign(step) for step in range(100, 401, 50)))
+    assert [long.began(step, step) for step in (400, 401)] == [100, 401]
 
 
 steps = st.lists(

@@ -114,8 +114,7 @@ def test_random_numbers_and_the_log_of_the_process_stay() -> None:
     assert log.level == level
 
 
-def test_the_clock_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How often a state is remembered depends on what that takes, unless nearly all the time may go into it."""
+def test_both_sides_have_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
 
     def spy(model: nn.Module, optimizer: torch.optim.Optimizer, *, config: Config) -> Guard:
@@ -125,7 +124,6 @@ def test_the_clock_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steadystep.guard.Guard", spy)
     scorecard(factory, steps=STEPS, kinds=["bad-loss"], config={"training": {"max_grad_norm": 5.0}})
     assert [config.mode for config in seen] == ["observe", "observe", "autopilot"]
-    assert {config.recovery.snapshot_time_share for config in seen} == {0.99}
     assert {config.training.max_grad_norm for config in seen} == {5.0}
 
 

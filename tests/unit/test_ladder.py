@@ -44,10 +44,12 @@ SPIKE = finding("gradient-spike", usual=3.0)
 EXTREME = finding("gradient-spike", value=101.0, usual=3.0)
 NAN = finding("non-finite", "critical", value=math.nan)
 OVERFLOW = finding("non-finite", "info", value=math.inf)
+TERM = finding("non-finite", "warn", value=math.nan)
 JUMP = finding("learning-rate-jump", usual=0.02)
 POISON = finding("poisoned-moments", since=400)
 STUCK = finding("not-healing", since=490)
 HEARD = replace(GOOD, witness=Witness(step=300, then=1.0, now=2.0))
+OVERFLOWED = replace(GOOD, grad_norm=math.inf, scaled=True, scale=65536.0)
 GROUP = replace(GOOD, losses=(2.0, 2.0), repeatable=True)
 
 
@@ -67,8 +69,11 @@ TABLE = [
     (GROUP, diagnosed(NAN), Plan(steps=("leave-out",))),
     (replace(GROUP, repeatable=False), diagnosed(NAN), Plan(steps=("skip-step",))),
     (GOOD, diagnosed(NAN, SPIKE), Plan(steps=("skip-step",))),
-    (GOOD, diagnosed(OVERFLOW), Plan(steps=("back-off-scale",))),
-    (GOOD, diagnosed(OVERFLOW, NAN), Plan(steps=("skip-step",))),
+    (OVERFLOWED, diagnosed(OVERFLOW), Plan(steps=("back-off-scale",))),
+    (OVERFLOWED, diagnosed(OVERFLOW, NAN), Plan(steps=("skip-step",))),
+    (replace(GOOD, loss=math.nan), diagnosed(TERM), Plan()),  # every gradient is finite: the update is taken
+    (replace(GOOD, loss=math.nan), diagnosed(replace(TERM, severity="info")), Plan()),
+    (replace(GOOD, loss=math.nan), diagnosed(TERM, SPIKE), Plan(steps=("rescale",), norm=3.0)),
     (GOOD, diagnosed(replace(JUMP, usual=0.0)), Plan()),
     (GOOD, diagnosed(JUMP), Plan(steps=("hold-lr",), lr=0.02, hold=500)),
     (GOOD, diagnosed(JUMP, SPIKE), Plan(steps=("rescale", "hold-lr"), norm=3.0, lr=0.02, hold=500)),
@@ -173,16 +178,35 @@ class TestGoingBack:
         plan = decide(early, found, budget=Budget(), states=[State(-1), State(0)])
         assert plan.to == -1
 
+    def test_untrained_weights_are_nothing_to_go_back_to_once_something_was_learned(self) -> None:
+        for step, goes in ((20, True), (200, False), (500, False)):
+            found = diagnosed(replace(STUCK, step=step, since=step), damage=Damage.WEIGHTS)
+            plan = decide(replace(GOOD, step=step), found, budget=Budget(), states=[State(-1)])
+            assert ("rollback" in plan.steps) is goes
+
+    def test_what_was_tried_is_what_is_restored(self) -> None:
+        for step in (300, 390, 470):
+            heard = replace(GOOD, witness=Witness(step=step, then=1.0, now=2.0))
+            assert self.plan(signals=heard).to == step
+        assert self.plan(signals=replace(GOOD, witness=Witness(step=480, then=1.0, now=2.0))).to == 470  # not trusted
+
     def test_how_deep_it_cuts(self) -> None:
         for lr, state_lr, ceiling, expected in (
             (0.1, 0.1, None, 0.07),
             (0.3, 0.1, None, 0.07),  # the learning rate that did the damage is not what to cut from
             (0.1, 0.3, None, 0.07),
-            (0.1, 0.1, 0.05, 0.035),
-            (0.1, 0.1, 1e-9, 0.001),  # never below a hundredth
-            (0.1, 0.02, 1e-9, 0.0002),
+            (0.1, 0.1, 0.05, 0.07),  # not the ceiling of an older trouble
+            (0.1, 0.02, 1e-9, 0.07),
+            (0.1, 1e-9, None, 0.001),  # never below a hundredth
         ):
             plan = self.plan(signals=replace(GOOD, lr=lr), states=[State(300, state_lr)], ceiling=ceiling)
+            assert plan.lr == pytest.approx(expected)
+
+    def test_how_deep_it_cuts_the_second_time(self) -> None:
+        for state_lr, ceiling, expected in ((0.1, 0.05, 0.025), (0.02, 0.05, 0.01), (0.1, 1e-9, 0.001)):
+            budget = Budget()
+            rolled_back(budget, at=450, to=390)
+            plan = self.plan(budget=budget, signals=HEARD, states=[State(300, state_lr)], ceiling=ceiling)
             assert plan.lr == pytest.approx(expected)
 
     def test_a_sudden_nan_is_not_the_learning_rates_doing(self) -> None:
@@ -190,13 +214,24 @@ class TestGoingBack:
         budget = Budget()
         budget.see(found)
         plan = decide(GOOD, found, budget=budget, states=[State(300), State(470)])
-        assert plan.steps == ("rollback", "cut-lr", "skip-batches", "rewarm")
-        assert (plan.to, plan.hold) == (470, 10)
-        # with nothing but the first weights, or a second time, it may be
-        assert decide(GOOD, found, budget=budget, states=[State(-1)]).hold is None
-        rolled_back(budget, at=450, to=470)
-        budget.see(found)
-        assert decide(HEARD, found, budget=budget, states=[State(300), State(470)]).hold is None
+        assert plan.steps == ("rollback", "skip-batches")
+        assert (plan.to, plan.lr, plan.hold) == (470, None, None)
+        # with a sign before it, it may be
+        foretold = Budget()
+        foretold.see(diagnosed(replace(SPIKE, step=480)))
+        foretold.see(found)
+        assert {"cut-lr", "rewarm"} < set(decide(GOOD, found, budget=foretold, states=[State(300)]).steps)
+
+    def test_weights_that_jumped_between_two_updates_are_not_the_learning_rates_doing(self) -> None:
+        """Unless updates are made again: then it shows, and with nothing lost nothing is cut."""
+        for detector in ("weight-jump", "odd-replica"):
+            found = diagnosed(finding(detector, since=487), damage=Damage.WEIGHTS)
+            for limits, cut in ((Limits(), False), (Limits(catches_up=True), True)):
+                budget = Budget()
+                budget.see(found)
+                plan = decide(GOOD, found, budget=budget, states=[State(390)], limits=limits)
+                assert (plan.lr is not None) is cut
+                assert bool(LR_STEPS.intersection(plan.steps)) is cut
 
     def test_settings_leave_parts_of_it_out(self) -> None:
         plan = self.plan(limits=Limits(lr_mult=1.0, rewarm_steps=0, skips_batches=False))
@@ -205,14 +240,10 @@ class TestGoingBack:
         assert self.plan(limits=Limits(trust_steps=150)).to == 300
         assert "rollback" not in self.plan(limits=Limits(rolls_back=False)).steps
 
-    def test_with_nothing_to_go_back_to_the_rate_is_cut(self) -> None:
-        plan = self.plan(states=[])
-        assert plan.steps == ("cut-lr",)
-        assert plan.lr == pytest.approx(0.07)
-        assert self.plan(states=[State(485, lr=0.01)]).lr == pytest.approx(0.007)  # too young to trust, yet a witness
-        assert self.plan(states=[State(485, lr=1e-9)]).lr == pytest.approx(0.001)  # never below a hundredth
-        assert self.plan(states=[], signals=replace(GOOD, lr=0.0)).lr is None
-        assert self.plan(states=[], ceiling=0.05).proceeds  # that was done already
+    def test_with_nothing_to_go_back_to_nothing_is_done(self) -> None:
+        """A lower learning rate would undo no damage."""
+        for states in ([], [State(485, lr=0.01)], [State(-1)]):
+            assert self.plan(states=states).proceeds
 
     def test_with_nothing_to_go_back_to_a_bad_update_is_refused(self) -> None:
         found = diagnosed(NAN, damage=Damage.WEIGHTS)
@@ -259,6 +290,31 @@ def test_skips_spent_is_the_end() -> None:
         spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
         assert decide(GOOD, found, budget=spent).steps == ("skip-step", "stop")
     assert decide(GOOD, diagnosed(SPIKE), budget=spent).steps == ("rescale",)
+
+
+def test_skips_spent_with_nobody_to_ask_tries_one_rollback_before_the_end() -> None:
+    """Where nothing can be run again it may be the weights."""
+    states = [State(300), State(470)]
+    asked = replace(GOOD, witness=Witness(step=300, then=math.nan, now=math.nan))
+    for signals, found, mode, goes in (
+        (GOOD, NAN, "autopilot", True),
+        (GOOD, EXTREME, "autopilot", True),
+        (GOOD, NAN, "careful", False),
+        (asked, NAN, "autopilot", False),  # older weights do no better
+        (replace(GOOD, scaled=True), NAN, "autopilot", False),
+    ):
+        spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
+        spent.see(diagnosed(found))
+        plan = decide(signals, diagnosed(found), budget=spent, mode=mode, states=states)
+        assert ("rollback" in plan.steps) is goes
+        assert ("stop" in plan.steps) is not goes
+    spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
+    rolled_back(spent, at=450, to=300)
+    skipped(spent, 498, 499)
+    assert decide(GOOD, diagnosed(NAN), budget=spent, states=states).steps == ("skip-step", "stop")  # it was tried
+    spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
+    never = Limits(rolls_back=False)
+    assert decide(GOOD, diagnosed(NAN), budget=spent, states=states, limits=never).steps == ("skip-step", "stop")
 
 
 SPEAKERS = "non-finite gradient-spike loss-spike not-healing slow-divergence learning-rate-jump poisoned-moments mine"
@@ -383,8 +439,12 @@ def test_every_plan_makes_sense(
     if "rollback" in steps:
         target = next(state for state in reversed(states) if state.step == plan.to)
         assert budget.rollbacks_spent(500) == ("stop" in steps)
-        assert target.step < 0 or target.step + limits.trust_steps <= (budget.episode.first_sign or 500)
+        first_sign = 500 if budget.episode.first_sign is None else budget.episode.first_sign
+        assert 0 <= target.step <= first_sign - limits.trust_steps
+        assert signals.witness is None or target.step <= signals.witness.step
         if plan.lr is not None:
-            lowest = min([signals.lr, target.lr] if ceiling is None else [signals.lr, target.lr, ceiling])
-            floor = limits.lr_floor_mult * min(signals.lr, target.lr)
+            again = budget.last_target(500) is not None
+            used = [signals.lr, target.lr] if again or ceiling is None else [signals.lr]
+            lowest = min([*used, ceiling] if again and ceiling is not None else used)
+            floor = limits.lr_floor_mult * signals.lr
             assert floor * 0.999 <= plan.lr <= max(lowest, floor) * 1.001

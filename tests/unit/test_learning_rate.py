@@ -159,3 +159,61 @@ def test_lr_scaling_follows_the_effective_batch_and_resumes_once(rule: str, time
     other.load_state_dict(optimizer.state_dict())
     again.load_state_dict(guard.state_dict())
     assert [g["lr"] for g in other.param_groups] == pytest.approx([0.01 * times, 0.02 * times])
+
+
+def test_the_guards_own_schedule_is_announced() -> None:
+    x = batches(1)[0]
+    for config, schedule in (
+        ({"warmup_steps": 5}, None),
+        ({"lr_scheduler": "cosine", "warmup_steps": 5, "total_steps": 20}, None),
+        ({}, lambda n: min(1.0, (n + 1) / 5)),
+    ):
+        model = nn.Linear(6, 1)
+        guard = steadystep.Guard(
+            model, torch.optim.SGD(model.parameters(), lr=0.5), config={"training": config}, schedule=schedule
+        )
+        seen = [guard.step(lambda m=model: squared(m, x)).signals for _ in range(8)]
+        assert {signals.announced_lr for signals in seen} == {0.5}
+    model = nn.Linear(6, 1)
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.5), schedule=lambda n: 1.0 + n)
+    seen = [guard.step(lambda: squared(model, x)).signals for _ in range(3)]
+    assert [(signals.lr, signals.announced_lr) for signals in seen] == [(0.5, 0.5), (1.0, 1.0), (1.5, 1.5)]
+
+
+def test_without_a_schedule_nothing_is_announced_by_the_guard() -> None:
+    _, guard = trained({}, 1)
+    assert guard._lr.announced == 0.0
+
+
+def test_a_leap_late_in_a_decay_is_held_at_the_last_rate_and_a_restart_is_not() -> None:
+    def rates_in_use(leap: float) -> tuple[float, list[float]]:
+        model = nn.Linear(6, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        guard = steadystep.Guard(model, optimizer)
+        decay = [1e-2 * 0.97**i for i in range(160)]
+        outcomes = []
+        for lr, x in zip([*decay, leap, leap, decay[-1]], batches(163), strict=True):
+            optimizer.param_groups[0]["lr"] = lr
+            outcomes.append(guard.step(lambda x=x: squared(model, x)))
+            assert optimizer.param_groups[0]["lr"] == lr
+        assert all(outcome.stepped for outcome in outcomes)
+        return decay[-1], [outcome.lr for outcome in outcomes[-3:]]
+
+    last, used = rates_in_use(50 * 1e-2 * 0.97**159)
+    assert used == pytest.approx([last] * 3)
+    last, used = rates_in_use(1e-2)
+    assert used == pytest.approx([1e-2, 1e-2, last])
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_after_a_warm_up_a_run_is_watched_as_any_other(by_hand: bool) -> None:
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    guard = steadystep.Guard(model, optimizer, config={"training": {} if by_hand else {"warmup_steps": 100}})
+    (watching,) = (d for d in guard._judge.detectors if d.name == "slow-divergence")
+    x = batches(1)[0]
+    for step in range(150):
+        if by_hand:
+            optimizer.param_groups[0]["lr"] = 1e-3 * min(1.0, (step + 1) / 100)
+        guard.step(lambda: squared(model, x))
+        assert not watching._rise.climbing

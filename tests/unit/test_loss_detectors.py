@@ -335,21 +335,56 @@ class TestPlannedRise:
     def test_what_a_scheduler_announced_is_a_plan(self) -> None:
         rise = PlannedRise()
         assert [rise.update(lr, 0.5) for lr in (0.1, 0.14, 0.3, 0.5, 0.9)] == [False, False, True, True, False]
-        assert rise.climbing
-        again = PlannedRise()
-        again.load_state_dict(json.loads(json.dumps(rise.state_dict())))
-        rise.update(0.91, 2.0)
-        again.update(0.91, 2.0)
-        assert not rise.climbing
-        assert again.state_dict() == rise.state_dict()
 
-    def test_climbing(self) -> None:
-        rise = PlannedRise()
-        seen = []
-        for lr in (1.0, 0.5, 1.0, 1.4, 1.6):
-            rise.update(lr)
-            seen.append(rise.climbing)
-        assert seen == [False, False, False, False, True]
+    @staticmethod
+    def climbs(rates: Iterable[float], announced: float = 0.0) -> list[int]:
+        """The steps at which it climbs."""
+        rise, at = PlannedRise(), []
+        for step, lr in enumerate(rates):
+            rise.update(lr, announced)
+            at += [step] if rise.climbing else []
+        return at
+
+    def test_a_climb_from_rest_lasts_as_long_as_it_rises_and_100_steps(self) -> None:
+        climb = [1.01**i for i in range(1, 101)]
+        at = self.climbs([1.0] * 65 + climb + [climb[-1]] * 300)
+        assert at == list(range(65 + 40, 65 + 100 + 100))  # from 1.5 times on
+        assert self.climbs([1.0] * 65 + climb + [0.9] * 300) == list(range(65 + 40, 65 + 100))  # withdrawn
+
+    def test_it_counts_from_what_was_announced(self) -> None:
+        climb = [1.01**i for i in range(1, 101)]
+        assert self.climbs([1.0] * 65 + climb, announced=max(climb)) == []
+        assert self.climbs([1.0] * 65 + climb, announced=1.2)[0] == 65 + 59
+
+    def test_a_warm_up_is_no_climb_while_it_lasts_nor_afterwards(self) -> None:
+        for rates in (
+            [(i + 1) / 1000 for i in range(1000)] + [1.0] * 500,
+            [1.0 - math.cos(math.pi * i / 1000) for i in range(1000)] + [2.0] * 500,
+            [1e-6 * 1.01**i for i in range(1400)],
+            [0.0] * 200 + [(i + 1) / 1000 for i in range(1000)],
+            [min(i // 200 + 1, 5) / 5 for i in range(2000)],  # by epochs
+            [0.01] * 63 + [0.01 * 1.01**i for i in range(300)],  # not quite at rest yet
+        ):
+            assert self.climbs(rates) == []
+
+    def test_a_second_warm_up_begins_with_a_fall(self) -> None:
+        again = [(i + 1) / 100 for i in range(500)]
+        assert self.climbs([1.0] * 200 + again) == []
+        assert self.climbs([1.0] * 200 + [0.6 * 1.01**i for i in range(300)]) != []  # no fall to speak of
+
+    def test_cycles_are_no_climb(self) -> None:
+        triangle = [0.1 + abs((i / 300 + 1) % 2 - 1) for i in range(3000)]
+        saw = [math.exp(-(i % 500) / 100) for i in range(3000)]
+        for rates in (triangle, saw, [saw[0], *saw, *triangle]):
+            assert self.climbs(rates) == []
+
+    def test_a_leap_counts_for_100_steps_a_decision_does_not(self) -> None:
+        assert self.climbs([1.0] * 200 + [3.0] * 300) == list(range(200, 301))
+        assert self.climbs([1.0] * 200 + [2.5] * 300) == []
+        assert self.climbs([1.0] * 200 + [2.5] * 10 + [3.0] * 10 + [4.0] * 300) == list(range(220, 321))
+
+
+DECAY = [1e-3 * 0.98**i for i in range(300)]
 
 
 class TestLearningRateJump:
@@ -376,13 +411,38 @@ class TestLearningRateJump:
             ([0.01] * 40 + [0.101] * 9, [40]),
             ([0.01] * 31 + [0.3] * 9, []),  # the first steps of a warm-up
             ([0.01] * 40 + [0.01 * 1.2**i for i in range(60)], []),  # far, but gradually
-            ([0.3] + [0.01] * 40 + [0.3], []),  # it has been there before
+            ([0.3] + [0.01] * 80 + [0.3], []),  # it has been there before
             ([0.01] * 40 + [math.nan, math.inf, -1.0] + [0.01] * 3, []),
             ([0.01] * 40 + [math.nan] + [0.3], [41]),
-            ([0.01] * 40 + [0.3, 0.01, 0.3, 0.01, 0.3], [40]),
             ([0.01] * 40 + [0.3] * 3 + [9.0], [40, 43]),
         ):
             assert [f.step for f in self.jumps(rates)] == told
+
+    def test_a_leap_late_in_a_decay_is_measured_by_the_present_rate(self) -> None:
+        last = DECAY[-1]
+        (found,) = self.jumps([*DECAY, 5e-4, 5e-4])
+        assert (found.step, found.severity, found.usual) == (300, "act", last)
+        assert found.limit == pytest.approx(10.0 * last, rel=3.0)
+        assert len(self.jumps([*DECAY, 5e-3])) == 1  # beyond the peak, if not by ten times
+
+    def test_a_return_is_no_leap(self) -> None:
+        for back in (8e-4, 1e-3, 1.1e-3, 9e-5):  # near the peak; so low that it does no harm
+            assert self.jumps([*DECAY, back, back]) == []
+        # Where restarts led to before, they may lead again.
+        lower = [0.85 * lr for lr in DECAY]
+        assert self.jumps([*DECAY, *lower, *(0.9 * lr for lr in lower), *(0.3 * lr for lr in lower)]) == []
+
+    def test_a_dip_is_not_what_a_leap_is_measured_by(self) -> None:
+        assert self.jumps([1e-2] * 100 + [1e-2, 1e-4, 1e-4, 4e-3, 1e-2]) == []
+
+    def test_a_leap_that_was_withdrawn_is_told_again_and_three_of_them_are_a_habit(self) -> None:
+        found = self.jumps([0.01] * 40 + [0.3, 0.3, 0.01, 0.01] * 6)
+        assert [f.step for f in found] == [40, 44, 48]
+        assert {f.usual for f in found} == {0.01}
+
+    def test_a_leap_that_stays_for_1000_steps_is_known(self) -> None:
+        for stays, told in ((900, 2), (1100, 1)):
+            assert len(self.jumps([0.01] * 40 + [0.3] * stays + [0.01] * 100 + [0.3])) == told
 
     def test_steps_without_a_rate_do_not_count(self) -> None:
         """A warm-up by epochs begins with one of 0."""
@@ -414,6 +474,7 @@ class TestLearningRateCreep:
             [*fall, *(min(fall[-1] * 1.02**i, 1.4) for i in range(300))],  # back to where it has been, and a bit more
             [0.01] * 100 + [min(lr, 0.03) for lr in climb],
             [0.0] * 100 + climb,
+            [0.01] * 100 + [0.004 * 1.02**i for i in range(200)],  # a second warm-up begins with a fall
         ):
             assert self.creeps(rates) == []
         crept = [0.01] * 100 + climb

@@ -280,6 +280,28 @@ def test_all_zero_for_eight_steps() -> None:
     assert run(ZeroGradient(), mended) == []
 
 
+def test_streaks_that_come_again_and_again_are_told_once() -> None:
+    often = [signals(s, norms=(1.0, 0.5) if s % 10 == 9 else (0.0, 0.0)) for s in range(3000)]
+    assert [found.step for found in run(ZeroGradient(), often)] == [7]
+    rare = [signals(s, norms=(0.0, 0.0) if s % 2000 < 8 else (1.0, 0.5)) for s in range(6000)]
+    assert [found.step for found in run(ZeroGradient(), rare)] == [7, 2007, 4007]
+    soon = [signals(s, norms=(0.0, 0.0) if s % 900 < 8 else (1.0, 0.5)) for s in range(1800)]
+    assert [found.step for found in run(ZeroGradient(), soon)] == [7]
+
+
+def test_tensors_that_stop_one_after_another_are_told_together() -> None:
+    def norms(step: int) -> tuple[float, ...]:
+        return (1.0, *(0.0 if step >= 100 * i else 0.5 for i in range(1, 9)))
+
+    loud = run(ZeroGradient(), [signals(s, norms=norms(s)) for s in range(1400)])
+    assert {found.severity for found in loud} == {"warn"}
+    assert [(found.step, len(found.where), found.since) for found in loud] == [
+        (160, 1, 96),
+        (660, 5, 196),
+        (1160, 2, 696),
+    ]
+
+
 def test_one_tensor_without_gradient_is_a_note_after_a_long_while() -> None:
     steps = [signals(s, norms=(1.0, 0.0, 0.5)) for s in range(600)]
     (found,) = run(ZeroGradient(), steps)

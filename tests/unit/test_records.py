@@ -141,3 +141,9 @@ print(decide(signals, diagnosis, budget=Budget()).steps, Config().mode)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "('skip-step',) autopilot\n"
+
+
+def test_the_learning_rate_in_use_is_in_the_outcome() -> None:
+    signals = Signals(step=3, loss=1.0, grad_norm=1.0, lr=0.2)
+    assert Outcome(step=3, reading=1.0, stepped=True, signals=signals, lr_mult=0.25).lr == pytest.approx(0.05)
+    assert Outcome(step=3, reading=1.0, stepped=False, pending=True).lr == 0.0

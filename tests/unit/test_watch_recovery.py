@@ -22,7 +22,7 @@ def test_ruined_weights_are_rolled_back_and_the_scheduler_with_them() -> None:
     opt = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1.0 - step / 1000)
     # how often states are taken must not depend on how busy the machine is
-    with steadystep.watch(model, opt, config={"recovery": {"snapshot_time_share": 0.9}}) as watcher:
+    with steadystep.watch(model, opt) as watcher:
         outcomes = []
         for i, x in enumerate(data):
             if i == 150:

@@ -197,6 +197,17 @@ class Passes:
         trial = Trial(work, batch, self._precision, self._buffers, self._parameters(), self._device, self._ranks)
         return trial.losses(others, backward=backward)
 
+    def loss_of(self, work: Work, inside: AbstractContextManager[None]) -> float | None:
+        """The loss of a remembered micro-batch inside `inside`; nothing stays changed. None when it cannot be run."""
+
+        def again() -> Tensor:
+            closure, batch = work.recipe.again()
+            return closure() if batch is None else closure(batch)
+
+        trial = Trial(again, None, self._precision, self._buffers, self._parameters(), self._device, self._ranks)
+        losses = trial.losses([inside], backward=False)
+        return None if losses is None else losses[1]
+
     def present(self, work: Closure | None, batch: Any, rng: RngState | None = None) -> None:
         """The micro-batch at hand of a loop that runs its passes itself; without `work` it cannot be run again."""
         self._present = None if work is None else (work, batch)

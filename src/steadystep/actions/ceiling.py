@@ -1,5 +1,16 @@
-"""A ceiling over the learning rate while a run recovers: lowered at once, lifted slowly, gone when it is not needed."""
+"""A ceiling over the learning rate while a run recovers: lowered at once, lifted slowly, always gone in the end.
 
+The rule, in healthy updates:
+
+* held for 100, or for what was asked; twice as long each time trouble comes back under it, 1,600 at most
+* then lifted by 2 % per update, to 1.5 times where it was lowered to, but no further than 0.7 of a level under which
+  trouble came back
+* from there on by 0.3 % per update, or by as much as it takes to reach what is asked for in 800 updates after the hold
+
+So after `WITHIN` healthy updates the learning rate asked for is in use again; after one cut to 0.7, in 119.
+"""
+
+import math
 from typing import Any, final
 
 _GROWTH = 1.02  # per update once the stretch of healthy updates is over: 0.7 is won back in 18 of them
@@ -7,8 +18,13 @@ _KNOWN = 1.5  # times where it was lowered to: beyond that the learning rate was
 _UNKNOWN_GROWTH = 1.003  # and has to show step by step that it is harmless
 _HOLD = 100  # healthy updates before it is lifted
 _LONGEST_HOLD = 1600
-_SAFE = 0.7  # of a learning rate under which trouble came back: as far as the ceiling rises again
+_LIFT = 800  # updates after the hold
+_SAFE = 0.7  # of a learning rate under which trouble came back
+_FLOOR = 0.01  # of the learning rate that was in use: no ceiling is lower
 _REWARM_FROM = 0.1
+
+WITHIN = _LONGEST_HOLD + _LIFT
+"""Healthy updates after which a ceiling is gone, whatever happened before; a longer rewarm takes its own length."""
 
 
 @final
@@ -18,10 +34,12 @@ class Ceiling:
     def __init__(self) -> None:
         self.lr: float | None = None
         """The limit now; None when there is none."""
-        self._cap: float | None = None
+        self.asked = 0.0
+        """What was asked for at the last update."""
+        self._level = 0.0
         self._known = 0.0
         self._hold = _HOLD
-        self._left = 0
+        self._left = self._lift_left = 0
         self._rewarm_left = self._rewarm_steps = 0
 
     @property
@@ -32,20 +50,30 @@ class Ceiling:
     def limit(self, lr: float, *, hold: int | None = None) -> None:
         """Lower the ceiling to `lr`, for `hold` healthy updates or the usual number.
 
-        Under a ceiling that was in force already the next lift is later and lower.
+        Under a ceiling that was in force already the next lift is later, and slow from a lower level on. No limit goes
+        below a hundredth of the learning rate asked for before the first one.
         """
         if not lr > 0.0:  # it could never be lifted again
             return
-        if self.lr is not None:
-            self._cap = _SAFE * self.lr if self._cap is None else min(self._cap, _SAFE * self.lr)
+        if self.lr is None:
+            self._level = self.lr = max(lr, _FLOOR * self.asked)
+            self._known = _KNOWN * self.lr
+        else:
             self._hold = min(2 * self._hold, _LONGEST_HOLD)
-        self.lr = lr if self.lr is None else min(lr, self.lr)
-        self._known = _KNOWN * self.lr
-        self._left = self._hold if hold is None else hold
+            failed, floor = self.lr, _FLOOR * min(self._level, self.asked)
+            self.lr = min(max(lr, floor), self.lr)
+            self._known = min(_KNOWN * self.lr, _SAFE * failed)
+        self._left = min(self._hold if hold is None else hold, _LONGEST_HOLD)
+        self._lift_left = _LIFT
 
     def rewarm(self, steps: int) -> None:
         """Rise from a tenth over the next `steps` updates."""
         self._rewarm_left = self._rewarm_steps = steps
+
+    def give_back(self) -> None:
+        """End everything at once: what it was for has come to nothing."""
+        self._end()
+        self._rewarm_left = self._rewarm_steps = 0
 
     def multiplier(self, asked: float) -> float:
         """What to multiply `asked` by for the next update."""
@@ -57,26 +85,38 @@ class Ceiling:
 
     def updated(self, asked: float) -> None:
         """One update was taken at `asked`, or at less because of the ceiling."""
+        self.asked = asked
         self._rewarm_left -= self._rewarm_left > 0
         if self.lr is None:
             return
         if self._left > 0:
             self._left -= 1
             return
-        lifted = self.lr * (_GROWTH if self.lr < self._known else _UNKNOWN_GROWTH)
-        self.lr = lifted if self._cap is None else min(lifted, self._cap)
-        if self.lr >= asked:
-            self.lr = self._cap = None
-            self._hold = _HOLD
+        self.lr *= _GROWTH if self.lr < self._known else max(_UNKNOWN_GROWTH, self._growth_needed(asked))
+        self._lift_left -= 1
+        if not self.lr < asked or not self._lift_left:
+            self._end()
+
+    def _growth_needed(self, asked: float) -> float:
+        assert self.lr is not None
+        return math.pow(max(asked / self.lr, 1.0), 1.0 / self._lift_left)
+
+    def _end(self) -> None:
+        self.lr = None
+        self._hold, self._left, self._lift_left = _HOLD, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
-        rewarm = [self._rewarm_left, self._rewarm_steps]
-        lifting = {"lr": self.lr, "cap": self._cap, "known": self._known}
-        return lifting | {"hold": self._hold, "left": self._left, "rewarm": rewarm}
+        return {
+            "lr": self.lr,
+            "rates": [self.asked, self._level, self._known],
+            "hold": [self._hold, self._left, self._lift_left],
+            "rewarm": [self._rewarm_left, self._rewarm_steps],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        self.lr, self._cap, self._known = state["lr"], state["cap"], float(state["known"])
-        self._hold, self._left = int(state["hold"]), int(state["left"])
+        self.lr = None if state["lr"] is None else float(state["lr"])
+        self.asked, self._level, self._known = (float(rate) for rate in state["rates"])
+        self._hold, self._left, self._lift_left = (int(count) for count in state["hold"])
         self._rewarm_left, self._rewarm_steps = (int(value) for value in state["rewarm"])

@@ -56,6 +56,8 @@ class LearningRate:
         self._schedule = planned(base_lr=max(rates)) if schedule is None and planned else schedule
         self._bases = rates if self._schedule else []
         self.ceiling = Ceiling()
+        self.announced = max(self._bases, default=0.0)
+        """The largest learning rate that the schedule is known to come to: its base, and more where it says more."""
         self._asked: list[float | Tensor] = []
 
     @property
@@ -71,6 +73,7 @@ class LearningRate:
     def lower(self, asked: float) -> float:
         """Before an update: put the learning rate under the ceiling. Returns the multiplier it used."""
         if not self.ceiling.low:
+            self.ceiling.asked = asked
             return 1.0
         multiplier = self.ceiling.multiplier(asked)
         if multiplier < 1.0:
@@ -125,6 +128,8 @@ class LearningRate:
         multiplier = self._schedule(updates)
         for group, base in zip(self._optimizer.param_groups, self._bases, strict=True):
             _set(group, base * multiplier)
+        # why not the whole schedule beforehand: it may be long, or end; and what it says now is a plan by itself
+        self.announced = max(self._bases) * max(multiplier, 1.0)
 
     def _restart_from(self, start: float) -> None:
         """Groups with rates of their own keep their ratios."""

@@ -17,7 +17,7 @@ from steadystep.curves.curve import Curve
 from steadystep.curves.levels import Floats, trailing_median
 from steadystep.curves.reading import PlannedAction
 from steadystep.detectors import Detector, sees_every_step
-from steadystep.diagnosis import explain, weigh
+from steadystep.diagnosis import LASTING, explain
 from steadystep.noticing import detectors
 from steadystep.policy import Budget, Limits, decide
 from steadystep.records import Finding, Outcome, Signals, Witness
@@ -28,7 +28,6 @@ _WHOLE = 50_000  # points: a longer log is replayed around what stands out
 _PRIME, _LEAD, _AFTER = 256, 512, 256  # points
 _MOST = 50_000
 _BLOCK = 64
-_CREEPING = "slow-divergence"
 _FEW, _SOON, _BACK = 16, 256, 0.3  # points, points, of the rise
 _SCREEN = math.log(4.0)
 
@@ -129,9 +128,11 @@ def _stretch(
     for i, (x, y, z) in enumerate(zip(loss.tolist(), norm.tolist(), lr.tolist(), strict=True)):
         signals = Signals(step=i, loss=x, grad_norm=y, lr=z, refused_in_a_row=budget.refused_in_a_row)
         found = _noticed(made, signals)
-        if any(f.detector == _CREEPING and f.severity == "act" for f in found) and _comes_back(loss[i:], found):
-            signals = replace(signals, witness=Witness(step=i, then=x, now=x, lr=z))
-            found = weigh(signals, found)
+        lasting = next((f for f in found if f.detector in LASTING and f.severity == "warn"), None)
+        if lasting is not None and lasting.usual is not None and not _comes_back(loss[i:], lasting.usual):
+            # why: what older weights on the same batches tell a guard, hindsight tells here
+            signals = replace(signals, witness=Witness(step=i, then=lasting.usual, now=lasting.value, lr=z))
+            found = tuple(replace(f, severity="act") if f is lasting else f for f in found)
         if found:
             diagnosis = explain(signals, found)
             budget.see(diagnosis)
@@ -151,9 +152,8 @@ def _stretch(
     return plans
 
 
-def _comes_back(after: Floats, found: tuple[Finding, ...]) -> bool:
-    """What an old batch tells a guard, hindsight tells here: a creeping loss that soon is back was no divergence."""
-    usual = min(f.usual for f in found if f.detector == _CREEPING and f.usual is not None)
+def _comes_back(after: Floats, usual: float) -> bool:
+    """A loss that soon is back was no divergence."""
     raised = float(np.median(after[:_FEW]))
     parts = [float(np.median(after[k : k + _FEW])) for k in range(0, min(len(after), _SOON) - _FEW, _FEW)]
     return any(part <= usual + _BACK * (raised - usual) for part in parts)

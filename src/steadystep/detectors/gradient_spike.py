@@ -1,33 +1,43 @@
 """A gradient far above the run's own level, seen before the update lands.
 
-Gradient norms are log-normal to a good approximation, their level drifts over a run, and healthy runs have blips of up
-to 7 times the level that heal by themselves. So: logarithms, a window, outliers are not learned, and a limit that the
-healthy runs of docs/adr/0002 do not reach.
+Gradient norms are log-normal to a good approximation, their level drifts over a run, and healthy runs have blips that
+heal by themselves; some have heavy tails, and blips of a hundred times the median. So: logarithms, a window, outliers
+are not learned, and a limit that follows the tail of this very run.
 """
 
 import math
 from collections import deque
-from typing import Any, final
+from typing import Any, Literal, final
 
 from steadystep.records import Finding, Signals
-from steadystep.stats import Level
+from steadystep.stats import Level, Tail
 
 _REMEMBERED = 8  # looks at the single tensors
 _REMEMBER_EVERY = 16  # steps
-_COHERENT = 0.6  # of the limit: enough when nearly all tensors rose together, as a scaled loss or gradient makes them
-_EXPLAINED = 3.0  # times the limit: what a batch may do whose loss is high too, such as an epoch's last with one sample
+_TOGETHER = 0.6  # of the limit: enough when nearly all tensors rose by so much while the loss is as usual
+_PARTLY = 3.0  # times the factor: what single tensors may do, without all others rising alike
+_EXPLAINED = 10.0  # times the factor: what a batch may do whose loss is high too, such as one with a single sample
+_FAMILIAR = 10.0  # times the factor: what may happen below the largest update that this run has survived
+_RECENT = 16  # accepted norms: a spike stands out from its neighbours too, a burst does not
+_ABOVE_RECENT = math.log(3.0)
 _AGREEMENT = math.log(4.0)
 _SETTLED = 128  # steps; before, the first features form and norms leap: the limit is 1 + 128 / steps times as high
+_RISE = math.log(2.0) / 8.0  # per harmless update: how fast a lasting new level is let in
+
+_Kind = Literal["info", "act"]
 
 
 @final
 class GradientSpike:
-    """Speaks when the norm passes `factor` times its median and `deviations` sigma of its logarithm.
+    """Speaks when the norm passes `factor` times its median, `deviations` sigma of its logarithm and the run's tail.
 
     A spike that reaches all tensors alike while the loss is as usual is no batch's doing and is noticed from 0.6 times
-    the limit on. A hard batch has a high loss too, and gets three times the limit. Where the user's own clipping brings
-    the norm back under the limit there is nothing left to do, and the finding is a note. Twelve outliers in a row that
-    agree with each other are a new level.
+    the factor on. It takes three times the factor where single tensors rise, ten times where the loss is high too or
+    where the update (norm times learning rate) is no larger than others that this run has taken. Where the user's own
+    clipping brings the norm back under the limit the finding is a note.
+
+    Outliers that last are let in step by step: twelve in a row that agree are held down to the usual norm, and that
+    limit doubles every eight updates for as long as the loss does not rise.
     """
 
     name = "gradient-spike"
@@ -36,14 +46,19 @@ class GradientSpike:
         self, *, factor: float = 10.0, deviations: float = 8.0, history: int = 128, clipped_to: float = math.inf
     ) -> None:
         self._factor = math.log(factor)
+        self._gate = math.log(factor * _TOGETHER)
         self._deviations = deviations
-        self._gate = math.log(factor * _COHERENT)
         self._clipped_to = clipped_to
         self._level = Level(history)
         self._losses = Level(history)
+        self._tail = Tail(above=math.log(3.0))
+        self._recent: deque[float] = deque(maxlen=_RECENT)
         self._tensors: deque[tuple[float, ...]] = deque(maxlen=_REMEMBERED)
         self._until_next = 0
         self._learned = 0
+        self._largest_update = 0.0
+        self._admitted: float | None = None
+        """While a new level is being let in: the logarithm of the norm that updates are held down to."""
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """A finding when this gradient is no member of its own history."""
@@ -59,8 +74,15 @@ class GradientSpike:
     def _learn(self, log_norm: float, signals: Signals) -> None:
         norms = signals.norms
         self._learned += 1
+        self._admitted = None
+        if self._level.armed:
+            self._tail.learn(log_norm - self._level.median)
         self._level.accept(log_norm)
         self._losses.accept(signals.loss)
+        self._recent.append(log_norm)
+        update = signals.grad_norm * signals.lr
+        if self._largest_update < update < math.inf:
+            self._largest_update = update
         self._until_next -= 1
         if self._until_next <= 0:
             self._until_next = _REMEMBER_EVERY
@@ -71,30 +93,54 @@ class GradientSpike:
     def _judge(self, log_norm: float, signals: Signals) -> tuple[Finding, ...]:
         usual = self._level.median
         ratios = self._ratios(signals.norms)
-        margin = self._margin(signals.loss, ratios)
+        margin = max(self._margin(signals, ratios), max(self._recent, default=usual) + _ABOVE_RECENT - usual)
         if log_norm - usual <= margin:
             self._learn(log_norm, signals)
             return ()
-        if self._level.reject(log_norm, agreement=_AGREEMENT):
-            self._tensors.clear()
-            return (self._finding(signals, usual, margin, "info", "the gradient norm has moved to a new level", ()),)
+        if self._admitted is not None or self._level.reject(log_norm, agreement=_AGREEMENT, moves=False):
+            return self._let_in(log_norm, usual, signals)
         held = min(signals.grad_norm, self._clipped_to) <= _exp(usual + margin)
         what = f"the gradient norm is {_exp(log_norm - usual):.3g} times its usual {_exp(usual):.3g}"
         what += ", held by your clipping" if held else ""
         worst = [signals.names[i] for ratio, i in reversed(ratios) if ratio > _exp(margin)]
         where = tuple(worst) if len(worst) <= len(ratios) // 2 else ()
-        return (self._finding(signals, usual, margin, "info" if held else "act", what, where),)
+        limit = _exp(usual + margin)
+        return (self._finding(signals, "info" if held else "act", what, limit=limit, usual=_exp(usual), where=where),)
 
-    def _margin(self, loss: float, ratios: list[tuple[float, int]]) -> float:
+    def _let_in(self, log_norm: float, usual: float, signals: Signals) -> tuple[Finding, ...]:
+        """Evidence, not a count, makes a new level: updates of the usual size, and larger ones while those do well."""
+        admitted = usual if self._admitted is None else self._admitted
+        calm = signals.loss <= self._losses.median + 4.0 * self._losses.spread
+        admitted = max(usual, admitted + (_RISE if calm else -math.log(2.0)))
+        if admitted >= log_norm:
+            self._start_again(log_norm)
+            what = "the gradient norm has moved to a new level"
+            return (self._finding(signals, "info", what, limit=_exp(log_norm), usual=_exp(usual)),)
+        self._admitted = admitted
+        what = f"the gradient norm stays {_exp(log_norm - usual):.3g} times its usual {_exp(usual):.3g}"
+        held = min(signals.grad_norm, self._clipped_to) <= _exp(admitted)
+        kind: _Kind = "info" if held else "act"
+        # why this limit: the direction has been the same for a while, so it is used, at a size that is known
+        return (self._finding(signals, kind, what, limit=signals.grad_norm, usual=_exp(admitted)),)
+
+    def _start_again(self, log_norm: float) -> None:
+        self._level.start_again([log_norm])
+        self._recent.clear()
+        self._recent.append(log_norm)
+        self._tensors.clear()
+        self._admitted = None
+
+    def _margin(self, signals: Signals, ratios: list[tuple[float, int]]) -> float:
         """How far above its median the logarithm of this norm may be."""
         young = math.log1p(_SETTLED / max(self._learned, 1))
+        raised = signals.loss - self._losses.median
         spread = self._deviations * self._level.spread
-        raised = loss - self._losses.median
-        if raised > 4.0 * self._losses.spread:
-            return young + max(self._factor + math.log(_EXPLAINED), spread)
-        if raised <= self._losses.spread and ratios and ratios[len(ratios) // 5][0] >= _exp(self._gate):
-            return young + max(self._gate, _COHERENT * spread)
-        return young + max(self._factor, spread)
+        together = bool(ratios) and ratios[len(ratios) // 5][0] >= _exp(self._gate)
+        if together and raised <= self._losses.spread:
+            return young + max(self._gate, _TOGETHER * spread, self._tail.limit)
+        times = _FAMILIAR if signals.grad_norm * signals.lr <= self._largest_update else _PARTLY
+        times = _EXPLAINED if raised > 4.0 * self._losses.spread else times
+        return young + max(self._factor + math.log(times), spread, self._tail.limit)
 
     def _ratios(self, norms: tuple[float, ...]) -> list[tuple[float, int]]:
         """Each tensor's norm over its own usual one, rising, with its position. Only looked at when in doubt."""
@@ -108,15 +154,15 @@ class GradientSpike:
         return sorted(found)
 
     def _finding(
-        self, signals: Signals, usual: float, margin: float, severity: Any, what: str, where: tuple[str, ...]
+        self, signals: Signals, severity: _Kind, what: str, *, limit: float, usual: float, where: tuple[str, ...] = ()
     ) -> Finding:
         return Finding(
             detector=self.name,
             step=signals.step,
             severity=severity,
             value=signals.grad_norm,
-            limit=_exp(usual + margin),
-            usual=_exp(usual),
+            limit=limit,
+            usual=usual,
             what=what,
             where=where,
         )
@@ -126,18 +172,27 @@ class GradientSpike:
         return {
             "level": self._level.state_dict(),
             "losses": self._losses.state_dict(),
+            "tail": self._tail.state_dict(),
+            "recent": list(self._recent),
             "tensors": [list(norms) for norms in self._tensors],
             "until_next": self._until_next,
             "learned": self._learned,
+            "largest_update": self._largest_update,
+            "admitted": self._admitted,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._level.load_state_dict(state["level"])
         self._losses.load_state_dict(state["losses"])
+        self._tail.load_state_dict(state["tail"])
+        self._recent.clear()
+        self._recent.extend(float(value) for value in state["recent"])
         self._tensors.clear()
         self._tensors.extend(tuple(float(norm) for norm in norms) for norms in state["tensors"])
         self._until_next, self._learned = int(state["until_next"]), int(state["learned"])
+        self._largest_update = float(state["largest_update"])
+        self._admitted = None if state["admitted"] is None else float(state["admitted"])
 
 
 def _exp(value: float) -> float:

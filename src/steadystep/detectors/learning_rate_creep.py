@@ -6,6 +6,7 @@ from steadystep.records import Finding, Signals
 
 _RESTED = 64  # steps without a rise; a warm-up rises all the time
 _GRADUAL = 1.5  # a larger rise within one step is a decision, or a leap that another detector sees
+_FALL = 0.5  # within one step: what follows may be another warm-up
 
 
 @final
@@ -13,7 +14,8 @@ class LearningRateCreep:
     """Speaks once when the learning rate has climbed to `factor` times its largest before the climb, unannounced.
 
     A forgotten `gamma` above 1, a schedule stepped with the wrong sign: long before the loss shows it. Warm-ups never
-    came to rest, warm restarts return to what was there before, and torch's schedulers announce where they go.
+    came to rest or begin with a sudden fall, warm restarts return to what was there before, and torch's schedulers
+    announce where they go.
     """
 
     name = "learning-rate-creep"
@@ -37,7 +39,7 @@ class LearningRateCreep:
             return ()
         self._last = lr
         if lr < last or lr > _GRADUAL * last:
-            self._rested, self._before = self._rested + 1 if lr < last else 0, None
+            self._rested, self._before = self._rested + 1 if _FALL * last < lr < last else 0, None
             self._largest = max(self._largest, lr)
             return ()
         if self._rested >= _RESTED:

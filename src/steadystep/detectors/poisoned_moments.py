@@ -10,6 +10,7 @@ from steadystep.detectors.tensor_history import TensorHistory
 from steadystep.records import Finding, Probe, Signals
 
 _JUMP = 100.0
+_SUDDEN = 30.0  # times the last probe: targets that grow make v grow from probe to probe, poison does it in one step
 _SHARE = 0.25
 _UNEXPLAINED = 3.0  # sqrt(v) rose this many times more than the gradient did
 _QUIET_STEPS = 32  # v fills up from zero
@@ -23,8 +24,9 @@ _HABIT = 2  # earlier intervals with a gradient as large: then it is this run's 
 class PoisonedMoments:
     """Asks for action when v of a quarter of the tensors is a hundred times its median and the gradients are not.
 
-    A run whose gradients are always spiky (rare rewards under a small beta2) is left alone: the largest gradient norm
-    between two probes must be new to it, unless no large one was seen at all.
+    It must have come between two probes: v that has grown for long belongs to gradients that have. A run whose
+    gradients are always spiky (rare rewards under a small beta2) is left alone: the largest gradient norm between two
+    probes must be new to it, unless no large one was seen at all.
     """
 
     name = "poisoned-moments"
@@ -78,7 +80,8 @@ class PoisonedMoments:
                 continue
             judged += 1
             jump = moment / usual
-            if jump > _JUMP and math.sqrt(jump) > _UNEXPLAINED * norm / usual_norm:
+            sudden = moment > _SUDDEN * self._moments.last(name)
+            if jump > _JUMP and sudden and math.sqrt(jump) > _UNEXPLAINED * norm / usual_norm:
                 jumps[name] = jump
         return judged, jumps
 

@@ -1,7 +1,9 @@
 """A loss that creeps upwards by less than its own noise: a cumulative sum (Page 1954) against its recent best level.
 
 The best level is the lowest of the trailing means of the last few hundred steps; sigma comes from differences of
-neighbouring losses, which a trend does not widen. Losses above the level add to the sum, losses below take from it.
+neighbouring losses, which a trend does not widen. Losses above the level add to the sum, losses below take from it. In
+many healthy runs the level itself wanders (large steps, policies, adversaries), so a rise is also measured by those
+that this run has come back from.
 """
 
 import math
@@ -15,28 +17,37 @@ from steadystep.stats import Cusum
 
 _BLOCK = 16  # losses
 _TRAILING = 4  # blocks in a trailing mean
-_REMEMBERED = 24  # trailing means the best is taken from
+_RECENT = 24  # trailing means the best is taken from
+_REMEMBERED = 96  # trailing means that show how the level of this run wanders
 _SIGNED = 16  # blocks for which a negative loss is remembered
-_QUIET = 8  # steps between two findings at least: each may cost a few forward passes
+_QUIET = 8  # steps between two findings at least
 _LOOK_AGAIN = 2  # steps: the sum is high and the last block is not, by chance perhaps
-_ASK_AGAIN = 32  # steps: a suspicion that stays is worth another look at an old batch
+_ASK_AGAIN = 32  # steps: a suspicion that stays is worth another look
 _SLACK = 0.35  # sigma; covers that the best of several means lies below the true level
-_SUSPECT, _WARN, _ACT = 7.0, 8.0, 80.0
-_WARN_UNLEARNED, _LEARNED = 40.0, 4.0  # sigma: a loss that has never gone down has little to lose and swings by itself
+_SUSPECT, _WARN = 7.0, 8.0
+_LEARNED = 4.0  # sigma: a loss that has never gone down has little to lose and swings by itself
 _PER_DOUBLING, _SHORT = 8.0, 256  # a long run has more chances of a false warning, so its mark rises: 32 at 2,048 steps
-_LOST = 0.25  # of the progress made: by itself a smaller rise may as well be harder data
+_LASTS = 56  # steps: bursts of noise are over by then
+_JUMP = 5.0  # sigma: so high above its best, a block is enough
+_STAYS = 0.8  # of the first half of a block, what the second half is at least
+_WANDERS = 1.5  # sigma of a trailing mean: the largest rise so far that may have been noise
+_TIMES = 6.0  # such rises
+_FEW_MEANS, _MANY_MEANS = 6, 20  # trailing means before the best one: with fewer nobody can tell,
+_GRAVE = 0.25  # of the progress made: so much lost is worth going back for
+_LOST = 0.12  # and in between it must be this much of the progress made
 _NOISE = 0.4  # sigma: less than this cannot be told from the noise of an old batch either
 _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
 
 
 @final
 class SlowDivergence:
-    """Suspects at 7 sigma in sum, warns at 8 or more, asks for action at 80 if much is lost or the rate climbs.
+    """Suspects at 7 sigma in sum, warns at 8 or more, asks for action where a quarter of the progress is lost.
 
-    The mark for a warning rises by 8 with every doubling of the run beyond 256 steps; it is 40 at least while nothing
-    has been learned, and the one for a suspicion while the learning rate goes where it has never been.
-
-    A suspicion is a note; it is worth running one old batch again, and that settles it either way.
+    The mark for a warning rises by 8 with every doubling of the run beyond 256 steps; it is the one for a suspicion
+    while the learning rate goes where it has never been. A warning also takes 56 steps, or 16 where the loss is five
+    sigma up, because bursts are over by then; and six times the largest rise that the level of this run has come back
+    from, if it wanders at all. There is none while nothing has been learned. It is a reason to compare weights
+    (diagnosis/evidence.py).
     """
 
     name = "slow-divergence"
@@ -45,6 +56,8 @@ class SlowDivergence:
         self._sum = Cusum(slack=_SLACK, cap=4.0)
         self._rise = PlannedRise()
         self._losses: list[float] = []
+        self._block: list[float] = []
+        """The losses of the last whole block."""
         self._blocks: deque[float] = deque(maxlen=_TRAILING)
         self._means: deque[float] = deque(maxlen=_REMEMBERED)
         self._first = math.nan
@@ -52,8 +65,10 @@ class SlowDivergence:
         self._signed = 0
         self._best = math.nan
         self._sigma = math.nan
+        self._noise = math.nan
+        """Sigma between neighbours; `_sigma` covers how blocks differ too."""
         self._said = 0.0
-        self._warned = False
+        self._warned = self._asked = False
         self._silent = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
@@ -69,15 +84,16 @@ class SlowDivergence:
         if len(self._losses) == _BLOCK:
             self._close_block(signals.loss_eps)
         if total < _SUSPECT:
-            self._said, self._warned = 0.0, False
+            self._said, self._warned, self._asked = 0.0, False, False
             return ()
         self._silent += 1
         due = total >= self._said if self._silent >= _QUIET else not self._said
-        grave = not self._warned and self._silent >= _LOOK_AGAIN and total >= self._mark()
-        return self._judge(signals, total) if due or grave or self._silent >= _ASK_AGAIN else ()
+        loud = not self._warned and self._silent >= _LOOK_AGAIN and total >= self._mark()
+        return self._judge(signals, total) if due or loud or self._silent >= _ASK_AGAIN else ()
 
     def _close_block(self, eps: float) -> None:
         losses, self._losses = self._losses, []
+        self._block = losses
         ordered = sorted(losses)
         if not math.isfinite(sum(abs(loss) for loss in losses) * _TRAILING):  # beyond what can be added up
             self._start_again()
@@ -94,29 +110,28 @@ class SlowDivergence:
         jumps = sorted(abs(b - a) for a, b in pairwise(losses))
         # Median and mean |difference| of neighbours, as sigma of a normal sequence; with heavy tails the mean is more.
         noise = max(jumps[len(jumps) // 2] / 0.954, sum(jumps) / len(jumps) / 1.128)
-        self._sigma = noise if math.isnan(self._sigma) else 0.8 * self._sigma + 0.2 * noise
+        self._noise = noise if math.isnan(self._noise) else 0.8 * self._noise + 0.2 * noise
         if len(self._blocks) == _TRAILING:
             mean = sum(self._blocks) / _TRAILING
-            self._sigma = max(self._sigma, 4.0 * eps * abs(mean))
+            self._sigma = max(self._noise, 4.0 * eps * abs(mean))
             self._means.append(mean)
-            self._best = min(self._means)
+            self._best = min(list(self._means)[-_RECENT:])
         else:
             self._best = math.nan
 
     def _judge(self, signals: Signals, total: float) -> tuple[Finding, ...]:
-        now = self._blocks[-1] if self._blocks else signals.loss
+        now = self._present()
         material = max(_MATERIAL * max(abs(self._best), self._first - self._best), _NOISE * self._sigma)
-        warn = self._mark()
-        severity: Severity = "warn" if total >= warn else "info"
-        if total >= _ACT and (self._rise.climbing or now - self._best >= _LOST * (self._first - self._best)):
-            severity = "act"
         if now - self._best < material:
             self._said, self._silent = total, 0
             return ()
+        loud = total >= self._mark() and self._stands_out(now)
+        grave = loud and now - self._best >= _GRAVE * (self._first - self._best)
+        severity: Severity = "info"
+        if (loud and not self._warned) or (grave and not self._asked):
+            severity = "act" if grave else "warn"
         self._said, self._silent = total + _SUSPECT / 2.0, 0
-        if severity == "warn" and self._warned:
-            severity = "info"
-        self._warned = self._warned or severity == "warn"
+        self._warned, self._asked = self._warned or loud, self._asked or grave
         since = signals.step - self._sum.since
         found = Finding(
             detector=self.name,
@@ -128,23 +143,50 @@ class SlowDivergence:
             since=since,
             what=f"the loss has been rising since about step {since}: from {self._best:.4g} to about {now:.4g}",
         )
-        if severity == "act":
-            self._start_again()
         return (found,)
+
+    def _present(self) -> float:
+        """The level of the last 16 losses."""
+        recent = sorted([*self._block, *self._losses][-_BLOCK:])
+        return sum(recent[2:-2]) / (len(recent) - 4)
 
     def _mark(self) -> float:
         if self._rise.climbing:
             return _SUSPECT
-        mark = _WARN + _PER_DOUBLING * max(math.log2(self._seen / _SHORT), 0.0)
-        return mark if self._first - self._best >= _LEARNED * self._sigma else max(mark, _WARN_UNLEARNED)
+        return _WARN + _PER_DOUBLING * max(math.log2(self._seen / _SHORT), 0.0)
+
+    def _stands_out(self, now: float) -> bool:
+        """Something was learned, and the level has never risen like this before and come back."""
+        if self._first - self._best < _LEARNED * self._sigma:
+            return False
+        if self._rise.climbing:
+            return True
+        means = list(self._means)
+        known = means[: len(means) - means[::-1].index(self._best)] if self._best in means else []
+        if len(known) < _FEW_MEANS:
+            return False
+        rise, before, noise = now - self._best, _largest_rise(known), self._noise / math.sqrt(_TRAILING * _BLOCK)
+        wanders = before > _WANDERS * noise
+        jumped = self._sum.since >= _BLOCK and rise >= _JUMP * self._noise and self._stays()
+        lasting = self._sum.since >= _LASTS or jumped
+        known_well = len(known) >= _MANY_MEANS or rise >= _LOST * (self._first - self._best)
+        return lasting and known_well and (not wanders or rise >= _TIMES * before)
+
+    def _stays(self) -> bool:
+        """The last 16 losses are not on their way down, as they are where there is something new to learn."""
+        recent = [*self._block, *self._losses][-_BLOCK:]
+        older, newer = (sum(half) / len(half) for half in (recent[: _BLOCK // 2], recent[_BLOCK // 2 :]))
+        return newer - self._best >= _STAYS * (older - self._best)
 
     def _start_again(self) -> None:
         self._sum.reset()
         self._losses = []
         self._blocks.clear()
         self._means.clear()
-        self._best = self._sigma = math.nan
-        self._said, self._warned, self._silent = 0.0, False, 0
+        self._block = []
+        self._best = self._sigma = self._noise = math.nan
+        self._said, self._silent = 0.0, 0
+        self._warned = self._asked = False
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -152,12 +194,13 @@ class SlowDivergence:
             "sum": self._sum.state_dict(),
             "rise": self._rise.state_dict(),
             "losses": list(self._losses),
+            "block": list(self._block),
             "blocks": list(self._blocks),
             "means": list(self._means),
-            "level": [_or_none(value) for value in (self._first, self._best, self._sigma)],
+            "level": [_or_none(value) for value in (self._first, self._best, self._sigma, self._noise)],
             "signed": self._signed,
             "seen": self._seen,
-            "said": [self._said, self._silent, self._warned],
+            "said": [self._said, self._silent, self._warned, self._asked],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -165,13 +208,21 @@ class SlowDivergence:
         self._sum.load_state_dict(state["sum"])
         self._rise.load_state_dict(state["rise"])
         self._losses = [float(loss) for loss in state["losses"]]
-        for held, saved in ((self._blocks, state["blocks"]), (self._means, state["means"])):
+        self._block = [float(loss) for loss in state["block"]]
+        held_apart = (self._blocks, state["blocks"]), (self._means, state["means"])
+        for held, saved in held_apart:
             held.clear()
             held.extend(float(value) for value in saved)
-        self._first, self._best, self._sigma = (math.nan if v is None else float(v) for v in state["level"])
+        numbers = (math.nan if v is None else float(v) for v in state["level"])
+        self._first, self._best, self._sigma, self._noise = numbers
         self._signed, self._seen = int(state["signed"]), int(state["seen"])
-        said, silent, warned = state["said"]
-        self._said, self._silent, self._warned = float(said), int(silent), bool(warned)
+        said, silent, warned, asked = state["said"]
+        self._said, self._silent, self._warned, self._asked = float(said), int(silent), bool(warned), bool(asked)
+
+
+def _largest_rise(means: list[float]) -> float:
+    """How far the level has risen above its recent best before, and come back."""
+    return max(mean - min(means[max(0, i - _RECENT) : i + 1]) for i, mean in enumerate(means))
 
 
 def _or_none(value: float) -> float | None:

@@ -20,6 +20,11 @@ class TensorHistory:
         window = self._windows.get(name)
         return window.median if window is not None and len(window) >= self._armed_after else math.nan
 
+    def last(self, name: str) -> float:
+        """The newest value; NaN where there is none."""
+        window = self._windows.get(name)
+        return window.values()[-1] if window is not None and len(window) else math.nan
+
     def learn(self, name: str, value: float) -> None:
         """One more value."""
         if math.isfinite(value):

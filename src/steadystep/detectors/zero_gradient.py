@@ -9,11 +9,16 @@ _STEPS = 8
 _EVERY_STEPS = 4
 _EVALUATIONS = 64
 _ALIVE, _STOPPED = 8, 16  # evaluations with a gradient before, and without one since
+_MENDED = 1000  # steps with a gradient, less those without: then a new streak is news
+_QUIET_STEPS = 500  # between two warnings about single tensors
 
 
 @final
 class ZeroGradient:
     """Warns when all gradients are zero for 8 steps, and once for a tensor that had gradients and has none for 64.
+
+    The first is said once, and again only after 1,000 steps that mostly had a gradient: a loss that is often exactly
+    zero has streaks all the time. Tensors that stop one after another are told together, every 500 steps.
 
     A tensor that never had one in 256 steps is only worth a note: branches that are not used yet and experts that were
     never chosen are no faults.
@@ -27,18 +32,26 @@ class ZeroGradient:
         self._all_alive = 0
         self._alive: dict[str, int] = {}
         self._told: set[str] = set()
+        self._mended = _MENDED
+        """Steps with a gradient less those without, since a streak was told."""
+        self._until = 0
+        """No warning about single tensors before this step."""
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One warning or note when the count is reached; again only after a gradient came."""
+        """One warning or note when the count is reached."""
         if signals.grad_norm != 0.0:
             if signals.grad_norm < math.inf:
                 self._in_a_row = 0
+                self._mended += self._mended < _MENDED
             return self._single(signals) if signals.step % _EVERY_STEPS == 0 else ()
         if not math.isfinite(signals.loss):
             return ()
         self._in_a_row += 1
-        if self._in_a_row != _STEPS:
+        news = self._mended >= _MENDED
+        if self._in_a_row != _STEPS or not news:
+            self._mended -= 0 < self._mended < _MENDED
             return ()
+        self._mended = 0
         since = max(0, signals.step - _STEPS + 1)
         what = f"every gradient has been exactly zero for {_STEPS} steps: an output that cannot learn"
         return (
@@ -58,11 +71,13 @@ class ZeroGradient:
         pairs = list(zip(signals.names, signals.norms, strict=False))
         self._zeros = {name: self._zeros.get(name, 0) + 1 for name, norm in pairs if norm == 0.0}
         self._alive |= {name: self._alive.get(name, 0) + 1 for name, norm in pairs if norm != 0.0}
-        stopped = tuple(name for name, count in self._zeros.items() if count == _STOPPED and self._was_alive(name))
-        self._told |= set(stopped)
-        if stopped:
+        stopped = tuple(name for name, count in self._zeros.items() if count >= _STOPPED and self._was_alive(name))
+        if stopped and signals.step >= self._until:
+            self._told |= set(stopped)
+            self._until = signals.step + _QUIET_STEPS
             return (self._stopped(signals, stopped),)
-        where = tuple(n for n, count in self._zeros.items() if count == _EVALUATIONS and n not in self._told)
+        never = [name for name in self._zeros if name not in self._told and not self._was_alive(name)]
+        where = tuple(name for name in never if self._zeros[name] == _EVALUATIONS)
         if not where:
             return ()
         return (
@@ -81,7 +96,7 @@ class ZeroGradient:
         return name not in self._told and self._all_alive + self._alive.get(name, 0) >= _ALIVE
 
     def _stopped(self, signals: Signals, where: tuple[str, ...]) -> Finding:
-        since = max(0, signals.step - _STOPPED * _EVERY_STEPS)
+        since = max(0, signals.step - max(self._zeros[name] for name in where) * _EVERY_STEPS)
         return Finding(
             detector=self.name,
             step=signals.step,
@@ -96,7 +111,8 @@ class ZeroGradient:
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
         alive = [self._all_alive, dict(self._alive), sorted(self._told)]
-        return {"in_a_row": self._in_a_row, "zeros": dict(self._zeros), "alive": alive}
+        said = [self._mended, self._until]
+        return {"in_a_row": self._in_a_row, "zeros": dict(self._zeros), "alive": alive, "said": said}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
@@ -104,3 +120,4 @@ class ZeroGradient:
         self._zeros = {name: int(count) for name, count in state["zeros"].items()}
         self._all_alive, alive, told = state.get("alive", (0, {}, ()))  # older states do not have it
         self._alive, self._told = dict(alive), set(told)
+        self._mended, self._until = (int(value) for value in state.get("said", (_MENDED, 0)))

@@ -2,7 +2,20 @@
 
 from steadystep.diagnosis.casebook import Casebook
 from steadystep.diagnosis.causes import ADVICE, Cause
+from steadystep.diagnosis.evidence import Evidence, Verdict
 from steadystep.diagnosis.explain import explain, not_repeatable
-from steadystep.diagnosis.testimony import first_sign, needs_witness, weigh
+from steadystep.diagnosis.testimony import LASTING, first_sign, needs_witness, weigh
 
-__all__ = ["ADVICE", "Casebook", "Cause", "explain", "first_sign", "needs_witness", "not_repeatable", "weigh"]
+__all__ = [
+    "ADVICE",
+    "LASTING",
+    "Casebook",
+    "Cause",
+    "Evidence",
+    "Verdict",
+    "explain",
+    "first_sign",
+    "needs_witness",
+    "not_repeatable",
+    "weigh",
+]

@@ -2,13 +2,17 @@
 
 import math
 
+from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.curve import guessing
 from steadystep.diagnosis.facts import Facts
-from steadystep.diagnosis.sentences import names
+from steadystep.diagnosis.sentences import names, told
 from steadystep.diagnosis.signs import dead_layer, saturated_layer
 from steadystep.diagnosis.step_size import huge_updates, rose, spikes, went_up
 
 # Root mean square. A variance above 10 is never meant (Wardat et al. 2022, DeepDiagnosis); 1 is for norms.
 _LARGE_WEIGHT, _UNIT_WEIGHT = math.sqrt(10.0), 0.8
+_HALVED = 0.5
+_BROKEN = (Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW)
 
 
 def large_inputs(facts: Facts) -> str:
@@ -28,13 +32,27 @@ def uneven_inputs(facts: Facts) -> str:
 
 
 def suffers(facts: Facts) -> str:
-    """Inputs of a wrong scale, and a run that shows it."""
-    if not (large_inputs(facts) or uneven_inputs(facts)):
+    """Inputs of a wrong scale, and a run that shows it.
+
+    A first loss far above all others is no sign of suffering while it goes well: so begins any regression whose targets
+    are not around zero.
+    """
+    if not (large_inputs(facts) or uneven_inputs(facts)) or learns(facts):
         return ""
-    looks = [went_up, dead_layer, huge_updates, cold_start, saturated_layer]
+    looks = [went_up, dead_layer, huge_updates, saturated_layer]
     if not facts.going_well:
-        looks += [high_start, rose, spikes, _slow]
+        looks += [cold_start, high_start, rose, spikes, _slow, _breaks]
     return next((text for text in (look(facts) for look in looks) if text), "")
+
+
+def learns(facts: Facts) -> bool:
+    """Whether the loss has been halved, for good, by a net that is alive and does not merely guess."""
+    curve = facts.curve
+    if curve is None or facts.signed or not facts.going_well or curve.late > _HALVED * curve.start:
+        return False
+    points = len(facts.trace.losses) / 8
+    guesses = guessing(curve.late, precision=2.0 * curve.noise / math.sqrt(points)) is not None
+    return not guesses and not dead_layer(facts)
 
 
 def large_weights(facts: Facts) -> str:
@@ -67,6 +85,11 @@ def high_start(facts: Facts) -> str:
 
 def _most(facts: Facts, some: tuple[str, ...]) -> tuple[str, ...]:
     return some if len(some) >= 3 and len(some) > 0.6 * len(facts.weights) else ()
+
+
+def _breaks(facts: Facts) -> str:
+    tallies = [facts.incidents[cause] for cause in _BROKEN if cause in facts.incidents]
+    return told(tallies[0]) if tallies else ""
 
 
 def _slow(facts: Facts) -> str:

@@ -27,15 +27,26 @@ class Charge:
     sign: Sign
     forgivable: bool = False
     """Counts half in a run that is going well all the same."""
+    level: bool = False
+    """Goes by the level of the loss.
+
+    A target network, an adversary or growing targets raise it too, so by itself such a sign blames nothing: it takes
+    one of another kind beside it, or a finding that older weights have confirmed.
+    """
+
+
+def _unless_it_learns(sign: Sign) -> Sign:
+    """Units that rest are no fault where the loss has been halved without them."""
+    return lambda facts: "" if beginnings.learns(facts) else sign(facts)
 
 
 CHARGES: tuple[Charge, ...] = (
     # one sign is enough
     Charge(Cause.MISSING_ZERO_GRAD, 1.8, warned("growing-gradient")),
     Charge(Cause.MISSING_ZERO_GRAD, 1.1, signs.piles_up),
-    Charge(Cause.DEAD_UNITS, 1.3, signs.dead_units),
+    Charge(Cause.DEAD_UNITS, 1.3, _unless_it_learns(signs.dead_units)),
     Charge(Cause.DEAD_UNITS, 1.0, signs.dead_layer),
-    Charge(Cause.SATURATION, 1.0, warned("saturated-units")),
+    Charge(Cause.SATURATION, 1.0, _unless_it_learns(warned("saturated-units"))),
     Charge(Cause.EMBEDDING_GROWTH, 1.0, warned("embedding-growth")),
     Charge(Cause.ATTENTION_LOGIT_GROWTH, 1.0, warned("attention-logit-growth")),
     Charge(Cause.VANISHING_GRADIENT, 1.2, warned("vanishing-gradient")),
@@ -60,26 +71,26 @@ CHARGES: tuple[Charge, ...] = (
     Charge(Cause.LEARNING_RATE_TOO_LOW, 1.1, signs.hardly_moves),
     Charge(Cause.UNKNOWN, 1.0, signs.unexplained),
     # a learning rate that is too high shows in many ways
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.8, warned("slow-divergence"), forgivable=True),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("worse-than-best"), forgivable=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.8, warned("slow-divergence"), forgivable=True, level=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("worse-than-best"), forgivable=True, level=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, step_size.huge_updates),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.large_updates, forgivable=True),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.fell_back),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.rose, forgivable=True),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.went_up),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.never_recovered),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.fell_back, level=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.rose, forgivable=True, level=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.went_up, level=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.never_recovered, level=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.leaped),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size.climbed),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size.climbed, level=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.bold_adam),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size.reckless_adam),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, warned("oscillation"), forgivable=True),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, noted("oscillation"), forgivable=True),
-    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.spikes, forgivable=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, warned("oscillation"), forgivable=True, level=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, noted("oscillation"), forgivable=True, level=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.spikes, forgivable=True, level=True),
     Charge(Cause.OSCILLATION, 1.0, warned("oscillation"), forgivable=True),
     Charge(Cause.BATCH_SIZE_UNFIT, 1.0, signs.drowned),
-    # wrong from the start
-    Charge(Cause.UNSCALED_DATA, 0.8, beginnings.large_inputs),
-    Charge(Cause.UNSCALED_DATA, 0.5, beginnings.uneven_inputs),
+    # wrong from the start; inputs of any scale are no fault by themselves
+    Charge(Cause.UNSCALED_DATA, 0.6, beginnings.large_inputs),
+    Charge(Cause.UNSCALED_DATA, 0.3, beginnings.uneven_inputs),
     Charge(Cause.UNSCALED_DATA, 0.8, beginnings.suffers),
     Charge(Cause.POOR_INITIALISATION, 1.0, beginnings.all_weights_large),
     Charge(Cause.POOR_INITIALISATION, 0.6, beginnings.large_weights),

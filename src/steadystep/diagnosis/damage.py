@@ -11,12 +11,17 @@ _FORGIVEN = 0.02
 
 
 def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
-    """What the findings claim; a witness may overrule the claim that the weights are damaged."""
+    """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
     asked = {f.detector for f in findings if f.severity in ("act", "critical")}
+    if asked & {"odd-replica", "weight-jump"}:
+        return Damage.WEIGHTS
     stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
-    critical = any(f.severity == "critical" for f in findings)
-    accused = asked & {"not-healing", "slow-divergence", "odd-replica", "weight-jump"} or (stuck and critical)
-    if accused and not acquitted(signals):
+    stuck = stuck and any(f.severity == "critical" for f in findings)
+    accused = bool(asked & {"not-healing", "slow-divergence"}) or stuck
+    if accused and signals.witness is not None and is_worse(signals.witness):
+        return Damage.WEIGHTS
+    # why: nothing could be run again, but weights that jumped and give nothing finite since are not the data's doing
+    if stuck and signals.witness is None and any(f.detector == "weight-jump" for f in findings):
         return Damage.WEIGHTS
     return Damage.MOMENTS if "poisoned-moments" in asked else Damage.NONE
 

@@ -159,6 +159,9 @@ def _testimony(signals: Signals) -> list[str]:
     witness = signals.witness
     if witness is None:
         return []
+    if witness.batches > 1:
+        pair = f"{witness.now:.4g}, and {witness.then:.4g} with the weights of step {witness.step}"
+        return [f"the last {witness.batches} batches have a mean loss of {pair}"]
     return [
         f"this batch has a loss of {witness.now:.4g}, and {witness.then:.4g} with the weights of step {witness.step}"
     ]

@@ -16,6 +16,7 @@ _FORGIVEN = 0.5
 def rank(facts: Facts) -> tuple[Diagnosis, ...]:
     """Every cause with enough against it, or the one diagnosis "healthy"."""
     scores: dict[Cause, float] = {}
+    blamed: set[Cause] = set()
     evidence: dict[Cause, dict[str, str]] = {}
 
     def count(cause: Cause, weight: float, text: str) -> None:
@@ -23,16 +24,18 @@ def rank(facts: Facts) -> tuple[Diagnosis, ...]:
         evidence.setdefault(cause, {}).setdefault(text.rpartition(",")[0] or text, text)  # the same thing only once
 
     for name, tally in facts.incidents.items():
+        blamed.add(Cause(name))
         count(Cause(name), _INCIDENT + 0.1 * min(math.log2(tally.count), 5.0), told(tally))
     for charge in CHARGES:
         text = charge.sign(facts)
         if text:
+            blamed |= set() if charge.level else {charge.cause}
             forgiven = charge.forgivable and facts.going_well
             count(charge.cause, charge.weight * (_FORGIVEN if forgiven else 1.0), text)
     for cause, refutes in REFUTED.items():
         if refutes(facts):
             scores.pop(cause, None)
-    guilty = [cause for cause, score in scores.items() if score >= _ENOUGH]
+    guilty = [cause for cause, score in scores.items() if score >= _ENOUGH and cause in blamed]
     if not guilty:
         return (_healthy(facts),)
     consequences = {effect for cause in guilty for effect in CONSEQUENCES.get(cause, ())}

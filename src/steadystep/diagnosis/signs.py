@@ -10,7 +10,7 @@ from steadystep.diagnosis.sentences import names, told
 from steadystep.diagnosis.tally import Tally
 
 _LARGE_UPDATE = 0.1  # of the weights, in one step; a thousandth is usual
-_USUAL_UPDATE = 3e-4
+_USUAL_UPDATE, _NOTICEABLE_UPDATE = 3e-4, 1e-2
 # Fine-tuning with Adam at 5e-7 changes weights by 2e-5 a step, and by more than a hundredth in a whole run.
 _TINY_UPDATE, _TINY_JOURNEY = 1e-5, 0.01
 _LONG = 200  # updates
@@ -146,11 +146,11 @@ def hardly_moves(facts: Facts) -> str:
 
 
 def drowned(facts: Facts) -> str:
-    """Noise as large as the loss, and no progress in it."""
+    """Noise as large as the loss, no progress in it, and updates large enough to follow it."""
     curve, ratio = facts.curve, facts.ratio
     if curve is None or facts.trace.num_updates < _LONG or facts.signed or curve.learned or not curve.settled:
         return ""
-    if curve.noise < 0.5 * curve.late or ratio is None or not _USUAL_UPDATE <= ratio < _LARGE_UPDATE:
+    if curve.noise < curve.late or ratio is None or not _NOTICEABLE_UPDATE <= ratio < _LARGE_UPDATE:
         return ""
     return f"losses of neighbouring steps differ by {curve.noise / curve.late:.0%} of their level, which does not fall"
 

@@ -1,6 +1,5 @@
 """When the present trouble began."""
 
-from dataclasses import replace
 from typing import Any, final
 
 from steadystep.records import Finding
@@ -19,13 +18,12 @@ class Episode:
         self._last_sign = 0
         self._suspected: int | None = None
         self._suspected_at = 0
-        self._confirmed_at: int | None = None
         self._foretold_at: int | None = None
 
     def note(self, findings: tuple[Finding, ...]) -> None:
         """Take in what was found at one step; a sign is what asks for action."""
         for finding in findings:
-            if finding.detector == "slow-divergence":
+            if finding.detector in ("slow-divergence", "not-healing"):
                 self._suspected, self._suspected_at = finding.since, finding.step
             if finding.severity != "info" and finding.detector != "non-finite":
                 self._foretold_at = finding.step
@@ -33,27 +31,14 @@ class Episode:
         if not signs:
             return
         step = signs[0].step
-        began = min(step if f.since is None else f.since for f in signs)
-        apart = step - self._last_sign > _APART_STEPS
-        if self.first_sign is None or apart or step - self.first_sign > _LONGEST_STEPS:
-            self.first_sign = began
-        self.first_sign = min(self.first_sign, began)
+        self.first_sign = self.began(step, min(step if f.since is None else f.since for f in signs))
         self._last_sign = step
 
-    def twice(self, findings: tuple[Finding, ...], weighed: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        """A slow divergence that older weights confirm on one batch is a warning at most, and acted on at the second.
-
-        Single batches differ; two that agree do so by chance in one case of many. A suspicion stays one until then.
-        """
-        return tuple(self._second(*pair) for pair in zip(findings, weighed, strict=True))
-
-    def _second(self, finding: Finding, weighed: Finding) -> Finding:
-        if finding.detector != "slow-divergence" or weighed.severity != "act":
-            return weighed
-        first, self._confirmed_at = self._confirmed_at, finding.step
-        if first is not None and finding.step - first <= _APART_STEPS:
-            return weighed
-        return finding if finding.severity == "info" else replace(finding, severity="warn")
+    def began(self, step: int, sign: int) -> int:
+        """When a trouble began that shows at `step` and has a sign at `sign`: there, or with the one under way."""
+        if self.first_sign is None or step - self._last_sign > _APART_STEPS or step - self.first_sign > _LONGEST_STEPS:
+            return sign
+        return min(self.first_sign, sign)
 
     def calm(self, step: int) -> bool:
         """Whether the last sign was a while ago, so that it is worth remembering the present state."""
@@ -72,19 +57,19 @@ class Episode:
 
     def close(self) -> None:
         """The trouble was dealt with."""
-        self.first_sign = self._suspected = self._confirmed_at = self._foretold_at = None
+        self.first_sign = self._suspected = self._foretold_at = None
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
         return {
             "first_sign": self.first_sign,
             "last_sign": self._last_sign,
-            "suspected": [self._suspected, self._suspected_at, self._confirmed_at],
+            "suspected": [self._suspected, self._suspected_at],
             "foretold": self._foretold_at,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.first_sign, self._last_sign = state["first_sign"], int(state["last_sign"])
-        self._suspected, self._suspected_at, self._confirmed_at = state["suspected"]
+        self._suspected, self._suspected_at = state["suspected"]
         self._foretold_at = state["foretold"]

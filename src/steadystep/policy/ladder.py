@@ -2,14 +2,15 @@
 
 nothing reached      skip-step, leave-out, back-off-scale or rescale; the learning rate stays
 moments              restore-moments, then the update as usual
-weights              rollback to a state before the first sign, catch-up, cut-lr, skip-batches, rewarm
-weights, suddenly    the same, and the learning rate is soon given back: it had no part in it
+weights, by updates  rollback to a state that does better, catch-up, cut-lr, skip-batches, rewarm
+weights, otherwise   rollback to a state before the first sign, catch-up, skip-batches: no learning rate did that
 the same again       an older state, a deeper cut
 budget spent         stop
 """
 
+import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from steadystep.policy.budget import Budget
 from steadystep.policy.limits import Limits
@@ -18,6 +19,7 @@ from steadystep.records import Damage, Diagnosis, Finding, Plan, Signals
 PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]
 
+_UNTRAINED = 64  # updates: after so many, the state from before the first one is nothing to go back to
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 
@@ -33,6 +35,9 @@ class Remembered(Protocol):
     def lr(self) -> float:
         """The learning rate that was in use."""
         ...
+
+
+_Remembered = TypeVar("_Remembered", bound=Remembered)
 
 
 def decide(
@@ -63,6 +68,10 @@ def decide(
         return _go_back(signals, diagnosis, budget, states, limits, ceiling)
     steps = [*_refusal(signals, diagnosis)]
     if steps and budget.skips_spent(signals.step):
+        # why: where nothing can be run again it may be the weights, and a rollback is the last thing to try
+        unknown = signals.witness is None and budget.last_target(signals.step) is None
+        if unknown and mode == "autopilot" and limits.rolls_back and not signals.scaled:
+            return _go_back(signals, diagnosis, budget, states, limits, ceiling)
         steps.append("stop")
     norm = lr = to = None
     spike = _asked_for(diagnosis, "gradient-spike")
@@ -95,7 +104,7 @@ def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[str, ...]:
     refuse = "leave-out" if signals.repeatable and len(signals.losses) > 1 else "skip-step"
     if any(f.severity == "critical" for f in diagnosis.findings):
         return (refuse,)
-    if any(f.detector == "non-finite" for f in diagnosis.findings):  # a note: the loss scaler's routine
+    if not math.isfinite(signals.grad_norm):  # a note: the loss scaler's routine
         return ("back-off-scale",)
     if _asked_for(diagnosis, "buffer-jump") is not None or _asked_for(diagnosis, "input-scale") is not None:
         return ("skip-step",)  # why: all losses are finite, so nobody knows which micro-batch it was
@@ -113,45 +122,64 @@ def _go_back(
     ceiling: float | None,
 ) -> Plan:
     before = signals.step if budget.episode.first_sign is None else budget.episode.first_sign
-    # What was there before the first forward pass is the user's own, and needs no trial.
-    good = [s for s in states if s.step + limits.trust_steps <= before or s.step < 0]
+    good = restorable(states, before=before, step=signals.step, budget=budget, limits=limits)
+    if signals.witness is not None:  # what was tried is what is restored
+        good = [state for state in good if state.step <= signals.witness.step]
     again = budget.last_target(signals.step)
     refusal = _refusal(signals, diagnosis)
     if again is not None and signals.witness is None and not refusal and not signals.odd_replicas:
         # Nobody could be asked, and going back has not helped: it is the data, or cannot be helped.
         return PROCEED
-    if again is not None:
-        good = [s for s in good if s.step < again] or good[:1]
     if budget.rollbacks_spent(signals.step):
         stop = ("rollback", "stop") if good else ("skip-step", "stop")
         return Plan(steps=stop, reason=diagnosis.cause, to=good[-1].step if good else None)
-    sudden = again is None and budget.episode.sudden and bool(good) and good[-1].step >= 0
-    cut = limits.lr_mult if again is None else limits.lr_mult_again
-    used = [lr for lr in (signals.lr, ceiling) if lr is not None]
-    if not good:
-        # Nowhere to go: a lower learning rate is what is left, unless it was lowered already.
-        steps = refusal or (("cut-lr",) if ceiling is None else ())
-        steps += ("stop",) if refusal and budget.skips_spent(signals.step) else ()
-        lrs = [lr for lr in (*used, *(s.lr for s in states)) if lr > 0.0]
-        lr = max(cut * min(lrs), limits.lr_floor_mult * signals.lr) if "cut-lr" in steps and lrs else None
-        return Plan(steps=steps, reason=diagnosis.cause, lr=lr) if steps else PROCEED
-    lrs = [lr for lr in (*used, good[-1].lr) if lr > 0.0]
-    lr = max(cut * min(lrs), limits.lr_floor_mult * min(signals.lr, good[-1].lr)) if lrs else 0.0
+    if not good:  # nowhere to go
+        steps = refusal + (("stop",) if refusal and budget.skips_spent(signals.step) else ())
+        return Plan(steps=steps, reason=diagnosis.cause) if steps else PROCEED
+    cut = 1.0
+    if _by_updates(diagnosis, budget, limits):
+        cut = limits.lr_mult if again is None else limits.lr_mult_again
+    # why not the ceiling of an older trouble: cuts of cuts would never be given back
+    used = (signals.lr, good[-1].lr) if again is not None or ceiling is None else (signals.lr,)
+    lrs = [lr for lr in (*used, ceiling if again is not None else None) if lr is not None and lr > 0.0]
+    lr = max(cut * min(lrs), limits.lr_floor_mult * signals.lr) if lrs else 0.0
     catches_up = limits.catches_up
     steps = ("rollback",) + (("catch-up",) if catches_up else ()) + (("cut-lr",) if cut < 1.0 else ())
     steps += ("skip-batches",) if limits.skips_batches else ()
-    steps += ("rewarm",) if limits.rewarm_steps else ()
-    hold = limits.sudden_hold if sudden else None
+    steps += ("rewarm",) if limits.rewarm_steps and cut < 1.0 else ()
     return Plan(
         steps=steps,
         reason=diagnosis.cause,
         to=good[-1].step,
         lr=lr if cut < 1.0 else None,
-        hold=hold,
         until=before if catches_up else None,
         outside=catches_up and _asked_for(diagnosis, "weight-jump") is not None,
         only_whole=catches_up and again is not None,
     )
+
+
+def restorable(
+    states: Sequence[_Remembered], *, before: int, step: int, budget: Budget, limits: Limits
+) -> list[_Remembered]:
+    """States that were trusted when the trouble began at `before`, oldest first; after a rollback only older ones.
+
+    The untrained state is one of them only while hardly anything can have been learned.
+    """
+    young = step < _UNTRAINED
+    good = [s for s in states if (s.step >= 0 and s.step + limits.trust_steps <= before) or (s.step < 0 and young)]
+    again = budget.last_target(step)
+    return good if again is None else [s for s in good if s.step < again] or good[:1]
+
+
+def _by_updates(diagnosis: Diagnosis, budget: Budget, limits: Limits) -> bool:
+    """Whether updates can have caused the damage: not where weights jumped between two of them, or NaN came at once.
+
+    Where updates are made again it shows whether the jump comes back, and with nothing lost nothing is cut.
+    """
+    if any(f.detector in ("weight-jump", "odd-replica") for f in diagnosis.findings):
+        return limits.catches_up
+    lasting = any(f.detector in ("not-healing", "slow-divergence") for f in diagnosis.findings)
+    return lasting or not budget.episode.sudden
 
 
 def _asked_for(diagnosis: Diagnosis, detector: str) -> Finding | None:

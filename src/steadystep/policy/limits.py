@@ -15,10 +15,8 @@ class Limits:
     lr_mult: float = 0.7
     lr_mult_again: float = 0.5
     lr_floor_mult: float = 0.01
-    """No cut goes below this share of the learning rate of the state that is restored."""
+    """No cut goes below this share of the learning rate asked for."""
     rewarm_steps: int = 50
-    sudden_hold: int = 10
-    """Updates before the learning rate is given back, where a NaN came out of nowhere."""
     unmeant_hold: int = 500
     """Updates before a learning rate that nobody announced is tried, step by step."""
     skips_batches: bool = True

@@ -14,8 +14,9 @@ from steadystep.recovery.snapshots import Kept, Snapshot, Snapshots
 Options = tuple[Mapping[str, Any], ...]
 """The numbers of each parameter group."""
 
-_WITNESSES = 2  # states whose weights are tried; older ones are so much worse that the present always looks good
+_SAME = 1e-3  # of a loss: the same batch under the same weights, at any precision
 _SPARE = 4  # steps until damage shows
+_DOUBT = 64  # steps: a loss that stays high is looked at for so long before anything is restored
 _PLANNED = 1.1  # times the learning rate of a state: with that much more by plan, the loss is meant to be higher
 
 
@@ -60,8 +61,20 @@ class Recovery(Protocol):
         """After a rollback to so many updates: those that were made again since, as they went this time."""
         ...
 
-    def testify(self, signals: Signals, *, before: int) -> Witness | None:
-        """How the present batch does under weights from `before`; None when that cannot be told."""
+    def comparable(self, signals: Signals, states: Sequence[Snapshot]) -> list[Snapshot]:
+        """Those of `states` that the loss under the present learning rate may be compared with."""
+        ...
+
+    def testify(self, signals: Signals, states: Sequence[Snapshot]) -> Witness | None:
+        """How the present batch does under `states`, the newest that does better; None when that cannot be told."""
+        ...
+
+    def compare(self, snapshot: Snapshot) -> tuple[float, float] | None:
+        """The loss of the present batch under that state and under the present weights, if it can be run again."""
+        ...
+
+    def repeats(self, snapshot: Snapshot) -> bool | None:
+        """Whether the first batch after that state still has the loss it had; None when it is not remembered."""
         ...
 
     def roll_back(self, step: int, *, replay: bool) -> int:
@@ -108,8 +121,20 @@ class NoRecovery:
     def caught_up(self, restored: int, made: Sequence[Done]) -> None:
         """Nothing is known of them."""
 
-    def testify(self, signals: Signals, *, before: int) -> Witness | None:
+    def comparable(self, signals: Signals, states: Sequence[Snapshot]) -> list[Snapshot]:
+        """There are none."""
+        return []
+
+    def testify(self, signals: Signals, states: Sequence[Snapshot]) -> Witness | None:
         """Nothing to compare with."""
+        return None
+
+    def compare(self, snapshot: Snapshot) -> tuple[float, float] | None:
+        """Nothing to compare with."""
+        return None
+
+    def repeats(self, snapshot: Snapshot) -> bool | None:
+        """Nothing is remembered."""
         return None
 
     def roll_back(self, step: int, *, replay: bool) -> int:
@@ -139,7 +164,8 @@ class InMemory:
     ) -> None:
         self._snapshots = snapshots
         self._backlog = backlog or Backlog(max_bytes=0)
-        self._reach = trust_steps + 2 * WEIGHTS_EVERY + _SPARE
+        self._trust_steps = trust_steps
+        self._reach = trust_steps + 2 * WEIGHTS_EVERY + _SPARE + _DOUBT
         self._passes = passes
         self._parts = parts
         self._due: float | None = math.inf
@@ -168,7 +194,9 @@ class InMemory:
 
     def after(self, outcome: Outcome, *, updates: int, calm: bool, suspected_since: int | None) -> None:
         """Plan another snapshot when it is time."""
-        signals, self._suspected_since, self._updates = outcome.signals, suspected_since, updates
+        signals, self._updates = outcome.signals, updates
+        # why earlier: what is worth keeping is a state that was trusted by then
+        self._suspected_since = None if suspected_since is None else suspected_since - self._trust_steps + 1
         if not outcome.stepped or signals is None:
             return
         self._lr_mult = outcome.lr_mult
@@ -206,26 +234,39 @@ class InMemory:
         for number, done in enumerate(made, start=restored + 1):
             self._backlog.add(replace(done, updates=number))
 
-    def testify(self, signals: Signals, *, before: int) -> Witness | None:
-        """Of two states the one that does less well counts, so both must be better than the present weights.
+    def comparable(self, signals: Signals, states: Sequence[Snapshot]) -> list[Snapshot]:
+        """A state from a time of lower learning rate does not count when the rise was planned."""
+        lr = signals.lr * self._lr_mult
+        return [state for state in states if not _by_plan(state, lr, signals.announced_lr)]
 
-        After refused updates the better one counts: the younger state may hold the damage already.
-        """
-        stuck = signals.refused_in_a_row > 0
-        lr, announced = signals.lr * self._lr_mult, signals.announced_lr
-        states = [s for s in self._snapshots.states if s.step < before and not _by_plan(s, lr, announced)]
-        known = states[-_WITNESSES:]
-        tried = [self._snapshots.weights_of(snapshot) for snapshot in known]
-        losses = self._passes.compare(tried, backward=stuck) if known else None
+    def testify(self, signals: Signals, states: Sequence[Snapshot]) -> Witness | None:
+        """After refused updates gradient and buffers count too: a flipped bit may show there only."""
+        tried = [self._snapshots.weights_of(snapshot) for snapshot in states]
+        losses = self._passes.compare(tried, backward=signals.refused_in_a_row > 0) if states else None
         if losses is None:
             return None
         now, *then = losses
         heard = [
             Witness(step=snapshot.step, then=loss, now=now, lr=snapshot.lr)
-            for snapshot, loss in zip(known, then, strict=True)
+            for snapshot, loss in zip(states, then, strict=True)
         ]
-        choose = min if stuck else max
-        return choose(heard, key=lambda witness: witness.then if witness.then == witness.then else math.inf)
+        finite = [witness for witness in heard if math.isfinite(witness.then)]
+        return finite[-1] if finite else heard[-1]
+
+    def compare(self, snapshot: Snapshot) -> tuple[float, float] | None:
+        """Nothing stays changed."""
+        losses = self._passes.compare([self._snapshots.weights_of(snapshot)], backward=False)
+        return None if losses is None else (losses[1], losses[0])
+
+    def repeats(self, snapshot: Snapshot) -> bool | None:
+        """From the backlog: another loss than then means another target network, adversary or environment."""
+        missed = self.missed(snapshot.updates)
+        if not missed:
+            return None
+        first = missed[0]
+        then = first.signals.losses[0] if first.signals.losses else first.signals.loss
+        now = self._passes.loss_of(first.works[0], self._snapshots.weights_of(snapshot))
+        return now is not None and math.isclose(now, then, rel_tol=_SAME, abs_tol=1e-9)
 
     def roll_back(self, step: int, *, replay: bool) -> int:
         """Everything together: weights, buffers, optimizer, kept objects, and the guard's own parts."""

@@ -2,11 +2,10 @@
 
 A preallocated ring: each state costs what the optimizer's parameters, their moments and the buffers take (12 bytes per
 parameter for Adam in fp32). States of a model on an accelerator live in pinned host memory. How often one is taken
-follows from what copying costs: at most `time_share` of the time that training itself takes.
+follows from its size and never from a clock: a rollback goes to what was kept, so the same program keeps the same
+states on a busy machine and on an idle one.
 """
 
-import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,12 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from steadystep.dist import Alone, Ranks
 from steadystep.notices import warn
 from steadystep.recovery.holdings import Holdings, Key
-from steadystep.recovery.ring import to_replace
+from steadystep.recovery.ring import interval_mult, to_replace
 from steadystep.rng import RngState
-
-_TIMES = (1, 2, 4, 8)  # the shortest interval: beyond that more would be lost by going back than won by not copying
-_WARM, _SETTLED = 3, 5  # copies: the first ones allocate, and of the next ones the quickest was not interrupted
-_ALONE = 4  # intervals: a single state is of no use until it is trusted
 
 
 class Kept(Protocol):
@@ -68,9 +63,7 @@ class Snapshots:
         count: int,
         device: torch.device,
         min_interval: int = 20,
-        time_share: float = 0.005,
         memory_bytes: float = float("inf"),
-        clock: Callable[[], float] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self._holdings = holdings
@@ -78,18 +71,12 @@ class Snapshots:
         self._count = count
         self._device = device
         self._min_interval = min_interval
-        self._time_share = time_share
         self._memory_bytes = memory_bytes
-        # why: on a busy machine the wall clock would call every copy dear; work on an accelerator shows nowhere else
-        self._clock = clock or (time.thread_time if device.type == "cpu" else time.perf_counter)
         self._states: list[Snapshot] = []
         self._kept: dict[str, Kept] = {}
         self._last_step = 0
-        self._last_taken = 0.0
-        self._copies = 0
-        self._copy_s = math.inf
         self.interval = min_interval
-        """Steps between two states."""
+        """Steps between two states; settled by the size of the first one."""
 
     @property
     def states(self) -> tuple[Snapshot, ...]:
@@ -116,7 +103,6 @@ class Snapshots:
         suspected_since: int | None = None,
     ) -> None:
         """Remember the state as it is now; not in the place of the last one before `suspected_since`."""
-        started = self._clock()
         live = self._holdings.tensors()
         if not self._states and not self._affordable(live):
             return
@@ -135,7 +121,7 @@ class Snapshots:
                 largest_lr=largest_lr,
             )
         )
-        self._set_interval(step, started)
+        self._last_step = step
 
     def go_back(self, step: int, *, replay: bool) -> Snapshot:
         """Restore the state of `step` and forget all younger ones. `replay` also restores torch's random numbers."""
@@ -198,23 +184,10 @@ class Snapshots:
                 f"{self._memory_bytes / 2**30:.2f}: {rest}"
             )
         self._count = affordable
+        # All ranks must keep the same steps, so the one with the largest part decides.
+        size = -self._ranks.least(-float(needed))
+        self.interval = interval_mult(size, affordable) * self._min_interval
         return affordable > 0
-
-    def _set_interval(self, step: int, started: float) -> None:
-        """From what copies and steps took at the beginning of the run, in coarse steps, and then fixed.
-
-        why: a rollback goes to what was remembered, so the same program should remember the same states.
-        """
-        now = self._clock()
-        self._copies += 1
-        self._copy_s = min(self._copy_s, now - started) if self._copies >= _WARM else math.inf
-        if self._copies == _SETTLED and step > self._last_step:
-            step_s = (started - self._last_taken) / (step - self._last_step)
-            # All ranks must remember the same steps, so the slowest one decides.
-            needed = -self._ranks.least(-self._copy_s / max(self._time_share * step_s, 1e-12))
-            times = next((times for times in _TIMES if times * self._min_interval >= needed), _TIMES[-1])
-            self.interval = max(times * self._min_interval, _ALONE * self._min_interval if self._count == 1 else 0)
-        self._last_step, self._last_taken = step, now
 
 
 def _room(tensor: Tensor, old: Tensor | None) -> Tensor:

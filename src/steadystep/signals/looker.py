@@ -1,7 +1,7 @@
 """The one look: everything a step is judged by, in one pass over the gradients and one transfer to the host."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -49,6 +49,8 @@ class Looker:
         self._probes = probes
         self._inputs = inputs
         self._weights = weights or WeightNorms(gradients, wanted=False)
+        self.planned: Callable[[], float] = lambda: 0.0
+        """The largest learning rate of the guard's own schedule; 0 when it has none."""
 
     def look(
         self,
@@ -177,7 +179,7 @@ class Looker:
 
     def _announced(self) -> float:
         """Torch's schedulers write what they rise to (`initial_lr`, `max_lr`) into the groups."""
-        largest = 0.0
+        largest = self.planned()
         for group in self._optimizer.param_groups:
             for key in _ANNOUNCING:
                 value = group.get(key, 0.0)

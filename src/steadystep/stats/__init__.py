@@ -2,6 +2,7 @@
 
 from steadystep.stats.cusum import Cusum
 from steadystep.stats.level import Level
+from steadystep.stats.tail import Tail
 from steadystep.stats.window import Window
 
-__all__ = ["Cusum", "Level", "Window"]
+__all__ = ["Cusum", "Level", "Tail", "Window"]

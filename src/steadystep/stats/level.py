@@ -54,15 +54,19 @@ class Level:
         if self._rejected:
             self._rejected.clear()
 
-    def reject(self, value: float, *, agreement: float) -> bool:
-        """Note an outlier. True when the last `patience` of them lie within `agreement`: the level has moved there."""
+    def reject(self, value: float, *, agreement: float, moves: bool = True) -> bool:
+        """Note an outlier. True when the last `patience` of them lie within `agreement`: the level has moved there.
+
+        Without `moves` it is left where it is, for somebody who wants to see more first.
+        """
         if not math.isfinite(value):
             return False
         self._rejected.append(value)
         del self._rejected[: -self.patience]
         if len(self._rejected) < self.patience or max(self._rejected) - min(self._rejected) > agreement:
             return False
-        self.start_again(self._rejected)
+        if moves:
+            self.start_again(self._rejected)
         return True
 
     def start_again(self, values: "list[float] | tuple[float, ...]" = ()) -> None:

@@ -14,6 +14,7 @@ from steadystep.errors import MisuseError
 from steadystep.guard import Guard
 from steadystep.incidents.case import Case
 from steadystep.look import Look
+from steadystep.norms import measure
 from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.watching.closures import Undo, is_finite
 from steadystep.watching.collected import Collected
@@ -81,7 +82,8 @@ class HookedStep:
             measured=norms,
         )
         look = parts.ranks.agree(look)
-        diagnosis, plan = parts.judge.judge(look, updates=guard.updates)
+        clips = _norm_now if shrunk and scale is None and not parts.ranks.sharded else None
+        diagnosis, plan = parts.judge.judge(look, updates=guard.updates, clipped_norm=clips)
         if self._several and REFUSALS.isdisjoint(plan.steps) and "rollback" not in plan.steps:
             plan = Plan()  # why: a line search with rescaled gradients is lost
         if plan.steps:
@@ -172,3 +174,7 @@ class HookedStep:
 
     def _versions(self) -> list[int]:
         return [parameter._version for parameter in self._parts.looker.parameters]
+
+
+def _norm_now(look: Look) -> float:
+    return math.hypot(*(float(norm) for norm in measure(look.grads, look.layout)))  # sync: only after a spike

@@ -78,7 +78,7 @@ def scorecard(
         tolerance: how much worse than the run without a fault still counts as survived.
         progress: called before each run.
     """
-    settings = _by_steps_alone(Config.load(config))
+    settings = Config.load(config)
     at = steps * 2 // 3
     if steps < MIN_STEPS:
         raise ConfigError(f"steps = {steps}: expected at least {MIN_STEPS}, a guard must know the run before it breaks")
@@ -114,12 +114,6 @@ def scorecard(
     return Scorecard(
         rows=tuple(map(row, specs, declarations)), steps=steps, at=at, seeds=tuple(seeds), tolerance=tolerance
     )
-
-
-def _by_steps_alone(config: Config) -> Config:
-    """How often a state is remembered depends on the clock; here it must not, or no two cards would be the same."""
-    recovery = config.recovery.model_copy(update={"snapshot_time_share": 0.99})
-    return config.model_copy(update={"recovery": recovery})
 
 
 def _declared(spec: Mapping[str, Any], steps: int) -> Declaration:

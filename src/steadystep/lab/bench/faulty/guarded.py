@@ -17,10 +17,8 @@ LOUD = ("warn", "act", "critical")
 
 
 def settings(mode: str, precision: str = "fp32") -> Config:
-    """As it comes out of the box, but how often a state is kept does not depend on the clock: runs must repeat."""
-    return Config.from_mapping(
-        {"mode": mode, "training": {"mixed_precision": precision}, "recovery": {"snapshot_time_share": 0.99}}, "bench"
-    )
+    """As it comes out of the box."""
+    return Config.from_mapping({"mode": mode, "training": {"mixed_precision": precision}}, "bench")
 
 
 @final

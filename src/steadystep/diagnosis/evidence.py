@@ -1,0 +1,132 @@
+"""Does a rollback pay for itself? The very state it would restore, tried against the present weights batch by batch.
+
+Each step's batch is run once under either, before anybody has learned from it, with the same random numbers. The pairs
+are compared until they agree: single batches differ, the weights of a noisy run wander, and a jump that is on its way
+down needs no help. What is lost by going back is in the comparison, because the old state has not seen those updates.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any, Literal, final
+
+from steadystep.diagnosis.damage import is_worse
+from steadystep.records import Finding, Witness
+
+_FEWEST, _MOST = 8, 24  # batches
+_CERTAIN = 4.0  # standard errors
+_CREEPING = 2.0  # margins of a slow divergence: one of them is what it calls material
+_SHARE = 0.5  # of a jump: what the old state must undo of it
+_HEALING = 0.7  # of what it was at first: the gap closes by itself
+_EDGE = 4  # batches at either end, for the trend
+_OVERFLOWED = 4  # batches that are finite under the old state only
+_QUIET_STEPS = 32  # after it came to nothing
+_TOLD_STEPS = 400  # between two warnings
+
+Verdict = Literal["gathering", "confirmed", "cleared", "healing"]
+
+
+@final
+class Evidence:
+    """Opened by a suspicion, closed by a verdict."""
+
+    def __init__(self) -> None:
+        self.finding: Finding | None = None
+        """What is suspected; None while nothing is."""
+        self.state = 0
+        """The step whose weights are tried."""
+        self._lr = 0.0
+        self._pairs: list[tuple[float, float]] = []
+        self._quiet_until = -1
+        self._told_until = -1
+
+    def begin(self, finding: Finding, *, state: int, lr: float) -> None:
+        """Suspect `finding`; a rollback would restore `state`. Not again so soon after one that came to nothing."""
+        if finding.step >= self._quiet_until:
+            self.finding, self.state, self._lr = finding, state, lr
+            self._pairs = []
+
+    def heard(self, finding: Finding) -> None:
+        """The same suspicion once more: its newest numbers count."""
+        if self.finding is not None and self.finding.detector == finding.detector:
+            graver = "act" in (finding.severity, self.finding.severity)
+            self.finding = replace(finding, severity="act" if graver else finding.severity)
+
+    def close(self, step: int) -> Finding:
+        """The suspicion is settled at `step`; returns what it was."""
+        assert self.finding is not None
+        suspected, self.finding = replace(self.finding, step=step), None
+        self._quiet_until = step + _QUIET_STEPS
+        return suspected
+
+    def once(self, finding: Finding) -> Finding:
+        """A warning as it is, and as a note for a while after another one."""
+        if finding.severity != "warn":
+            return finding
+        if finding.step < self._told_until:
+            return replace(finding, severity="info")
+        self._told_until = finding.step + _TOLD_STEPS
+        return finding
+
+    @property
+    def witness(self) -> Witness:
+        """What was seen so far, as means."""
+        now, then = [now for _, now in self._pairs], [then for then, _ in self._pairs]
+        return Witness(step=self.state, then=_mean(then), now=_mean(now), lr=self._lr, batches=len(self._pairs))
+
+    def add(self, *, then: float, now: float) -> Verdict:
+        """One more batch: its loss under the old state and under the present weights."""
+        assert self.finding is not None
+        self._pairs.append((then, now))
+        if not math.isfinite(then):
+            return "cleared"  # the data's fault
+        better = [now - then for then, now in self._pairs]
+        overflowed = sum(not math.isfinite(value) for value in better)
+        count = len(better)
+        if overflowed >= _OVERFLOWED:
+            return "confirmed"
+        if overflowed:
+            return "gathering" if count < _MOST else "cleared"
+        if count < _FEWEST:
+            return "gathering"
+        mean = _mean(better)
+        error = math.sqrt(_mean([(value - mean) * (value - mean) for value in better]) / (count - 1))
+        needed = self._needed(self.witness)
+        # why not for a jump of weights: what changed them from outside is undone, whatever they learn to do without
+        lasting = self._is_of_weights or _mean(better[-_EDGE:]) >= _HEALING * _mean(better[:_EDGE])
+        agree = sum(value > 0.0 for value in better) >= count - count // _FEWEST
+        if mean > needed and mean >= _CERTAIN * error and agree and lasting and is_worse(self.witness):
+            return "confirmed"
+        if count < _MOST and not mean + 2.0 * error < needed:
+            return "gathering"
+        losses = [now for _, now in self._pairs]
+        usual = math.nan if self.finding.usual is None else self.finding.usual
+        healing = _mean(losses[-_EDGE:]) - usual < _HEALING * (_mean(losses[:_EDGE]) - usual)
+        return "healing" if healing else "cleared"
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state. States in memory do not survive a resume, and so does no suspicion."""
+        return {"quiet_until": self._quiet_until, "told_until": self._told_until}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.finding = None
+        self._quiet_until, self._told_until = int(state["quiet_until"]), int(state["told_until"])
+
+    @property
+    def _is_of_weights(self) -> bool:
+        return self.finding is not None and self.finding.detector == "weight-jump"
+
+    def _needed(self, witness: Witness) -> float:
+        finding = self.finding
+        assert finding is not None
+        usual = witness.then if finding.usual is None else finding.usual
+        margin = finding.limit - usual
+        if self._is_of_weights:  # its numbers are norms; what counts is that the loss is the worse for it
+            return 0.0
+        if finding.detector == "slow-divergence":
+            return _CREEPING * margin
+        return max(margin, _SHARE * (witness.now - usual))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,1 @@
+"""Field runs: whole training programs, each with and without steadystep. `python -m tests.field --help`."""

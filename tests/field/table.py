@@ -1,0 +1,110 @@
+"""The rows as tables in markdown, and every run that was not as it should be."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tests.field.verdict import Row
+
+Cells = list[str]
+
+
+def report(rows: Sequence[Row]) -> str:
+    """Everything there is to say."""
+    healthy = [row for row in rows if row["fault"] is None and row["fit"]]
+    unfit = [row for row in rows if row["fault"] is None and not row["fit"]]
+    faulty = [row for row in rows if row["fault"] is not None]
+    offenders = [row for row in rows if offends(row)]
+    parts = [
+        f"# Field: {len(rows)} runs, {len({row['code'] for row in rows})} version(s) of the code",
+        f"## Healthy: {len(healthy)} runs judged, {len(unfit)} left out because the plain program does not learn",
+        _healthy_table(healthy, "task"),
+        _healthy_table(healthy, "face"),
+        f"## Faulty: {len(faulty)} runs",
+        _faulty_table(faulty, "fault"),
+        _faulty_table(faulty, "face"),
+        f"## Offenders: {len(offenders)}",
+        "\n".join(line_of(row) for row in offenders) or "none",
+    ]
+    if unfit:
+        parts += ["## Left out", "\n".join(line_of(row) for row in unfit)]
+    return "\n\n".join(parts) + "\n"
+
+
+def offends(row: Row) -> bool:
+    """A healthy run that was touched or alarmed about, or any run that ended worse for being guarded."""
+    return bool(row["harm"]) or (row["fault"] is None and bool(row["fit"]) and not row["ok"])
+
+
+def line_of(row: Row) -> str:
+    """One run in one line."""
+    program = ", ".join(row[key] for key in ("task", "schedule", "optimizer", "face"))
+    who = f"- {row['index']} {program}, {row['num_steps']} steps"
+    if row["fault"]:
+        who += f", {row['fault']} at {row['fault_at']}"
+    said = [f"{w['severity']} {w['detector']} at {w['step']}" for w in row["warned"][:3]]
+    did = [f"{'+'.join(a['plan'])} at {a['step']} ({a['cause']})" for a in row["acted"][:3]]
+    facts = [
+        f"HARM in {row['harm_seeds']} of 5 seeds" if row["harm"] else "",
+        row["error"].splitlines()[0] if row["error"] else "",
+        f"{row['warnings']} warnings: {', '.join(said)}" if said else "",
+        f"{row['acts']} acts: {', '.join(did)}" if did else "",
+        "" if row["identical"] else "weights differ",
+        f"diagnosed {row['cause']}" if not row["cause"].startswith("healthy") else "",
+        f"score {_short(row['plain_score'])} plain, {_short(row['guarded_score'])} guarded, "
+        f"{_short(row['start_score'])} untrained, spread {_short(row['spread'])}",
+    ]
+    return f"{who}: {'; '.join(fact for fact in facts if fact)}"
+
+
+def _healthy_table(rows: Sequence[Row], key: str) -> str:
+    head = [key, "runs", "steps", "warnings /10k", "acts /10k", "bit-identical", "diagnosed healthy", "halted", "harm"]
+    return _table(head, _by(rows, key, _healthy_cells))
+
+
+def _healthy_cells(rows: Sequence[Row]) -> Cells:
+    steps = sum(row["num_steps"] for row in rows)
+    return [
+        str(len(rows)),
+        str(steps),
+        f"{1e4 * sum(row['warnings'] for row in rows) / steps:.2f}",
+        f"{1e4 * sum(row['acts'] for row in rows) / steps:.2f}",
+        _share(rows, lambda row: row["identical"]),
+        _share(rows, lambda row: row["cause"].startswith("healthy")),
+        str(sum(bool(row["error"]) for row in rows)),
+        str(sum(row["harm"] for row in rows)),
+    ]
+
+
+def _faulty_table(rows: Sequence[Row], key: str) -> str:
+    head = [key, "runs", "unguarded worse than clean", "guarded better", "equal", "worse", "halted", "acts"]
+    return _table(head, _by(rows, key, _faulty_cells))
+
+
+def _faulty_cells(rows: Sequence[Row]) -> Cells:
+    ended = [row["versus_plain"] for row in rows]
+    return [
+        str(len(rows)),
+        str(sum(row["plain_versus_clean"] == "worse" for row in rows)),
+        *(str(ended.count(word)) for word in ("better", "equal", "worse")),
+        str(sum(bool(row["error"]) for row in rows)),
+        str(sum(row["acts"] for row in rows)),
+    ]
+
+
+def _by(rows: Sequence[Row], key: str, cells: Callable[[Sequence[Row]], Cells]) -> list[Cells]:
+    groups = {name: [row for row in rows if row[key] == name] for name in sorted({row[key] for row in rows})}
+    lines = [[name, *cells(group)] for name, group in groups.items()]
+    return [*lines, ["**all**", *cells(rows)]] if rows else lines
+
+
+def _share(rows: Sequence[Row], holds: Callable[[Row], Any]) -> str:
+    return f"{100 * sum(bool(holds(row)) for row in rows) / len(rows):.0f} %"
+
+
+def _table(head: Cells, lines: Iterable[Cells]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
