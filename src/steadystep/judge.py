@@ -16,6 +16,7 @@ from steadystep.recovery import Recovery, Snapshot
 _GRAVE = ("act", "critical")
 _HEALTHY = (Diagnosis(), Plan())  # what nearly every step comes to; made once
 _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders (a DQN's rises tenfold at first)
+_GROWN = 2.0  # times what it was
 _TRIED = 3  # states, where updates are refused again and again: the newest may hold the damage already
 
 
@@ -131,8 +132,12 @@ class Judge:
         healed = verdict == "healing" and suspected.severity != "act"
         if repeats is False or self.turns.are_taken or healed:
             return "info"
+        # why: older weights do no better on a loss that has multiplied, so returns or targets have grown
+        grown = verdict == "cleared" and suspected.usual is not None and suspected.value > _GROWN * suspected.usual
+        if grown or (suspected.detector == "worse-than-best" and not confirmed):
+            return "info"
         if suspected.detector == "worse-than-best":
-            return "warn" if confirmed else "info"
+            return "warn"
         pays = repeats or suspected.detector == "not-healing"
         return "act" if confirmed and suspected.severity == "act" and pays else "warn"
 

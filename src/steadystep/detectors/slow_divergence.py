@@ -34,7 +34,7 @@ _WANDERS = 1.5  # sigma of a trailing mean: the largest rise so far that may hav
 _TIMES = 6.0  # such rises
 _FEW_MEANS, _MANY_MEANS = 6, 20  # trailing means before the best one: with fewer nobody can tell,
 _GRAVE = 0.25  # of the progress made: so much lost is worth going back for
-_LOST = 0.12  # and in between it must be this much of the progress made
+_LOST = 0.09  # and in between it must be this much of the progress made
 _NOISE = 0.4  # sigma: less than this cannot be told from the noise of an old batch either
 _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
 
@@ -66,7 +66,9 @@ class SlowDivergence:
         self._best = math.nan
         self._sigma = math.nan
         self._noise = math.nan
-        """Sigma between neighbours; `_sigma` covers how blocks differ too."""
+        """Sigma between neighbours; `_sigma` has a floor."""
+        self._calm_noise = math.nan
+        """As it was when nothing was suspected."""
         self._said = 0.0
         self._warned = self._asked = False
         self._silent = 0
@@ -111,6 +113,8 @@ class SlowDivergence:
         # Median and mean |difference| of neighbours, as sigma of a normal sequence; with heavy tails the mean is more.
         noise = max(jumps[len(jumps) // 2] / 0.954, sum(jumps) / len(jumps) / 1.128)
         self._noise = noise if math.isnan(self._noise) else 0.8 * self._noise + 0.2 * noise
+        if self._sum.value < _SUSPECT:
+            self._calm_noise = self._noise
         if len(self._blocks) == _TRAILING:
             mean = sum(self._blocks) / _TRAILING
             self._sigma = max(self._noise, 4.0 * eps * abs(mean))
@@ -157,7 +161,7 @@ class SlowDivergence:
 
     def _stands_out(self, now: float) -> bool:
         """Something was learned, and the level has never risen like this before and come back."""
-        if self._first - self._best < _LEARNED * self._sigma:
+        if self._first - self._best < _LEARNED * min(self._sigma, self._calm_noise):
             return False
         if self._rise.climbing:
             return True
@@ -184,9 +188,12 @@ class SlowDivergence:
         self._blocks.clear()
         self._means.clear()
         self._block = []
-        self._best = self._sigma = self._noise = math.nan
+        self._best = self._sigma = self._noise = self._calm_noise = math.nan
         self._said, self._silent = 0.0, 0
         self._warned = self._asked = False
+
+    def _numbers(self) -> tuple[float, ...]:
+        return self._first, self._best, self._sigma, self._noise, self._calm_noise
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -197,7 +204,7 @@ class SlowDivergence:
             "block": list(self._block),
             "blocks": list(self._blocks),
             "means": list(self._means),
-            "level": [_or_none(value) for value in (self._first, self._best, self._sigma, self._noise)],
+            "level": [_or_none(value) for value in self._numbers()],
             "signed": self._signed,
             "seen": self._seen,
             "said": [self._said, self._silent, self._warned, self._asked],
@@ -214,7 +221,7 @@ class SlowDivergence:
             held.clear()
             held.extend(float(value) for value in saved)
         numbers = (math.nan if v is None else float(v) for v in state["level"])
-        self._first, self._best, self._sigma, self._noise = numbers
+        self._first, self._best, self._sigma, self._noise, self._calm_noise = numbers
         self._signed, self._seen = int(state["signed"]), int(state["seen"])
         said, silent, warned, asked = state["said"]
         self._said, self._silent, self._warned, self._asked = float(said), int(silent), bool(warned), bool(asked)

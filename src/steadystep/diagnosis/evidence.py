@@ -17,6 +17,7 @@ _CERTAIN = 4.0  # standard errors
 _CREEPING = 2.0  # margins of a slow divergence: one of them is what it calls material
 _SHARE = 0.5  # of a jump: what the old state must undo of it
 _HEALING = 0.7  # of what it was at first: the gap closes by itself
+_FALLS = 1.2  # sigma of the losses: noise alone falls by less between its ends
 _EDGE = 4  # batches at either end, for the trend
 _OVERFLOWED = 4  # batches that are finite under the old state only
 _QUIET_STEPS = 32  # after it came to nothing
@@ -98,10 +99,15 @@ class Evidence:
             return "confirmed"
         if count < _MOST and not mean + 2.0 * error < needed:
             return "gathering"
+        return "healing" if self._falls() else "cleared"
+
+    def _falls(self) -> bool:
+        """The loss is on its way back, by more than the batches differ."""
         losses = [now for _, now in self._pairs]
-        usual = math.nan if self.finding.usual is None else self.finding.usual
-        healing = _mean(losses[-_EDGE:]) - usual < _HEALING * (_mean(losses[:_EDGE]) - usual)
-        return "healing" if healing else "cleared"
+        usual = math.nan if self.finding is None or self.finding.usual is None else self.finding.usual
+        first, last, mean = _mean(losses[:_EDGE]), _mean(losses[-_EDGE:]), _mean(losses)
+        noise = math.sqrt(_mean([(loss - mean) * (loss - mean) for loss in losses]))
+        return last - usual < _HEALING * (first - usual) and first - last > _FALLS * noise
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state. States in memory do not survive a resume, and so does no suspicion."""
