@@ -17,6 +17,7 @@ _CERTAIN = 4.0  # standard errors
 _CREEPING = 2.0  # margins of a slow divergence: one of them is what it calls material
 _SHARE = 0.5  # of a jump: what the old state must undo of it
 _HEALING = 0.7  # of what it was at first: the gap closes by itself
+_TREND = 16  # batches: with fewer, a fall is chance
 _FALLS = 1.2  # sigma of the losses: noise alone falls by less between its ends
 _EDGE = 4  # batches at either end, for the trend
 _OVERFLOWED = 4  # batches that are finite under the old state only
@@ -99,7 +100,7 @@ class Evidence:
             return "confirmed"
         if count < _MOST and not mean + 2.0 * error < needed:
             return "gathering"
-        return "healing" if self._falls() else "cleared"
+        return "healing" if count >= _TREND and self._falls() else "cleared"
 
     def _falls(self) -> bool:
         """The loss is on its way back, by more than the batches differ."""
