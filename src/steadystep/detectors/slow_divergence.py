@@ -34,7 +34,7 @@ _WANDERS = 1.5  # sigma of a trailing mean: the largest rise so far that may hav
 _TIMES = 6.0  # such rises
 _FEW_MEANS, _MANY_MEANS = 6, 20  # trailing means before the best one: with fewer nobody can tell,
 _GRAVE = 0.25  # of the progress made: so much lost is worth going back for
-_LOST = 0.09  # and in between it must be this much of the progress made
+_LOST = 0.07  # and in between it must be this much of the progress made
 _NOISE = 0.4  # sigma: less than this cannot be told from the noise of an old batch either
 _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than this is no divergence yet
 
