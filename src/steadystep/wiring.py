@@ -90,10 +90,12 @@ class Parts:
         if outcome.signals is not None:
             self.casebook.note(outcome.signals, outcome.diagnosis, stepped=outcome.stepped)
         episode = self.budget.episode
+        # why not while weights are compared: a new state could take the place of the one that is being tried
+        calm = episode.calm(outcome.step) and self.judge.evidence.finding is None
         self.recovery.after(
             outcome,
             updates=updates,
-            calm=episode.calm(outcome.step),
+            calm=calm,
             suspected_since=episode.suspected_since(outcome.step),
         )
         self.examiner.note(outcome)

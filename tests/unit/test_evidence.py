@@ -25,7 +25,7 @@ STATE = 300
 
 def suspicion(detector: str = "not-healing", severity: Severity = "act", **more: Any) -> Finding:
     """A loss that is usually 1 and has risen; 0.1 would be material."""
-    plain = {"detector": detector, "step": 500, "severity": severity, "value": 3.0, "limit": 1.1, "usual": 1.0}
+    plain = {"detector": detector, "step": 500, "severity": severity, "value": 1.5, "limit": 1.1, "usual": 1.0}
     return Finding(**plain | {"since": 490} | more)
 
 
@@ -280,6 +280,10 @@ class TestJudge:
         assert not [plan for _, plan in judged if plan.steps]
         assert told(judged) == ([] if detector == "worse-than-best" else ["warn"])
 
+    def test_older_weights_that_do_no_better_on_a_loss_that_has_multiplied_make_it_a_note(self) -> None:
+        """Returns or targets have grown."""
+        assert told(run(judge_of(Memory(30.0, 30.0), suspicion(value=30.0)))) == []
+
     @pytest.mark.parametrize("detector", ["not-healing", "slow-divergence"])
     def test_nor_when_nothing_can_be_run_again(self, detector: str) -> None:
         """What a curve alone says is a warning at most."""
@@ -340,6 +344,13 @@ class TestJudge:
                 run(other, start=step, steps=1)
             assert told(judged) == []
             assert not [plan for _, plan in judged if plan.steps]
+
+    def test_a_run_too_young_to_know_its_own_ways_gets_notes_unless_it_is_confirmed(self) -> None:
+        early = suspicion(step=90, since=80)
+        assert told(run(judge_of(Memory(1.0, 3.0, runs_again=False), early), start=90)) == []
+        memory = Memory(1.0, 3.0)
+        memory.states = [SimpleNamespace(step=40, updates=41, lr=0.1)]
+        assert told(run(judge_of(memory, early), start=90)) == ["act"]
 
     def test_a_state_that_was_given_up_meanwhile_cannot_be_compared(self) -> None:
         memory = Memory(1.0, 3.0)

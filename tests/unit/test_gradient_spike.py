@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -15,10 +15,12 @@ from steadystep.records import Finding, Signals
 NAMES = ("a.weight", "b.weight", "c.weight", "d.weight", "e.weight")
 
 
-def look(step: int, norm: float, *, loss: float = 2.0, tensors: Sequence[float] | None = None) -> Signals:
+def look(
+    step: int, norm: float, *, loss: float = 2.0, tensors: Sequence[float] | None = None, lr: float = 0.1
+) -> Signals:
     """Without `tensors` all five have the same share of the norm."""
     each = tuple(tensors) if tensors is not None else (norm / math.sqrt(5.0),) * 5
-    return Signals(step=step, loss=loss, losses=(loss,), grad_norm=norm, norms=each, names=NAMES[: len(each)])
+    return Signals(step=step, loss=loss, losses=(loss,), grad_norm=norm, norms=each, names=NAMES[: len(each)], lr=lr)
 
 
 def fed(detector: GradientSpike, norms: Iterable[float], *, start: int = 0) -> list[Finding]:
@@ -69,17 +71,26 @@ def test_no_scale_matters(seed: int, log_scale: float) -> None:
 
 @given(st.sampled_from([24, 128, 640]))
 def test_the_limit_is_the_factor_and_a_young_run_gets_more_room(steps: int) -> None:
-    young = 1.0 + 128.0 / steps
-    limit = 2.0 * 10.0 * young
-    below = after(steps)
-    assert below.update(look(steps, 0.999 * limit, tensors=lone(0.999 * limit))) == ()
-    (found,) = after(steps).update(look(steps, 1.001 * limit, tensors=lone(1.001 * limit)))
+    """For a rise of all tensors alike with the loss as usual: no batch does that."""
+    limit = 2.0 * 10.0 * (1.0 + 128.0 / steps)
+    assert after(steps).update(look(steps, 0.5 * limit)) == ()
+    (found,) = after(steps).update(look(steps, 1.1 * limit))
     assert found.severity == "act"
     assert found.step == steps
-    assert found.value == 1.001 * limit
+    assert found.value == 1.1 * limit
     assert found.usual == pytest.approx(2.0)
-    assert found.limit == pytest.approx(limit)
+    assert 0.5 * limit < found.limit < 1.1 * limit
+    assert found.where == ()  # all of them is nowhere in particular
+
+
+def test_a_rise_of_single_tensors_gets_more_room() -> None:
+    """So does one of which nothing is known."""
+    alone = 2.0 * 10.0 * 1.2
+    for tensors in (lone(1.5 * alone), ()):
+        assert after(640).update(look(640, 1.5 * alone, tensors=tensors)) == ()
+    (found,) = after(640).update(look(640, 20.0 * alone, tensors=lone(20.0 * alone)))
     assert found.where == ("a.weight",)
+    assert 1.5 * alone < found.limit < 20.0 * alone
 
 
 def test_it_is_armed_after_24_steps() -> None:
@@ -95,33 +106,59 @@ def test_a_wide_run_is_judged_by_its_own_spread() -> None:
     level = detector._level
     limit = math.exp(level.median + 8.0 * level.spread) * 1.25
     assert limit > 40.0
-    assert detector.update(look(512, 0.99 * limit, tensors=lone(0.99 * limit, 1.0))) == ()
-    (found,) = detector.update(look(513, 1.1 * limit, tensors=lone(1.1 * limit, 1.0)))
-    assert found.limit == pytest.approx(limit, rel=0.01)
+    assert detector.update(look(512, 0.9 * limit)) == ()
 
 
-def test_a_rise_of_all_tensors_alike_is_noticed_sooner() -> None:
-    """Six times with the loss as usual: no batch does that. From 640 steps on the limit is 6 * 1.2."""
-    limit = 6.0 * 1.2 * 2.0
-    (found,) = after(640).update(look(640, 1.01 * limit))
-    assert found.limit == pytest.approx(limit)
-    assert found.where == ()  # all of them is nowhere in particular
-    assert after(640).update(look(640, 0.99 * limit)) == ()
-    assert after(640).update(look(640, 1.01 * limit, tensors=lone(1.01 * limit))) == ()
-    assert after(640).update(look(640, 1.01 * limit, tensors=())) == ()
+def heavy(count: int, *, seed: int = 0) -> list[float]:
+    """Norms with a Pareto tail: one in five hundred is beyond a hundred times the median."""
+    rng = random.Random(seed)
+    return [math.exp(rng.gauss(0.0, 0.2)) * rng.paretovariate(1.35) for _ in range(count)]
 
 
-def test_a_hard_batch_with_a_high_loss_gets_three_times_the_limit() -> None:
-    limit = 3.0 * 10.0 * 1.2 * 2.0
-    assert after(640).update(look(640, 0.99 * limit, loss=9.0)) == ()
-    (found,) = after(640).update(look(640, 1.01 * limit, loss=9.0))
-    assert found.limit == pytest.approx(limit)
+def test_the_limit_follows_the_tail_of_this_very_run() -> None:
+    """Its blips of a hundred times the median are its own; the same blip in a run without such a tail is none."""
+    asked = largest = 0
+    for seed in range(5):
+        norms = heavy(3000, seed=seed)
+        largest = max(largest, max(norms) / sorted(norms)[1500])
+        asked += sum(f.severity == "act" for f in fed(GradientSpike(), norms))
+    assert largest > 100.0
+    assert asked <= 5
+    assert [f.severity for f in after(640).update(look(640, 200.0))] == ["act"]
+
+
+def test_a_heavy_tail_is_no_licence() -> None:
+    detector = GradientSpike()
+    fed(detector, heavy(3000))
+    assert [f.severity for f in detector.update(look(3000, 1e12))] == ["act"]
+
+
+def test_a_burst_does_not_stand_out_from_its_neighbours() -> None:
+    """Norms that rise within a few steps, each less than three times the one before."""
+    assert fed(after(640), [2.0 * 2.5**i for i in range(12)], start=640) == []
+
+
+def test_a_hard_batch_with_a_high_loss_gets_more_room() -> None:
+    plain = 2.0 * 10.0 * 1.2
+    assert after(640).update(look(640, 5.0 * plain, loss=9.0)) == ()
+    assert after(640).update(look(640, 5.0 * plain)) != ()
+    (found,) = after(640).update(look(640, 50.0 * plain, loss=9.0))
+    assert 5.0 * plain < found.limit < 50.0 * plain
+
+
+def test_an_update_no_larger_than_others_that_were_survived_gets_more_room() -> None:
+    """The learning rate was higher once: norm times rate is what moves weights."""
+    norm, known = 5.0 * 2.0 * 10.0 * 1.2, GradientSpike()
+    for i in range(640):
+        assert known.update(look(i, 2.0, lr=10.0 if i < 100 else 0.1)) == ()
+    assert known.update(look(640, norm, tensors=lone(norm))) == ()
+    assert after(640).update(look(640, norm, tensors=lone(norm))) != ()
 
 
 def test_a_loss_that_is_nan_explains_nothing() -> None:
-    """The gate refuses that step anyway; here the plain limit holds."""
-    assert after(640).update(look(640, 2.0 * 11.9, loss=math.nan)) == ()
-    assert after(640).update(look(640, 2.0 * 12.1, loss=math.nan)) != ()
+    """The gate refuses that step anyway; it gets no more room than single tensors do."""
+    assert after(640).update(look(640, 2.0 * 10.0 * 1.2 * 6.0, loss=math.nan)) != ()
+    assert after(640).update(look(640, 2.0 * 10.0 * 1.2 * 6.0, loss=9.0)) == ()
 
 
 def test_what_clipping_holds_back_is_a_note() -> None:
@@ -131,22 +168,60 @@ def test_what_clipping_holds_back_is_a_note() -> None:
         assert ("held by your clipping" in found.what) == (severity == "info")
 
 
-@given(st.sampled_from([2.0, 5.0, 10.0, 30.0]))
+@given(st.sampled_from([6.0, 10.0, 30.0]))
 def test_the_factor_is_a_setting(factor: float) -> None:
     limit = 2.0 * factor * 1.2
-    assert after(640, factor=factor).update(look(640, 0.99 * limit, tensors=lone(0.99 * limit))) == ()
-    assert after(640, factor=factor).update(look(640, 1.01 * limit, tensors=lone(1.01 * limit))) != ()
+    assert after(640, factor=factor).update(look(640, 0.5 * limit)) == ()
+    assert after(640, factor=factor).update(look(640, 1.1 * limit)) != ()
 
 
-def test_twelve_outliers_in_agreement_are_a_new_level() -> None:
-    detector = after(640)
-    found = fed(detector, [200.0 + i for i in range(12)], start=640)
-    assert [f.severity for f in found] == ["act"] * 11 + ["info"]
-    assert "new level" in found[-1].what
-    assert found[-1].usual == pytest.approx(2.0)
-    assert fed(detector, [210.0] * 50, start=652) == []
-    (again,) = detector.update(look(702, 1e6))
-    assert again.usual == pytest.approx(210.0, rel=0.05)
+class TestOutliersThatLast:
+    """Nobody counts them and calls them usual: they are held down, and let in for as long as that does no harm."""
+
+    def raised(
+        self, detector: GradientSpike, *, norm: float = 200.0, loss: float = 2.0, steps: int = 200
+    ) -> list[Finding]:
+        looks = [look(640 + i, norm + i % 12, loss=loss) for i in range(steps)]
+        return [f for each in looks for f in detector.update(each)]
+
+    def test_they_are_held_at_the_usual_norm_and_let_in_step_by_step(self) -> None:
+        found = self.raised(after(640))
+        held = [f for f in found if f.severity == "act"]
+        assert [f.step for f in held] == list(range(640, 640 + len(held)))
+        norms = [f.usual for f in held]
+        assert norms[:12] == pytest.approx([2.0] * 12, rel=0.2)
+        assert norms == sorted(norms)
+        assert all(b < 1.2 * a for a, b in pairwise(norms))
+        assert norms[-1] > 100.0
+
+    def test_none_of_them_is_refused_for_good(self) -> None:
+        """Their direction is used: none of those that agree is far above the limit it comes with."""
+        held = [f for f in self.raised(after(640)) if f.severity == "act"][12:]
+        assert all(f.value <= f.limit for f in held)
+
+    def test_in_the_end_they_are_the_level(self) -> None:
+        detector = after(640)
+        assert "new level" in self.raised(detector)[-1].what
+        assert fed(detector, [210.0] * 50, start=840) == []
+        (again,) = detector.update(look(900, 1e6))
+        assert again.usual == pytest.approx(210.0, rel=0.1)
+
+    def test_not_while_the_loss_rises(self) -> None:
+        found = self.raised(after(640), norm=2000.0, loss=9.0)
+        assert {f.severity for f in found} == {"act"}
+        assert len(found) == 200
+        assert all(f.usual == pytest.approx(2.0, rel=0.2) for f in found)
+
+    def test_one_that_is_over_begins_anew(self) -> None:
+        detector = after(640)
+        self.raised(detector, steps=30)
+        assert fed(detector, [2.0] * 20, start=670) == []
+        (found,) = detector.update(look(690, 200.0))
+        assert found.usual == pytest.approx(2.0, rel=0.2)
+
+    def test_what_clipping_holds_back_is_a_note(self) -> None:
+        found = self.raised(after(640, clipped_to=1.0))
+        assert {f.severity for f in found} == {"info"}
 
 
 def test_outliers_that_disagree_stay_outliers() -> None:
@@ -171,12 +246,12 @@ def test_what_is_no_norm_is_neither_judged_nor_learned() -> None:
 
 
 def test_a_shorter_history_follows_sooner() -> None:
-    """After 20 steps at five times the level, a further four times is 20 times the old level or 4 times the new."""
+    """After 20 steps at 2.5 times the level, a further 6.8 times is 17 times the old level."""
     short, long = after(640, history=32), after(640, history=128)
     for detector in (short, long):
-        assert fed(detector, [10.0] * 20, start=640) == []
-    assert short.update(look(660, 40.0)) == ()
-    assert len(long.update(look(660, 40.0))) == 1
+        assert fed(detector, [5.0] * 20, start=640) == []
+    assert short.update(look(660, 34.0)) == ()
+    assert len(long.update(look(660, 34.0))) == 1
 
 
 def test_tensors_that_come_and_go_are_no_trouble() -> None:
