@@ -16,6 +16,7 @@ from steadystep.recovery import Recovery, Snapshot
 _GRAVE = ("act", "critical")
 _HEALTHY = (Diagnosis(), Plan())  # what nearly every step comes to; made once
 _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders (a DQN's rises tenfold at first)
+_HELD = 7  # batches that were remembered; with the one at hand they are enough
 _GROWN = 2.0  # times what it was
 _TRIED = 3  # states, where updates are refused again and again: the newest may hold the damage already
 
@@ -100,9 +101,7 @@ class Judge:
         lasting = tuple(filter(_is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
         if loud and evidence.finding is None:
-            known = self._restorable(look.signals, loud, states)
-            if known:
-                evidence.begin(loud[0], state=known[-1].step, lr=known[-1].lr)
+            self._begin(loud[0], self._restorable(look.signals, loud, states))
         rest = tuple(finding for finding in found if not _is_uncertain(finding))
         if evidence.finding is None:
             return (*rest, *(evidence.once(self._untried(finding)) for finding in lasting))
@@ -119,6 +118,15 @@ class Judge:
         look.signals = replace(look.signals, witness=evidence.witness)
         suspected = evidence.close(step)
         return (*rest, evidence.once(replace(suspected, severity=self._severity(verdict, state, suspected))))
+
+    def _begin(self, suspected: Finding, known: list[Snapshot]) -> None:
+        """Suspect it, if there is a state that a rollback could restore."""
+        if not known or not self.evidence.begin(suspected, state=known[-1].step, lr=known[-1].lr):
+            return
+        if suspected.detector == WeightJump.name:
+            # why at once: what damaged the weights from outside is over, and each step with them is wasted
+            for then, now in self.recovery.held(known[-1], _HELD):
+                self.evidence.add(then=then, now=now)
 
     def _severity(self, verdict: Verdict, state: Snapshot, suspected: Finding) -> Severity:
         """Going back pays where the objective is still what it was: no adversary, no target network has moved.

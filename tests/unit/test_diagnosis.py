@@ -124,18 +124,32 @@ def test_damage_is_none_unless_something_says_so() -> None:
         assert explain(GOOD, (finding(detector, "warn"),)).damage is Damage.NONE
     assert explain(GOOD, (finding("gradient-spike", "act"),)).damage is Damage.NONE
     assert explain(GOOD, (finding("poisoned-moments", "act"),)).damage is Damage.MOMENTS
+    assert explain(GOOD, (finding("weight-jump", "act"), finding("poisoned-moments", "act"))).damage is Damage.WEIGHTS
+    better = replace(GOOD, witness=Witness(step=50, then=1.0, now=2.0, batches=8))
     for detector in ("not-healing", "slow-divergence"):
         both = (finding(detector, "act"), finding("poisoned-moments", "act"))
-        assert explain(GOOD, both).damage is Damage.WEIGHTS
+        assert explain(GOOD, both).damage is Damage.MOMENTS  # a curve alone says nothing about weights
+        assert explain(better, both).damage is Damage.WEIGHTS
 
 
-def test_refusing_again_and_again_means_that_the_weights_are_bad() -> None:
+def test_refusing_again_and_again_means_that_the_weights_are_bad_if_older_ones_are_not() -> None:
     bad = replace(GOOD, loss=math.nan)
     critical = (finding("non-finite", "critical"),)
-    damages = [explain(replace(bad, refused_in_a_row=n), critical).damage for n in range(4)]
-    assert damages == [Damage.NONE, Damage.NONE, Damage.WEIGHTS, Damage.WEIGHTS]
-    assert explain(replace(bad, refused_in_a_row=5, input_finite=False), critical).damage is Damage.NONE
-    assert explain(replace(GOOD, refused_in_a_row=5), (finding("gradient-spike", "act"),)).damage is Damage.NONE
+    better, same = (Witness(step=50, then=then, now=math.nan) for then in (2.0, math.nan))
+    for witness, damage in ((better, Damage.WEIGHTS), (same, Damage.NONE), (None, Damage.NONE)):
+        damages = [explain(replace(bad, refused_in_a_row=n, witness=witness), critical).damage for n in range(4)]
+        assert damages == [Damage.NONE, Damage.NONE, damage, damage]
+    stuck = replace(bad, refused_in_a_row=5, witness=better)
+    assert explain(replace(stuck, input_finite=False), critical).damage is Damage.NONE
+    assert explain(replace(stuck, loss=2.0), (finding("gradient-spike", "act"),)).damage is Damage.NONE
+    jumped = (*critical, finding("weight-jump", "warn"))
+    assert explain(replace(bad, refused_in_a_row=5), jumped).damage is Damage.WEIGHTS
+
+
+def test_several_batches_are_told_as_means() -> None:
+    heard = replace(GOOD, witness=Witness(step=50, then=2.0, now=3.9, batches=12))
+    told = explain(heard, (finding("not-healing", "act"),)).evidence
+    assert "the last 12 batches have a mean loss of 3.9, and 2 with the weights of step 50" in told
 
 
 def test_a_witness_tells_damaged_weights_from_changed_data() -> None:

@@ -312,6 +312,12 @@ def test_skips_spent_with_nobody_to_ask_tries_one_rollback_before_the_end() -> N
     rolled_back(spent, at=450, to=300)
     skipped(spent, 498, 499)
     assert decide(GOOD, diagnosed(NAN), budget=spent, states=states).steps == ("skip-step", "stop")  # it was tried
+    spent = Budget(max_skips=3)
+    for step in (494, 496, 498):
+        skipped(spent, step)
+        spent.count(Outcome(step=step + 1, reading=1.0, stepped=True))
+    # with good updates in between it is the data
+    assert decide(GOOD, diagnosed(NAN), budget=spent, states=states).steps == ("skip-step", "stop")
     spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
     never = Limits(rolls_back=False)
     assert decide(GOOD, diagnosed(NAN), budget=spent, states=states, limits=never).steps == ("skip-step", "stop")

@@ -197,16 +197,16 @@ class Passes:
         trial = Trial(work, batch, self._precision, self._buffers, self._parameters(), self._device, self._ranks)
         return trial.losses(others, backward=backward)
 
-    def loss_of(self, work: Work, inside: AbstractContextManager[None]) -> float | None:
-        """The loss of a remembered micro-batch inside `inside`; nothing stays changed. None when it cannot be run."""
+    def compare_again(self, work: Work, other: AbstractContextManager[None]) -> tuple[float, float] | None:
+        """As `compare`, for a remembered micro-batch: its loss as things are, and inside `other`."""
 
         def again() -> Tensor:
             closure, batch = work.recipe.again()
             return closure() if batch is None else closure(batch)
 
         trial = Trial(again, None, self._precision, self._buffers, self._parameters(), self._device, self._ranks)
-        losses = trial.losses([inside], backward=False)
-        return None if losses is None else losses[1]
+        losses = trial.losses([other], backward=False)
+        return None if losses is None else (losses[0], losses[1])
 
     def present(self, work: Closure | None, batch: Any, rng: RngState | None = None) -> None:
         """The micro-batch at hand of a loop that runs its passes itself; without `work` it cannot be run again."""

@@ -110,12 +110,13 @@ class Update:
         self._probing.cancel()
         made: list[Done] = []
         missed: tuple[Done, ...] = ()
+        jumped = False
         if plan.until is not None and look_again is not None:
             missed = self._recovery.missed(restored)
             if any(len(done.options) != len(options) for done in missed):  # a group was added since
                 missed = ()
             try:
-                made = self._make_again(plan, missed, present, look, diagnosis, look_again)
+                made, jumped = self._make_again(plan, missed, present, look, diagnosis, look_again)
             except BaseException:
                 self._back_once_more(plan.to)
                 self._recovery.caught_up(restored, ())
@@ -126,7 +127,7 @@ class Update:
             schedules()
             self._lr.put(options)
         self._recovery.caught_up(restored, made)
-        plan = _as_done(plan, whole=whole, some=bool(made))
+        plan = _as_done(plan, whole=whole, some=bool(made), innocent=plan.outside and not jumped)
         self.prepare(plan)
         if "rewarm" in plan.steps:
             self._lr.ceiling.rewarm(self._rewarm_steps if plan.hold is None else min(plan.hold, self._rewarm_steps))
@@ -150,21 +151,25 @@ class Update:
         look: Look,
         diagnosis: Diagnosis,
         look_again: LookAgain,
-    ) -> list[Done]:
-        """Those of `missed` that go well this time, from the first on, and then the one at hand."""
+    ) -> tuple[list[Done], bool]:
+        """Those of `missed` that go well this time, from the first on, and then the one at hand.
+
+        And whether they led to where the weights had jumped to: then it was the updates after all.
+        """
         assert plan.to is not None
         assert plan.until is not None
         if not missed:
-            return []
+            return [], False
         wanted, sign = [*missed, *present], plan.until
         made, healed = self._catch_up.make_again(wanted, look_again, first_sign=sign, outside=plan.outside)
-        if plan.outside and made and not healed and self._jumped_again(look, diagnosis):
+        jumped = plan.outside and bool(made) and not healed and self._jumped_again(look, diagnosis)
+        if jumped:
             self._back_once_more(plan.to)
             made, _ = self._catch_up.make_again(missed, look_again, first_sign=sign)
         if made and plan.only_whole and len(made) < len(missed):
             self._back_once_more(plan.to)
             made = []
-        return made
+        return made, jumped
 
     def _back_once_more(self, step: int) -> None:
         self._undo()
@@ -323,8 +328,14 @@ class Update:
         return limit
 
 
-def _as_done(plan: Plan, *, whole: bool, some: bool) -> Plan:
-    """What became of a plan to catch up: with all updates made again there is nothing to recover from."""
+def _as_done(plan: Plan, *, whole: bool, some: bool, innocent: bool) -> Plan:
+    """What became of a plan to catch up: with all updates made again there is nothing to recover from.
+
+    And where no update did the damage (`innocent`), the learning rate had no part in it.
+    """
     if whole:
         return replace(plan, steps=("rollback", "catch-up"), lr=None, hold=None)
-    return plan if some else replace(plan, steps=tuple(step for step in plan.steps if step != "catch-up"), until=None)
+    undone = {"catch-up"} if not some else set()
+    undone |= {"cut-lr", "rewarm"} if innocent else set()
+    steps = tuple(step for step in plan.steps if step not in undone)
+    return replace(plan, steps=steps, until=plan.until if some else None, lr=None if innocent else plan.lr)

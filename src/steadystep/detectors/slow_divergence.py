@@ -90,8 +90,9 @@ class SlowDivergence:
             return ()
         self._silent += 1
         due = total >= self._said if self._silent >= _QUIET else not self._said
-        loud = not self._warned and self._silent >= _LOOK_AGAIN and total >= self._mark()
-        return self._judge(signals, total) if due or loud or self._silent >= _ASK_AGAIN else ()
+        due = due or self._silent >= _ASK_AGAIN
+        loud = not self._warned and self._silent % _LOOK_AGAIN == 0 and total >= self._mark()
+        return self._judge(signals, total, due=due) if due or loud else ()
 
     def _close_block(self, eps: float) -> None:
         losses, self._losses = self._losses, []
@@ -123,17 +124,20 @@ class SlowDivergence:
         else:
             self._best = math.nan
 
-    def _judge(self, signals: Signals, total: float) -> tuple[Finding, ...]:
+    def _judge(self, signals: Signals, total: float, *, due: bool) -> tuple[Finding, ...]:
+        """Between two notes only a warning is news."""
         now = self._present()
         material = max(_MATERIAL * max(abs(self._best), self._first - self._best), _NOISE * self._sigma)
         if now - self._best < material:
-            self._said, self._silent = total, 0
+            self._said, self._silent = (total, 0) if due else (self._said, self._silent)
             return ()
         loud = total >= self._mark() and self._stands_out(now)
         grave = loud and now - self._best >= _GRAVE * (self._first - self._best)
         severity: Severity = "info"
         if (loud and not self._warned) or (grave and not self._asked):
             severity = "act" if grave else "warn"
+        if severity == "info" and not due:
+            return ()
         self._said, self._silent = total + _SUSPECT / 2.0, 0
         self._warned, self._asked = self._warned or loud, self._asked or grave
         since = signals.step - self._sum.since

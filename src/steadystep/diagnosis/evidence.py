@@ -41,11 +41,13 @@ class Evidence:
         self._quiet_until = -1
         self._told_until = -1
 
-    def begin(self, finding: Finding, *, state: int, lr: float) -> None:
-        """Suspect `finding`; a rollback would restore `state`. Not again so soon after one that came to nothing."""
-        if finding.step >= self._quiet_until:
-            self.finding, self.state, self._lr = finding, state, lr
-            self._pairs = []
+    def begin(self, finding: Finding, *, state: int, lr: float) -> bool:
+        """Suspect `finding`; a rollback would restore `state`. False so soon after one that came to nothing."""
+        if finding.step < self._quiet_until:
+            return False
+        self.finding, self.state, self._lr = finding, state, lr
+        self._pairs = []
+        return True
 
     def heard(self, finding: Finding) -> None:
         """The same suspicion once more: its newest numbers count."""

@@ -73,6 +73,10 @@ class Recovery(Protocol):
         """The loss of the present batch under that state and under the present weights, if it can be run again."""
         ...
 
+    def held(self, snapshot: Snapshot, count: int) -> list[tuple[float, float]]:
+        """As `compare`, for up to `count` remembered batches."""
+        ...
+
     def repeats(self, snapshot: Snapshot) -> bool | None:
         """Whether the first batch after that state still has the loss it had; None when it is not remembered."""
         ...
@@ -136,6 +140,10 @@ class NoRecovery:
     def repeats(self, snapshot: Snapshot) -> bool | None:
         """Nothing is remembered."""
         return None
+
+    def held(self, snapshot: Snapshot, count: int) -> list[tuple[float, float]]:
+        """Nothing is remembered."""
+        return []
 
     def roll_back(self, step: int, *, replay: bool) -> int:
         """Never planned without a state to go to."""
@@ -265,8 +273,14 @@ class InMemory:
             return None
         first = missed[0]
         then = first.signals.losses[0] if first.signals.losses else first.signals.loss
-        now = self._passes.loss_of(first.works[0], self._snapshots.weights_of(snapshot))
-        return now is not None and math.isclose(now, then, rel_tol=_SAME, abs_tol=1e-9)
+        losses = self._passes.compare_again(first.works[0], self._snapshots.weights_of(snapshot))
+        return losses is not None and math.isclose(losses[1], then, rel_tol=_SAME, abs_tol=1e-9)
+
+    def held(self, snapshot: Snapshot, count: int) -> list[tuple[float, float]]:
+        """The newest remembered batches. The present weights have learned from them, so a doubt is in their favour."""
+        works = [done.works[0] for done in self.missed(snapshot.updates)[-count:]]
+        tried = [self._passes.compare_again(work, self._snapshots.weights_of(snapshot)) for work in works]
+        return [(losses[1], losses[0]) for losses in tried if losses is not None]
 
     def roll_back(self, step: int, *, replay: bool) -> int:
         """Everything together: weights, buffers, optimizer, kept objects, and the guard's own parts."""

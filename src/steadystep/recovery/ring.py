@@ -13,7 +13,7 @@ _FEW = {1: 8, 2: 2}
 
 _TOO_OLD = 8  # intervals: the oldest is given up after that,
 _OLD = 5  # for one that is at least this old
-_PAIR = 2  # intervals: the same where there are only two
+_PAIR, _PAIR_SUSPECTED = 2, 3  # intervals: the same where there are only two, and where one of them is set aside
 
 
 def interval_mult(size: float, count: int) -> int:
@@ -47,7 +47,7 @@ def to_replace(steps: Sequence[int], *, now: int, interval: int, suspected_since
         kept = before[-1]
         others = [i for i in range(len(steps)) if i != kept]
         # why: a single other one is overwritten before it can be trusted, so the one set aside must not be all there is
-        if len(others) == 1 and now - steps[kept] > _TOO_OLD * interval:
+        if len(others) == 1 and now - steps[kept] > _PAIR_SUSPECTED * interval:
             return kept
         return others[to_replace([steps[i] for i in others], now=now, interval=interval)]
     if len(steps) == 1 or steps[0] < 0:

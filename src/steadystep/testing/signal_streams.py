@@ -56,7 +56,7 @@ def _signals(step: int, rng: random.Random, changes: dict[str, Any]) -> Signals:
 
 def _spikes(step: int, rng: random.Random) -> dict[str, Any]:
     wild = step % 70 == 69
-    return {"loss": 40.0 + rng.random(), "norms": (90.0, 200.0, 30.0)} if wild else {}
+    return {"loss": 40.0 + rng.random(), "norms": (900.0, 2000.0, 300.0)} if wild else {}
 
 
 def _diverging(step: int, rng: random.Random) -> dict[str, Any]:
