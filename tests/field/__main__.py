@@ -15,7 +15,7 @@ from steadystep.lab.bench.study import Job
 from steadystep.lab.bench.workers import each
 from tests.field import table
 from tests.field.plan import Run, run_of, runs
-from tests.field.row import for_json, row_of
+from tests.field.row import for_json, made
 from tests.field.verdict import Row
 
 _NUMBERS = ("plain_score", "guarded_score", "clean_score", "start_score", "spread")
@@ -61,11 +61,6 @@ def _make(wanted: Sequence[Run], asked: argparse.Namespace) -> dict[int, Row]:
         offends = "OFFENDS " + table.line_of(row) if table.offends(row) else ""
         _say(f"{number}/{len(jobs)} run {index} {row['seconds']:.0f} s, {left:.0f} min left {offends}")
     return found
-
-
-def made(job: Job) -> Row:
-    """The row of one job: what a worker process does."""
-    return row_of(Run(**job.args))
 
 
 def read(path: Path) -> dict[int, Row]:

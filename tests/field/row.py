@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
+from steadystep.lab.bench.study import Job
 from tests.field import loops
 from tests.field.plan import Run
 from tests.field.program import End, Notes, Program, ended
@@ -71,6 +72,11 @@ def _worse_again(run: Run, row: Row) -> int:
     ends = [(guarded_end(other).score, plain_end(other).score) for other in others]
     sense = {"spread": row["spread"], "higher_is_better": row["higher_is_better"]}
     return 1 + sum(compared(guarded, plain, **sense) == "worse" for guarded, plain in ends)
+
+
+def made(job: Job) -> Row:
+    """The row of one job. Here and not in `__main__`, which a worker process does not import."""
+    return row_of(Run(**job.args))
 
 
 def _depends_on_spread(*scores: float) -> bool:

@@ -1,6 +1,7 @@
 """Each pattern on a curve that shows it, and on the nearest one that does not."""
 
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -74,8 +75,16 @@ def test_a_jump_that_stays_is_trouble_and_a_guard_would_have_gone_back() -> None
     assert reading.findings[0].step == 4000
     assert not reading.healthy
     assert "rollback" in reading.plans[0].action
-    assert 4000 < reading.plans[0].step <= 4100
-    assert "since step 4000" in reading.plans[0].reason
+    assert 4000 < reading.plans[0].step <= 4300
+    assert re.search(r"since (about )?step (39|40)\d\d", reading.plans[0].reason)
+    assert "with the weights of" not in reading.plans[0].reason  # nobody has tried any
+
+
+def test_a_guard_would_not_have_gone_back_for_a_jump_that_comes_back() -> None:
+    loss = HEALTHY.copy()
+    loss[400:450] += 2.0
+    reading = read(loss, lr=np.full(N, 1e-3))
+    assert not [plan for plan in reading.plans if "rollback" in plan.action]
 
 
 @pytest.mark.parametrize("every", [1, 10])
@@ -254,7 +263,7 @@ def test_a_long_log_is_replayed_around_what_stands_out() -> None:
     assert reading.findings[0].kind == "spike-unhealed"
     assert reading.findings[0].step == 110_000
     assert reading.plans[0].step == 70_000
-    assert any(110_000 <= plan.step < 110_100 and "rollback" in plan.action for plan in reading.plans)
+    assert any(110_000 <= plan.step < 110_300 and "rollback" in plan.action for plan in reading.plans)
     assert len(reading.plans) < 10
     assert any("only around" in note for note in reading.notes)
 

@@ -96,8 +96,8 @@ class TestRing:
         assert -1 not in steps or count > 2
 
     def test_a_suspicion_that_never_ends_does_not_hold_one_of_two_for_ever(self) -> None:
-        assert to_replace([39, 319], now=359, interval=40, suspected_since=50) == 1
-        assert to_replace([39, 359], now=399, interval=40, suspected_since=50) == 0
+        assert to_replace([39, 119], now=159, interval=40, suspected_since=50) == 1
+        assert to_replace([39, 119], now=160, interval=40, suspected_since=50) == 0
         assert to_replace([39, 359, 379], now=9999, interval=40, suspected_since=50) != 0
 
     def test_one_place_is_overwritten_each_time(self) -> None:

@@ -128,13 +128,15 @@ def _stretch(
     for i, (x, y, z) in enumerate(zip(loss.tolist(), norm.tolist(), lr.tolist(), strict=True)):
         signals = Signals(step=i, loss=x, grad_norm=y, lr=z, refused_in_a_row=budget.refused_in_a_row)
         found = _noticed(made, signals)
-        lasting = next((f for f in found if f.detector in LASTING and f.severity == "warn"), None)
-        if lasting is not None and lasting.usual is not None and not _comes_back(loss[i:], lasting.usual):
+        lasting = next((f for f in found if f.detector in LASTING and f.severity == "act"), None)
+        if lasting is not None and lasting.usual is not None:
             # why: what older weights on the same batches tell a guard, hindsight tells here
-            signals = replace(signals, witness=Witness(step=i, then=lasting.usual, now=lasting.value, lr=z))
-            found = tuple(replace(f, severity="act") if f is lasting else f for f in found)
+            then = lasting.value if _comes_back(loss[i:], lasting.usual) else lasting.usual
+            signals = replace(signals, witness=Witness(step=i, then=then, now=lasting.value, lr=z))
+            found = tuple(replace(f, severity="warn") if f is lasting and then == f.value else f for f in found)
         if found:
-            diagnosis = explain(signals, found)
+            told = explain(replace(signals, witness=None), found).evidence  # nobody has tried older weights
+            diagnosis = replace(explain(signals, found), evidence=told)
             budget.see(diagnosis)
             plan = decide(signals, diagnosis, budget=budget, states=tuple(states), limits=limits)
             refused = any(s in ("skip-step", "rollback", "stop") for s in plan.steps)

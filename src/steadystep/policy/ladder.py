@@ -68,8 +68,8 @@ def decide(
         return _go_back(signals, diagnosis, budget, states, limits, ceiling)
     steps = [*_refusal(signals, diagnosis)]
     if steps and budget.skips_spent(signals.step):
-        # why: where nothing can be run again it may be the weights, and a rollback is the last thing to try; but weights
-        # that took updates in between are good ones
+        # why: where nothing can be run again it may be the weights, and a rollback is the last thing to try; but
+        # weights that took updates in between are good ones
         unknown = signals.witness is None and budget.last_target(signals.step) is None and budget.refused_in_a_row > 1
         if unknown and mode == "autopilot" and limits.rolls_back and not signals.scaled:
             return _go_back(signals, diagnosis, budget, states, limits, ceiling)
