@@ -51,15 +51,11 @@ def run_with_a_rollback(schedule: bool) -> list[tuple[float, float, int]]:
     return seen
 
 
-def test_after_a_rollback_it_is_cut_rewarmed_and_given_back() -> None:
+def test_damage_that_no_update_did_leaves_the_rate_alone() -> None:
+    """What updates did is cut for: test_recovery_guard.py, and how it is given back: test_ceiling.py."""
     seen = run_with_a_rollback(schedule=False)
-    used = [lr for _, lr, _ in seen]
-    at = next(i for i in range(1, len(seen)) if seen[i][2] < seen[i - 1][2])
-    assert set(used[:at]) == {1e-2}
-    assert used[at + 1] == pytest.approx(0.7e-3)  # a tenth of the cut rate
-    assert used[at + 1 : at + 11] == sorted(used[at + 1 : at + 11])
-    assert used[at + 11] == pytest.approx(0.7e-2)
-    assert used[-1] == 1e-2
+    assert any(seen[i][2] < seen[i - 1][2] for i in range(1, len(seen)))  # it was rolled back
+    assert {lr for _, lr, _ in seen} == {1e-2}
 
 
 def test_the_schedule_goes_back_with_the_weights() -> None:

@@ -66,3 +66,14 @@ def cusum(values: list[float], *, slack: float, cap: float) -> tuple[float, int]
     for value in sums:
         since = since + 1 if value > 0.0 else 0
     return (sums[-1] if sums else 0.0), since
+
+
+def tail_limit(values: list[float], *, above: float) -> float:
+    """What one value in ten million passes, if those beyond `above` are exponential; from the last 64 of them."""
+    beyond = [(i, value - above) for i, value in enumerate(values, 1) if value > above][-64:]
+    if not beyond:
+        return above
+    seen = len(values) - (beyond[0][0] if len(beyond) == 64 else 0)
+    rate = min(len(beyond) / max(seen, 1), 1.0)
+    upper = math.fsum(excess for _, excess in beyond) / len(beyond) * (1.0 + 2.0 / math.sqrt(len(beyond)))
+    return above + upper * max(math.log(rate * 1e7), 0.0)

@@ -98,6 +98,9 @@ class TestVerdict:
     def test_a_batch_that_is_not_finite_under_the_old_state_either_is_the_datas_fault(self) -> None:
         for then in (math.nan, math.inf):
             assert verdict(opened(), [(1.0, 3.0), (then, math.nan)]) == ("cleared", 2)
+        told = opened()
+        for _ in range(20):  # nor does it become the weights' by adding up
+            assert told.add(then=math.nan, now=math.nan) == "cleared"
 
     @given(DETECTORS, st.lists(st.tuples(LOSSES, LOSSES), min_size=1, max_size=24))
     def test_never_on_fewer_than_eight_and_never_for_ever(
@@ -220,6 +223,7 @@ class Memory:
         self.states = [SimpleNamespace(step=step, updates=step + 1, lr=0.1) for step in (200, STATE)]
         self.pair = (then, now) if runs_again else None
         self._repeats = repeats
+        self.remembered: list[tuple[float, float]] = []
         self.compared: list[int] = []
 
     def comparable(self, signals: Signals, states: list[Any]) -> list[Any]:
@@ -231,6 +235,9 @@ class Memory:
     def compare(self, state: Any) -> tuple[float, float] | None:
         self.compared.append(state.step)
         return self.pair
+
+    def held(self, state: Any, count: int) -> list[tuple[float, float]]:
+        return self.remembered[-count:]
 
     def repeats(self, state: Any) -> bool | None:
         return self._repeats
@@ -325,6 +332,21 @@ class TestJudge:
             judged = run(judge_of(Memory(then, 3.0, repeats=repeats), jumped))
             assert told(judged) == [heard]
             assert bool([plan for _, plan in judged if "rollback" in plan.steps]) is (heard == "act")
+
+    def test_a_jump_of_weights_is_confirmed_at_once_where_batches_are_remembered(self) -> None:
+        """What damaged them is over, and each step with them is wasted; a loss that stays high is not so sudden."""
+        for detector, severity, steps in (("weight-jump", "warn", 1), ("not-healing", "act", 8)):
+            memory = Memory(1.0, 3.0)
+            memory.remembered = [(1.0, 3.0)] * 20
+            run(judge_of(memory, suspicion(detector, severity)))
+            assert len(memory.compared) == steps
+
+    def test_remembered_batches_can_clear_them_too(self) -> None:
+        for remembered in ([(3.0, 3.0)] * 20, [(math.nan, math.nan)] * 20):
+            memory = Memory(1.0, 3.0)
+            memory.remembered = remembered
+            judged = run(judge_of(memory, suspicion("weight-jump", "warn")))
+            assert not [plan for _, plan in judged if plan.steps]
 
     def test_weights_that_are_no_longer_finite_need_no_comparison(self) -> None:
         memory = Memory(1.0, 3.0)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.stats import Cusum, Level, Window
-from tests.reference.stats import SlowLevel, at_share, cusum
+from steadystep.stats import Cusum, Level, Tail, Window
+from tests.reference.stats import SlowLevel, at_share, cusum, tail_limit
 
 finite = st.floats(-1e6, 1e6)
 anything = finite | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0])
@@ -213,3 +213,66 @@ class TestWindow:
         assert len(window) == 0
         window.push(5.0)
         assert window.median == 5.0
+
+
+def tail_of(values: list[float]) -> Tail:
+    tail = Tail(above=1.0)
+    for value in values:
+        tail.learn(value)
+    return tail
+
+
+class TestTail:
+    logs = st.floats(-3.0, 8.0)
+
+    @given(st.lists(logs, max_size=200))
+    def test_does_what_its_slow_twin_does(self, values: list[float]) -> None:
+        assert tail_of(values).limit == pytest.approx(tail_limit(values, above=1.0))
+
+    @given(st.lists(logs, max_size=120), st.integers(0, 120))
+    def test_saved_anywhere_and_loaded_it_goes_on(self, values: list[float], cut: int) -> None:
+        whole, second = tail_of(values), Tail(above=1.0)
+        second.learn(77.0)  # a used one forgets what it knew
+        second.load_state_dict(json.loads(json.dumps(tail_of(values[:cut]).state_dict(), allow_nan=False)))
+        for value in values[cut:]:
+            second.learn(value)
+        assert second.state_dict() == whole.state_dict()
+        assert second.limit == whole.limit
+
+    @given(st.lists(logs, max_size=60), st.integers(0, 59), st.floats(0.0, 5.0))
+    def test_it_is_never_below_the_mark_and_further_outliers_never_lower_it(
+        self, values: list[float], which: int, more: float
+    ) -> None:
+        limit = tail_of(values).limit
+        assert limit >= 1.0
+        if which < len(values) and values[which] > 1.0:
+            values[which] += more
+            assert tail_of(values).limit >= limit
+
+    @given(st.integers(0, 10_000), st.floats(0.2, 1.5), st.floats(0.01, 0.2))
+    def test_values_of_an_exponential_tail_hardly_ever_pass_it(self, seed: int, mean: float, rate: float) -> None:
+        """And what is far beyond it does: one value in ten million is meant."""
+        rng = random.Random(seed)
+        tail, passed = Tail(above=1.0), 0
+        for i in range(2000):
+            value = 1.0 + rng.expovariate(1.0 / mean) if rng.random() < rate else 0.0
+            passed += i > 500 and value > tail.limit > 1.0
+            tail.learn(value)
+        assert passed == 0
+        assert tail.limit < 1.0 + 40.0 * mean
+
+    def test_it_follows_a_run_whose_outliers_end(self) -> None:
+        """By the last 64 of them; older ones are forgotten."""
+        wild = [6.0] * 64
+        assert tail_of([*wild, *[1.1] * 64]).limit == tail_of([*[2.0] * 64, *[1.1] * 64]).limit
+
+
+@given(st.lists(finite, min_size=40, max_size=60))
+def test_a_level_that_may_not_move_is_left_where_it_is(values: list[float]) -> None:
+    level = Level(40)
+    for value in values:
+        level.accept(value)
+    median = level.median
+    told = [level.reject(1e9, agreement=1.0, moves=False) for _ in range(20)]
+    assert told == [False] * 11 + [True] * 9
+    assert level.median == median

@@ -126,7 +126,9 @@ def _stretch(
     states: deque[_State] = deque([_State(-1, float(lr[0]))], maxlen=_REMEMBERED)
     plans: list[PlannedAction] = []
     for i, (x, y, z) in enumerate(zip(loss.tolist(), norm.tolist(), lr.tolist(), strict=True)):
-        signals = Signals(step=i, loss=x, grad_norm=y, lr=z, refused_in_a_row=budget.refused_in_a_row)
+        signals = Signals(  # a log knows of no tensors, so all of them count as one
+            step=i, loss=x, grad_norm=y, norms=(y,), names=("all",), lr=z, refused_in_a_row=budget.refused_in_a_row
+        )
         found = _noticed(made, signals)
         lasting = next((f for f in found if f.detector in LASTING and f.severity == "act"), None)
         if lasting is not None and lasting.usual is not None:

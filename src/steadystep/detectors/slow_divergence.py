@@ -29,6 +29,7 @@ _LEARNED = 4.0  # sigma: a loss that has never gone down has little to lose and 
 _PER_DOUBLING, _SHORT = 8.0, 256  # a long run has more chances of a false warning, so its mark rises: 32 at 2,048 steps
 _LASTS = 56  # steps: bursts of noise are over by then
 _JUMP = 5.0  # sigma: so high above its best, a block is enough
+_TAILED, _TAILED_RATE = 3.0, 0.2  # mean over median of the differences, 1 for a normal sequence; per block
 _STAYS = 0.8  # of the first half of a block, what the second half is at least
 _WANDERS = 1.5  # sigma of a trailing mean: the largest rise so far that may have been noise
 _TIMES = 6.0  # such rises
@@ -69,6 +70,8 @@ class SlowDivergence:
         """Sigma between neighbours; `_sigma` has a floor."""
         self._calm_noise = math.nan
         """As it was when nothing was suspected."""
+        self._tailed = 0.0
+        """The share of recent blocks with heavy tails, such as those of single samples."""
         self._said = 0.0
         self._warned = self._asked = False
         self._silent = 0
@@ -112,7 +115,9 @@ class SlowDivergence:
             return
         jumps = sorted(abs(b - a) for a, b in pairwise(losses))
         # Median and mean |difference| of neighbours, as sigma of a normal sequence; with heavy tails the mean is more.
-        noise = max(jumps[len(jumps) // 2] / 0.954, sum(jumps) / len(jumps) / 1.128)
+        median, mean_jump = jumps[len(jumps) // 2] / 0.954, sum(jumps) / len(jumps) / 1.128
+        noise = max(median, mean_jump)
+        self._tailed += _TAILED_RATE * (float(mean_jump > _TAILED * median) - self._tailed)
         self._noise = noise if math.isnan(self._noise) else 0.8 * self._noise + 0.2 * noise
         if self._sum.value < _SUSPECT:
             self._calm_noise = self._noise
@@ -173,6 +178,10 @@ class SlowDivergence:
         known = means[: len(means) - means[::-1].index(self._best)] if self._best in means else []
         if len(known) < _FEW_MEANS:
             return False
+        if (
+            self._tailed > 0.5
+        ):  # few losses make up the level of a block, so only a rise beyond all of them says anything
+            return sum(self._blocks) / len(self._blocks) - self._best >= _JUMP * self._noise
         rise, before, noise = now - self._best, _largest_rise(known), self._noise / math.sqrt(_TRAILING * _BLOCK)
         wanders = before > _WANDERS * noise
         jumped = self._sum.since >= _BLOCK and rise >= _JUMP * self._noise and self._stays()
@@ -210,6 +219,7 @@ class SlowDivergence:
             "means": list(self._means),
             "level": [_or_none(value) for value in self._numbers()],
             "signed": self._signed,
+            "tailed": self._tailed,
             "seen": self._seen,
             "said": [self._said, self._silent, self._warned, self._asked],
         }
@@ -226,7 +236,7 @@ class SlowDivergence:
             held.extend(float(value) for value in saved)
         numbers = (math.nan if v is None else float(v) for v in state["level"])
         self._first, self._best, self._sigma, self._noise, self._calm_noise = numbers
-        self._signed, self._seen = int(state["signed"]), int(state["seen"])
+        self._signed, self._seen, self._tailed = int(state["signed"]), int(state["seen"]), float(state["tailed"])
         said, silent, warned, asked = state["said"]
         self._said, self._silent, self._warned, self._asked = float(said), int(silent), bool(warned), bool(asked)
 

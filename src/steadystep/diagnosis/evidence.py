@@ -81,7 +81,7 @@ class Evidence:
         """One more batch: its loss under the old state and under the present weights."""
         assert self.finding is not None
         self._pairs.append((then, now))
-        if not math.isfinite(then):
+        if not all(math.isfinite(then) for then, _ in self._pairs):
             return "cleared"  # the data's fault
         better = [now - then for then, now in self._pairs]
         overflowed = sum(not math.isfinite(value) for value in better)
