@@ -1,0 +1,35 @@
+"""Promise 11: a guarded run never ends worse than without a guard, beyond noise, and a healthy run is never touched.
+
+A few short programs of the develop half of the field, which draws task, schedule, optimizer and framework by the index.
+The whole of it: `make field`, with its table in benchmarks/field.md. What was seen to go wrong: tests/seen.
+"""
+
+from itertools import islice
+
+import pytest
+
+from tests.field.plan import Run, runs
+from tests.field.row import row_of
+from tests.field.table import line_of
+
+SHORT = [run for run in runs(400, "develop") if run.num_steps <= 500]
+HEALTHY = list(islice((run for run in SHORT if run.fault is None), 5))
+FAULTY = list(islice((run for run in SHORT if run.fault in ("nan-weight", "nan-gradient", "flipped-bit")), 3))
+
+
+def name_of(run: Run) -> str:
+    return f"{run.index}-{run.task}-{run.optimizer}-{run.face}"
+
+
+@pytest.mark.parametrize("run", HEALTHY, ids=name_of)
+def test_a_healthy_run_is_never_touched(run: Run) -> None:
+    row = row_of(run)
+    assert row["identical"], line_of(row | {"code": ""})
+    assert (row["warnings"], row["acts"], row["cause"], row["error"]) == (0, 0, "healthy", "")
+
+
+@pytest.mark.parametrize("run", FAULTY, ids=name_of)
+def test_a_faulty_run_never_ends_worse(run: Run) -> None:
+    row = row_of(run)
+    assert not row["harm"], line_of(row | {"code": ""})
+    assert row["acts"] > 0  # a guard that no longer acts is not a pass
