@@ -150,9 +150,13 @@ class Judge:
         return "act" if confirmed and suspected.severity == "act" and pays else "warn"
 
     def _untried(self, finding: Finding) -> Finding:
-        """What a curve alone says is a warning at most, and a note in a run that is too young to know its own ways."""
+        """What a curve alone says is a warning at most, and a note in a run that is too young to know its own ways.
+
+        Whoever asked only to be told is told sooner.
+        """
         begun = finding.step if finding.since is None else finding.since
         uncertain = finding.detector == "worse-than-best" or (finding.detector != WeightJump.name and begun < _YOUNG)
+        uncertain = uncertain and self.mode != "observe"
         if finding.severity == "info" or uncertain or self.turns.are_taken:
             return replace(finding, severity="info")
         return replace(finding, severity="warn")

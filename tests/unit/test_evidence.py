@@ -202,7 +202,9 @@ class TestSuspicion:
         for each in (evidence, twin):
             each.begin(suspicion(step=500 + later), state=STATE, lr=0.1)
         assert (twin.finding is None) == (evidence.finding is None)
-        assert twin.once(suspicion(severity="warn", step=later)) == evidence.once(suspicion(severity="warn", step=later))
+        assert twin.once(suspicion(severity="warn", step=later)) == evidence.once(
+            suspicion(severity="warn", step=later)
+        )
 
 
 class Speaks:

@@ -145,10 +145,18 @@ class TestGoingBack:
         assert plan.to == 300
         assert plan.lr == pytest.approx(0.5 * 0.1)
 
-    def test_again_with_nothing_older_goes_to_the_oldest(self) -> None:
+    def test_again_means_older_whatever_younger_state_does_better(self) -> None:
         budget = Budget()
-        rolled_back(budget, at=450, to=300)
-        assert self.plan(budget=budget, signals=HEARD).to == 300
+        rolled_back(budget, at=450, to=390)
+        heard = replace(GOOD, witness=Witness(step=470, then=1.0, now=2.0))
+        assert self.plan(budget=budget, signals=heard).to == 300
+
+    def test_again_with_nothing_older_goes_to_the_oldest(self) -> None:
+        for step in (300, 470):
+            budget = Budget()
+            rolled_back(budget, at=450, to=300)
+            heard = replace(GOOD, witness=Witness(step=step, then=1.0, now=2.0))
+            assert self.plan(budget=budget, signals=heard).to == 300
 
     def test_again_without_anybody_to_ask_is_left_alone(self) -> None:
         """Going back has not helped, so it is the data; a bad update is refused all the same."""

@@ -96,7 +96,13 @@ def rolling(at: int = AT, *, steps: int = 80, **recovery: Any) -> tuple[list[Out
 
 
 def lasting(
-    at: int = AT, *, says: Says | None = None, damaged: bool = True, steps: int = 40, given: str = "closures", **more: Any
+    at: int = AT,
+    *,
+    says: Says | None = None,
+    damaged: bool = True,
+    steps: int = 40,
+    given: str = "closures",
+    **more: Any,
 ) -> tuple[list[Outcome], steadystep.Guard]:
     """Weights that were thrown off at one step, and updates too small to heal anything: only older weights tell."""
     model = small_net(dropout=0.0)
