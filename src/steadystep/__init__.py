@@ -3,7 +3,9 @@
 Public names load on first use: `import steadystep` itself imports nothing heavy (torch alone costs over a second).
 """
 
+import random
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from steadystep.version import __version__
@@ -111,10 +113,18 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _PARTS:
-        return import_module(f"steadystep.{name}")
+        return _load(name)
     if name in _HOMES:
-        return getattr(import_module(f"steadystep.{_HOMES[name]}"), name)
+        return getattr(_load(_HOMES[name]), name)
     raise AttributeError(f"module 'steadystep' has no attribute {name!r}")
+
+
+def _load(name: str) -> ModuleType:
+    numbers = random.getstate()  # why: some packages draw when they are imported, and a seeded program would notice
+    try:
+        return import_module(f"steadystep.{name}")
+    finally:
+        random.setstate(numbers)
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ def step(of: Optimizer) -> None:
     """What `of.step()` does."""
     function: Any = type(of).step
     if (
-        getattr(function, "__code__", None) is not _WRAPPER
+        getattr(function, "__code__", None) is not WRAPPER
         or "step" in of.__dict__  # a learning-rate scheduler counts its calls here
         or of._optimizer_step_pre_hooks
         or of._optimizer_step_post_hooks
@@ -44,4 +44,5 @@ def _wrapper() -> object:
     return made.__code__ if isinstance(made, FunctionType) and hasattr(made, "__wrapped__") else object()
 
 
-_WRAPPER = _wrapper()
+WRAPPER = _wrapper()
+"""The code object of it."""

@@ -1,5 +1,6 @@
 """Which optimizer has a guard: two guards on one optimizer would each undo what the other decided."""
 
+import atexit
 import gc
 import inspect
 import weakref
@@ -8,27 +9,40 @@ from typing import Any, ClassVar, final
 from torch import nn
 from torch.optim import Optimizer
 
+from steadystep.calls import check_model
 from steadystep.errors import MisuseError
+from steadystep.optimizers import each_of
 
 _HOLDERS: "weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
 
 def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
     """Make `holder` the only guard of `optimizer`."""
-    if not isinstance(model, nn.Module):
-        raise MisuseError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_model(model)
     if not isinstance(optimizer, Optimizer):
         raise MisuseError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if _held(optimizer):
+    if any(map(_held, each_of(optimizer))):
         gc.collect()  # why: a guard that was dropped inside a reference cycle is not a second guard
-    if _held(optimizer):
+    if any(map(_held, each_of(optimizer))):
         raise MisuseError("this optimizer already has a guard: use that one, or call its close() first")
-    _HOLDERS[optimizer] = weakref.ref(holder)
+    for each in each_of(optimizer):
+        _HOLDERS[each] = weakref.ref(holder)
 
 
 def release(optimizer: Optimizer) -> None:
     """Let another guard have it."""
-    _HOLDERS.pop(optimizer, None)
+    for each in each_of(optimizer):
+        _HOLDERS.pop(each, None)
+
+
+@atexit.register
+def conclude_all() -> None:
+    """Nobody has to call close(): the end of the program is the end of a run too."""
+    alive = {id(holder): holder for reference in list(_HOLDERS.values()) if (holder := reference()) is not None}
+    for holder in alive.values():  # once each: a guard of several optimizers is there several times
+        conclude = getattr(holder, "_conclude", None)
+        if conclude is not None:
+            conclude()
 
 
 def _held(optimizer: Optimizer) -> bool:
@@ -38,8 +52,8 @@ def _held(optimizer: Optimizer) -> bool:
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """An optimizer that cannot step without one evaluates it as often as it likes."""
-    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
+    found = [inspect.signature(type(each).step).parameters.get("closure") for each in each_of(optimizer)]
+    return any(parameter is not None and parameter.default is inspect.Parameter.empty for parameter in found)
 
 
 @final

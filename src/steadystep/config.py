@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from steadystep.errors import ConfigError
+from steadystep.given_file import text_of
 from steadystep.schedule import NAMES, Schedule, named
 
 DEFAULT_MAX_NORM = 1.0  # what `gradient_clipping: true` means without a number
@@ -213,6 +214,12 @@ class RecoverySettings(Settings):
         20, ge=1, description="so many refused updates one after another mean that skipping does not help"
     )
     max_skips: Count = Field(100, ge=1, description="so many refused updates within 200 steps are too many")
+    max_exceptions: Count = Field(
+        0,
+        ge=0,
+        description="exceptions of a closure that are caught in 1,000 steps: the step is skipped and the learning rate "
+        "halved, never below a hundredth; the next one is raised; 0 raises all. Not with several ranks",
+    )
     trust_steps: Count = Field(20, ge=1, description="healthy steps after which a remembered state may be gone back to")
     lr_mult: Number = Field(
         0.7, gt=0, le=1, description="the learning rate after a rollback, as a share of what it was; 1 leaves it alone"
@@ -224,6 +231,12 @@ class RecoverySettings(Settings):
     snapshots: Count = Field(4, ge=0, description="states kept in memory, each 12 bytes per parameter with Adam")
     snapshot_memory_gb: Number | None = Field(
         None, gt=0, description="the most that all of them may take; a quarter of this machine's memory when left out"
+    )
+    snapshot_disk_gb: Number | None = Field(
+        None,
+        ge=0,
+        description="with a run_dir: the most that states may take there when memory does not hold two; a quarter of "
+        "what is free when left out, 0 for none",
     )
     catch_up_memory_mb: Number = Field(
         256.0,
@@ -398,21 +411,35 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_DEEPEST = 200  # brackets within brackets
+_TOO_DEEP = "nested too deeply: settings are keys with values below them"
+
+
+def _brackets(text: str) -> int:
+    """The most that are open at once."""
+    depth = most = 0
+    for found in re.finditer(r"[\[\]{}]", text):
+        depth = depth + 1 if found[0] in "[{" else max(0, depth - 1)
+        most = max(most, depth)
+    return most
+
+
 def read_yaml(path: Path) -> Mapping[Any, Any]:
     """The mapping in a file; a key written twice is an error, and so is anything that is no mapping."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    text = text_of(path, largest=1 << 20)
+    if _brackets(text) > _DEEPEST:  # why beforehand: the time that the parser takes grows with the square
+        raise ConfigError(f"{path}: {_TOO_DEEP}")
     try:
         raw = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: not valid YAML ({error.problem})") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML ({error})") from None
+        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())[:300]})") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: {_TOO_DEEP}") from None
+    except (ValueError, OverflowError) as error:  # a number of thousands of digits, the 31st of February
+        raise ConfigError(f"{path}: a value that cannot be read ({str(error)[:100]})") from None
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):

@@ -7,27 +7,31 @@ pass writes by itself, and those are put back when the step is refused. Why in t
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar, final
+from typing import Any, NoReturn, Self, TypeVar, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep import state
+from steadystep import by_hand, calls, state
 from steadystep.accumulation import Closure
 from steadystep.claims import claim, needs_closure, release
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.diagnosis import not_repeatable
+from steadystep.dist import Meeting
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.look import Look
 from steadystep.notices import warn
+from steadystep.optimizers import as_one
 from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.recovery.snapshots import Kept
+from steadystep.rng import host_random_kept
 from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
 from steadystep.track import Sink
+from steadystep.who_steps import refuse_foreign_steps
 from steadystep.wiring import build
 
 Batch = TypeVar("Batch")
@@ -51,38 +55,56 @@ class Guard:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
         *,
         config: Config | Mapping[str, Any] | str | Path | None = None,
         schedule: Schedule | None = None,
         run_dir: str | Path | None = None,
         detectors: Sequence[Detector] = (),
         sinks: Sequence[Sink] = (),
+        force: bool = False,
     ) -> None:
-        self.config = Config.load(config)
+        meeting = Meeting()
+        with meeting.telling(model):
+            calls.check_extras(detectors, sinks)
+            refuse_foreign_steps(model, optimizer)
+            self.config = Config.load(config)
+            if optimizer is None:
+                calls.check_model(model)
+                by_hand.check_settings(schedule, self.config.training.learning_rate, self.config.training.lr_scheduler)
+                optimizer = by_hand.ByHand(model)
         self.updates = 0
         """Updates contained in the weights: the position of the schedule."""
         self.attempts = 0
         """Optimizer steps tried, refused ones included."""
-        self._optimizer = optimizer
+        self._optimizer: Optimizer = as_one(optimizer)
         self._metrics: dict[str, float | Tensor] = {}
         self._closed = False
         self._inspected: Look | None = None
-        claim(self, model, optimizer)
-        self._chooses = needs_closure(optimizer)
+        with meeting.telling(model):
+            claim(self, model, self._optimizer)
+        self._chooses = needs_closure(self._optimizer)
+        self._watches = False
+        """Steps are the loop's own."""
         try:
-            parts = build(
-                self,
-                self.config,
-                model,
-                optimizer,
-                schedule,
-                run_dir,
-                extra_detectors=detectors,
-                extra_sinks=sinks,
-            )
+            with meeting.telling(model):
+                calls.check_storage(model)
+                calls.check_rates(self._optimizer)
+            with host_random_kept(), meeting.telling(model):
+                parts = build(
+                    self,
+                    self.config,
+                    model,
+                    self._optimizer,
+                    schedule,
+                    None if run_dir is None else calls.folder("run_dir", run_dir),
+                    extra_detectors=calls.sequence("detectors", detectors),
+                    extra_sinks=calls.sequence("sinks", sinks),
+                    force=force,
+                    meeting=meeting,
+                )
         except BaseException:
-            release(optimizer)
+            release(self._optimizer)
             raise
         self.precision, self._parts = parts.precision, parts
         self._passes, self._probes, self._looker = parts.passes, parts.probes, parts.looker
@@ -114,10 +136,33 @@ class Guard:
                 f"{type(self._optimizer).__name__} calls the closure itself, several times per step: "
                 "use steadystep.watch(model, optimizer) and leave the loop as it is"
             )
+        if isinstance(self._optimizer, by_hand.ByHand):
+            raise MisuseError(by_hand.HOW)
+        if self._watches:
+            raise MisuseError(
+                "this guard watches a loop that steps by itself: call loss.backward() and optimizer.step()"
+            )
+        # Before anything is changed: what is wrong with a call costs nothing but that call.
+        calls.refuse_inside("step", busy=self._passes.busy)
+        calls.check_work(closure_or_loss)
+        calls.check_rates(self._optimizer)
+        number = self._passes.group.weight_of(weight)
+        numbers = checked(metrics) if metrics else {}
         if not self._data.open and not isinstance(closure_or_loss, Tensor):
             self._between()
+        try:
+            return self._collect(closure_or_loss, batch, number, numbers)
+        except Exception as error:
+            outcome = self._parts.caught.outcome(error, step=self.attempts)
+            if outcome is None:
+                raise
+            return self._settled(outcome)
+
+    def _collect(
+        self, closure_or_loss: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics
+    ) -> Outcome:
         with self._passes:
-            self._metrics.update(checked(metrics) if metrics else {})
+            self._metrics.update(metrics)
             if not isinstance(closure_or_loss, Tensor) and not self._passes.group.members:
                 self._recovery.begin(step=self.attempts, updates=self.updates)
             with self._probes.watching(self.attempts):
@@ -136,7 +181,8 @@ class Guard:
 
         In a distributed run every rank calls it, and the mean counts; one that did not validate gives NaN.
         """
-        loss = self._ranks.validation(float(val_loss))
+        metrics = {name: calls.number(name, value) for name, value in metrics.items()}
+        loss = self._ranks.validation(calls.number("val_loss", val_loss))
         self._lr.validated(loss)
         self._keeping.validated(loss)
         self._parts.log.validated(self.attempts, {"val_loss": loss, **metrics})
@@ -153,13 +199,28 @@ class Guard:
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The loader's batches, from where a resumed run was; a short last group is flushed when they end."""
+        calls.check_loader(loader)
+        return self._batches(loader)
+
+    def _batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         yield from self._data.batches(loader, self._between)
         self.flush()
 
-    def keep(self, name: str, thing: Kept) -> None:
-        """Let something else with a state (EMA weights, a scheduler) be saved and go back together with the weights."""
-        self._recovery.keep(name, thing)
-        self._keeping.loop.keep(name, thing)
+    def keep(
+        self, name: str, thing: Kept, *, check: bool | None = None, update: Callable[[], object] | None = None
+    ) -> None:
+        """Let something else with a state (EMA weights, a scheduler) be saved and go back together with the weights.
+
+        `update` is what your loop does to it after each step (`lambda: ema.update_parameters(model)`): where updates
+        are made again after a rollback, so is this. With `check`, the default for modules, its tensors are looked at
+        every 20 steps together with the weights, and put back by themselves when they are no longer finite.
+        """
+        calls.check_kept(name, thing)
+        self._keeping.check(name, thing)
+        if update is not None and not callable(update):
+            raise MisuseError(f"update = {update!r}: must be a function of no argument that updates {name!r}")
+        self._recovery.keep(name, thing, update)
+        self._keeping.loop.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check)
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """What is probably wrong with the run so far, the likeliest cause first; one "healthy" when nothing is."""
@@ -174,6 +235,7 @@ class Guard:
         diagnosis, plan = self._judge.judge(look, updates=self.updates)
         case = self._examiner.open(plan, look, updates=self.updates)
         works = self._passes.works() if self._recovery.remembers else ()
+        options = self._lr.options() if works else ()  # before the update: some optimizers set their own rate in it
         try:
             outcome = self._action.carry_out(plan, look, diagnosis, look_again=self._look)
         except BaseException:
@@ -181,7 +243,8 @@ class Guard:
             self.updates = self.updates if left_at is None else left_at
             raise
         if works and outcome.stepped and not outcome.left_out:
-            self._recovery.remember(works, outcome, updates=self.updates + 1, options=self._lr.options())
+            used = options if outcome.lr_mult == 1.0 else self._lr.times(options, outcome.lr_mult)
+            self._recovery.remember(works, outcome, updates=self.updates + 1, options=used)
         return self._settled(self._examiner.close(outcome, case))
 
     def inspect(self, loss: Tensor) -> Plan:
@@ -190,6 +253,8 @@ class Guard:
         `plan.proceeds` says whether the update may be applied; tell the guard with `commit` what you did. Weights and
         learning rates stay yours: there is no rolling back here.
         """
+        calls.check_loss("inspect", loss)
+        calls.check_rates(self._optimizer)
         with self._passes:
             self._lr.place(self.updates)
             seen = self._looker.look(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
@@ -220,6 +285,9 @@ class Guard:
         return self._ranks.agree(look)
 
     def _settled(self, outcome: Outcome) -> Outcome:
+        if outcome.pending:  # its closure raised, and the group goes on without it
+            self._parts.log.record(outcome)
+            return outcome
         self.attempts += 1
         self.updates = self.updates + outcome.stepped if outcome.restored is None else outcome.restored
         self._metrics = {}
@@ -236,20 +304,29 @@ class Guard:
         return state.save(self._parts.stateful) | {"attempts": self.attempts, "updates": self.updates}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue as if never interrupted. Load model and optimizer first; an open group is dropped."""
-        state.load(self._parts.stateful, saved)
-        self.attempts, self.updates = int(saved["attempts"]), int(saved["updates"])
+        """Continue as if never interrupted. Load model and optimizer first; an open group is dropped.
+
+        Raises:
+            CheckpointError: this guard could not have written it; nothing was changed.
+        """
+        calls.refuse_inside("load_state_dict", busy=self._passes.busy)
+        loaded = state.load_checked(self._parts.stateful, calls.saved_state(saved))
+        self.attempts, self.updates = loaded["attempts"], loaded["updates"]
         self._passes.reset()
         self._recovery.forget()
 
     @classmethod
-    def resume(cls, model: nn.Module, optimizer: Optimizer, *, run_dir: str | Path, **settings: Any) -> Self:
+    def resume(
+        cls, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], *, run_dir: str | Path, **settings: Any
+    ) -> Self:
         """A guard that goes on where the newest whole checkpoint of `run_dir` was taken; a new one where there is none.
 
-        Takes what `Guard` takes, and `path=` for a certain checkpoint or another folder of them.
+        Takes what `Guard` takes, and `path=` for a certain checkpoint or another folder of them. One process at a time
+        uses a `run_dir`; `force=True` does so although another one does.
         """
         path = settings.pop("path", None)
-        config = Config.load(settings.pop("config", None)).with_checkpoints()
+        with Meeting().telling(model):
+            config = Config.load(settings.pop("config", None)).with_checkpoints()
         guard = cls(model, optimizer, run_dir=run_dir, config=config, **settings)
         try:
             guard._keeping.resume(None if path is None else Path(path))
@@ -260,12 +337,15 @@ class Guard:
 
     def save(self, path: str | Path | None = None) -> Path:
         """Write a checkpoint now and wait for it; to `run_dir/checkpoints`, or into the folder `path`."""
+        calls.refuse_inside("save", busy=self._passes.busy)
+        where = None if path is None else calls.folder("path", path)
         if self._passes.group.members:
             raise MisuseError("save() in the middle of a group of micro-batches: call flush() first, or a step later")
-        return self._keeping.save(None if path is None else Path(path), self.attempts, self.updates)
+        return self._keeping.save(where, self.attempts, self.updates)
 
     def restore_best(self) -> bool:
         """Put the weights of the best validation back; False when there are none."""
+        calls.refuse_inside("restore_best", busy=self._passes.busy)
         self._recovery.forget()
         return self._keeping.restore_best(self.attempts, self.updates)
 
@@ -273,8 +353,13 @@ class Guard:
         if not self._passes.group.members:
             self._keeping.between(self.attempts, self.updates)
 
+    def _conclude(self) -> None:
+        """Say what the run came to, if that has not been said; done by `close` and at the end of the program."""
+        self._parts.log.concluded(self._parts.casebook.verdict())
+
     def close(self) -> None:
         """Save the last state, write the log's last lines and let go of the optimizer."""
+        calls.refuse_inside("close", busy=self._passes.busy)
         self._end(save=sys.exc_info()[0] is None)
 
     def _end(self, *, save: bool) -> None:
@@ -288,6 +373,9 @@ class Guard:
             finally:  # it passes a signal on that came during the last step
                 self._parts.close()
                 release(self._optimizer)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        calls.refuse_copy()
 
     def __enter__(self) -> Self:
         return self

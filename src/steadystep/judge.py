@@ -6,10 +6,10 @@ from typing import final
 
 from steadystep.actions import LearningRate
 from steadystep.claims import Turns
-from steadystep.detectors import Detector, WeightJump
+from steadystep.detectors import DamagedState, Detector, WeightJump
 from steadystep.diagnosis import LASTING, Evidence, Verdict, explain, first_sign, needs_witness, weigh
 from steadystep.look import Look
-from steadystep.policy import Budget, Limits, Mode, decide, restorable
+from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.records import Diagnosis, Finding, Plan, Severity, Signals
 from steadystep.recovery import Recovery, Snapshot
 
@@ -59,7 +59,11 @@ class Judge:
             found = _held_back(look, found, clipped_norm)
         if not look.signals.weight_norms and any(finding.severity in _GRAVE for finding in found):
             found += self._about_weights(look)
-        states = [state for state in self.recovery.states if state.updates < updates]
+        if has_broken_weights(found) or any(finding.detector == DamagedState.name for finding in found):
+            # also those that hold these very updates: it was none of them
+            states = self.recovery.finite_states()
+        else:
+            states = [state for state in self.recovery.states if state.updates < updates]
         if needs_witness(look.signals, found):
             found = self._tried(look, found, states)
         else:

@@ -1,6 +1,7 @@
 """What is kept of a run: its checkpoints, its place in the data, its best weights."""
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import final
 
@@ -11,7 +12,10 @@ from steadystep.recovery.best_weights import BestWeights
 from steadystep.recovery.checkpoint import write_checkpoint
 from steadystep.recovery.checkpointing import Checkpointing, read_any, shelf_at
 from steadystep.recovery.data_position import DataPosition
+from steadystep.recovery.finite import not_finite, said
 from steadystep.recovery.loop_state import LoopState
+from steadystep.recovery.packing import pack
+from steadystep.recovery.snapshots import Kept
 
 logger = logging.getLogger("steadystep")
 
@@ -35,6 +39,26 @@ class Keeping:
         self.early_stopping = early
         self.checkpoints = checkpoints
         self._best = BestWeights(loop) if checkpoints is None and early.wanted else None
+
+    def check(self, name: str, thing: Kept) -> None:
+        """Whether its state can be read and, where there are checkpoints, written.
+
+        Raises:
+            MisuseError: it cannot; said now and not when the first checkpoint is due.
+        """
+        if isinstance(thing, Iterable):  # a loader's state_dict() starts its workers
+            return
+        try:
+            state = thing.state_dict()
+        except Exception as error:
+            raise MisuseError(
+                f"keep({name!r}, ...): state_dict() raised {type(error).__name__} ({error}): keep it once it has one"
+            ) from error
+        if self.checkpoints is not None:
+            try:
+                pack(state)
+            except CheckpointError as error:
+                raise MisuseError(f"keep({name!r}, ...): its state cannot be saved: {error}") from None
 
     def between(self, step: int, updates: int) -> None:
         """Between two steps; `step` is the one that comes next."""
@@ -70,11 +94,16 @@ class Keeping:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from None
+            packed = pack(self.loop.gather())
+            bad = not_finite(packed.tensors | packed.shards, packed.tree)
+            if not self._ranks.all(not bad):
+                where = f" ({said(bad)})" if bad else " on another rank"
+                raise CheckpointError(f"the state of step {step} is not finite{where}: nothing was written")
             if self._ranks.size == 1:
-                return write_checkpoint(folder, self.loop.gather(), step=step, updates=updates)
+                return write_checkpoint(folder, packed, step=step, updates=updates)
             shelf, written = shelf_at(folder, self._ranks), None
             try:
-                written = shelf.put(self.loop.gather(), step=step, updates=updates)
+                written = shelf.put(packed, step=step, updates=updates)
             finally:  # the first rank has completed it, or the others need not wait
                 whole = self._ranks.all(written is not None)
             if not whole:

@@ -5,15 +5,28 @@ from typing import final
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
+from steadystep.accumulation.draws import Draws
 from steadystep.buffers import Buffers
 from steadystep.config import Config
 from steadystep.dist import Ranks
 from steadystep.memory import OutOfMemoryRetry
 from steadystep.precision import Precision
-from steadystep.signals import Activations, AttentionLogits, Gradients, Inputs, Looker, Probes, RowNorms, WeightNorms
+from steadystep.recovery.finite import FiniteParts
+from steadystep.signals import (
+    Activations,
+    AttentionLogits,
+    Gradients,
+    Inputs,
+    Looker,
+    Probes,
+    RowNorms,
+    StatePeaks,
+    WeightNorms,
+)
 
 
 @final
@@ -25,6 +38,7 @@ class Measuring:
     device: torch.device
     precision: Precision
     buffers: Buffers
+    finite: FiniteParts
     memory: OutOfMemoryRetry | None
     passes: Passes
     inputs: Inputs
@@ -32,16 +46,18 @@ class Measuring:
     looker: Looker
 
 
-def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks, *, keep_rng: bool) -> Measuring:
-    """Made from the settings; `keep_rng` remembers the random numbers that each pass begins with."""
+def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks, *, repeats: bool) -> Measuring:
+    """Made from the settings; `repeats` says that passes may be run again, with the random numbers they began with."""
     training, touches = config.training, config.mode != "observe"
     gradients = Gradients(model, optimizer)
     device = gradients.parameters[0].device
     precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
     precision.check(gradients.parameters)
     buffers = Buffers(model, restores=touches)
+    finite = FiniteParts(model, buffers.judged)
     size = training.gradient_accumulation_steps
-    memory = OutOfMemoryRetry() if touches and training.split_when_out_of_memory else None
+    least = 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1  # it has no variance of one
+    memory = OutOfMemoryRetry(least=least) if touches and training.split_when_out_of_memory else None
     ranks.watch(gradients.named, buffers.names, micro_batches=size)
     passes = Passes(
         optimizer,
@@ -53,23 +69,26 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         retry=touches,
         # why: when one rank runs out of memory the others wait inside their backward pass, and torchrun restarts them
         memory=memory if ranks.size == 1 else None,
-        keep_rng=keep_rng,
+        draws=Draws(device, by_modules=draws(model)) if repeats else None,
         ranks=ranks,
     )
     inputs = Inputs()
     probes = Probes(
         gradients, optimizer, activations=Activations(model), attention=AttentionLogits(model), tables=RowNorms(model)
     )
+    weights = WeightNorms(gradients, wanted=ranks.size == 1, infinite=finite.infinite)
+    peaks = StatePeaks(gradients, optimizer, finite.kept.tensors, wanted=ranks.size == 1)
     return Measuring(
         gradients=gradients,
         device=device,
         precision=precision,
         buffers=buffers,
+        finite=finite,
         memory=memory,
         passes=passes,
         inputs=inputs,
         probes=probes,
-        looker=Looker(gradients, optimizer, buffers, probes, inputs, WeightNorms(gradients, wanted=ranks.size == 1)),
+        looker=Looker(gradients, optimizer, buffers, probes, inputs, weights, peaks),
     )
 
 

@@ -18,6 +18,11 @@ def warn(message: str) -> None:
     warnings.warn(f"steadystep: {message}", stacklevel=depth)
 
 
+def note(message: str) -> None:
+    """A line for whoever reads the `steadystep` logger at level INFO."""
+    logging.getLogger("steadystep").info(message)
+
+
 @contextmanager
 def quiet_log() -> Iterator[None]:
     """Nothing but errors on the `steadystep` logger: a table or a screen tells what happened."""

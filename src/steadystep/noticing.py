@@ -9,9 +9,12 @@ from steadystep.detectors import (
     AttentionLogitGrowth,
     BufferJump,
     ClipRate,
+    ConstantPrediction,
     Cooldown,
+    DamagedState,
     DeadUnits,
     Detector,
+    EarlyDivergence,
     EmbeddingGrowth,
     EntropyCollapse,
     FlatReward,
@@ -51,9 +54,18 @@ _QUIET_STEPS = 400  # between two warnings of one detector: three in 1,000 steps
 
 
 def detectors(
-    config: Config, *, scheduled: bool = False, beta2: float | None = None, extra: Sequence[Detector] = ()
+    config: Config,
+    *,
+    scheduled: bool = False,
+    beta2: float | None = None,
+    scale_free: bool = False,
+    extra: Sequence[Detector] = (),
 ) -> tuple[Detector, ...]:
-    """All detectors these settings ask for, the gate first; `scheduled` says that the guard sets the learning rate."""
+    """All detectors these settings ask for, the gate first.
+
+    `scheduled` says that the guard sets the learning rate, `scale_free` that the optimizer divides by the size of the
+    gradient.
+    """
     training, watch = config.training, config.monitoring
     if not training.stability_monitoring:
         return (NonFinite(), *extra)
@@ -66,16 +78,19 @@ def detectors(
         ),
         LossSpike(deviations=watch.divergence_threshold, history=watch.loss_window_size),
         NotHealing(deviations=watch.divergence_threshold, history=watch.loss_window_size),
+        EarlyDivergence(),
         BufferJump(),
         InputScale(),
         _rationed(SameBatch()),
         _rationed(WeightJump()),
+        DamagedState(),
         OddReplica(),
         SlowDivergence(),
         _rationed(WorseThanBest()),
         GrowingGradient(),
         Oscillation(),
         NoLearning(),
+        ConstantPrediction(),
         SuspiciousPerfection(),
         _rationed(VanishingGradient()),
         ZeroGradient(),
@@ -98,7 +113,7 @@ def detectors(
     if watch.lr_min is not None or watch.lr_max is not None:
         found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
     if training.clip_norm is not None:
-        found.append(ClipRate(training.clip_norm))
+        found.append(ClipRate(training.clip_norm, scale_free=scale_free))
     if training.mixed_precision == "fp16":
         found.append(LossScale())
     return (*found, *extra)
@@ -111,10 +126,15 @@ def _rationed(detector: Detector) -> Detector:
 
 def beta2_of(optimizer: "Optimizer") -> float | None:
     """How long Adam's second moment remembers; None for optimizers without one."""
-    betas = optimizer.param_groups[0].get("betas")
+    betas = next((group["betas"] for group in optimizer.param_groups if "betas" in group), None)
     if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(betas[1], float):
         return None
     return betas[1] if 0.0 < betas[1] < 1.0 else None
+
+
+def is_scale_free(optimizer: "Optimizer") -> bool:
+    """Whether gradients ten times as large make the same steps: all but plain gradient descent."""
+    return all(type(each).__name__ not in ("SGD", "ASGD", "LBFGS") for each in getattr(optimizer, "each", (optimizer,)))
 
 
 def _clipped_to(config: Config) -> float:

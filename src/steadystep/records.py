@@ -76,7 +76,7 @@ class Probe(Record):
     update_rms: tuple[float, ...] = ()
     """Root mean square of what the update changed."""
     second_moments: tuple[float, ...] = ()
-    """Mean of Adam's v."""
+    """Mean of Adam's v, corrected for its start from zero."""
     surprises: tuple[float, ...] = ()
     """RMS_t of StableAdamW (Wortsman et al. 2023): sqrt(mean(g² / max(v, eps²)))."""
     zero_shares: tuple[float, ...] = ()
@@ -163,8 +163,12 @@ class Signals(Record):
     """All parameters; `weight_norms` aligns with these."""
     weight_norms: tuple[float, ...] = ()
     """L2 norm of each, before the update. Every so many steps, and when something is not finite."""
+    state: tuple[str, ...] = ()
+    """What the optimizer holds beside the weights, and tensors of kept objects; `state_peaks` aligns with these."""
+    state_peaks: tuple[float, ...] = ()
+    """The largest absolute value of each. Every so many steps."""
     batch_rms: float | None = None
-    """Root mean square of the first micro-batch, or of a sample of it; None when `batch=` was not given."""
+    """Root mean square of the first micro-batch, or of a sample of it (of ids its log1p); None without `batch=`."""
     lr: float = 0.0
     """The largest learning rate of all parameter groups."""
     announced_lr: float = 0.0
@@ -191,15 +195,19 @@ class Signals(Record):
     """In a distributed run: the ranks whose own loss or batch is not finite."""
     odd_replicas: tuple[str, ...] = ()
     """In a distributed run: weights that are not the same on all ranks, each as "name on rank 3"."""
+    healthy_rank: int | None = None
+    """With `odd_replicas`: a rank whose weights are those of most ranks, where most agree."""
 
     @property
     def healthy(self) -> bool:
         """Nothing in this look is NaN or infinite (metrics are the user's and do not count)."""
         # why: the difference of a number and itself is 0 exactly when it is finite; one test instead of three
         total = self.loss + self.grad_norm + self.lr
-        return (total - total == 0.0 or self._each_is_finite()) and not self.bad_buffers
+        return (total - total == 0.0 or self.is_finite) and not self.bad_buffers
 
-    def _each_is_finite(self) -> bool:
+    @property
+    def is_finite(self) -> bool:
+        """Loss, gradients and learning rate are; buffers do not count."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm) and math.isfinite(self.lr)
 
     @property
@@ -261,7 +269,12 @@ class Plan(Record):
     norm: float | None = None
     """With "rescale": the gradient norm to come down to."""
     to: int | None = None
-    """With "rollback" and "restore-moments": the step whose state is restored."""
+    """With "rollback" and "restore-moments": the step whose state is restored. A rollback without it goes to the newest
+    finite checkpoint."""
+    rank: int | None = None
+    """With "copy-replica": the rank whose weights and moments all others take."""
+    kept: tuple[str, ...] = ()
+    """With "restore-kept": tensors of the kept objects that are restored."""
     lr: float | None = None
     """With "cut-lr" and "hold-lr": the ceiling for the learning rate from here on."""
     hold: int | None = None
@@ -315,6 +328,8 @@ class Outcome(Record):
     """After a rollback: the number of updates in the weights now."""
     caught_up: int = 0
     """Of these, how many were made again from remembered batches."""
+    exact: bool = False
+    """These came out bit for bit as they had, compared up to the first sign of trouble; False where it is not known."""
 
     @property
     def loss(self) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from steadystep.errors import ConfigError
+from steadystep.errors import CheckpointError
 
 FORMAT = 1
 DETECTOR = "detector "
@@ -28,20 +28,46 @@ def save(parts: Mapping[str, Stateful]) -> dict[str, Any]:
 
 
 def load(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
-    """Give each part its own; parts that may refuse a state belong first. A detector it does not know starts afresh."""
+    """Give each part its own, as it was saved in this process. A detector it does not know starts afresh."""
     check(parts, state)
     for name, part in parts.items():
         if name in state:
             part.load_state_dict(state[name])
 
 
+def load_checked(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Give each part its own of a state that comes from outside, or give none of them anything.
+
+    Returns:
+        The state as it was loaded: a copy in plain JSON values.
+
+    Raises:
+        CheckpointError: it does not fit; every part is as it was.
+    """
+    from steadystep.state_schema import validated  # why: its schemas take a while to build, and few processes need them
+
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"the guard's state is not one of ours: it is a {type(state).__name__}")
+    check(parts, state)
+    copy = validated(parts, state)
+    before = save(parts)
+    try:
+        load(parts, copy)
+    except Exception as error:
+        load(parts, before)
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"the guard's state does not fit: {error}") from error
+    return copy
+
+
 def check(names: Iterable[str], state: Mapping[str, Any]) -> None:
     """Whether these parts find what they need, before anything is changed.
 
     Raises:
-        ConfigError: it is of another format, or has a hole.
+        CheckpointError: it is of another format, or has a hole.
     """
     missing = {"format", *(name for name in names if not name.startswith(DETECTOR))} - state.keys()
     if missing or state["format"] != FORMAT:
         what = f"lacks {', '.join(sorted(missing))}" if missing else f"has format {state['format']!r}"
-        raise ConfigError(f"this state {what}; this version of steadystep reads format {FORMAT} whole")
+        raise CheckpointError(f"this state {what}; this version of steadystep reads format {FORMAT} whole")

@@ -1,7 +1,5 @@
 """Makes a guard's parts from its settings. Nothing here decides anything."""
 
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,33 +10,36 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadystep.accumulation import Passes
-from steadystep.actions import Around, ByTensors, ByUnits, LearningRate, TensorClip, Update
-from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
-from steadystep.clip.rule import NormRule
+from steadystep.actions import Around, LearningRate, Update
+from steadystep.caught import Caught
+from steadystep.clip import TensorEMAClip
+from steadystep.clipping import clip_rule, tensor_clip
 from steadystep.config import Config, seconds_in
 from steadystep.detectors import Detector, sees_every_step
 from steadystep.diagnosis import Casebook
-from steadystep.dist import Once, Ranks, Silence, ranks_of, unwrapped
-from steadystep.errors import ConfigError
+from steadystep.dist import Meeting, Once, Ranks, Silence, ranks_of, sections, unwrapped
+from steadystep.errors import ConfigError, MisuseError
 from steadystep.incidents import Examiner, Incidents
 from steadystep.judge import Judge
 from steadystep.keeping import Keeping
 from steadystep.look import Look
-from steadystep.measuring import draws, measuring_for
+from steadystep.measuring import measuring_for
 from steadystep.notices import warn
-from steadystep.noticing import beta2_of, detectors
+from steadystep.noticing import beta2_of, detectors, is_scale_free
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands, Precision
 from steadystep.records import Outcome, Signals
 from steadystep.recovery import Holdings, InMemory, NoRecovery, Recovery, Snapshots
+from steadystep.recovery.allowance import disk_bytes, memory_bytes
 from steadystep.recovery.backlog import Backlog
 from steadystep.recovery.checkpointing import Checkpointing, Every
 from steadystep.recovery.data_position import DataPosition
+from steadystep.recovery.from_disk import FromDisk
 from steadystep.recovery.loop_state import LoopState
+from steadystep.recovery.run_lock import RunLock
 from steadystep.recovery.snapshots import Kept
 from steadystep.schedule import Schedule
 from steadystep.signals import (
-    Gradients,
     GradientSamples,
     Looker,
     Probes,
@@ -55,9 +56,6 @@ from steadystep.track import (
     default_sinks,
     named_sinks,
 )
-
-_RULES = {"zscore": ZScoreClip, "percentile": PercentileClip, "tensor-ema": TensorEMAClip, "agc": None}
-_MEMORY_SHARE = 0.25  # of the machine's, for snapshots, when the settings do not say
 
 
 @final
@@ -80,8 +78,10 @@ class Parts:
     gradient_samples: GradientSamples
     islands: Fp32Islands
     keeping: Keeping
+    caught: Caught
     examiner: Examiner
     ranks: Ranks
+    lock: RunLock | None
     stateful: dict[str, Stateful]
     """What is saved. Precision first: it is the only part that may refuse a state."""
 
@@ -100,6 +100,8 @@ class Parts:
         )
         self.examiner.note(outcome)
         self.log.record(outcome)
+        if (believed := self.casebook.volunteers(outcome.step)) is not None:
+            self.log.volunteered(outcome.step, believed)
 
     def sample(self, look: Look) -> None:
         """Every so often, and only for a sink: elements of the gradients."""
@@ -111,7 +113,10 @@ class Parts:
         """Let go of files, hooks and memory."""
         self.islands.remove()
         self.recovery.forget()
+        self.log.concluded(self.casebook.verdict())
         self.log.close()
+        if self.lock is not None:
+            self.lock.release()
 
 
 def build(
@@ -124,6 +129,8 @@ def build(
     *,
     extra_detectors: Sequence[Detector] = (),
     extra_sinks: Sequence[Sink] = (),
+    force: bool = False,
+    meeting: Meeting | None = None,
 ) -> Parts:
     """All parts, or an error that leaves model and optimizer as they were."""
     training = config.training
@@ -135,13 +142,16 @@ def build(
         raise ConfigError("schedule= and training.lr_scheduler both set the learning rate: give one of them")
     folder = None if run_dir is None else Path(run_dir).expanduser()
     ranks, model = ranks_of(model), unwrapped(model)
+    sinks = _sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()  # before the lock: it makes the folder
+    lock, wrong = _lock(folder, ranks, force=force)
+    (meeting or Meeting()).compare(ranks, sections(config, model, optimizer, extra_detectors), wrong=wrong)
     repeats = folder is not None or _backlog_bytes(config, ranks) > 0
-    measuring = measuring_for(config, model, optimizer, ranks, keep_rng=repeats and draws(model))
+    measuring = measuring_for(config, model, optimizer, ranks, repeats=repeats)
     gradients, device, passes = measuring.gradients, measuring.device, measuring.passes
-    rule = _clip_rule(config)
+    rule = clip_rule(config)
     islands = Fp32Islands(model, list(training.fp32_modules))
     try:
-        log: Tracking | Silence = _tracking(config, folder, model, extra_sinks) if ranks.rank == 0 else Silence()
+        log: Tracking | Silence = _tracking(config, folder, model, sinks) if ranks.rank == 0 else Silence()
         learning_rate = LearningRate(
             optimizer,
             start=training.learning_rate,
@@ -153,13 +163,15 @@ def build(
         islands.remove()
         raise
     measuring.looker.planned = lambda: learning_rate.announced
-    noticing = detectors(config, scheduled=learning_rate.scheduled, beta2=beta2_of(optimizer), extra=extra_detectors)
+    traits = {"scheduled": learning_rate.scheduled, "scale_free": is_scale_free(optimizer)}
+    noticing = detectors(config, beta2=beta2_of(optimizer), extra=extra_detectors, **traits)
     casebook, limits, budget = Casebook(), _limits(config, ranks), _budget(config)
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
     data = DataPosition(device)
     if ranks.size > 1 and training.gradient_accumulation_steps == 1:
         data.ends = Once(ranks, ranks.wish(lambda: data.at_last))
-    loop = LoopState(model, optimizer, guard, data, device=device, ranks=ranks)
+    loop = LoopState(model, optimizer, guard, data, device=device, ranks=ranks, finite=measuring.finite)
+    checkpoints = _checkpointing(config, folder, loop, ranks)
 
     going_back: dict[str, Stateful] = {"precision": measuring.precision, "accumulation": passes.group}
     going_back |= {} if rule is None else {"clip rule": rule}
@@ -172,8 +184,8 @@ def build(
     kept_apart |= {"backlog": backlog, "learning_rate": learning_rate, "budget": budget, "casebook": casebook}
     kept_apart |= {"probes": measuring.probes, "inputs": measuring.inputs, "early stopping": early}
 
-    holdings = Holdings(model, optimizer, lambda: gradients.parameters)
-    recovery = _recovery(config, limits, holdings, passes, returning, device, ranks, backlog)
+    holdings = Holdings(model, optimizer, lambda: gradients.parameters, infinite=measuring.finite.infinite)
+    recovery = _recovery(config, limits, holdings, passes, returning, device, ranks, backlog, folder)
     action = Update(
         optimizer,
         measuring.precision,
@@ -185,13 +197,15 @@ def build(
         clip_norm=training.clip_norm,
         clip_value=training.clip_value,
         clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
-        tensor_clip=_tensor_clip(config, rule, gradients, sharded=ranks.sharded),
+        tensor_clip=tensor_clip(config, rule, gradients, sharded=ranks.sharded),
         rewarm_steps=limits.rewarm_steps,
         replay=not limits.skips_batches,
         sharded=(lambda: gradients.parameters) if ranks.sharded else None,
         learn=lambda signals: _learn(noticing, signals),
         device=device,
         weigh=measuring.looker.weights,
+        from_disk=FromDisk(checkpoints, loop, going_back, recovery),
+        copy_from=ranks.copy_from,
     )
     judge = Judge(
         detectors=noticing,
@@ -205,7 +219,10 @@ def build(
     )
     kept_apart["evidence"] = judge.evidence
     incidents = _incidents(config, folder)
+    # why not with several ranks: the others wait inside their backward pass for the one that raised
+    most = config.recovery.max_exceptions if ranks.size == 1 else 0
     return Parts(
+        caught=Caught(budget, action, learning_rate, limits, config.mode, most),
         precision=measuring.precision,
         passes=passes,
         looker=measuring.looker,
@@ -222,9 +239,20 @@ def build(
         islands=islands,
         examiner=Examiner(model, optimizer, measuring.precision, measuring.buffers, passes, incidents, ranks),
         ranks=ranks,
-        keeping=Keeping(data, loop, early, checkpoints=_checkpointing(config, folder, loop, ranks), ranks=ranks),
+        lock=lock,
+        keeping=Keeping(data, loop, early, checkpoints=checkpoints, ranks=ranks),
         stateful=going_back | kept_apart,
     )
+
+
+def _lock(folder: Path | None, ranks: Ranks, *, force: bool) -> tuple[RunLock | None, str]:
+    """Of the first rank, which writes; and why it is refused, where the other ranks have to know."""
+    try:
+        return (RunLock(folder, force=force) if folder is not None and ranks.rank == 0 else None), ""
+    except MisuseError as error:
+        if ranks.size == 1:
+            raise
+        return None, str(error)
 
 
 def _budget(config: Config) -> Budget:
@@ -235,12 +263,14 @@ def _budget(config: Config) -> Budget:
     )
 
 
-def _tracking(config: Config, folder: Path | None, model: nn.Module, extra: Sequence[Sink]) -> Tracking:
+def _sinks(config: Config, folder: Path | None, extra: Sequence[Sink]) -> Sequence[Sink]:
+    asked, here = config.monitoring.sinks, folder is not None
+    return (*(default_sinks(has_folder=here) if asked is None else named_sinks(asked, has_folder=here)), *extra)
+
+
+def _tracking(config: Config, folder: Path | None, model: nn.Module, sinks: Sequence[Sink]) -> Tracking:
     watch, settings = config.monitoring, config.model_dump(mode="json")
     sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    here = folder is not None
-    sinks = default_sinks(has_folder=here) if watch.sinks is None else named_sinks(watch.sinks, has_folder=here)
-    sinks += extra
     run = RunStart(
         name="run" if folder is None else folder.resolve().name,
         run_dir=folder,
@@ -253,23 +283,6 @@ def _tracking(config: Config, folder: Path | None, model: nn.Module, extra: Sequ
     return Tracking(log, shown)
 
 
-def _clip_rule(config: Config) -> NormRule | TensorEMAClip | None:
-    training = config.training
-    make = None if training.gradient_clipping is False or training.clip_rule is None else _RULES[training.clip_rule]
-    return None if make is None else make()
-
-
-def _tensor_clip(
-    config: Config, rule: NormRule | TensorEMAClip | None, gradients: Gradients, *, sharded: bool
-) -> TensorClip | None:
-    if sharded and config.training.clip_rule == "agc" and config.training.gradient_clipping is not False:
-        raise ConfigError("training.clip_rule: agc needs whole rows, and FSDP2 spreads them: use zscore or percentile")
-    if isinstance(rule, TensorEMAClip):
-        return ByTensors(rule)
-    by_units = config.training.clip_rule == "agc" and config.training.gradient_clipping is not False
-    return ByUnits(lambda: gradients.parameters) if by_units else None
-
-
 def _recovery(
     config: Config,
     limits: Limits,
@@ -279,6 +292,7 @@ def _recovery(
     device: torch.device,
     ranks: Ranks,
     backlog: Backlog,
+    folder: Path | None,
 ) -> Recovery:
     if config.mode != "autopilot" or not limits.rolls_back:
         return NoRecovery()
@@ -287,7 +301,10 @@ def _recovery(
         count=config.recovery.snapshots,
         device=device,
         min_interval=limits.trust_steps,
-        memory_bytes=_memory_bytes(config),
+        memory_bytes=memory_bytes(config.recovery.snapshot_memory_gb),
+        disk_bytes=disk_bytes(config.recovery.snapshot_disk_gb, folder),
+        folder=None if folder is None else folder / "snapshots",
+        checkpoints=folder is not None and bool(config.monitoring.save_checkpoints),
         ranks=ranks,
     )
     return InMemory(snapshots, passes, parts, backlog=backlog, trust_steps=limits.trust_steps)
@@ -335,12 +352,3 @@ def _backlog_bytes(config: Config, ranks: Ranks) -> float:
     remembers = config.mode == "autopilot" and config.training.auto_recovery and config.recovery.snapshots > 0
     wanted = remembers and config.recovery.skip_batches and ranks.size == 1
     return config.recovery.catch_up_memory_mb * 1e6 if wanted else 0.0
-
-
-def _memory_bytes(config: Config) -> float:
-    if config.recovery.snapshot_memory_gb is not None:
-        return config.recovery.snapshot_memory_gb * 2**30
-    try:
-        return _MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a POSIX system
-        return math.inf

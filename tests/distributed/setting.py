@@ -34,6 +34,11 @@ def network(seed: int = 0) -> nn.Module:
     )
 
 
+def plain_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 15), nn.Tanh(), nn.Linear(15, 1))
+
+
 def made(kind: str, make: Callable[[], nn.Module] = network, lr: float = 1e-2) -> tuple[nn.Module, Optimizer]:
     model = make()
     if kind == "ddp":

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import steadystep
+from steadystep.incidents.bundle import read_bundle
 from steadystep.recovery.shared_shelf import SharedShelf
 from tests.distributed.setting import (
     assert_one_decision,
@@ -19,13 +20,9 @@ from tests.distributed.setting import (
     batch,
     everywhere,
     made,
+    plain_net,
     squared,
 )
-
-
-def plain_net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 15), nn.Tanh(), nn.Linear(15, 1))
 
 
 def tokens(micro: int, rank: int) -> float:
@@ -138,4 +135,44 @@ ALL = {
     "evaluations": one_ranks_evaluation_of_several,
     "end": an_end_that_was_agreed_is_over,
 }
-SAVE = {"full disk": a_save_that_fails_on_the_first_rank}
+
+
+class Length(nn.Module):
+    """The length of each row; at zero its gradient is NaN."""
+
+    share = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.share).square().sum(-1, keepdim=True).sqrt()
+
+
+def with_a_length() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), Length(), nn.Linear(1, 1))
+
+
+def a_nan_of_one_ranks_backward_pass(kind: str, folder: Path) -> None:
+    """Loss and inputs are finite everywhere: the module is named, on its rank, and the bundle holds whole weights."""
+    model, optimizer = made(kind, with_a_length)
+    guard = steadystep.Guard(model, optimizer, run_dir=folder / f"{kind}-backward")
+    length = next(module for module in model.modules() if isinstance(module, Length))
+    for step in range(5):
+        length.share = 0.0 if (step, dist.get_rank()) == (3, 1) else 1.0
+        outcome = guard.step(lambda x: squared(model, x), batch=batch(step, dist.get_rank()))
+        assert outcome.stepped == (step != 3)
+        refused = outcome if step == 3 else None
+        if refused is not None:
+            assert refused.origin.startswith("rank 1: 1 (Length), backward:"), refused.origin
+            assert "SqrtBackward" in refused.origin
+            weights = {n.removeprefix("module."): p for n, p in model.named_parameters()}
+            whole = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in weights.items()}
+            kept = read_bundle(Path(refused.incident)).state
+            assert kept is not None
+            assert kept["parameters"].keys() == whole.keys()
+            assert all(torch.equal(kept["parameters"][n], whole[n].detach()) for n in whole)
+            moments = [slots["exp_avg"] for slots in kept["optimizer"]["state"].values()]
+            assert [m.shape for m in moments] == [w.shape for w in whole.values()]
+    guard.close()
+
+
+SAVE = {"backward": a_nan_of_one_ranks_backward_pass, "full disk": a_save_that_fails_on_the_first_rank}

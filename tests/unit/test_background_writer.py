@@ -170,11 +170,13 @@ def test_a_failure_is_said_once_and_so_is_its_end(shelf: Shelf) -> None:
 def test_the_next_save_tells_and_goes_on(shelf: Shelf) -> None:
     writer = BackgroundWriter(shelf)
     shutil.rmtree(shelf.folder)
+    shelf.folder.write_text("a file where a folder should be")
     writer.save({}, step=1, updates=1)
-    with pytest.warns(UserWarning, match="No such file or directory") as seen:
+    with pytest.warns(UserWarning, match="could not be written") as seen:
         assert writer.save({}, step=2, updates=2, wait=True)
     assert seen[0].filename == __file__
     writer.flush()
+    shelf.folder.unlink()
     shelf.folder.mkdir()
     writer.save({}, step=3, updates=3)
     with pytest.warns(UserWarning, match="again"):

@@ -29,7 +29,8 @@ class Batch(dict[str, Any]):
     [
         (torch.full((4, 3), -2.0), 2.0),
         ((torch.tensor([1, 2, 3]), torch.full((2,), 3.0)), 3.0),  # real numbers count first
-        ({"ids": torch.tensor([[3, 4]])}, math.sqrt(12.5)),
+        ({"ids": torch.tensor([[3, 4]])}, math.log1p(math.sqrt(12.5))),  # ids have no scale
+        (torch.full((2, 2), 200, dtype=torch.uint8), 200.0),
         (Batch(mask=torch.ones(2, dtype=torch.bool), x=[torch.tensor([6.0])]), 6.0),
         (torch.full((9,), 6e4, dtype=torch.float16), 6e4),
         ("text", None),

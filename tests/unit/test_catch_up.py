@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -115,6 +115,7 @@ def test_damage_from_outside_costs_nothing(damage: Callable[[nn.Module], None], 
     assert_same(got, expected)
 
 
+@settings(max_examples=8)
 @given(at=st.integers(62, 100), optimizer=st.sampled_from(["AdamW", "SGD", "RMSprop"]), size=st.sampled_from([1, 2]))
 def test_whenever_it_happens_it_ends_with_the_same_bits(at: int, optimizer: str, size: int) -> None:
     config = {"training": {"gradient_accumulation_steps": size, "max_grad_norm": 1.0}}
@@ -210,7 +211,7 @@ def test_weights_that_updates_threw_off_are_not_thrown_off_again() -> None:
 
     def run(mode: str) -> tuple[list[Tensor], list[Outcome]]:
         task = TASKS["clusters"].make(1)
-        config = {"mode": mode}
+        config = {"mode": mode, "monitoring": {"explosion_threshold": 100.0}}  # or they were held down at once
         guard = steadystep.Guard(task.model, task.optimizer, config=config)
         outcomes = []
         for step in range(232):

@@ -88,7 +88,7 @@ def test_a_healthy_run(tmp_path: Path) -> None:
     found = items(report)
     assert found["gradient clipping"].evidence.startswith("5 of 200")
     assert found["warm-up"].state == "present"
-    assert "49 steps" in found["warm-up"].evidence
+    assert "until step 49" in found["warm-up"].evidence
     assert found["learning-rate schedule"].state == "present"
     assert found["NaN check"].state == "present"
     assert "step-000100" in found["checkpoints"].evidence

@@ -103,3 +103,13 @@ def test_limits_that_mean_nothing(limit: float) -> None:
         clip.clip_global_norm_([], max_norm=limit)
     with pytest.raises(steadystep.ConfigError):
         clip.clip_value_([], max_value=limit)
+
+
+def test_limits_are_given_by_position_too_as_to_torch():
+    ours, theirs = Parameter(torch.zeros(2)), Parameter(torch.zeros(2))
+    ours.grad, theirs.grad = torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.0])
+    assert clip.clip_global_norm_([ours], 1.0).norm_before == float(torch.nn.utils.clip_grad_norm_([theirs], 1.0))
+    assert torch.equal(ours.grad, theirs.grad)
+    clip.clip_value_([ours], 0.7)
+    torch.nn.utils.clip_grad_value_([theirs], 0.7)
+    assert torch.equal(ours.grad, theirs.grad)

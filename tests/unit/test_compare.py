@@ -84,7 +84,10 @@ def test_a_run_that_diverged_loses() -> None:
     lost = Series(np.arange(1000), np.full(1000, np.nan))
     result = compare([plain("a", lost), plain("b", noisy(2.0, 0.1))])
     assert result.better == "b"
-    assert "only one that ends with a finite" in result.said
+    assert (
+        result.said
+        == "b is the only one with a finite training loss to compare. a ended without a finite training loss."
+    )
     both = compare([plain("a", lost), plain("b", lost)])
     assert both.better is None
 

@@ -122,7 +122,7 @@ def test_files_that_are_no_config(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(steadystep.ConfigError, match="No such file"):
+    with pytest.raises(steadystep.ConfigError, match="no such file"):
         Config.load(tmp_path / "none.yaml")
     with pytest.raises(steadystep.ConfigError, match="Is a directory"):
         Config.load(tmp_path)
@@ -233,6 +233,7 @@ def test_no_setting_is_parsed_and_then_ignored() -> None:
         "monitoring.lr_max": "test_lr_max_is_a_warning_above",
         "recovery.incident_bundles": "test_incident_bundles_false_writes_none",
         "recovery.incident_batch_mb": "test_incident_batch_mb_bounds_what_is_kept_of_the_data",
+        "recovery.max_exceptions": "test_three_are_caught_and_the_fourth_is_raised",
         "recovery.max_skips": "test_every_second_batch_bad_stops_too",
         "recovery.trust_steps": "test_trust_steps_is_how_old_a_state_must_be",
         "recovery.lr_mult": "test_lr_mult_is_what_a_rollback_leaves_of_the_rate",
@@ -240,6 +241,7 @@ def test_no_setting_is_parsed_and_then_ignored() -> None:
         "recovery.skip_batches": "test_skip_batches_false_gives_the_random_numbers_back",
         "recovery.snapshots": "test_snapshots_is_how_many_are_kept",
         "recovery.snapshot_memory_gb": "test_snapshot_memory_gb_bounds_them",
+        "recovery.snapshot_disk_gb": "test_the_disk_can_be_left_alone",
         "recovery.catch_up_memory_mb": "test_batches_that_are_too_large_are_not_remembered",
         "recovery.snapshot_time_share": "test_snapshot_time_share_has_no_effect_and_says_so",
         "recovery.max_skips_in_a_row": "test_never_surrenders_stops_when_skipping_does_not_help",

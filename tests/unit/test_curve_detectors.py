@@ -184,8 +184,22 @@ class TestClipRate:
         found = seen(ClipRate(1.0), grad_norm=[20.0 if i % 5 else 0.5 for i in range(20_000)])
         assert said([f for f in found if f.severity == "warn"]) == [(999, "warn")]
 
+    def test_all_of_the_first_200_steps_cut_tenfold_are_a_warning_by_then(self) -> None:
+        found = seen(ClipRate(1.0), grad_norm=[(9.0, 11.0, 12.0)[i % 3] for i in range(600)])
+        assert said([f for f in found if f.severity == "warn"]) == [(199, "warn")]
+        assert "66% of the last 200 gradients were more than 10 times max_norm = 1" in found[-1].what
+
+    def test_an_optimizer_that_divides_by_the_gradient_does_not_mind(self) -> None:
+        found = seen(ClipRate(1.0, scale_free=True), grad_norm=[20.0] * 3000)
+        assert said(found) == [(99, "info"), (199, "info")]
+
+    def test_gradients_that_grow_beyond_the_limit_later_are_no_fault_of_the_limit(self) -> None:
+        """As of a policy whose returns grow; this one was at the highest score there is."""
+        norms = [0.6 + 0.005 * i for i in range(3000)]
+        assert {f.severity for f in seen(ClipRate(0.1), grad_norm=norms)} == {"info"}
+
     def test_early_clipping_and_half_of_the_steps_are_no_warning(self) -> None:
-        early = [20.0] * 700 + [0.5] * 2000
+        early = [20.0 if i % 10 else 2.0 for i in range(700)] + [0.5] * 2000
         half = [20.0 if i % 2 else 0.5 for i in range(3000)]
         for norms in (early, half):
             assert {f.severity for f in seen(ClipRate(1.0), grad_norm=norms)} == {"info"}
@@ -219,6 +233,15 @@ class TestLossScale:
     def test_calibration_is_routine(self) -> None:
         assert self.run(scales(range(12), count=400)) == []
         assert self.run(scales([190, 195, 199, 210, 220], count=400)) == []
+
+    def test_a_row_of_cuts_after_the_scale_was_found_is_a_warning_while_calibrating_too(self) -> None:
+        found = self.run(scales(range(20, 30), count=600))
+        assert said(found) == [(24, "warn")]
+        assert "cut 5 times within 20 steps" in found[0].what
+        assert said(self.run(scales([0, 1, 2, *range(20, 30)], count=600))) == [(24, "warn")]
+
+    def test_single_cuts_while_gradients_still_grow_are_routine(self) -> None:
+        assert self.run(scales([20, 27, 34, 41, 48], count=400)) == []
 
     def test_growth_is_routine(self) -> None:
         assert self.run([2.0 ** (i // 10) for i in range(400)]) == []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from steadystep.config import Config
 from steadystep.detectors import (
     AttentionLogitGrowth,
+    DamagedState,
     DeadUnits,
     Detector,
     EmbeddingGrowth,
@@ -38,7 +39,9 @@ from steadystep.detectors import (
 )
 from steadystep.detectors.buffer_jump import BufferJump
 from steadystep.detectors.clip_rate import ClipRate
+from steadystep.detectors.constant_prediction import ConstantPrediction
 from steadystep.detectors.cooldown import Cooldown
+from steadystep.detectors.early_divergence import EarlyDivergence
 from steadystep.detectors.growing_gradient import GrowingGradient
 from steadystep.detectors.input_scale import InputScale
 from steadystep.detectors.learning_rate_bounds import LearningRateBounds
@@ -59,6 +62,7 @@ FACTORIES: dict[str, Callable[[], Detector]] = {
     "rationed": lambda: Cooldown(WorseThanBest(), quiet_steps=128, as_notes=True),
     "oscillation": lambda: Oscillation(quiet_steps=100),
     "growing-gradient": GrowingGradient,
+    "early-divergence": EarlyDivergence,
     "clip-rate": lambda: ClipRate(1.0, quiet_steps=100),
     "loss-scale": lambda: LossScale(quiet_steps=20),
     "no-learning": NoLearning,
@@ -76,10 +80,12 @@ SILENT: dict[str, Callable[[], Detector]] = {
     "flat-reward": FlatReward,
     "metric-bounds": MetricBounds,
     "not-healing": NotHealing,
+    "constant-prediction": ConstantPrediction,
     "buffer-jump": BufferJump,
     "input-scale": InputScale,
     "same-batch": SameBatch,
     "weight-jump": WeightJump,
+    "damaged-state": DamagedState,
     "learning-rate-creep": LearningRateCreep,
     "learning-rate-jump": LearningRateJump,
     "short-warmup": lambda: ShortWarmup(beta2=0.999),

@@ -228,6 +228,9 @@ class Memory:
         self.remembered: list[tuple[float, float]] = []
         self.compared: list[int] = []
 
+    def finite_states(self) -> list[Any]:
+        return self.states
+
     def comparable(self, signals: Signals, states: list[Any]) -> list[Any]:
         return states
 

@@ -351,10 +351,10 @@ def test_loading_a_state_drops_the_open_group_and_a_refused_state_changes_nothin
     guard.step(lambda: model(OK * 100).mean())
     guard.load_state_dict(saved)
     assert guard.step(lambda: model(OK).mean()).pending
-    with pytest.raises(steadystep.ConfigError, match="lacks budget"):
+    with pytest.raises(steadystep.CheckpointError, match="lacks budget"):
         guard.load_state_dict({k: v for k, v in saved.items() if k != "budget"})
     half = guarded(nn.Linear(2, 1), mixed_precision="fp16")
-    with pytest.raises(steadystep.ConfigError):
+    with pytest.raises(steadystep.CheckpointError):
         guard.load_state_dict({**half.state_dict(), "attempts": 99, "precision": {"scale": 1.0}})
     assert guard.attempts == 0
 

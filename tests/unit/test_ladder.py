@@ -19,6 +19,7 @@ NOT_CAREFUL = LR_STEPS | {"rollback", "restore-moments", "skip-batches"}
 class State:
     step: int
     lr: float = 0.1
+    second_moment: float | None = None
 
 
 def finding(detector: str, severity: Severity = "act", *, value: float = 20.0, **more: object) -> Finding:
@@ -51,6 +52,16 @@ STUCK = finding("not-healing", since=490)
 HEARD = replace(GOOD, witness=Witness(step=300, then=1.0, now=2.0))
 OVERFLOWED = replace(GOOD, grad_norm=math.inf, scaled=True, scale=65536.0)
 GROUP = replace(GOOD, losses=(2.0, 2.0), repeatable=True)
+
+
+def test_poison_that_came_after_every_state_by_its_numbers() -> None:
+    """The last clean probe is older than all states: the newest with the second moments of then is taken."""
+    found = diagnosed(finding("poisoned-moments", since=400, usual=1e-4), damage=Damage.MOMENTS)
+    states = [State(430, second_moment=2e-4), State(450, second_moment=3e-4), State(470, second_moment=5.0)]
+    assert decide(GOOD, found, budget=Budget(), states=states).to == 450
+    assert decide(GOOD, found, budget=Budget(), states=states[2:]).to is None
+    assert decide(GOOD, found, budget=Budget(), states=[State(450)]).to is None
+    assert decide(GOOD, found, budget=Budget(), states=[State(390, second_moment=9.0), *states]).to == 390
 
 
 TABLE = [
@@ -172,6 +183,15 @@ class TestGoingBack:
         rolled_back(budget, at=450, to=390)
         signals = replace(GOOD, odd_replicas=("weight on rank 1",))
         assert "rollback" in self.plan(budget=budget, signals=signals).steps
+
+    def test_one_odd_replica_is_copied_from_a_healthy_rank_and_nobody_goes_back(self) -> None:
+        odd = Finding(detector="odd-replica", step=500, severity="act", value=1.0, limit=0.0)
+        signals = replace(GOOD, odd_replicas=("weight on rank 1",), healthy_rank=2)
+        found = diagnosed(odd, damage=Damage.WEIGHTS)
+        plan = decide(signals, found, budget=Budget(), states=[State(300)])
+        assert (plan.steps, plan.rank, plan.to) == (("copy-replica", "skip-step"), 2, None)
+        assert decide(signals, found, budget=Budget(), mode="observe").proceeds
+        assert "copy-replica" not in decide(signals, found, budget=Budget(), mode="careful").steps
 
     def test_long_ago_is_not_again(self) -> None:
         budget = Budget()

@@ -210,3 +210,63 @@ def test_memory_that_runs_out_when_a_group_is_run_again() -> None:
         results.append([p.detach().clone() for p in model.parameters()])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+class Flaky(SmallDevice):
+    """Another program has the memory for a while."""
+
+    def __init__(self, rows: int, *, until: int) -> None:
+        super().__init__(rows)
+        self.until = until
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(self.seen) > self.until:
+            self.rows = ROWS
+        return super().__call__(x)
+
+
+def test_what_fitted_is_not_remembered_for_ever() -> None:
+    device = Flaky(1, until=200)
+    _, guard, _ = train(device, steps=300, config={})
+    assert 1 in device.seen
+    assert device.seen[-10:] == [ROWS] * 10, "memory is there again, and so are whole batches"
+    assert guard.updates == 300
+
+
+def test_a_device_that_stays_small_is_asked_ever_less_often() -> None:
+    device = SmallDevice(4)
+    train(device, steps=700, config={})
+    tries = [i for i, rows in enumerate(device.seen) if rows > 4]
+    assert len(tries) <= 2 + 2 + 4, "twice as long after each failure: 64, 128, 256 batches"
+
+
+def test_a_batch_of_which_nothing_fits_says_nothing_about_the_next_one() -> None:
+    model = net()
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    long, usual = torch.ones(8, 4, dtype=torch.float64) * 9, torch.ones(8, 4, dtype=torch.float64)
+    seen = []
+
+    def loss(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        if x[0, 0] == 9:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return model(x).square().mean()
+
+    with pytest.raises(steadystep.TrainingHalted, match="single row"):
+        guard.step(loss, batch=long)
+    guard.step(loss, batch=usual)
+    assert seen[-1] == 8
+
+
+@pytest.mark.parametrize("rows", [16, 13, 5])
+def test_batchnorm_never_gets_a_single_row(rows: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    device, x = SmallDevice(3), torch.randn(rows, 4)
+    for _ in range(3):
+        assert guard.step(lambda batch: model(device(batch)).square().mean(), batch=x).stepped
+    assert min(device.seen) >= 2
+    device.rows = 1
+    with pytest.raises(steadystep.TrainingHalted, match="BatchNorm"):
+        guard.step(lambda batch: model(device(batch)).square().mean(), batch=x)

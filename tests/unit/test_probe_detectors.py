@@ -183,7 +183,7 @@ def test_moments_that_rose_with_the_gradient_are_right() -> None:
 def test_poisoned_moments_need_a_history() -> None:
     after = at_probes(moments(1e-3), number=1, first=4, norms=(1.0, 1.0, 1.0))
     assert run(PoisonedMoments(), [*calm(3), *after]) == []
-    early = [signals(s + 1, norms=(1.0,) * 3, probe=Probe(step=s, **moments(10.0**-s))) for s in (1, 2, 4, 8, 16, 32)]
+    early = [signals(s + 1, norms=(1.0,) * 3, probe=Probe(step=s, **moments(10.0**-s))) for s in (1, 2)]
     assert run(PoisonedMoments(), [*early, *calm(3), *after]) == [], "the first steps do not count"
 
 

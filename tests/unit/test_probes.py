@@ -51,7 +51,7 @@ def obvious(
             v = state["exp_avg_sq"].double()
             unbiased = v / (1 - beta2 ** float(state["step"]))
             squares = (g.square() / unbiased.clamp(min=eps**2))[g != 0]
-            found["v"].append(v.mean().item())
+            found["v"].append(unbiased.mean().item())
             found["s"].append(squares.mean().sqrt().item())
     return found
 

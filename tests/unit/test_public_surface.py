@@ -73,6 +73,7 @@ def test_the_guards_face() -> None:
         "run_dir",
         "detectors",
         "sinks",
+        "force",
     ]
     assert list(inspect.signature(steadystep.Guard.step).parameters)[2:] == ["batch", "weight", "metrics"]
 
@@ -123,10 +124,12 @@ def test_the_settings() -> None:
             "incident_batch_mb",
             "incident_bundles",
             "lr_mult",
+            "max_exceptions",
             "max_skips",
             "max_skips_in_a_row",
             "rewarm_steps",
             "skip_batches",
+            "snapshot_disk_gb",
             "snapshot_memory_gb",
             "snapshot_time_share",
             "snapshots",

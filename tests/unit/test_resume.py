@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import steadystep
 from steadystep import schedule
 from steadystep.recovery import write_checkpoint
+from steadystep.rng import all_random_state
 from tests.loops import assert_same, full_state
 
 
@@ -347,7 +348,8 @@ def test_a_guards_state_with_a_hole_is_refused_with_nothing_changed(tmp_path: Pa
 
 def test_one_process_goes_on_in_the_data_where_two_ranks_were(tmp_path: Path) -> None:
     """Each had used seven batches of its own half: fourteen of the whole."""
-    _, path = rewritten(tmp_path, ranks=lambda _: 2, data=lambda d: {**d, "batch": 7})
+    began = {"random": all_random_state(torch.device("cpu")), "generator": None, "started": False}
+    _, path = rewritten(tmp_path, ranks=lambda _: 2, data=lambda d: {**d, "batch": 7, "began": began})
     with pytest.warns(UserWarning, match="of 2 ranks and this run has 1"):
         _, guard = small(tmp_path / "other", path=path)
     assert guard._data.batch == 14

@@ -367,6 +367,8 @@ MIB = 2**20
 class Largest:
     """Two ranks, of which the other one holds `other` bytes."""
 
+    size = 2
+
     def __init__(self, other: float) -> None:
         self._other = other
 
@@ -450,7 +452,7 @@ class TestHowMany:
         assert len(kept.states) == 2
 
     def test_none_is_told_too(self) -> None:
-        kept = self.affordable(0.9)
+        kept = self.affordable(0.6)
         with pytest.warns(UserWarning, match="no rolling back"):
             take(kept, 0)
         assert kept.states == ()

@@ -265,7 +265,7 @@ class Fakes:
     def take(self, **more: Any) -> None:
         self.taken.append(more)
 
-    def keep(self, name: str, thing: Any) -> None:
+    def keep(self, name: str, thing: Any, update: Any = None) -> None:
         pass
 
 

@@ -1,5 +1,6 @@
 """`watch`: a loop that calls backward and step itself, guarded with one line and left as it was with another."""
 
+import functools
 import gc
 import math
 from typing import Any
@@ -347,3 +348,33 @@ def test_a_loss_of_a_subclass_is_heard_once() -> None:
         assert watcher.outcome is not None
         assert watcher.outcome.signals is not None
         assert watcher.outcome.signals.losses == (float(loss.detach()),)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_backward_that_somebody_else_has_wrapped(when: str) -> None:
+    calls: list[Tensor] = []
+
+    def wrap() -> None:
+        plain = torch.Tensor.backward
+
+        @functools.wraps(plain)
+        def theirs(self: Tensor, *args: Any, **kwargs: Any) -> None:
+            calls.append(self)
+            plain(self, *args, **kwargs)
+
+        torch.Tensor.backward = theirs  # type: ignore[method-assign]
+
+    try:
+        if when == "before":
+            wrap()
+        for _ in range(2):  # the second watcher finds theirs in front of ours, or ours gone
+            _, outcomes, _ = loop(count=3, optimizer="SGD")
+            assert [len(o.signals.losses) for o in outcomes if o.signals] == [1, 1, 1]
+            if when == "meanwhile":
+                model = small_net()
+                with steadystep.watch(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+                    wrap()
+                when = "over"
+        assert calls
+    finally:
+        torch.Tensor.backward = PLAIN_BACKWARD  # type: ignore[method-assign]

@@ -17,9 +17,15 @@ def task(seed: int = 0) -> tuple[nn.Module, list[torch.Tensor]]:
     return model, [torch.randn(32, 6, generator=rng) for _ in range(220)]
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_compiled() -> None:
+    """By another test of this process: `watch` then keeps its mode out of the way."""
+    torch._dynamo.utils.counters.clear()
+
+
 @pytest.mark.parametrize("again", [True, False])
 def test_ruined_weights_are_rolled_back_and_the_scheduler_with_them(again: bool) -> None:
-    """Where the loop says how a batch is run again: otherwise nobody can tell, and it is a warning."""
+    """Where the loop says how a batch is run again, and where it is seen."""
     model, data = task()
     opt = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1.0 - step / 1000)
@@ -42,11 +48,6 @@ def test_ruined_weights_are_rolled_back_and_the_scheduler_with_them(again: bool)
             outcomes.append(watcher.outcome)
         back = [o for o in outcomes if o is not None and o.restored is not None]
         assert watcher.guard.updates == scheduler.last_epoch
-    if not again:
-        assert not back
-        loud = [f for o in outcomes if o is not None for f in o.findings if f.severity != "info"]
-        assert "weight-jump" in {f.detector for f in loud}
-        return
     assert len(back) == 1
     assert back[0].restored is not None
     assert 150 <= back[0].step < 180

@@ -2,6 +2,6 @@
 
 from steadystep.accumulation.group import Group, MicroBatch
 from steadystep.accumulation.passes import Passes
-from steadystep.accumulation.recipe import Closure, Work
+from steadystep.accumulation.recipe import Closure, Taped, Work
 
-__all__ = ["Closure", "Group", "MicroBatch", "Passes", "Work"]
+__all__ = ["Closure", "Group", "MicroBatch", "Passes", "Taped", "Work"]

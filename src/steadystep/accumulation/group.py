@@ -4,7 +4,8 @@ With weights w_i (token counts; 1 without) the update is the gradient of sum(w_i
 weights is known only at the end, so each backward pass uses factor_i = w_i / (r * N) and the gradients are corrected
 once, by N * r / sum(w_i). The reference r is the largest weight seen before, so that scaled fp16 losses stay in range.
 For equal weights and a full group the correction is exactly 1 and factor_i is a plain division by N: the arithmetic of
-the loop everybody writes, bit for bit.
+the loop everybody writes, bit for bit. A group that is run again without some of its members is divided by how many are
+left (`shared_by`), so that it has the bits of a group that never had the others.
 
 Several ranks share r and the correction: their gradients have been averaged, so sum(w_i) is a mean over ranks too.
 """
@@ -17,6 +18,7 @@ from typing import Any, final
 from torch import Tensor
 
 from steadystep.accumulation.recipe import Recipe
+from steadystep.calls import number
 from steadystep.errors import MisuseError
 
 
@@ -37,7 +39,7 @@ class Group:
     """The micro-batches of the update that is being collected."""
 
     def __init__(self, size: int, mean: Callable[[Sequence[float]], list[float]] = list) -> None:
-        self.size = size
+        self.size = self.shared_by = size
         self._mean = mean
         """Of numbers over all ranks."""
         self.members: list[MicroBatch] = []
@@ -69,20 +71,28 @@ class Group:
         self.members = []
         self.repeatable = self.stale = False
         self._weighted = None
+        self.shared_by = self.size
 
-    def check_weight(self, weight: float | None) -> float:
-        """The weight as a number; weights for some micro-batches and not for others have no meaning."""
+    def weight_of(self, weight: float | None) -> float | None:
+        """The weight as a number; changes nothing. Some micro-batches with one and some without have no meaning."""
+        if self._weighted is not None and self._weighted != (weight is not None):
+            raise MisuseError(
+                "weight= was given for some micro-batches of one update and not for others: give it for all or none"
+            )
         if weight is None:
-            if self._weighted is None:
-                self._weighted, self._reference = False, 1.0
-            elif self._weighted:
-                raise MisuseError("weight= was given for some micro-batches of one update and not for others")
-            return 1.0
-        value = float(weight)  # sync: when a tensor is given
+            return None
+        value = number("weight", weight)
         if not (math.isfinite(value) and value >= 0):
             raise MisuseError(f"weight = {weight!r}: must be a finite number of at least 0 (a count of tokens, say)")
-        if self._weighted is False:
-            raise MisuseError("weight= was given for some micro-batches of one update and not for others")
+        return value
+
+    def check_weight(self, weight: float | None) -> float:
+        """The weight as a number, from now on one of this group."""
+        value = self.weight_of(weight)
+        if value is None:
+            if self._weighted is None:
+                self._weighted, self._reference = False, 1.0
+            return 1.0
         if self._weighted is None:
             (self._reference,) = self._mean([self.largest_weight or value or 1.0])
         self._weighted = True
@@ -92,15 +102,15 @@ class Group:
     def scaled(self, loss: Tensor, weight: float) -> Tensor:
         """The loss as it goes into backward."""
         if weight == self._reference:
-            return loss if self.size == 1 else loss / self.size
-        return loss * (weight / self._reference / self.size)
+            return loss if self.shared_by == 1 else loss / self.shared_by
+        return loss * (weight / self._reference / self.shared_by)
 
     def correction(self, kept: Sequence[int]) -> float:
         """The factor that turns the collected gradients into those of the weighted mean over `kept`."""
-        if not self._weighted and len(kept) == self.size:
+        if not self._weighted and len(kept) == self.shared_by:
             return 1.0
         total = self.total(kept)
-        return self.size * self._reference / total if total else 1.0
+        return self.shared_by * self._reference / total if total else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state; it decides how later losses are scaled before they are added up."""

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep.accumulation.draws import Draws
 from steadystep.accumulation.group import Group, MicroBatch
+from steadystep.accumulation.only_loss import OnlyTheLoss
 from steadystep.accumulation.recipe import Closure, Given, Recipe, Work
 from steadystep.accumulation.trial import Trial
 from steadystep.buffers import Buffers
@@ -26,6 +28,13 @@ from steadystep.rng import RngState, random_numbers_kept
 
 # The same batch with the same random numbers gives the same loss; off the host up to kernels that add in any order.
 _SAME_ON_HOST, _SAME_ON_DEVICE = 1e-6, 1e-4
+
+
+_ON_META = "the loss is on the meta device and holds no number: give the model and the batch a real device"
+_TWICE = "backward through the graph a second time"  # as torch says it
+
+
+_NOTHING = nullcontext()
 
 
 class _NotRepeatableError(Exception):
@@ -51,7 +60,7 @@ class Passes:
         device: torch.device,
         retry: bool,
         memory: OutOfMemoryRetry | None = None,
-        keep_rng: bool = False,
+        draws: Draws | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self._ranks = ranks or Alone()
@@ -60,17 +69,23 @@ class Passes:
         self._precision = precision
         self._buffers = buffers
         self._parameters = parameters
+        self._only_loss = OnlyTheLoss(optimizer, parameters)
         self._device = device
         self._memory = memory
         # A group of one has nothing to leave out, so nothing is kept for it.
         self._keep_recipes = retry and size > 1
         self._state: Literal["idle", "collecting", "collected"] = "idle"
         self._busy = False
+        self._unreduced = False
+        """The gradients of this rank have not been averaged with those of the others."""
         self._warned = False
         self._present: tuple[Closure, Any] | None = None
         self._batch: Any = None
         self._rng: RngState | None = None
-        self._keep_rng = keep_rng
+        self.failed_collecting = False
+        """The last call ended with an exception of the closure, before anything was decided."""
+        self._draws = draws
+        self._offered: tuple[Work, ...] = ()
         self.given_losses = False
         """The loop computes its losses itself."""
 
@@ -79,10 +94,18 @@ class Passes:
             raise MisuseError("step() was called from inside step(): the closure must only compute the loss")
         self._busy = True
 
+    @property
+    def busy(self) -> bool:
+        """Inside a call of the guard."""
+        return self._busy
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._busy = False
+        self.failed_collecting = kind is not None and self._state == "collecting"
         if kind is not None and self._state != "idle":
             self._drop_traces()
+            if self._state == "collecting" and self._rng is not None:
+                self._rng.restore()  # the same micro-batch, given rightly, draws what it would have drawn
             if self._state == "collecting" and self.group.repeatable:
                 self.group.stale = True
                 self._state = "collected"
@@ -93,6 +116,7 @@ class Passes:
         """Run one micro-batch into the group."""
         number = self.group.check_weight(weight)
         first = not self.group.members
+        self._rng = None
         # why: a loop of two models leaves gradients of one in the other; a plain loop clears them before backward
         if first and any(p.grad is not None for p in self._parameters()):
             self._optimizer.zero_grad()
@@ -101,18 +125,20 @@ class Passes:
         if isinstance(work, Tensor):
             self._warn_about_autocast()
             self.given_losses = True
+            self._unreduced = False
             loss = _checked(work)
             self._backward(loss, number)
         else:
             self.given_losses = False
             if first:
                 self._buffers.remember()
+            self._rng = None if self._draws is None else self._draws.before()
             if self._keep_recipes:
-                recipe = Recipe(work, batch, device=self._device)
+                recipe = Recipe(work, batch, self._rng or RngState(self._device))
             self._present = (work, batch)
-            if self._keep_rng:
-                self._rng = RngState(self._device)
             loss = self._run(work, batch, number, recipe, after=range(len(self.group.members)))
+            if self._draws is not None:
+                self._draws.after()
         seen = loss.detach()
         member = MicroBatch(loss=seen.reshape(()) if seen.dim() else seen, weight=number, recipe=recipe, batch=batch)
         self.group.add(member)
@@ -121,14 +147,19 @@ class Passes:
 
     def close(self) -> None:
         """The fate of this update is sealed; the next call of `add` starts another."""
+        if self._draws is not None:
+            self._draws.after(last=True)
         self._buffers.remember()  # a loss given as a tensor is computed before we are called again
         self._present = self._batch = None
+        self._offered = ()
         self.group.clear()
         self._state = "idle"
 
     def works(self) -> tuple[Work, ...]:
         """What it takes to make this update again, later; nothing if a micro-batch came without `batch=`."""
         members, weighted = self.group.members, self.group.weighted
+        if self._offered:
+            return self._offered
         if self._present is None or any(member.batch is None for member in members):
             return ()
         closure = self._present[0]
@@ -159,6 +190,9 @@ class Passes:
 
     def finish(self, kept: Sequence[int]) -> None:
         """Turn what was collected into the gradients of the weighted mean over `kept`."""
+        if self._unreduced:
+            self._unreduced = False
+            self._ranks.average_(self._parameters())
         if self._precision.scales:
             self._precision.unscale_(self._optimizer)
         correction = self.group.correction(kept)
@@ -213,6 +247,10 @@ class Passes:
         self._present = None if work is None else (work, batch)
         self._rng, self._batch = rng, batch
 
+    def offer(self, works: tuple[Work, ...]) -> None:
+        """What it takes to make the update at hand again, of a loop that runs its passes itself."""
+        self._offered = works
+
     def suspect(self, bad: Sequence[int]) -> tuple[Closure | None, Any, RngState | None]:
         """A micro-batch to look at again: the first bad one that can be run again, else the last one."""
         recipes = [self.group.members[i].recipe for i in bad if i < len(self.group.members)]
@@ -228,6 +266,7 @@ class Passes:
     ) -> bool:
         if not self.group.total(positions) > 0:
             return False
+        self.group.shared_by = len(positions)
         self._run_again(positions, losses)
         return finite(positions)
 
@@ -257,9 +296,11 @@ class Passes:
         `after`: the members whose gradients are there already and must stay.
         """
         memory = self._memory
+        self._unreduced = self._ranks.adds_up and len(after) + 1 < self.group.shared_by
         if memory is None or memory.size is None or batch is None:
             try:
-                return self._pass(work, batch, weight)
+                with self._ranks.unreduced() if self._unreduced else _NOTHING:
+                    return self._pass(work, batch, weight)
             except (RuntimeError, MemoryError) as error:
                 if memory is None or not is_out_of_memory(error):
                     raise
@@ -295,8 +336,8 @@ class Passes:
             recipe.rng.restore()
 
     def _pass(self, work: Closure, batch: Any, weight: float) -> Tensor:
-        with self._precision.autocast():
-            loss = _checked(work() if batch is None else work(batch))
+        with self._precision.autocast(), self._only_loss:
+            loss = _checked(_called(work, batch))
         self._backward(loss, weight)
         return loss
 
@@ -312,7 +353,15 @@ class Passes:
 
     def _backward(self, loss: Tensor, weight: float) -> None:
         if weight > 0 or self._ranks.size > 1:  # the other ranks wait for this one's backward pass
-            self._precision.backward(self.group.scaled(loss, weight))
+            try:
+                self._precision.backward(self.group.scaled(loss, weight))
+            except RuntimeError as error:
+                if _TWICE not in str(error):
+                    raise
+                raise MisuseError(
+                    "backward was called for this loss before: give the guard a loss that it is to differentiate, and "
+                    "leave backward to it"
+                ) from error
 
     def _warn_about_autocast(self) -> None:
         if self._precision.casts and not self._warned:
@@ -322,6 +371,19 @@ class Passes:
                 "guard could autocast. Pass a closure; or autocast your forward pass yourself and say so with "
                 "autocast: false."
             )
+
+
+def _called(work: Closure, batch: Any) -> Any:
+    try:
+        return work() if batch is None else work(batch)
+    except TypeError as error:
+        trace = error.__traceback__
+        inside = trace is not None and trace.tb_next is not None
+        if inside and not isinstance(work, nn.Module):  # the closure's own error
+            raise
+        what = "the model" if isinstance(work, nn.Module) else "a closure that cannot be called so"
+        how = "guard.step(lambda: loss_fn(model(x), y)), or guard.step(lambda batch: ..., batch=batch)"
+        raise MisuseError(f"step() was given {what} ({error}): give one that computes the loss, {how}") from error
 
 
 def _checked(loss: Any) -> Tensor:
@@ -334,8 +396,11 @@ def _checked(loss: Any) -> Tensor:
         )
     if not loss.requires_grad:
         raise MisuseError(
-            "the loss has no graph to differentiate: was it computed under no_grad, detached, or turned into a number?"
+            "the loss has no graph to differentiate: was it computed under no_grad, detached, turned into a number, or "
+            "is every parameter frozen? Give the loss as the model's output makes it"
         )
+    if loss.is_meta:
+        raise MisuseError(_ON_META)
     return loss
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from steadystep.rng import RngState
@@ -26,11 +25,11 @@ class Recipe:
 
     __slots__ = ("_bindings", "batch", "closure", "rng")
 
-    def __init__(self, closure: Closure, batch: Any, *, device: torch.device) -> None:
+    def __init__(self, closure: Closure, batch: Any, rng: RngState) -> None:
         self.closure = closure
         self._bindings = _Bindings(closure) if isinstance(closure, types.FunctionType) else None
         self.batch = batch
-        self.rng = RngState(device)
+        self.rng = rng
         """Before the forward pass."""
 
     def again(self) -> tuple[Closure, Any]:
@@ -47,16 +46,34 @@ class Recipe:
 class Given:
     """As a recipe, for a closure that gets its data as `batch=`: nothing is bound, so it costs nothing to keep."""
 
-    __slots__ = ("_rng", "batch", "closure")
+    __slots__ = ("batch", "closure", "rng")
 
     def __init__(self, closure: Closure, batch: Any, rng: RngState | None) -> None:
-        self.closure, self.batch, self._rng = closure, batch, rng
+        self.closure, self.batch, self.rng = closure, batch, rng
 
     def again(self) -> tuple[Closure, Any]:
         """The closure and its batch, with the random numbers put back where they are known to matter."""
-        if self._rng is not None:
-            self._rng.restore()
+        if self.rng is not None:
+            self.rng.restore()
         return self.closure, self.batch
+
+
+@final
+class Taped:
+    """As a recipe, for a forward pass that a loop made itself: `batch` is what is held in memory for it."""
+
+    __slots__ = ("batch", "beginning", "closure")
+    rng: None = None
+    """The loop has drawn what it draws, and perhaps its next batch: it goes on with the numbers of now."""
+
+    def __init__(self, closure: Closure, batch: Any, beginning: RngState | None) -> None:
+        self.closure, self.batch, self.beginning = closure, batch, beginning
+
+    def again(self) -> tuple[Closure, Any]:
+        """The pass, with the random numbers put back to its beginning."""
+        if self.beginning is not None:
+            self.beginning.restore()
+        return self.closure, None
 
 
 @final
@@ -64,9 +81,11 @@ class Given:
 class Work:
     """One micro-batch of an update that is over."""
 
-    recipe: Recipe | Given
+    recipe: Recipe | Given | Taped
     weight: float | None
     """As it was given to `step`."""
+    touch: Callable[[], None] | None = None
+    """What a loop does to the gradients after this pass and before its step: its own clipping."""
 
 
 @final

@@ -5,6 +5,7 @@ from typing import final
 
 from torch.optim import Optimizer
 
+from steadystep.actions.catch_up import LookAgain
 from steadystep.actions.learning_rate import LearningRate
 from steadystep.actions.update import REFUSALS, Update
 from steadystep.look import Look, Probing
@@ -25,13 +26,16 @@ class Around:
     learning_rate: LearningRate
     probing: Probing
 
-    def before(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, shrunk: bool) -> Outcome:
+    def before(
+        self, plan: Plan, look: Look, diagnosis: Diagnosis, *, shrunk: bool, look_again: LookAgain | None = None
+    ) -> Outcome:
         """Everything up to the step; what is reported holds once the step has been called.
 
-        `shrunk` says that the loop has clipped these gradients, after they were measured.
+        `shrunk` says that the loop has clipped these gradients, after they were measured; `look_again` measures those
+        of an update that is made again.
         """
         if "rollback" in plan.steps:
-            outcome = self.update.go_back(plan, look, diagnosis)
+            outcome = self.update.go_back(plan, look, diagnosis, look_again=look_again)
             self._drop()
             return outcome
         self.update.prepare(plan)

@@ -5,20 +5,23 @@ must give the losses they gave: they start from the very same state, so another 
 numbers, and it ends there. What goes exactly as it went is made again up to the first sign of trouble and no further,
 or the damage would be too. What goes better than it went (the weights had been changed by something else than updates,
 the moments were poisoned) is made again to the end.
+
+Whether it is exact is looked at and not assumed: up to the first sign all that was measured then has to come out bit
+for bit, and where a younger state is still there, so has every tensor of it.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
 
 from steadystep.accumulation import Passes
 from steadystep.look import Look
-from steadystep.records import Signals
+from steadystep.records import Plan, Signals
 from steadystep.recovery.backlog import Done
-from steadystep.rng import HostRandom, random_numbers_kept
+from steadystep.rng import random_numbers_kept
 
 _SAME_ON_HOST, _SAME_ON_DEVICE = 1e-5, 1e-4
 _FOR_NORMS = 100.0  # times: backward adds up more than forward does
@@ -41,7 +44,11 @@ class CatchUp:
         undo: Callable[[], None],
         learn: Callable[[Signals], None],
         device: torch.device,
+        verify: Callable[[int], bool] = lambda _: True,
+        follow: Callable[[], None] = lambda: None,
     ) -> None:
+        self._follow = follow
+        self._verify = verify
         self._passes = passes
         self._take = take
         self._undo = undo
@@ -49,27 +56,35 @@ class CatchUp:
         self._device = device
 
     def make_again(
-        self, missed: Sequence[Done], look: LookAgain, *, first_sign: int, outside: bool = False
-    ) -> tuple[list[Done], bool]:
-        """Those that were made, as they went this time, and whether they went another way than they had.
+        self, missed: Sequence[Done], look: LookAgain, *, first_sign: int, outside: bool = False, slack: int = 0
+    ) -> "Made":
+        """Those that were made, as they went this time.
 
-        With `outside` what repeats exactly goes on past the first sign.
+        With `outside` what repeats goes on past the first sign, with `slack` so many steps.
         """
         made: list[Done] = []
-        healed, host, usual = False, HostRandom(), _Usual(missed, first_sign)
-        with random_numbers_kept(self._device):
+        healed, exact, compared, usual = False, True, 0, _Usual(missed, first_sign)
+        with random_numbers_kept(self._device) as kept:
             for done in missed:
                 seen = self._seen(done, look)
+                if done.signals.step < first_sign:
+                    exact = exact and seen is not None and _identical(seen.signals, done.signals)
+                    compared += 1
                 healed = healed or seen is None or not self._same(seen.signals, done.signals)
-                goes_on = self._may_go_on(made, done, first_sign, healed=healed, outside=outside)
+                goes_on = self._may_go_on(made, done, first_sign + slack, healed=healed, outside=outside)
                 if seen is None or not goes_on or (healed and not usual.covers(seen, done)):
                     self._undo()
                     break
                 self._take(seen, done)
                 made.append(replace(done, signals=_as_of(done.signals, seen.signals)) if healed else done)
                 self._learn(made[-1].signals)
-        host.restore()
-        return made, healed
+                if not done.is_at_hand:  # after that one the loop does it
+                    self._follow()
+                if exact and done.signals.step < first_sign:
+                    exact = self._verify(done.updates)
+            if made and made[-1].is_at_hand and made[-1].works[-1].recipe.rng is not None:
+                kept.let_go()  # why: the loop goes on after this update, with the numbers that follow its draws
+        return Made(made, healed=healed, exact=exact and len(made) >= compared >= _REPEATED)
 
     @staticmethod
     def _may_go_on(made: list[Done], done: Done, first_sign: int, *, healed: bool, outside: bool) -> bool:
@@ -95,6 +110,19 @@ class CatchUp:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What became of it."""
+
+    updates: list[Done] = field(kw_only=False)
+    """Those that were made."""
+    healed: bool
+    """They went another way than they had."""
+    exact: bool
+    """Bit for bit as they had, wherever that could be compared."""
+
+
+@final
 class _Usual:
     """How large losses and gradients were before the first sign."""
 
@@ -115,3 +143,23 @@ class _Usual:
 def _as_of(then: Signals, now: Signals) -> Signals:
     """What was measured this time, at the step of then."""
     return replace(now, step=then.step, lr=then.lr, metrics=then.metrics, probe=then.probe, inputs=None)
+
+
+def as_done(plan: Plan, *, whole: bool, some: bool, innocent: bool) -> Plan:
+    """What became of a plan to catch up: with all updates made again there is nothing to recover from.
+
+    And where no update did the damage (`innocent`), the learning rate had no part in it.
+    """
+    if whole:
+        return replace(plan, steps=("rollback", "catch-up"), lr=None, hold=None)
+    undone = {"catch-up"} if not some else set()
+    undone |= {"cut-lr", "rewarm"} if innocent else set()
+    steps = tuple(step for step in plan.steps if step not in undone)
+    return replace(plan, steps=steps, until=plan.until if some else None, lr=None if innocent else plan.lr)
+
+
+def _identical(now: Signals, then: Signals) -> bool:
+    """All that both looks have measured: losses, and the norms of gradients, buffers and weights."""
+    same = (now.losses, now.grad_norm, now.norms) == (then.losses, then.grad_norm, then.norms)
+    weighed = bool(now.weight_norms and then.weight_norms)
+    return same and now.buffer_peaks == then.buffer_peaks and (not weighed or now.weight_norms == then.weight_norms)

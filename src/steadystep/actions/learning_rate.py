@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, final
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from steadystep.actions.ceiling import Ceiling
 from steadystep.errors import MisuseError
+from steadystep.notices import warn
+from steadystep.optimizers import SET_BY_LOOPS, is_same, put_into
 from steadystep.schedule import Plateau, Schedule
-
-_NUMBERS = (float, int, tuple)  # learning rate, momentum, betas, decay, switches
 
 
 class Planned(Protocol):
@@ -46,13 +47,14 @@ class LearningRate:
                 "use steadystep.schedule.from_torch for torch's own"
             )
         self._optimizer = optimizer
+        self._start = start
         self._sets_start = start is not None or times != 1.0
         if start is not None:
             self._restart_from(start)
         if times != 1.0:
             for group in optimizer.param_groups:
-                _set(group, _value(group["lr"]) * times)
-        rates = [_value(group["lr"]) for group in optimizer.param_groups]
+                _set(group, _rate(group) * times)
+        rates = [_rate(group) for group in optimizer.param_groups]
         self._schedule = planned(base_lr=max(rates)) if schedule is None and planned else schedule
         self._bases = rates if self._schedule else []
         self.ceiling = Ceiling()
@@ -83,7 +85,7 @@ class LearningRate:
         return multiplier
 
     def _rates(self) -> list[float | Tensor]:
-        return [group["lr"] for group in self._optimizer.param_groups]
+        return [group.get("lr", 0.0) for group in self._optimizer.param_groups]
 
     def put_back(self) -> None:
         """After it: what was asked for."""
@@ -93,16 +95,25 @@ class LearningRate:
             self._asked = []
 
     def options(self) -> tuple[dict[str, Any], ...]:
-        """The numbers of each group as they are set; nothing where a learning rate is a tensor, and so elsewhere."""
+        """What each group has been set to: learning rate, decay, momentum, betas, eps."""
         groups = self._optimizer.param_groups
-        if any(not isinstance(group.get("lr"), float | int) for group in groups):
-            return ()
-        return tuple({k: v for k, v in group.items() if isinstance(v, _NUMBERS)} for group in groups)
+        return tuple([{key: _kept(group[key]) for key in SET_BY_LOOPS if key in group} for group in groups])
 
-    def put(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Set them."""
-        for group, numbers in zip(self._optimizer.param_groups, options, strict=False):
-            group.update(numbers)
+    @staticmethod
+    def times(options: Sequence[Mapping[str, Any]], mult: float) -> tuple[Mapping[str, Any], ...]:
+        """The same with another learning rate."""
+        return tuple([{**group, "lr": group["lr"] * mult} if "lr" in group else group for group in options])
+
+    @torch.no_grad()
+    def put(
+        self, options: Sequence[Mapping[str, Any]], *, in_place_of: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Set them; with `in_place_of` only those that are still so: the rest was set by the optimizer itself."""
+        known = options if in_place_of is None else in_place_of
+        for group, values, others in zip(self._optimizer.param_groups, options, known, strict=False):
+            for key, value in values.items():
+                if in_place_of is None or is_same(group.get(key), others.get(key)):
+                    group[key] = put_into(group.get(key), value)
 
     @contextmanager
     def using(self, options: Sequence[Mapping[str, Any]]) -> Iterator[None]:
@@ -112,7 +123,7 @@ class LearningRate:
             self.put(options)
             yield
         finally:
-            self.put(before)
+            self.put(before, in_place_of=options)
 
     def validated(self, metric: float) -> None:
         """A plateau learns from validation; other schedules do not."""
@@ -124,7 +135,7 @@ class LearningRate:
         if self._schedule is None:
             return
         for group in self._optimizer.param_groups[len(self._bases) :]:  # added since
-            self._bases.append(_value(group["lr"]))
+            self._bases.append(_rate(group))
         multiplier = self._schedule(updates)
         for group, base in zip(self._optimizer.param_groups, self._bases, strict=True):
             _set(group, base * multiplier)
@@ -133,40 +144,61 @@ class LearningRate:
 
     def _restart_from(self, start: float) -> None:
         """Groups with rates of their own keep their ratios."""
-        before = [_value(group["lr"]) for group in self._optimizer.param_groups]
-        default = _value(self._optimizer.defaults["lr"])
+        before = [_rate(group) for group in self._optimizer.param_groups]
+        default = _rate(self._optimizer.defaults)
         base = default if default in before else max(before)
         for group, own in zip(self._optimizer.param_groups, before, strict=True):
             _set(group, start if own == base or base == 0 else start * (own / base))
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
-        rates = [_value(group["lr"]) for group in self._optimizer.param_groups]
+        rates = [_rate(group) for group in self._optimizer.param_groups]
         plateau = self._schedule.state_dict() if isinstance(self._schedule, Plateau) else None
         return {
             "bases": list(self._bases),
             "rates": rates,
             "plateau": plateau,
             "ceiling": self.ceiling.state_dict(),
+            "start": self._start,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. A start value from the config is for new runs: the saved rates take its place."""
-        self._bases = [float(base) for base in state["bases"]]
+        """Continue from `state`. A start value that is another one now is used, in proportion to what became of it."""
+        groups = len(self._optimizer.param_groups)
+        if len(state["bases"]) > groups or (self._sets_start and len(state["rates"]) != groups):
+            raise MisuseError(f"its learning rates are of another number of parameter groups than these {groups}")
+        times = self._changed(state)
+        if self._schedule is not None:
+            self._bases = [float(base) * times for base in state["bases"]]
         self.ceiling.load_state_dict(state["ceiling"])
         if isinstance(self._schedule, Plateau) and state["plateau"] is not None:
             self._schedule.load_state_dict(state["plateau"])
         if self._sets_start:
             for group, rate in zip(self._optimizer.param_groups, state["rates"], strict=True):
-                _set(group, float(rate))
+                _set(group, float(rate) * times)
+
+    def _changed(self, state: dict[str, Any]) -> float:
+        """What the saved rates are to be multiplied by; a change is said."""
+        then, now = state.get("start"), self._start  # a state from before this was saved does not have it
+        if then is None or now is None or then == now:
+            return 1.0
+        warn(f"training.learning_rate is {now:g} and was {then:g} when the checkpoint was written: {now:g} is used")
+        return now / float(then)
 
 
-def _value(lr: float | Tensor) -> float:
-    return float(lr)  # sync: only when a guard is made or saved, or a group is added
+def _kept(option: Any) -> Any:
+    if isinstance(option, Tensor):
+        return option.detach().clone()
+    return type(option)([_kept(each) for each in option]) if type(option) in (tuple, list) else option
+
+
+def _rate(group: Mapping[str, Any]) -> float:
+    """0 where there is none: some optimizers find their own."""
+    return float(group.get("lr", 0.0))  # sync: only when a guard is made or saved, or a group is added
 
 
 def _set(group: dict[str, Any], lr: float | Tensor) -> None:
-    if isinstance(group["lr"], Tensor):
+    if isinstance(group.get("lr"), Tensor):
         group["lr"].copy_(lr) if isinstance(lr, Tensor) else group["lr"].fill_(lr)
-    else:
+    elif "lr" in group:
         group["lr"] = lr

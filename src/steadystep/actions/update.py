@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from steadystep import bare_calls
 from steadystep.accumulation import Passes
-from steadystep.actions.catch_up import CatchUp, LookAgain
+from steadystep.actions.catch_up import CatchUp, LookAgain, Made, as_done
 from steadystep.actions.learning_rate import LearningRate
 from steadystep.actions.tensor_clip import TensorClip
 from steadystep.buffers import Buffers
@@ -22,10 +22,11 @@ from steadystep.look import Look, Probing
 from steadystep.norms import measure
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Outcome, Plan, Signals
-from steadystep.recovery import Recovery
+from steadystep.recovery import Checkpoint, Recovery
 from steadystep.recovery.backlog import Done
 
 _MARGIN = 1.0 + 1e-4
+_ABOUT = 8  # steps: how well the beginning of a lasting trouble is known
 REFUSALS = frozenset(("skip-step", "leave-out", "back-off-scale"))
 
 
@@ -53,6 +54,8 @@ class Update:
         learn: Callable[[Signals], None] | None = None,
         device: torch.device | None = None,
         weigh: Callable[[Signals], Mapping[str, float]] | None = None,
+        from_disk: Callable[[], Checkpoint | None] | None = None,
+        copy_from: Callable[[int, Optimizer], None] | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._precision = precision
@@ -69,6 +72,8 @@ class Update:
         self._replay = replay
         self._sharded = sharded
         self._weigh = weigh or (lambda _: {})
+        self._from_disk = from_disk or (lambda: None)
+        self._copy_from = copy_from
         self.left_at: int | None = None
         """Updates in the weights after an exception that came out of a catch-up."""
         self._catch_up = CatchUp(
@@ -77,6 +82,8 @@ class Update:
             undo=self._undo,
             learn=learn or (lambda _: None),
             device=device or torch.device("cpu"),
+            verify=recovery.is_as_it_was,
+            follow=recovery.follow,
         )
 
     def carry_out(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: LookAgain) -> Outcome:
@@ -100,15 +107,17 @@ class Update:
 
     def go_back(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: LookAgain | None = None) -> Outcome:
         """Restore an older state; the batch at hand is dropped with everything since that cannot be made again."""
-        assert plan.to is not None
+        if plan.to is None:
+            return self._from_checkpoint(plan, look, diagnosis)
         present = self._present(look) if plan.until is not None and look_again is not None else ()
         self._drop_gradients(overflow=False)
         look.grads.clear()
         schedules, options = self._recovery.schedules(), self._lr.options()
         restored = self._recovery.roll_back(plan.to, replay=self._replay)
+        old_options = self._lr.options()
         self.passes.close()
         self._probing.cancel()
-        made: list[Done] = []
+        replayed = Made([], healed=False, exact=False)
         missed: tuple[Done, ...] = ()
         jumped = False
         if plan.until is not None and look_again is not None:
@@ -116,19 +125,25 @@ class Update:
             if any(len(done.options) != len(options) for done in missed):  # a group was added since
                 missed = ()
             try:
-                made, jumped = self._make_again(plan, missed, present, look, diagnosis, look_again)
+                replayed, jumped = self._make_again(plan, missed, present, look, diagnosis, look_again)
             except BaseException:
                 self._back_once_more(plan.to)
                 self._recovery.caught_up(restored, ())
                 self.left_at = restored
                 raise
+        made = replayed.updates
         whole = 0 < len(missed) <= len(made)
         if whole:  # why: schedule and options are those of the last of these updates
             schedules()
-            self._lr.put(options)
+            self._lr.put(options, in_place_of=old_options)
         self._recovery.caught_up(restored, made)
-        plan = _as_done(plan, whole=whole, some=bool(made), innocent=plan.outside and not jumped)
+        plan = as_done(plan, whole=whole, some=bool(made), innocent=plan.outside and not jumped)
         self.prepare(plan)
+        outcome = self._restored(plan, look, diagnosis, updates=restored + len(made))
+        exact = bool(made) and replayed.exact and not self._recovery.leaves_behind
+        return replace(outcome, caught_up=len(made), exact=exact)
+
+    def _restored(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, updates: int) -> Outcome:
         if "rewarm" in plan.steps:
             self._lr.ceiling.rewarm(self._rewarm_steps if plan.hold is None else min(plan.hold, self._rewarm_steps))
         signals = look.signals
@@ -139,9 +154,23 @@ class Update:
             plan=plan,
             diagnosis=diagnosis,
             signals=signals,
-            restored=restored + len(made),
-            caught_up=len(made),
+            restored=updates,
         )
+
+    def _from_checkpoint(self, plan: Plan, look: Look, diagnosis: Diagnosis) -> Outcome:
+        """No state in memory can be used: the newest checkpoint that is finite, or an end."""
+        self._drop_gradients(overflow=False)
+        look.grads.clear()
+        self._buffers.put_back()
+        found = self._from_disk()
+        self.passes.close()
+        self._probing.cancel()
+        if found is None:
+            plan = Plan(steps=("skip-step", "stop"), reason=plan.reason)
+            return self.report(plan, look, diagnosis, stepped=False)
+        plan = replace(plan, to=found.step)
+        self.prepare(plan)
+        return self._restored(plan, look, diagnosis, updates=found.updates)
 
     def _make_again(
         self,
@@ -151,7 +180,7 @@ class Update:
         look: Look,
         diagnosis: Diagnosis,
         look_again: LookAgain,
-    ) -> tuple[list[Done], bool]:
+    ) -> tuple[Made, bool]:
         """Those of `missed` that go well this time, from the first on, and then the one at hand.
 
         And whether they led to where the weights had jumped to: then it was the updates after all.
@@ -159,16 +188,19 @@ class Update:
         assert plan.to is not None
         assert plan.until is not None
         if not missed:
-            return [], False
+            return Made([], healed=False, exact=False), False
         wanted, sign = [*missed, *present], plan.until
-        made, healed = self._catch_up.make_again(wanted, look_again, first_sign=sign, outside=plan.outside)
-        jumped = plan.outside and bool(made) and not healed and self._jumped_again(look, diagnosis)
+        made = self._catch_up.make_again(wanted, look_again, first_sign=sign, outside=plan.outside, slack=_ABOUT)
+        if not plan.outside and not made.healed and any(done.signals.step >= sign for done in made.updates):
+            self._back_once_more(plan.to)  # it was the updates: those from the first sign on are not wanted
+            made = self._catch_up.make_again(missed, look_again, first_sign=sign)
+        jumped = plan.outside and bool(made.updates) and not made.healed and self._jumped_again(look, diagnosis)
         if jumped:
             self._back_once_more(plan.to)
-            made, _ = self._catch_up.make_again(missed, look_again, first_sign=sign)
-        if made and plan.only_whole and len(made) < len(missed):
+            made = self._catch_up.make_again(missed, look_again, first_sign=sign)
+        if made.updates and plan.only_whole and len(made.updates) < len(missed):
             self._back_once_more(plan.to)
-            made = []
+            made = replace(made, updates=[])
         return made, jumped
 
     def _back_once_more(self, step: int) -> None:
@@ -188,6 +220,10 @@ class Update:
             self._lr.ceiling.limit(plan.lr, hold=plan.hold)
         if "restore-moments" in plan.steps and plan.to is not None:
             self._recovery.restore_moments(plan.to)
+        self._recovery.restore_kept(plan.kept)
+        if plan.rank is not None and self._copy_from is not None:
+            self._copy_from(plan.rank, self._optimizer)
+            self._recovery.forget()  # states in memory may be of the odd weights
 
     def report(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, stepped: bool) -> Outcome:
         """What somebody else did about a plan; a batch that was not used leaves no trace in buffers."""
@@ -199,12 +235,12 @@ class Update:
             step=signals.step, reading=signals.loss, stepped=stepped, plan=plan, diagnosis=diagnosis, signals=signals
         )
 
-    def drop(self, step: int, diagnosis: Diagnosis) -> Outcome:
+    def drop(self, step: int, diagnosis: Diagnosis, *, plan: Plan | None = None) -> Outcome:
         """Give up a group whose gradients cannot be had."""
         self._drop_gradients(overflow=False)
         self._buffers.put_back()
         self.passes.close()
-        plan = Plan(steps=("skip-step",), reason=diagnosis.cause)
+        plan = replace(plan or Plan(steps=("skip-step",)), reason=diagnosis.cause)
         return Outcome(step=step, reading=math.nan, stepped=False, plan=plan, diagnosis=diagnosis)
 
     def _drop_gradients(self, *, overflow: bool) -> None:
@@ -241,12 +277,15 @@ class Update:
         """The update at hand, to be made after those before it."""
         works, options = self.passes.works(), self._lr.options()
         mult = self._lr.ceiling.multiplier(look.signals.lr)
-        used = tuple({**group, "lr": group["lr"] * mult} for group in options)
+        used = self._lr.times(options, mult)
         return (Done(works, look.signals, used),) if works and used else ()
 
     def _take_again(self, look: Look, done: Done) -> None:
         """An update that was undone, as it was taken then."""
-        self.clip_(look, limit=done.norm)
+        touch = done.works[-1].touch
+        if touch is not None:
+            touch()
+        self.clip_(look, limit=done.norm, again=touch is not None)
         with self._lr.using(done.options):
             self._apply(look)
         look.grads.clear()
@@ -326,16 +365,3 @@ class Update:
         limit = self._clip_rule.limit(norm)
         self._clip_rule.learn(norm)
         return limit
-
-
-def _as_done(plan: Plan, *, whole: bool, some: bool, innocent: bool) -> Plan:
-    """What became of a plan to catch up: with all updates made again there is nothing to recover from.
-
-    And where no update did the damage (`innocent`), the learning rate had no part in it.
-    """
-    if whole:
-        return replace(plan, steps=("rollback", "catch-up"), lr=None, hold=None)
-    undone = {"catch-up"} if not some else set()
-    undone |= {"cut-lr", "rewarm"} if innocent else set()
-    steps = tuple(step for step in plan.steps if step not in undone)
-    return replace(plan, steps=steps, until=plan.until if some else None, lr=None if innocent else plan.lr)

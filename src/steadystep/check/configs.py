@@ -10,6 +10,7 @@ from steadystep.check.hit import Hit, Item, Report, State
 from steadystep.check.rules.warmups import BETA2, TOO_SHORT, settle_steps
 from steadystep.config import Config, read_yaml
 from steadystep.errors import ConfigError
+from steadystep.given_file import text_of
 
 WRONG = "SS001"  # a setting that would be refused
 _WHY = "steadystep would refuse this file: no setting is ever ignored in silence"
@@ -29,7 +30,7 @@ def check_config(path: Path) -> Report:
 
 def _checked(path: Path) -> Report:
     raw = read_yaml(path)
-    text = path.read_text(encoding="utf-8")
+    text = text_of(path)
     lines = _lines_of(text)
     source = tuple(text.splitlines())
     try:

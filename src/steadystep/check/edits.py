@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import re
 from collections.abc import Sequence
 from typing import final
 
@@ -49,14 +50,25 @@ class Edit:
 
     def diff(self) -> str:
         """What changes, with one line of context; empty when nothing does."""
-        old, new = self._script.lines, list[str]()
-        for number, line in enumerate(old, 1):
+        touched = [*self._before, *self._gone, *self._instead]
+        if not touched:
+            return ""
+        # why not the whole file: difflib's time grows with what it is shown, and every hit has its diff
+        first = max(1, min(touched) - 2)
+        old, new = self._script.lines[first - 1 : max(touched) + 2], list[str]()
+        for number, line in enumerate(old, first):
             new += self._before.get(number, [])
             if number not in self._gone:
                 new.append(self._instead.get(number, line))
-        new += self._before.get(len(old) + 1, [])
+        new += self._before.get(len(self._script.lines) + 1, [])
         name = self._script.path
-        return "\n".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", lineterm="", n=1))
+        lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", lineterm="", n=1)
+        return "\n".join(_moved(line, first - 1) if line.startswith("@@ ") else line for line in lines)
+
+
+def _moved(header: str, by: int) -> str:
+    """`@@ -1,3 +1,4 @@` of a part of the file, with the numbers of the file."""
+    return re.sub(r"([-+])(\d+)", lambda found: f"{found[1]}{int(found[2]) + by}", header)
 
 
 def source_of(stmt: ast.stmt, script: Script) -> list[str]:

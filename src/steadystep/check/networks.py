@@ -62,7 +62,11 @@ def _of_entry(script: Script, roles: Roles, name: str, at: ast.AST) -> list[Netw
 
 def identity(script: Script, network: Network) -> frozenset[Bound]:
     """What it was made from; empty when the file does not tell."""
-    return frozenset(named_sources(script, network.path, network.at, enter=False))
+    key = ("identity", network.path, network.at)
+    if key not in script.memo:
+        script.memo[key] = frozenset(named_sources(script, network.path, network.at, enter=False))
+    found: frozenset[Bound] = script.memo[key]
+    return found
 
 
 def related(script: Script, a: Network, b: Network) -> bool | None:
@@ -81,17 +85,23 @@ def related(script: Script, a: Network, b: Network) -> bool | None:
 
 def _attached(script: Script, network: Network, others: list[frozenset[Bound]]) -> bool:
     """`model.head = head`."""
-    for name, assigned in script.named.items():
-        if name.startswith(f"{network.path}.") and any(path_of(v) for _, v in assigned):
-            for _, value in assigned:
-                inner = (
-                    frozenset(named_sources(script, path_of(value), value, enter=False))
-                    if path_of(value)
-                    else frozenset()
-                )
-                if any(inner & other for other in others):
-                    return True
+    given = script.once("given to parts", lambda: _given_to_parts(script))
+    for value in given.get(network.path, ()):
+        inner = frozenset(named_sources(script, path_of(value), value, enter=False))
+        if any(inner & other for other in others):
+            return True
     return False
+
+
+def _given_to_parts(script: Script) -> dict[str, list[ast.expr]]:
+    """By everything before a dot in a name that is assigned to: `head` by `model` for `model.head = head`."""
+    found: dict[str, list[ast.expr]] = {}
+    for name, assigned in script.named.items():
+        values = [value for _, value in assigned if path_of(value)]
+        for place, letter in enumerate(name):
+            if letter == "." and values:
+                found.setdefault(name[:place], []).extend(values)
+    return found
 
 
 def _whole(script: Script, network: Network) -> list[frozenset[Bound]]:
@@ -113,14 +123,25 @@ def _goes_into(script: Script, made: frozenset[Bound], others: list[frozenset[Bo
     for value, _ in made:
         if isinstance(value, ast.Call) and last(name_of(value.func)) in _COPIES:
             continue
+        inside = _inside(script, value)
+        if any(not inside.isdisjoint(other) for other in others):
+            return True
+    return False
+
+
+def _inside(script: Script, value: ast.expr) -> frozenset[Bound]:
+    """Every expression within one, and what the names in it were made from."""
+    key = ("inside", value)
+    if key not in script.memo:
+        found: set[Bound] = set()
         for part in ast.walk(value):
             if isinstance(part, ast.Name | ast.Attribute | ast.Subscript) and path_of(part):
-                inner = frozenset(named_sources(script, path_of(part), part, enter=False))
-                if any(inner & other for other in others):
-                    return True
-            if any((part, None) in other for other in others) and part is not value:
-                return True
-    return False
+                found.update(named_sources(script, path_of(part), part, enter=False))
+            if part is not value and isinstance(part, ast.expr):
+                found.add((part, None))
+        script.memo[key] = frozenset(found)
+    inside: frozenset[Bound] = script.memo[key]
+    return inside
 
 
 def _of_value(script: Script, roles: Roles, value: ast.expr, part: int | None, depth: int) -> list[Network] | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from steadystep.check.hit import Report
 from steadystep.check.scripts import check_script
 from steadystep.errors import ConfigError
+from steadystep.given_file import must_end, text_of
 
 _LOG = "run.jsonl"
 _SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages"})
@@ -18,6 +19,7 @@ def check_path(path: Path) -> Iterator[Report]:
         ConfigError: it is none of them, or cannot be read. In a folder the other scripts come first, and then one
             error for all that could not be read, a line for each.
     """
+    must_end(path)
     if path.is_dir() and (path / _LOG).exists():
         yield _run(path)
     elif path.is_dir():
@@ -32,8 +34,6 @@ def check_path(path: Path) -> Iterator[Report]:
                 problems.append(str(error))
         if problems:
             raise ConfigError("\n".join(problems))
-    elif not path.exists():
-        raise ConfigError(f"{path}: there is no such file or folder")
     elif path.suffix in (".yaml", ".yml"):
         from steadystep.check.configs import check_config
 
@@ -57,10 +57,4 @@ def _run(path: Path) -> Report:
 
 
 def _script(path: Path) -> Report:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    return check_script(text, str(path))
+    return check_script(text_of(path, encoding="utf-8-sig"), str(path))

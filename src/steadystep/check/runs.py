@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from steadystep.check.hit import Item, Report
+from steadystep.check.hit import Item, Report, State
 from steadystep.curves.roles import higher_is_better
+from steadystep.report.checklist import Mark, checklist
 from steadystep.track.reading import read
 from steadystep.track.run import Run, Series
 
+_STATES: dict[Mark, State] = {"yes": "present", "no": "absent", "unknown": "partial", "needless": "not-needed"}
 _OFTEN = 0.1  # clipped steps: above it, clipping does the optimizer's job
 
 
@@ -28,8 +30,8 @@ def _items(run: Run) -> Iterator[Item]:
         yield Item(name="steps", state="absent", evidence="the log holds no step yet")
         return
     yield _clipping(run)
-    yield _warmup(run)
-    yield _schedule(run)
+    yield _as_reported(run, "Warm-up", "warm-up", "training: {warmup_steps: 0.05}")
+    yield _as_reported(run, "Schedule", "learning-rate schedule", "training: {lr_scheduler: cosine}")
     yield _precision(run)
     yield _finite(run)
     yield _norms(run)
@@ -53,25 +55,11 @@ def _clipping(run: Run) -> Item:
     return Item(name=name, state="present", evidence=evidence)
 
 
-def _warmup(run: Run) -> Item:
-    name, rates = "warm-up", _finite_values(run.lr)
-    rising = 0
-    while rising + 1 < len(rates) and rates[rising + 1] > rates[rising]:
-        rising += 1
-    if rising < 2 or rates[rising] < 2 * rates[0]:
-        fix = "training: {warmup_steps: 0.05}"
-        return Item(name=name, state="absent", evidence="the learning rate does not rise at first", fix=fix)
-    evidence = f"learning rate from {rates[0]:.3g} to {rates[rising]:.3g} within {rising:,} steps"
-    return Item(name=name, state="present", evidence=evidence)
-
-
-def _schedule(run: Run) -> Item:
-    name, rates = "learning-rate schedule", _finite_values(run.lr)
-    top = float(rates.max()) if len(rates) else 0.0
-    if not len(rates) or float(rates[-1]) > 0.99 * top:
-        fix = "training: {lr_scheduler: cosine}"
-        return Item(name=name, state="absent", evidence=f"no decay: {top:.3g} at its end", fix=fix)
-    return Item(name=name, state="present", evidence=f"from {top:.3g} down to {float(rates[-1]):.3g}")
+def _as_reported(run: Run, reported: str, name: str, fix: str) -> Item:
+    """What the report says of it, so that the two cannot contradict each other."""
+    found = next(item for item in checklist(run) if item.name == reported)
+    state, evidence = _STATES[found.mark], found.evidence or "the log does not say"
+    return Item(name=name, state=state, evidence=evidence, fix=fix if found.mark == "no" else "")
 
 
 def _precision(run: Run) -> Item:

@@ -2,8 +2,8 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, final
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, final
 
 from steadystep.check.bindings import Bound, Function, bindings, parameters, parse
 from steadystep.check.given import given, of_class, spread
@@ -12,6 +12,7 @@ from steadystep.check.options import entry_of, field_of
 
 __all__ = ["Bound", "Function", "Scope", "Script"]
 
+Answer = TypeVar("Answer")
 Scope = Function | None
 """Where a name lives: a function, or None for the module."""
 
@@ -35,6 +36,7 @@ class Script:
         self.memo: dict[tuple[object, ...], Any] = {}
         """What was worked out about this script before, by whoever asked."""
         self._parts: dict[tuple[ast.stmt, str], int | None] = {}
+        self._scopes: dict[ast.AST, Scope] = {}
         self.nodes: list[ast.AST] = list(ast.walk(self.tree))
         for node in self.nodes:
             for child in ast.iter_child_nodes(node):
@@ -57,14 +59,29 @@ class Script:
             self.assigned[self.scope_of(node), target].append((node, value))
             self.named[target].append((node, value))
 
+    def once(self, key: str, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` says about this script, worked out the first time: rules ask for every loop, network and call."""
+        if (key,) not in self.memo:
+            self.memo[key,] = ask()
+        answer: Answer = self.memo[key,]
+        return answer
+
+    @property
+    def attributes(self) -> set[str]:
+        """Every name behind a dot."""
+        return self.once("attributes", lambda: {n.attr for n in self.nodes if isinstance(n, ast.Attribute)})
+
     def scope_of(self, node: ast.AST) -> Scope:
         """The function a node is in."""
-        parent = self.parents.get(node)
-        while parent is not None:
-            if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
-                return parent
-            parent = self.parents.get(parent)
-        return None
+        if node not in self._scopes:
+            parent = self.parents.get(node)
+            inside = isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef)
+            while parent is not None and not inside and parent not in self._scopes:
+                parent = self.parents.get(parent)
+                inside = isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef)
+            found = parent if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef) else None
+            self._scopes[node] = found if inside or parent is None else self._scopes[parent]
+        return self._scopes[node]
 
     def class_of(self, node: ast.AST | None) -> ast.ClassDef | None:
         """The class whose method a node is in."""

@@ -11,9 +11,12 @@ from steadystep.cli.check import check
 from steadystep.cli.compare import compare
 from steadystep.cli.dashboard import dashboard
 from steadystep.cli.diagnose import diagnose
+from steadystep.cli.plain import plain_line
 from steadystep.cli.report import report
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.version import __version__
+
+_MOST_LINES = 20
 
 app = typer.Typer(
     name="steadystep",
@@ -57,6 +60,7 @@ def train(
     config: str = typer.Argument("", help="A YAML file with a task and settings."),
     run_dir: str = typer.Option("", help="Where everything goes; runs/NAME of the file by default."),
     resume: bool = typer.Option(False, "--resume", help="Go on where the last checkpoint in that folder was taken."),
+    force: bool = typer.Option(False, "--force", help="Use the folder although another process does."),
     new: str | None = typer.Option(None, "--new", help="Write NAME.py and NAME.yaml to begin with."),
     as_json: bool = typer.Option(False, "--json", help="For a program."),
 ) -> None:
@@ -73,7 +77,7 @@ def train(
     elif not config:
         raise ConfigError("which file? steadystep train CONFIG, or --new NAME to begin with")
     else:
-        raise typer.Exit(verb.run(Path(config), run_dir=run_dir, resume=resume, as_json=as_json))
+        raise typer.Exit(verb.run(Path(config), run_dir=run_dir, resume=resume, force=force, as_json=as_json))
 
 
 @app.command("find-lr")
@@ -116,6 +120,13 @@ for verb in (check, diagnose, report, dashboard, compare, bench):
     app.command()(verb)
 
 
+def told(error: Exception) -> str:
+    """A user's mistake as a few short lines: what a file said is quoted in them, and a terminal obeys some of that."""
+    lines = [plain_line(line) for line in str(error).split("\n") if line.strip()]
+    more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+    return "error: " + "\n".join([*lines[:_MOST_LINES], *more])
+
+
 def main() -> None:
     """Entry point: a user's mistake is a message and exit code 2, Ctrl-C is 130."""
     for stream in (sys.stdout, sys.stderr):
@@ -123,8 +134,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         app()
-    except SteadystepError as error:
-        typer.echo(f"error: {error}", err=True)
+    except (SteadystepError, OSError) as error:  # OSError: a folder that cannot be written, a disk that is full
+        typer.echo(told(error), err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadystep.cli.plain import plain_line
 from steadystep.errors import ConfigError, SteadystepError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def check(
                 kept = tuple(h for h in report.hits if _wanted(h.code, only, without))
                 reports.append(replace(report, hits=kept))
         except SteadystepError as error:
-            problems += str(error).split("\n")
+            problems += map(plain_line, str(error).split("\n"))
     several = len(reports) > 1
     if as_json:
         sys.stdout.write(json.dumps({"reports": [r.as_dict() for r in reports], "errors": problems}) + "\n")

@@ -12,6 +12,7 @@ from steadystep.errors import ConfigError
 from steadystep.lab.story import Arm, Ending, Story, live, num_parameters
 from steadystep.notices import quiet_log
 from steadystep.records import Outcome
+from steadystep.words import state_of
 
 _ARMS: tuple[Arm, ...] = ("no fault", "unguarded", "guarded")
 
@@ -111,7 +112,7 @@ def _done(outcome: Outcome) -> str:
     if outcome.restored is not None:
         again = f" and made the {outcome.caught_up} updates since again" if outcome.caught_up else ""
         eased = ", eased back in at a lower learning rate" if plan.lr is not None else ""
-        return f"went back to the weights of step {plan.to}{again}{eased}"
+        return f"went back to {state_of(plan.to)}{again}{eased}"
     if "hold-lr" in plan.steps:
         return f"the update is taken with the last trusted learning rate, {plan.lr:.2g}"
     if plan.norm is not None:

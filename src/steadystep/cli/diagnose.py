@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from steadystep.cli.columns import Columns, by_role
+from steadystep.cli.plain import plain
 from steadystep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def diagnose(
     readings: list[tuple[Run, Reading, Verdict]] = []
     waiting = Console(stderr=True)
     for run_path in found:
-        with waiting.status(f"reading {_plain(str(run_path))}", spinner="line"):
+        with waiting.status(f"reading {plain(str(run_path))}", spinner="line"):
             try:
                 run = open_run(run_path, asked)
                 reading = read_curves(run)
@@ -71,7 +72,7 @@ def _tell(
     from steadystep.curves.sparkline import sparkline
 
     def line(text: str, style: str = "") -> None:
-        console.print(_plain(text), style=style, markup=False)
+        console.print(plain(text), style=style, markup=False)
 
     if several:
         line(str(run.path), "bold")
@@ -123,8 +124,3 @@ def _tell_incidents(line: "Callable[[str, str], None]", run: "Run") -> None:
         line(f"   and {len(acted) - _MOST_PLANS} more (steadystep report shows all)", "")
     for advice in dict.fromkeys(episode.head.advice for episode in acted if episode.head.advice):
         line(f"   do: {advice}", "cyan")
-
-
-def _plain(text: str) -> str:
-    """Without control characters: names in a log are anybody's, and a terminal obeys some."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

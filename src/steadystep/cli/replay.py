@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from steadystep.cli.plain import plain
 from steadystep.incidents.replay import Replay, load_factory, replay
 
 REPRODUCED = 1
@@ -15,7 +16,8 @@ def run(bundle: str, *, factory: str, precision: str | None, device: str | None,
     """Load, run, print; returns the exit code: 0 all is finite this time, 1 it happened again."""
     console = Console(soft_wrap=True, highlight=False)
     done = replay(Path(bundle), load_factory(factory), precision=precision, device=device)
-    console.print(_as_json(done) if as_json else _as_text(done), markup=False)
+    said = _as_json(done) if as_json else "\n".join(map(plain, _as_text(done).split("\n")))
+    console.print(said, markup=False)
     return REPRODUCED if done.reproduces else 0
 
 

@@ -22,10 +22,11 @@ def report(
     """
     from rich.console import Console
 
-    from steadystep.curves import open_run
+    from steadystep.curves import find_runs, open_run
     from steadystep.report import report_page
 
     place, asked = Path(run), by_role(column)
+    find_runs(run)  # before anything else is asked of such a path
     target = Path(out) if out else (place / "report.html" if place.is_dir() else place.with_suffix(".report.html"))
     with Console(stderr=True).status("reading the run ..."):
         write_page(target, report_page(open_run(run, asked)))

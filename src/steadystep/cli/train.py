@@ -25,7 +25,7 @@ def new(name: str) -> None:
     Console().print(f"wrote {program.name} and {settings.name}; start it with: steadystep train {settings.name}")
 
 
-def run(config: Path, *, run_dir: str, resume: bool, as_json: bool) -> int:
+def run(config: Path, *, run_dir: str, resume: bool, force: bool, as_json: bool) -> int:
     """Train; 0 when it finished, 1 when the guard had to stop it, 130 after Ctrl-C."""
     plan = _without_console(RunPlan.load(config))
     crew = Crew.join(plan.run.distributed)
@@ -35,7 +35,7 @@ def run(config: Path, *, run_dir: str, resume: bool, as_json: bool) -> int:
     screen = Terminal(console, total=plan.guard.training.total_steps)
     try:
         with _messages_on(console):
-            summary = train(plan, folder, sinks=[screen], crew=crew)
+            summary = train(plan, folder, sinks=[screen], crew=crew, force=force)
     except TrainingHalted as halt:
         console.print(f"[red]{halt}[/red]", soft_wrap=True)
         return 1

@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from steadystep.errors import ConfigError
 
 
@@ -14,6 +17,12 @@ def real(key: str, value: object, *, above: float = 0.0, most: float = math.inf)
         return number
     end = "" if most == math.inf else f" and at most {most:g}"
     raise ConfigError(f"{key} = {value!r}: must be a finite number greater than {above:g}{end}")
+
+
+def limit(key: str, value: object) -> None:
+    """A number above 0; infinity only measures."""
+    if not isinstance(value, float | int | Tensor | np.number) or not value > 0:
+        raise ConfigError(f"{key} = {value!r}: must be a number greater than 0")
 
 
 def share(key: str, value: object) -> float:
@@ -38,5 +47,7 @@ def level(key: str, value: object) -> float:
 
 def keys(owner: str, state: Mapping[str, Any], *expected: str) -> None:
     """Refuse a state that another class or version wrote."""
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"not a state of {owner}: give what its state_dict() gave, not {type(state).__name__}")
     if set(state) != set(expected):
         raise ConfigError(f"not a state of {owner}: keys {sorted(state)}, expected {sorted(expected)}")

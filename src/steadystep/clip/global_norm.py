@@ -8,9 +8,9 @@ import math
 import torch
 from torch import Tensor
 
+from steadystep.clip.checks import limit
 from steadystep.clip.gradients import Params, gradients_of, measured
 from steadystep.clip.report import ClipReport
-from steadystep.errors import ConfigError
 from steadystep.norms import Layout, dense_values, total_norm, total_norm_in_half
 
 EPSILON = 1e-6  # torch's
@@ -18,7 +18,7 @@ EPSILON = 1e-6  # torch's
 _MARGIN = 1.01  # torch adds up in the gradients' dtype, bf16 to two digits; nearer to the limit its arithmetic decides
 
 
-def clip_global_norm_(params: Params, *, max_norm: float) -> ClipReport:
+def clip_global_norm_(params: Params, max_norm: float) -> ClipReport:
     """Scale gradients in place so that their global L2 norm is at most `max_norm`.
 
     Bit-identical to torch's function on finite gradients, the norm included: in half precision it has torch's two or
@@ -33,8 +33,7 @@ def clip_global_norm_(params: Params, *, max_norm: float) -> ClipReport:
     >>> weight.grad
     tensor([0.6000, 0.8000])
     """
-    if not max_norm > 0:
-        raise ConfigError(f"max_norm = {max_norm!r}: must be greater than 0")
+    limit("max_norm", max_norm)
     seen = measured(gradients_of(params), rounded=True)
     total = seen.total()
     norm = total.item()  # sync: the report

@@ -10,25 +10,30 @@ from torch.nn import Parameter
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from steadystep.clip import sharded
+from steadystep.errors import MisuseError
 from steadystep.norms import Layout, dense_values, layout_of, measure, total_norm
 
 Params = Iterable[Parameter] | Iterable[tuple[str, Parameter]] | Parameter
 """What every clip accepts: `model.parameters()`, `model.named_parameters()` or a single parameter."""
 
+_WANTED = "a clip takes parameters: give model.parameters(), model.named_parameters() or one parameter"
 _HALVES = (torch.bfloat16, torch.float16)
 
 
 def gradients_of(params: Params) -> list[Tensor]:
     """The gradients there are, in order."""
-    found: list[Any] = [params] if isinstance(params, Tensor) else list(params)
+    found = _listed(params)
     if found and isinstance(found[0], tuple):
         found = [parameter for _, parameter in found]
-    return [grad for parameter in found if (grad := parameter.grad) is not None]
+    try:
+        return [grad for parameter in found if (grad := parameter.grad) is not None]
+    except AttributeError:
+        raise MisuseError(f"{_WANTED}, got {type(params).__name__} of other things") from None
 
 
 def named(params: Params) -> dict[str, Parameter]:
     """The parameters by name, or by position if they came without; one that comes twice is counted once."""
-    found: list[Any] = [params] if isinstance(params, Tensor) else list(params)
+    found = _listed(params)
     seen: set[int] = set()
     result: dict[str, Parameter] = {}
     for position, item in enumerate(found):
@@ -37,6 +42,14 @@ def named(params: Params) -> dict[str, Parameter]:
             seen.add(id(parameter))
             result[name] = parameter
     return result
+
+
+def _listed(params: Params) -> list[Any]:
+    if isinstance(params, Tensor):
+        return [params]
+    if not isinstance(params, Iterable):
+        raise MisuseError(f"{_WANTED}, got {type(params).__name__}")
+    return list(params)
 
 
 @final

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from steadystep.clip import sharded
+from steadystep.clip.checks import limit
 from steadystep.clip.gradients import Measured, Params, gradients_of, measured
 from steadystep.clip.report import ClipReport
-from steadystep.errors import ConfigError, UnsupportedError
+from steadystep.errors import UnsupportedError
 from steadystep.norms import Layout, dense_values
 
 
-def clip_value_(params: Params, *, max_value: float) -> ClipReport:
+def clip_value_(params: Params, max_value: float) -> ClipReport:
     """Clamp gradient elements in place.
 
     A non-finite gradient is left as it is (`report.scale == 0.0`: do not step); clamping would turn an infinity into a
@@ -25,8 +26,7 @@ def clip_value_(params: Params, *, max_value: float) -> ClipReport:
     >>> weight.grad
     tensor([ 1.0000, -0.5000])
     """
-    if not max_value > 0:
-        raise ConfigError(f"max_value = {max_value!r}: must be greater than 0")
+    limit("max_value", max_value)
     grads = gradients_of(params)
     sharded.refuse_unreduced(grads, "clipping by value")
     seen = measured(grads)

@@ -70,13 +70,9 @@ def compare(runs: Sequence[Run]) -> Comparison:
     if len(runs) < 2:
         raise ConfigError("compare needs two runs or more")
     held_out = all("val_loss" in run.validation and len(run.validation["val_loss"]) for run in runs)
-    judged: list[Series] = [run.validation["val_loss"] if held_out else run.loss for run in runs]
-    ends = [int(series.steps[-1]) for series in judged if len(series)]
-    if not ends:
-        raise ConfigError("none of these runs has a loss to compare")
-    at, longest = min(ends), max(ends)
-    cut = at if at < (1 - _SAME_LENGTH) * longest else None
-    scores = [level(series, until=cut) for series in judged]
+    at, cut, scores = _scores([run.validation["val_loss"] for run in runs] if held_out else [run.loss for run in runs])
+    if held_out and None in scores:  # one was first validated after another had ended: there is nothing to compare
+        held_out, (at, cut, scores) = False, _scores([run.loss for run in runs])
     names = labels(runs)
     kind: Literal["held-out loss", "training loss"] = "held-out loss" if held_out else "training loss"
     better, said = _verdict(names, scores, kind, at, shortened=cut is not None)
@@ -98,18 +94,31 @@ def labels(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(f"{run.path} ({i})" for i, run in enumerate(runs, 1))
 
 
+def _scores(judged: Sequence[Series]) -> tuple[int, int | None, list[Level | None]]:
+    """Up to which step they are compared, that step if it cuts one short, and the level of each there."""
+    ends = [int(series.steps[-1]) for series in judged if len(series)]
+    if not ends:
+        raise ConfigError("none of these runs has a loss to compare")
+    at, longest = min(ends), max(ends)
+    cut = at if at < (1 - _SAME_LENGTH) * longest else None
+    return at, cut, [level(series, until=cut) for series in judged]
+
+
 def _verdict(
     names: Sequence[str], scores: Sequence[Level | None], kind: str, at: int, *, shortened: bool
 ) -> tuple[str | None, str]:
     alive = [(s.value, s.noise, n) for n, s in zip(names, scores, strict=True) if s and math.isfinite(s.value)]
-    lost = [n for n, s in zip(names, scores, strict=True) if s is None or not math.isfinite(s.value)]
+    lost = [n for n, s in zip(names, scores, strict=True) if s is not None and not math.isfinite(s.value)]
+    empty = [n for n, s in zip(names, scores, strict=True) if s is None]
+    gone = f" {_list(lost)} ended without a finite {kind}." if lost else ""
+    gone += f" {_list(empty)} logged none." if empty else ""
     when = f" up to step {at:,}, where the shortest ends" if shortened else ""
     if not alive:
-        return None, "None of them has a finite loss at its end."
+        return None, f"None of them has a finite {kind} to compare.{gone}"
     (best, noise, name), *others = sorted(alive, key=lambda one: one[0])
     if not others:
-        return name, f"{name} is the only one that ends with a finite {kind}."
-    (second, other_noise, other), gone = others[0], f" {_list(lost)} ended without a finite loss." if lost else ""
+        return name, f"{name} is the only one with a finite {kind} to compare{when}.{gone}"
+    second, other_noise, other = others[0]
     lead = f"{kind} {number(best)} against {number(second)} of {other}"
     if noise is None or other_noise is None:
         return None, f"{name} is ahead{when}: {lead}; too few points to say how much of that is noise.{gone}"

@@ -37,6 +37,7 @@ _SCREEN = math.log(4.0)
 class _State:
     step: int
     lr: float
+    second_moment: float | None = None
 
 
 @final

@@ -68,7 +68,8 @@ def _is_folder(place: Path) -> bool:
         if place.is_file():
             return False
     except (OSError, ValueError) as error:  # a name too long, or with a NUL in it
-        raise ConfigError(f"{str(place)[:80]!r}: not a path ({error})") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{str(place)[:80]!r}: not a path ({why})") from None
     what = "not a regular file" if place.exists() else "no such file or folder"
     raise ConfigError(f"{place}: {what}")
 
@@ -76,7 +77,7 @@ def _is_folder(place: Path) -> bool:
 def _runs_in(place: Path) -> tuple[Path, ...]:
     if (place / _OURS).is_file():
         return (place,)
-    ours = sorted(file.parent for file in place.rglob(_OURS))
+    ours = sorted(file.parent for file in place.rglob(_OURS) if file.is_file())
     if ours:
         return tuple(ours)
     state = _last_state(place)

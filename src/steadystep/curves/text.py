@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from steadystep.errors import ConfigError
+from steadystep.given_file import must_end
 
 _LOOK = 1 << 16  # bytes
 _PICKLED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -19,6 +20,7 @@ _ADVICE = "export the curves as CSV or JSON lines"
 
 def encoding_of(path: Path) -> str:
     """How to decode the file."""
+    must_end(path)
     try:
         with path.open("rb") as file:
             head = file.read(_LOOK)

@@ -3,9 +3,12 @@
 from steadystep.detectors.attention_logits import AttentionLogitGrowth
 from steadystep.detectors.buffer_jump import BufferJump
 from steadystep.detectors.clip_rate import ClipRate
+from steadystep.detectors.constant_prediction import ConstantPrediction
 from steadystep.detectors.cooldown import Cooldown
+from steadystep.detectors.damaged_state import DamagedState
 from steadystep.detectors.dead_units import DeadUnits
 from steadystep.detectors.detector import Detector, sees_every_step
+from steadystep.detectors.early_divergence import EarlyDivergence
 from steadystep.detectors.embedding_growth import EmbeddingGrowth
 from steadystep.detectors.entropy_collapse import EntropyCollapse
 from steadystep.detectors.flat_reward import FlatReward
@@ -41,9 +44,12 @@ __all__ = [
     "AttentionLogitGrowth",
     "BufferJump",
     "ClipRate",
+    "ConstantPrediction",
     "Cooldown",
+    "DamagedState",
     "DeadUnits",
     "Detector",
+    "EarlyDivergence",
     "EmbeddingGrowth",
     "EntropyCollapse",
     "FlatReward",

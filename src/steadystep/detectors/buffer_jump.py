@@ -8,6 +8,7 @@ import math
 from typing import Any, final
 
 from steadystep.records import Finding, Signals
+from steadystep.stats.absurd import is_absurd
 
 _FACTOR = 1000.0  # at a momentum of 0.1 the batch's own variance is ten thousand times the usual one
 _ARMED_AFTER = 32
@@ -34,7 +35,8 @@ class BufferJump:
             largest = self._largest.get(name, 0.0)
             if not 0.0 < peak < math.inf:
                 continue
-            if largest and peak > _FACTOR * largest and self._seen[name] >= _ARMED_AFTER:
+            armed = largest and (self._seen[name] >= _ARMED_AFTER or (is_absurd(peak) and not is_absurd(largest)))
+            if armed and peak > _FACTOR * largest:
                 leaps[name] = peak / largest
             else:
                 self._largest[name] = max(largest, peak)

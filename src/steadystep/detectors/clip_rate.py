@@ -12,7 +12,10 @@ _BLOCKS = 5
 _OFTEN = 0.1
 _MOSTLY = 0.5
 _FAR = 10.0
-_SETTLED_BLOCKS = 10  # the first 1000 steps are often clipped in a healthy run
+_SETTLED_BLOCKS = 10  # the first 1000 steps are often clipped in a healthy run,
+_FIRST_BLOCKS = 2  # but not by so much that nearly
+_ALL = 0.95  # of the first 200 are
+_MUCH = 5.0  # times the limit, and most of them ten times
 
 
 @final
@@ -20,22 +23,28 @@ class ClipRate:
     """Counts in blocks of 100 steps. More than a tenth clipped is a note, heard once per `quiet_steps`.
 
     It is no more than that even if all are: Adam divides by the size of the gradient, and a byte-level GPT clipped
-    to half its norm on nine of ten steps ends where it does without. Cut to less than a tenth on most of 500 steps,
-    after the first 1000, the clip sets the size of the steps and the learning rate no longer does: a warning, once in a
-    run.
+    to half its norm on nine of ten steps ends where it does without. Where most gradients are cut to less than a tenth
+    the clip sets the size of the steps and the learning rate no longer does: a warning, once in a run, after 200 steps
+    if hardly one of them was cut to more than a fifth, else after 1000. Only where it has been so from the first step:
+    returns that grow make the gradients of a policy grow, and that is not the limit's fault. With `scale_free`, for
+    optimizers that divide by the size of the gradient, it is a note as well: PPO is clipped twentyfold by custom.
     """
 
     name = "clip-rate"
 
-    def __init__(self, max_norm: float, *, quiet_steps: int = 5000) -> None:
+    def __init__(self, max_norm: float, *, quiet_steps: int = 5000, scale_free: bool = False) -> None:
         if not max_norm > 0.0:
             raise ConfigError(f"max_norm must be above 0, got {max_norm}")
         self._max_norm = max_norm
+        self._scale_free = scale_free
         self._quiet_blocks = max(1, quiet_steps // _BLOCK)
         self._steps = 0
         self._clipped = 0
+        self._much = 0
         self._far = 0
         self._blocks = 0
+        self._always = True  # most norms of every block so far were far above
+        self._nearly_all = True  # and nearly all much
         self._recent: list[int] = []  # of the last blocks, how many norms were far above
         self._rest = 0
         self._warned = False
@@ -47,6 +56,7 @@ class ClipRate:
             if norm == math.inf:
                 return _NOTHING
             self._clipped += 1
+            self._much += norm > _MUCH * self._max_norm
             self._far += norm > _FAR * self._max_norm
         elif norm != norm:
             return _NOTHING
@@ -56,15 +66,19 @@ class ClipRate:
     def _judge(self, signals: Signals) -> tuple[Finding, ...]:
         clipped = self._clipped
         self._recent = [*self._recent[1 - _BLOCKS :], self._far]
-        self._steps = self._clipped = self._far = 0
+        self._always = self._always and self._far > _MOSTLY * _BLOCK
+        self._nearly_all = self._nearly_all and self._much >= _ALL * _BLOCK
+        self._steps = self._clipped = self._much = self._far = 0
         self._blocks += 1
         self._rest = max(0, self._rest - 1)
-        far = sum(self._recent) / (_BLOCK * _BLOCKS)
-        if far > _MOSTLY and self._blocks >= _SETTLED_BLOCKS and not self._warned:
+        due = self._blocks == _FIRST_BLOCKS if self._nearly_all else self._blocks >= _SETTLED_BLOCKS
+        if self._always and due and not self._warned:
             self._warned = True
-            what = f"{far:.0%} of the last {_BLOCK * _BLOCKS} gradients were more than {_FAR:g} times max_norm"
-            what = f"{what} = {self._max_norm:g}: the clip sets the size of the steps, not the learning rate"
-            return (self._finding(signals, "warn", far, _MOSTLY, what),)
+            far = sum(self._recent) / (_BLOCK * len(self._recent))
+            what = f"{far:.0%} of the last {_BLOCK * len(self._recent)} gradients were more than {_FAR:g} times"
+            what += f" max_norm = {self._max_norm:g}"
+            what += "" if self._scale_free else ": the clip sets the size of the steps, not the learning rate"
+            return (self._finding(signals, "info" if self._scale_free else "warn", far, _MOSTLY, what),)
         if clipped > _OFTEN * _BLOCK and not self._rest:
             self._rest = self._quiet_blocks
             what = f"{clipped} of the last {_BLOCK} gradients were above max_norm = {self._max_norm:g}"
@@ -79,7 +93,9 @@ class ClipRate:
         return {
             "steps": self._steps,
             "clipped": self._clipped,
+            "much": self._much,
             "far": self._far,
+            "since_the_start": [self._always, self._nearly_all],
             "blocks": self._blocks,
             "recent": list(self._recent),
             "rest": self._rest,
@@ -91,3 +107,5 @@ class ClipRate:
         self._steps, self._clipped, self._far = int(state["steps"]), int(state["clipped"]), int(state["far"])
         self._blocks, self._rest, self._warned = int(state["blocks"]), int(state["rest"]), bool(state["warned"])
         self._recent = [int(count) for count in state["recent"]]
+        self._much = int(state.get("much", 0))
+        self._always, self._nearly_all = (bool(flag) for flag in state.get("since_the_start", (False, False)))

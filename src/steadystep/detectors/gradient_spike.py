@@ -14,7 +14,9 @@ from steadystep.stats import Level, Tail
 
 _REMEMBERED = 8  # looks at the single tensors
 _REMEMBER_EVERY = 16  # steps
-_TOGETHER = 0.6  # of the limit: enough when nearly all tensors rose by so much while the loss is as usual
+_TOGETHER = 0.6  # of the limit: enough when nearly all tensors rose alike while the loss is as usual
+_ALIKE = 0.5  # of the whole norm's rise: four tensors in five must have risen by so much
+_CALM = 2.0  # sigma of the loss: as usual
 _PARTLY = 3.0  # times the factor: what single tensors may do, without all others rising alike
 _EXPLAINED = 10.0  # times the factor: what a batch may do whose loss is high too, such as one with a single sample
 _FAMILIAR = 10.0  # times the factor: what may happen below the largest update that this run has survived
@@ -22,7 +24,9 @@ _RECENT = 16  # accepted norms: a spike stands out from its neighbours too, a bu
 _ABOVE_RECENT = math.log(3.0)
 _AGREEMENT = math.log(4.0)
 _SETTLED = 128  # steps; before, the first features form and norms leap: the limit is 1 + 128 / steps times as high
-_RISE = math.log(2.0) / 8.0  # per harmless update: how fast a lasting new level is let in
+_HARMLESS = 1.0  # sigma of the loss: what the mean of the last eight may be above its median
+_TOO_MUCH = math.log(4.0)  # of the size at which harm showed
+_RISE = math.log(2.0) / 16.0  # per harmless update: how fast a lasting new level is let in
 
 _Kind = Literal["info", "act"]
 
@@ -31,13 +35,14 @@ _Kind = Literal["info", "act"]
 class GradientSpike:
     """Speaks when the norm passes `factor` times its median, `deviations` sigma of its logarithm and the run's tail.
 
-    A spike that reaches all tensors alike while the loss is as usual is no batch's doing and is noticed from 0.6 times
-    the factor on. It takes three times the factor where single tensors rise, ten times where the loss is high too or
-    where the update (norm times learning rate) is no larger than others that this run has taken. Where the user's own
-    clipping brings the norm back under the limit the finding is a note.
+    A spike that reaches all tensors alike while the loss is as usual is no batch's doing: it is noticed from 0.6 times
+    the factor on, beside the tail of such steps. It takes three times the factor where single tensors rise, ten times
+    where the loss is high too or where the update (norm times learning rate) is no larger than others that this run has
+    taken. Where the user's own clipping brings the norm back under the limit the finding is a note.
 
     Outliers that last are let in step by step: twelve in a row that agree are held down to the usual norm, and that
-    limit doubles every eight updates for as long as the loss does not rise.
+    limit doubles every sixteen updates for as long as the loss does not rise; where it does, a quarter of that is the
+    most from then on.
     """
 
     name = "gradient-spike"
@@ -52,11 +57,16 @@ class GradientSpike:
         self._level = Level(history)
         self._losses = Level(history)
         self._tail = Tail(above=math.log(3.0))
+        self._calm_tail = Tail(above=math.log(3.0))
+        """Of steps whose loss was as usual: where outliers come with a high loss, this one is light."""
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._tensors: deque[tuple[float, ...]] = deque(maxlen=_REMEMBERED)
         self._until_next = 0
         self._learned = 0
         self._largest_update = 0.0
+        self._since: deque[float] = deque(maxlen=_RECENT // 2)
+        """Losses, while a new level is being let in."""
+        self._bearable, self._borne, self._calmed = math.inf, 0, 0
         self._admitted: float | None = None
         """While a new level is being let in: the logarithm of the norm that updates are held down to."""
 
@@ -74,9 +84,13 @@ class GradientSpike:
     def _learn(self, log_norm: float, signals: Signals) -> None:
         norms = signals.norms
         self._learned += 1
-        self._admitted = None
+        self._calmed += 1
+        if self._calmed >= _RECENT:
+            self._stop_letting_in()
         if self._level.armed:
             self._tail.learn(log_norm - self._level.median)
+            if self._calm(signals):
+                self._calm_tail.learn(log_norm - self._level.median)
         self._level.accept(log_norm)
         self._losses.accept(signals.loss)
         self._recent.append(log_norm)
@@ -92,12 +106,14 @@ class GradientSpike:
 
     def _judge(self, log_norm: float, signals: Signals) -> tuple[Finding, ...]:
         usual = self._level.median
+        if self._admitted is not None:  # why at once: a loss that rises now is no excuse, it may be their doing
+            return self._let_in(log_norm, usual, signals)
         ratios = self._ratios(signals.norms)
         margin = max(self._margin(signals, ratios), max(self._recent, default=usual) + _ABOVE_RECENT - usual)
         if log_norm - usual <= margin:
             self._learn(log_norm, signals)
             return ()
-        if self._admitted is not None or self._level.reject(log_norm, agreement=_AGREEMENT, moves=False):
+        if self._level.reject(log_norm, agreement=_AGREEMENT, moves=False):
             return self._let_in(log_norm, usual, signals)
         held = min(signals.grad_norm, self._clipped_to) <= _exp(usual + margin)
         what = f"the gradient norm is {_exp(log_norm - usual):.3g} times its usual {_exp(usual):.3g}"
@@ -110,9 +126,15 @@ class GradientSpike:
     def _let_in(self, log_norm: float, usual: float, signals: Signals) -> tuple[Finding, ...]:
         """Evidence, not a count, makes a new level: updates of the usual size, and larger ones while those do well."""
         admitted = usual if self._admitted is None else self._admitted
-        calm = signals.loss <= self._losses.median + 4.0 * self._losses.spread
-        admitted = max(usual, admitted + (_RISE if calm else -math.log(2.0)))
-        if admitted >= log_norm:
+        self._calmed = 0
+        self._since.append(signals.loss)
+        if sum(self._since) / len(self._since) <= self._losses.median + _HARMLESS * self._losses.spread:
+            admitted = min(admitted + _RISE, self._bearable)
+            self._borne += admitted >= log_norm
+        else:  # it shows some updates late, so far less than this is what can be borne
+            self._bearable = max(usual, min(self._bearable, admitted - _TOO_MUCH))
+            admitted, self._borne = self._bearable, 0
+        if self._borne >= _RECENT:
             self._start_again(log_norm)
             what = "the gradient norm has moved to a new level"
             return (self._finding(signals, "info", what, limit=_exp(log_norm), usual=_exp(usual)),)
@@ -123,24 +145,32 @@ class GradientSpike:
         # why this limit: the direction has been the same for a while, so it is used, at a size that is known
         return (self._finding(signals, kind, what, limit=signals.grad_norm, usual=_exp(admitted)),)
 
+    def _stop_letting_in(self) -> None:
+        self._admitted = None
+        self._since.clear()
+        self._bearable, self._borne = math.inf, 0
+
     def _start_again(self, log_norm: float) -> None:
         self._level.start_again([log_norm])
         self._recent.clear()
         self._recent.append(log_norm)
         self._tensors.clear()
-        self._admitted = None
+        self._stop_letting_in()
 
     def _margin(self, signals: Signals, ratios: list[tuple[float, int]]) -> float:
         """How far above its median the logarithm of this norm may be."""
         young = math.log1p(_SETTLED / max(self._learned, 1))
         raised = signals.loss - self._losses.median
         spread = self._deviations * self._level.spread
-        together = bool(ratios) and ratios[len(ratios) // 5][0] >= _exp(self._gate)
-        if together and raised <= self._losses.spread:
-            return young + max(self._gate, _TOGETHER * spread, self._tail.limit)
+        if self._calm(signals) and _alike(ratios, signals.grad_norm / _exp(self._level.median)):
+            young = 0.0 if self._learned >= _SETTLED else young
+            return young + max(self._gate, _TOGETHER * spread, self._calm_tail.limit)
         times = _FAMILIAR if signals.grad_norm * signals.lr <= self._largest_update else _PARTLY
         times = _EXPLAINED if raised > 4.0 * self._losses.spread else times
         return young + max(self._factor + math.log(times), spread, self._tail.limit)
+
+    def _calm(self, signals: Signals) -> bool:
+        return signals.loss - self._losses.median <= _CALM * self._losses.spread
 
     def _ratios(self, norms: tuple[float, ...]) -> list[tuple[float, int]]:
         """Each tensor's norm over its own usual one, rising, with its position. Only looked at when in doubt."""
@@ -173,7 +203,11 @@ class GradientSpike:
             "level": self._level.state_dict(),
             "losses": self._losses.state_dict(),
             "tail": self._tail.state_dict(),
+            "calm_tail": self._calm_tail.state_dict(),
             "recent": list(self._recent),
+            "since": list(self._since),
+            "bearable": None if self._bearable == math.inf else self._bearable,
+            "counted": [self._borne, self._calmed],
             "tensors": [list(norms) for norms in self._tensors],
             "until_next": self._until_next,
             "learned": self._learned,
@@ -186,13 +220,23 @@ class GradientSpike:
         self._level.load_state_dict(state["level"])
         self._losses.load_state_dict(state["losses"])
         self._tail.load_state_dict(state["tail"])
+        self._calm_tail.load_state_dict(state["calm_tail"])
         self._recent.clear()
         self._recent.extend(float(value) for value in state["recent"])
+        self._since.clear()
+        self._since.extend(float(value) for value in state["since"])
+        self._bearable = math.inf if state["bearable"] is None else float(state["bearable"])
+        self._borne, self._calmed = (int(count) for count in state["counted"])
         self._tensors.clear()
         self._tensors.extend(tuple(float(norm) for norm in norms) for norms in state["tensors"])
         self._until_next, self._learned = int(state["until_next"]), int(state["learned"])
         self._largest_update = float(state["largest_update"])
         self._admitted = None if state["admitted"] is None else float(state["admitted"])
+
+
+def _alike(ratios: list[tuple[float, int]], rise: float) -> bool:
+    """No batch does that: it reaches some tensors more than others."""
+    return bool(ratios) and ratios[len(ratios) // 5][0] >= _ALIKE * rise
 
 
 def _exp(value: float) -> float:

@@ -9,6 +9,8 @@ _NOTHING: tuple[Finding, ...] = ()
 _CALIBRATION_STEPS = 200
 _CUTS = 3
 _WITHIN_STEPS = 50
+_HELD_STEPS = 8  # at one scale: it has been found, and what comes after is no search for it
+_EARLY_CUTS, _WITHIN_EARLY = 5, 20  # in the first 200 steps gradients still grow, and single cuts follow them
 _LOWEST = 1.0
 
 
@@ -16,9 +18,9 @@ _LOWEST = 1.0
 class LossScale:
     """Silent without a scaler. Three cuts within 50 steps, or a scale below 1, are a warning.
 
-    A healthy scaler cuts about once per 2000 steps, after it tried to grow; its first 200 steps are calibration. In
-    GLM-130B and BLOOM-104B the scale fell 30 to 1500 steps before the loss showed anything. Heard once per
-    `quiet_steps`.
+    A healthy scaler cuts about once per 2000 steps, after it tried to grow; its first 200 steps are calibration, where
+    it takes five cuts within 20 steps after a scale that has held for 8. In GLM-130B and BLOOM-104B the scale fell 30
+    to 1500 steps before the loss showed anything. Heard once per `quiet_steps`.
     """
 
     name = "loss-scale"
@@ -28,6 +30,10 @@ class LossScale:
         self._steps = 0
         self._scale: float | None = None
         self._cuts: list[int] = []
+        self._early: list[int] = []
+        self._since = 0
+        """When the scale became what it is."""
+        self._found = False
         self._until = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
@@ -42,9 +48,10 @@ class LossScale:
         if not math.isfinite(scale):
             return _NOTHING
         self._scale = scale
-        if before is not None and scale < before and self._steps > _CALIBRATION_STEPS:
-            self._cuts = [step for step in self._cuts if step > self._steps - _WITHIN_STEPS]
-            self._cuts.append(self._steps)
+        self._found = self._found or (before is not None and self._steps - self._since >= _HELD_STEPS)
+        self._since = self._steps
+        if before is not None and scale < before:
+            self._cut()
         if self._steps < self._until:
             return _NOTHING
         if scale < _LOWEST:
@@ -52,7 +59,19 @@ class LossScale:
         if len(self._cuts) >= _CUTS:
             what = f"the loss scale was cut {len(self._cuts)} times within {_WITHIN_STEPS} steps, to {scale:g}"
             return self._say(signals, float(len(self._cuts)), float(_CUTS), what)
+        if len(self._early) >= _EARLY_CUTS:
+            what = f"the loss scale was cut {len(self._early)} times within {_WITHIN_EARLY} steps, to {scale:g}"
+            return self._say(signals, float(len(self._early)), float(_EARLY_CUTS), what)
         return _NOTHING
+
+    def _cut(self) -> None:
+        if self._steps > _CALIBRATION_STEPS:
+            self._early = []
+            self._cuts = [step for step in self._cuts if step > self._steps - _WITHIN_STEPS]
+            self._cuts.append(self._steps)
+        elif self._found:
+            self._early = [step for step in self._early if step > self._steps - _WITHIN_EARLY]
+            self._early.append(self._steps)
 
     def _say(self, signals: Signals, value: float, limit: float, what: str) -> tuple[Finding, ...]:
         self._until = self._steps + self._quiet_steps
@@ -60,10 +79,20 @@ class LossScale:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
-        return {"steps": self._steps, "scale": self._scale, "cuts": list(self._cuts), "until": self._until}
+        return {
+            "steps": self._steps,
+            "scale": self._scale,
+            "cuts": list(self._cuts),
+            "early": list(self._early),
+            "since": self._since,
+            "found": self._found,
+            "until": self._until,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._steps, self._until = int(state["steps"]), int(state["until"])
         self._scale = None if state["scale"] is None else float(state["scale"])
         self._cuts = [int(step) for step in state["cuts"]]
+        self._early = [int(step) for step in state.get("early", ())]
+        self._since, self._found = int(state.get("since", 0)), bool(state.get("found", False))

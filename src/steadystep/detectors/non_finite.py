@@ -44,7 +44,7 @@ class NonFinite:
             severity: Severity = "info" if routine else "critical"
             found.append(self._finding(signals, severity, signals.grad_norm, what, signals.bad_tensors))
         if signals.bad_buffers:
-            what = f"a buffer written by the forward pass is not finite{who}"
+            what = f"a buffer is not finite{who}"
             found.append(self._finding(signals, "critical", math.inf, what, signals.bad_buffers))
         if not math.isfinite(signals.lr):
             found.append(

@@ -13,7 +13,7 @@ _JUMP = 100.0
 _SUDDEN = 30.0  # times the last probe: targets that grow make v grow from probe to probe, poison does it in one step
 _SHARE = 0.25
 _UNEXPLAINED = 3.0  # sqrt(v) rose this many times more than the gradient did
-_QUIET_STEPS = 32  # v fills up from zero
+_QUIET_STEPS = 2  # the first gradients are of any size
 _PATIENCE = 4  # probes after which a jump is the new level
 _INTERVALS = 8
 _TOTAL = ""  # the global norm, beside those of the tensors
@@ -52,7 +52,7 @@ class PoisonedMoments:
         norms = dict(zip(signals.names, signals.norms, strict=False))
         judged, jumps = self._jumps(probe, norms)
         poisoned = bool(jumps) and len(jumps) >= _SHARE * judged and not self._is_habit()
-        since = self._clean
+        since, usual = self._clean, self._usual(probe)
         self._learn(signals, probe, norms, jumps if poisoned else {})
         if not poisoned:
             return ()
@@ -64,6 +64,7 @@ class PoisonedMoments:
                 severity="act",
                 value=worst,
                 limit=_JUMP,
+                usual=usual,
                 what=f"Adam's second moment is up to {worst:.0e} times its usual size while the gradients are not",
                 where=tuple(jumps),
                 since=since,
@@ -84,6 +85,11 @@ class PoisonedMoments:
             if jump > _JUMP and sudden and math.sqrt(jump) > _UNEXPLAINED * norm / usual_norm:
                 jumps[name] = jump
         return judged, jumps
+
+    def _usual(self, probe: Probe) -> float:
+        """The second moments that these tensors usually have, added up."""
+        usual = [self._moments.median(name) for name in probe.names]
+        return sum(moment for moment in usual if moment > 0.0)
 
     def _is_habit(self) -> bool:
         """A gradient large enough to do this came by, and others as large did before."""

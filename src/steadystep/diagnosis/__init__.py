@@ -3,7 +3,7 @@
 from steadystep.diagnosis.casebook import Casebook
 from steadystep.diagnosis.causes import ADVICE, Cause
 from steadystep.diagnosis.evidence import Evidence, Verdict
-from steadystep.diagnosis.explain import explain, not_repeatable
+from steadystep.diagnosis.explain import exception_in_step, explain, not_repeatable
 from steadystep.diagnosis.testimony import LASTING, first_sign, needs_witness, weigh
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Cause",
     "Evidence",
     "Verdict",
+    "exception_in_step",
     "explain",
     "first_sign",
     "needs_witness",

@@ -58,13 +58,15 @@ def learns(facts: Facts) -> bool:
 def large_weights(facts: Facts) -> str:
     """Some weights far larger than any recipe gives, or most of them larger."""
     large = facts.weights_above(_LARGE_WEIGHT) or _most(facts, facts.weights_above(_UNIT_WEIGHT))
-    return f"the first weights are large: {names(large)}" if large else ""
+    return f"the weights were large after the first update: {names(large)}" if large else ""
 
 
 def all_weights_large(facts: Facts) -> str:
     """Most weights far larger than any recipe gives."""
     large = _most(facts, facts.weights_above(_LARGE_WEIGHT))
-    return f"{len(large)} of {len(facts.weights)} weights began with a variance above 10" if large else ""
+    return (
+        f"{len(large)} of {len(facts.weights)} weights had a variance above 10 after the first update" if large else ""
+    )
 
 
 def cold_start(facts: Facts) -> str:

@@ -7,12 +7,14 @@ from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.curve import Curve
 from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.layers import Layers
+from steadystep.diagnosis.opinion import Opinion
 from steadystep.diagnosis.ranking import rank
 from steadystep.diagnosis.tally import Tally
 from steadystep.diagnosis.trace import Trace
 from steadystep.records import Diagnosis, Finding, InputStats, Signals
 
 _GRAVE = ("act", "critical")
+_SHORTEST = 32  # updates: nothing is concluded about a run of fewer
 
 
 @final
@@ -34,6 +36,7 @@ class Casebook:
         self._incidents: dict[str, Tally] = {}
         self._warned: dict[str, Tally] = {}
         self._noted: dict[str, Tally] = {}
+        self._opinion = Opinion()
 
     def note(self, signals: Signals, diagnosis: Diagnosis, *, stepped: bool) -> None:
         """One attempt: what was measured, what it was taken for, and whether the weights were updated."""
@@ -50,6 +53,14 @@ class Casebook:
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """Causes for the run so far, the likeliest first; one diagnosis "healthy" when there is none."""
         return rank(self.facts())
+
+    def volunteers(self, step: int) -> Diagnosis | None:
+        """What is believed by now and has not been said; None at nearly every step."""
+        return self._opinion.formed(step, self.diagnose)
+
+    def verdict(self) -> Diagnosis | None:
+        """What the run comes to, at its end; None for one that is too short to tell."""
+        return self.diagnose()[0] if self._trace.num_updates >= _SHORTEST else None
 
     def facts(self) -> Facts:
         """What the ranking goes by."""
@@ -86,6 +97,7 @@ class Casebook:
             "incidents": _save(self._incidents),
             "warned": _save(self._warned),
             "noted": _save(self._noted),
+            "opinion": self._opinion.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -96,6 +108,8 @@ class Casebook:
         self._scaled = bool(state["scaled"])
         self._incidents, self._warned = _load(state["incidents"]), _load(state["warned"])
         self._noted = _load(state["noted"])
+        if "opinion" in state:
+            self._opinion.load_state_dict(state["opinion"])
 
 
 def _count(tallies: dict[str, Tally], name: str, finding: Finding) -> None:

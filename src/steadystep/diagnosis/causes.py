@@ -20,6 +20,7 @@ class Cause(StrEnum):
     SCHEDULE_ERROR = "schedule-error"
     MISSING_ZERO_GRAD = "missing-zero-grad"
     CLOSURE_NOT_REPEATABLE = "closure-not-repeatable"
+    EXCEPTION_IN_STEP = "exception-in-step"
     CLIPPING_TOO_TIGHT = "clipping-too-tight"
     # the size of the steps
     LEARNING_RATE_TOO_HIGH = "learning-rate-too-high"
@@ -73,6 +74,8 @@ ADVICE: dict[Cause, str] = {
     Cause.MISSING_ZERO_GRAD: "gradients pile up from step to step: call optimizer.zero_grad() after every update, or "
     "let guard.step() do it",
     Cause.CLOSURE_NOT_REPEATABLE: "pass the data as step(closure, batch=...), so that the closure can be run again",
+    Cause.EXCEPTION_IN_STEP: "the closure raised: look at the batch of this step and at the line the error names; with "
+    "recovery.max_exceptions = 0 it is raised with its traceback",
     Cause.CLIPPING_TOO_TIGHT: "most updates are clipped, so the limit and not the learning rate sets their size: raise "
     "max_grad_norm above the usual norm, or lower the learning rate if that makes the run unstable",
     Cause.LEARNING_RATE_TOO_HIGH: "divide the learning rate by 3 to 10, or warm it up over more steps; find_lr shows "

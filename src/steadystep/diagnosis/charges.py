@@ -59,6 +59,7 @@ CHARGES: tuple[Charge, ...] = (
     Charge(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-bounds")),
     Charge(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-creep")),
     Charge(Cause.POISONED_MOMENTS, 1.0, warned("poisoned-moments")),
+    Charge(Cause.POISONED_MOMENTS, 1.0, warned("damaged-state")),
     Charge(Cause.DAMAGED_WEIGHTS, 1.0, warned("weight-jump")),
     Charge(Cause.REPEATED_BATCH, 1.0, warned("same-batch")),
     Charge(Cause.POLICY_DRIFT, 1.0, warned("kl-blow-up")),
@@ -71,6 +72,8 @@ CHARGES: tuple[Charge, ...] = (
     Charge(Cause.LEARNING_RATE_TOO_LOW, 1.1, signs.hardly_moves),
     Charge(Cause.UNKNOWN, 1.0, signs.unexplained),
     # a learning rate that is too high shows in many ways
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("early-divergence"), forgivable=True),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("constant-prediction"), forgivable=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.8, warned("slow-divergence"), forgivable=True, level=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("worse-than-best"), forgivable=True, level=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 1.0, step_size.huge_updates),

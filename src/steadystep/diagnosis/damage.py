@@ -13,7 +13,7 @@ _FORGIVEN = 0.02
 def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
     """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
     asked = {f.detector for f in findings if f.severity in ("act", "critical")}
-    if asked & {"odd-replica", "weight-jump"}:
+    if asked & {"odd-replica", "weight-jump", "early-divergence"}:
         return Damage.WEIGHTS
     stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
     stuck = stuck and any(f.severity == "critical" for f in findings)
@@ -23,7 +23,7 @@ def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
     # why: nothing could be run again, but weights that jumped and give nothing finite since are not the data's doing
     if stuck and signals.witness is None and any(f.detector == "weight-jump" for f in findings):
         return Damage.WEIGHTS
-    return Damage.MOMENTS if "poisoned-moments" in asked else Damage.NONE
+    return Damage.MOMENTS if asked & {"poisoned-moments", "damaged-state"} else Damage.NONE
 
 
 def acquitted(signals: Signals) -> bool:

@@ -81,13 +81,14 @@ RULES: tuple[Rule, ...] = (
     (Cause.NON_FINITE_GRADIENT, lambda c: not math.isfinite(c.signals.grad_norm)),
     (Cause.ODD_REPLICA, _loud("odd-replica")),
     (Cause.DAMAGED_WEIGHTS, _loud("weight-jump")),
+    (Cause.LEARNING_RATE_TOO_HIGH, _loud("early-divergence")),
     (Cause.BAD_BATCH, _loud("buffer-jump", "input-scale")),
     (Cause.SCHEDULE_ERROR, _loud("learning-rate-jump")),
     (Cause.UNKNOWN, lambda c: _LASTING(c) and c.suspicion),
     (Cause.DATA_SHIFT, lambda c: _LASTING(c) and c.cleared),
     (Cause.LEARNING_RATE_TOO_HIGH, lambda c: _LASTING(c) and (c.big_updates or c.risen)),
     (Cause.DAMAGED_WEIGHTS, lambda c: "not-healing" in c.loudest and _convicted(c)),
-    (Cause.POISONED_MOMENTS, _loud("poisoned-moments")),
+    (Cause.POISONED_MOMENTS, _loud("poisoned-moments", "damaged-state")),
     (Cause.LEARNING_RATE_TOO_HIGH, _LASTING),
     (Cause.BAD_BATCH, lambda c: "gradient-spike" in c.loudest and "loss-spike" in c.any),
     (Cause.EXPLODING_GRADIENT, _loud("gradient-spike")),
@@ -103,7 +104,7 @@ RULES: tuple[Rule, ...] = (
     (Cause.SCHEDULE_ERROR, _loud("learning-rate-bounds")),
     (Cause.LOSS_SCALE_COLLAPSE, _loud("loss-scale")),
     (Cause.OSCILLATION, _loud("oscillation")),
-    (Cause.LEARNING_RATE_TOO_HIGH, _loud("worse-than-best")),
+    (Cause.LEARNING_RATE_TOO_HIGH, _loud("worse-than-best", "constant-prediction")),
     (Cause.CLIPPING_TOO_TIGHT, _loud("clip-rate")),
     (Cause.SCHEDULE_ERROR, _loud("short-warmup")),
     (Cause.POLICY_DRIFT, _loud("kl-blow-up")),
@@ -149,6 +150,13 @@ def not_repeatable() -> Diagnosis:
     cause = Cause.CLOSURE_NOT_REPEATABLE
     evidence = "a pass was interrupted and a closure gave another loss when it was run again"
     return Diagnosis(cause=cause.value, evidence=evidence, advice=ADVICE[cause])
+
+
+def exception_in_step(error: BaseException) -> Diagnosis:
+    """For a step whose closure raised."""
+    cause = Cause.EXCEPTION_IN_STEP
+    evidence = f"the closure raised {type(error).__name__}: {error}"
+    return Diagnosis(cause=cause.value, evidence=evidence[:500], advice=ADVICE[cause])
 
 
 def _convicted(case: Case) -> bool:

@@ -11,6 +11,7 @@ from steadystep.records import Diagnosis
 _ENOUGH = 1.0
 _INCIDENT = 1.2
 _FORGIVEN = 0.5
+_NEARLY_ALL = 0.95  # of the gradients
 
 
 def rank(facts: Facts) -> tuple[Diagnosis, ...]:
@@ -52,4 +53,9 @@ def _healthy(facts: Facts) -> Diagnosis:
         return Diagnosis(evidence=f"nothing found in {facts.trace.num_updates} updates")
     ratio = "" if facts.ratio is None else f", updates of {facts.ratio:.1e} of the weights"
     loss = f"loss {curve.start:.4g} at the start and {curve.late:.4g} now"
-    return Diagnosis(evidence=f"{facts.trace.num_updates} updates, {loss}{ratio}")
+    clipped = facts.noted.get("clip-rate")
+    # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
+    always = clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL
+    aside = f"; {told(clipped)}" if clipped is not None and always else ""
+    advice = ADVICE[Cause.CLIPPING_TOO_TIGHT] if always else ""
+    return Diagnosis(evidence=f"{facts.trace.num_updates} updates, {loss}{ratio}{aside}", advice=advice)

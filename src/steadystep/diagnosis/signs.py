@@ -16,9 +16,10 @@ _TINY_UPDATE, _TINY_JOURNEY = 1e-5, 0.01
 _LONG = 200  # updates
 _KNOWN = frozenset(
     {
+        *("early-divergence", "constant-prediction"),
         *("non-finite", "gradient-spike", "loss-spike", "not-healing", "slow-divergence", "worse-than-best"),
         *("learning-rate-jump", "learning-rate-creep", "learning-rate-bounds", "oscillation", "vanishing-gradient"),
-        *("zero-gradient", "buffer-jump", "input-scale", "same-batch", "weight-jump"),
+        *("zero-gradient", "buffer-jump", "input-scale", "same-batch", "weight-jump", "damaged-state"),
         *("growing-gradient", "clip-rate", "update-ratio", "poisoned-moments", "rms-surprise", "loss-scale"),
         *("dead-units", "saturated-units", "no-learning", "suspicious-perfection"),
         *("embedding-growth", "attention-logit-growth"),
@@ -150,7 +151,7 @@ def drowned(facts: Facts) -> str:
     curve, ratio = facts.curve, facts.ratio
     if curve is None or facts.trace.num_updates < _LONG or facts.signed or curve.learned or not curve.settled:
         return ""
-    if curve.noise < curve.late or ratio is None or not _NOTICEABLE_UPDATE <= ratio < _LARGE_UPDATE:
+    if not 0.0 < curve.late <= curve.noise or ratio is None or not _NOTICEABLE_UPDATE <= ratio < _LARGE_UPDATE:
         return ""
     return f"losses of neighbouring steps differ by {curve.noise / curve.late:.0%} of their level, which does not fall"
 

@@ -5,7 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, final
 
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.nn import Parameter
 
+from steadystep.dist.alike import Sections
 from steadystep.look import Look
 
 Wish = Callable[[], bool]
@@ -73,12 +76,33 @@ class Ranks(Protocol):
         """What every rank says, cut to a kilobyte."""
         ...
 
+    def compare(self, sections: Sections, *, wrong: str = "") -> str:
+        """What differs between the ranks, or what is wrong on one of them, in the same words everywhere; else ""."""
+        ...
+
+    def copy_from(self, rank: int, optimizer: Optimizer) -> None:
+        """Give every rank the weights and moments of that one."""
+        ...
+
     def rest(self) -> None:
         """Bring the model into the form it has between two steps, whatever a validation has left behind."""
         ...
 
     def quiet(self) -> AbstractContextManager[None]:
         """Around a forward pass that is run again: it must leave the wrapper as it was."""
+        ...
+
+    @property
+    def adds_up(self) -> bool:
+        """Gradients of several passes can be added up on each rank, and averaged with the last one."""
+        ...
+
+    def unreduced(self) -> AbstractContextManager[None]:
+        """Around the passes before the last one of an update, where `adds_up`: their gradients stay here."""
+        ...
+
+    def average_(self, parameters: Sequence[Parameter]) -> None:
+        """Average gradients that no pass has: the group ended before its last one."""
         ...
 
 
@@ -119,9 +143,25 @@ class Alone:
         """As it is."""
         return [text]
 
+    def compare(self, sections: Sections, *, wrong: str = "") -> str:
+        """There is nobody to differ from."""
+        return wrong
+
+    def copy_from(self, rank: int, optimizer: Optimizer) -> None:
+        """It has them."""
+
     def rest(self) -> None:
         """It has no other form."""
 
     def quiet(self) -> AbstractContextManager[None]:
         """Nothing to keep quiet."""
         return _NOTHING
+
+    adds_up = False
+
+    def unreduced(self) -> AbstractContextManager[None]:
+        """Nothing is ever sent."""
+        return _NOTHING
+
+    def average_(self, parameters: Sequence[Parameter]) -> None:
+        """They are as they should be."""

@@ -51,6 +51,17 @@ def odd_ones(names: Sequence[str], every: Sequence[Sequence[int]]) -> tuple[str,
     return tuple(found)
 
 
+def healthy_rank(every: Sequence[Sequence[int]]) -> int | None:
+    """The first rank that holds what most ranks hold, all of it; None where no state has a majority.
+
+    >>> healthy_rank([[1, 7], [1, 2], [1, 2]]), healthy_rank([[1], [2]])
+    (1, None)
+    """
+    rows = [tuple(row) for row in every]
+    usual, count = Counter(rows).most_common(1)[0]
+    return rows.index(usual) if 2 * count > len(rows) else None
+
+
 def _bits_added(tensor: Tensor) -> Tensor:
     flat = tensor.detach().contiguous()
     if flat.is_complex():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
-from steadystep.records import Outcome
+from steadystep.records import Diagnosis, Outcome
 
 if TYPE_CHECKING:
     from steadystep.track import GradientSample
@@ -23,6 +23,12 @@ class Silence:
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Rank 0 has it."""
+
+    def volunteered(self, step: int, diagnosis: Diagnosis) -> None:
+        """Rank 0 says it."""
+
+    def concluded(self, diagnosis: Diagnosis | None) -> None:
+        """Rank 0 says it."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -1,22 +1,28 @@
 """Several processes, one decision: the numbers of all ranks are added up once per step."""
 
+import json
 import math
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, final
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from steadystep.clip.sharded import is_sharded
+from steadystep.dist.alike import SECTIONS, Sections, checksum, difference
 from steadystep.dist.ballot import Agreed, Form, count, fill
 from steadystep.dist.ranks import Named, Wish
-from steadystep.dist.replicas import Replicas, odd_ones
+from steadystep.dist.replicas import Replicas, healthy_rank, odd_ones
 from steadystep.dist.shards import counts_here, reshard
-from steadystep.errors import MisuseError
+from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.look import Look
 from steadystep.records import Probe
 
@@ -47,10 +53,20 @@ class Together:
 
     def watch(self, named: Named, buffers: Sequence[str], *, micro_batches: int) -> None:
         """What is counted; the same on all ranks."""
+        self._refuse_join()
         self._named, self._buffers, self._micro_batches = named, tuple(buffers), micro_batches
+        if self._wrapped is not None or self.sharded:  # torch has seen to it
+            return
+        mark = float(crc32("\n".join(named()[0]).encode()))
+        if self.least(mark) != -self.least(-mark):
+            raise UnsupportedError(
+                "the ranks hold parameters of different names, as the stages of a pipeline or the experts of a mixture "
+                "do: such a model cannot be guarded. DistributedDataParallel and fully_shard (FSDP2) can"
+            )
 
     def agree(self, look: Look) -> Look:
         """One all-reduce of a few numbers per parameter and buffer."""
+        self._refuse_join()
         form = self._up_to_date()
         mine, probe = look.signals, self._fitting
         ballot = fill(
@@ -67,8 +83,8 @@ class Together:
         self._granted = agreed.wishes
         self.agreements += 1
         self._fitting = mine.probe if agreed.probe_fits else None
-        odd = () if agreed.same_weights else self._odd_ones()
-        look.signals = replace(agreed.signals, odd_replicas=odd) if odd else agreed.signals
+        odd, healthy = ((), None) if agreed.same_weights else self._odd_ones()
+        look.signals = replace(agreed.signals, odd_replicas=odd, healthy_rank=healthy) if odd else agreed.signals
         return look
 
     def wish(self, wanted: Wish) -> Wish:
@@ -106,6 +122,34 @@ class Together:
         said = [bytes(each.tolist()) for each in every]  # sync: only in trouble
         return [each.rstrip(b"\0").decode(errors="ignore") for each in said]
 
+    def compare(self, sections: Sections, *, wrong: str = "") -> str:
+        """Checksums first; what differs is sent only then. A rank with a mistake has nothing to compare."""
+        mine = [float(bool(wrong)), *(float(checksum(sections.get(name, {})) % 2**52) for name in SECTIONS)]
+        every = self._gathered(torch.tensor(mine, dtype=torch.float64))
+        if any(bool(row[0]) for row in every):
+            said = [(rank, text) for rank, text in enumerate(self.texts(wrong)) if text]
+            return "; ".join(dict.fromkeys(f"rank {rank} cannot make its guard: {text}" for rank, text in said[:2]))
+        odd = [name for place, name in enumerate(SECTIONS, start=1) if len({float(row[place]) for row in every}) > 1]
+        if not odd:
+            return ""
+        found = [self._documents(json.dumps(sections[name])) for name in odd]
+        told = [difference(name, [json.loads(text) for text in texts]) for name, texts in zip(odd, found, strict=True)]
+        return f"the ranks were not given the same program. {'. '.join(told)}. Give every rank the same"
+
+    def _documents(self, text: str) -> list[str]:
+        """Texts of any length."""
+        raw = zlib.compress(text.encode())
+        sizes = [int(size) for size in self._gathered(torch.tensor([float(len(raw))], dtype=torch.float64))]
+        mine = torch.frombuffer(bytearray(raw.ljust(max(sizes), b"\0")), dtype=torch.uint8)
+        said = [bytes(each.tolist()) for each in self._gathered(mine)]  # sync: only in trouble
+        return [zlib.decompress(each[:size]).decode() for each, size in zip(said, sizes, strict=True)]
+
+    def _gathered(self, mine: Tensor) -> list[Tensor]:
+        sent = mine.to(self._device)
+        every = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(every, sent, group=self._group)
+        return [each.cpu() for each in every]  # sync: when a guard is made
+
     def rest(self) -> None:
         """FSDP2 keeps whole parameters after a forward pass without a backward pass."""
         if self.sharded:
@@ -129,6 +173,38 @@ class Together:
         finally:
             wrapped.require_forward_param_sync = before
 
+    def _refuse_join(self) -> None:
+        """A rank that has run out of batches answers DDP's messages there, and would not answer ours."""
+        config = getattr(self._wrapped, "_join_config", None)
+        if config is not None and config.enable:
+            raise UnsupportedError(
+                "DistributedDataParallel.join() lets ranks go on after others have no batch left, and then they cannot "
+                "agree: take the join() away and go through guard.batches(loader), which ends on all ranks at the "
+                "shortest, or drop the batches that are too many (drop_last)"
+            )
+
+    @property
+    def adds_up(self) -> bool:
+        """DistributedDataParallel does, unless it has fixed its graph after the first pass."""
+        return self._wrapped is not None and not self._wrapped.static_graph
+
+    def unreduced(self) -> AbstractContextManager[None]:
+        """One all-reduce of the gradients per update instead of one per micro-batch."""
+        assert self._wrapped is not None
+        unreduced: AbstractContextManager[None] = self._wrapped.no_sync()
+        return unreduced
+
+    @torch.no_grad()
+    def average_(self, parameters: Sequence[Parameter]) -> None:
+        """One by one: this is for the end of an epoch."""
+        present = self._summed([float(p.grad is not None) for p in parameters])
+        for parameter, count in zip(parameters, present, strict=True):
+            if count:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.div_(self.size)
+                dist.all_reduce(parameter.grad, group=self._group)
+
     def _up_to_date(self) -> Form:
         names, parameters = self._named()
         if self._form is None or names is not self._form.names:
@@ -146,12 +222,29 @@ class Together:
             )
         return self._form
 
-    def _odd_ones(self) -> tuple[str, ...]:
+    @torch.no_grad()
+    def copy_from(self, rank: int, optimizer: Optimizer) -> None:
+        """Broadcast every weight that has copies, and its moments; buffers are each rank's own."""
+        source = rank if self._group is None else dist.get_global_rank(self._group, rank)
+        held = {id(p): p for p in self._model.parameters()}
+        held |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        for parameter in held.values():
+            slots = optimizer.state.get(parameter, {})
+            moments = [slots[name] for name in sorted(slots) if isinstance(slots[name], Tensor)]
+            for tensor in (parameter, *moments):
+                if not is_sharded([tensor]):
+                    sent = tensor.detach().contiguous()
+                    sent = sent.to(self._device) if sent.device.type == "cpu" else sent
+                    dist.broadcast(sent, source, group=self._group)
+                    tensor.copy_(sent)
+
+    def _odd_ones(self) -> tuple[tuple[str, ...], int | None]:
         names, mine = self._replicas.each()
         checksums = torch.tensor(mine, device=self._device)
         every = [torch.empty_like(checksums) for _ in range(self.size)]
         dist.all_gather(every, checksums, group=self._group)
-        return odd_ones(names, [each.tolist() for each in every])  # sync: only in trouble
+        rows = [each.tolist() for each in every]  # sync: only in trouble
+        return odd_ones(names, rows), healthy_rank(rows)
 
     def _summed(self, numbers: Sequence[float]) -> list[float]:
         ballot = torch.tensor(numbers, dtype=torch.float64, device=self._device)

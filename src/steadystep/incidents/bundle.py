@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from steadystep.errors import CheckpointError, ConfigError
+from steadystep.given_file import must_end, text_of
 from steadystep.incidents.step_state import num_bytes
 from steadystep.recovery.checkpoint import read_checkpoint, write_checkpoint
 
@@ -77,6 +78,10 @@ class Draft:
             if isinstance(error.__cause__, OSError):
                 raise
             self.notes["batch"] = f"left out: {error}"
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # why all: a batch is opened by its own code
+            self.notes["batch"] = f"left out: {type(error).__name__}: {error}"
         else:
             self.notes["batch"] = "kept"
 
@@ -140,15 +145,17 @@ def read_bundle(path: Path) -> Bundle:
         ConfigError: there is no bundle, or its incident.json is not one.
         CheckpointError: its state or batch is damaged.
     """
+    must_end(path)
     file = path / "incident.json"
     if not file.is_file():
         found = sorted(p.name for p in path.glob("**/incident-*") if p.is_dir()) if path.is_dir() else []
         hint = f": one of its own folders is, such as {found[-1]}" if found else ""
         raise ConfigError(f"{path} is no incident bundle, it has no incident.json{hint}")
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{file} cannot be read ({error})") from None
+        record = json.loads(text_of(file))
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise ConfigError(f"{file} cannot be read ({why})") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ConfigError(f"{file} is not of format {FORMAT}, which this version of steadystep reads")
     has_batch = (path / "batch").is_dir()

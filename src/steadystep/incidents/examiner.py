@@ -1,8 +1,9 @@
 """A refused step is run again under hooks, only then, and what was seen is written down."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,6 +14,7 @@ from steadystep.dist import Alone, Ranks
 from steadystep.incidents.case import Case, as_before, second_look
 from steadystep.incidents.incidents import Incidents
 from steadystep.incidents.origin import Examination, Origin
+from steadystep.incidents.step_state import gathered, step_state
 from steadystep.incidents.whose import whose
 from steadystep.look import Look
 from steadystep.precision import Precision
@@ -60,10 +62,21 @@ class Examiner:
         with self._ranks.quiet():
             found = self._second_look(signals)
         rank, said = whose(self._ranks, signals, found, _said(found.origin, signals))
-        if rank == self._ranks.rank and self._incidents is not None and self._incidents.wants(plan, signals.step):
-            case = self._write(self._incidents, signals, updates=updates, found=found)
+        writes = rank == self._ranks.rank and self._incidents is not None and self._incidents.wants(plan, signals.step)
+        state = None
+        if self._ranks.sharded and not self._ranks.all(not writes):
+            state = self._gathered(signals, keep=writes)
+        if writes and self._incidents is not None:
+            case = self._write(self._incidents, signals, updates=updates, found=found, state=state)
             return replace(case, rank=rank, said=said)
         return Case(examination=found, precision="", rank=rank, said=said)
+
+    def _gathered(self, signals: Signals, *, keep: bool) -> Mapping[str, Any]:
+        """What the step started from, brought together from all ranks; on those that do not `keep` it, in part."""
+        rng = self._passes.suspect(signals.bad_micro_batches)[2]
+        with as_before(self._buffers):
+            whole: Mapping[str, Any] = gathered(step_state(self._model, self._optimizer, rng), keep=keep)
+            return whole
 
     def _second_look(self, signals: Signals) -> Examination:
         work, batch, rng = self._passes.suspect(signals.bad_micro_batches)
@@ -75,10 +88,18 @@ class Examiner:
                 rng=rng,
                 precision=self._precision,
                 scale=signals.scale,
-                forward_only=self._ranks.sharded,
+                agree=self._ranks.all if self._ranks.sharded else None,
             )
 
-    def _write(self, incidents: Incidents, signals: Signals, *, updates: int, found: Examination | None = None) -> Case:
+    def _write(
+        self,
+        incidents: Incidents,
+        signals: Signals,
+        *,
+        updates: int,
+        found: Examination | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> Case:
         work, batch, rng = self._passes.suspect(signals.bad_micro_batches)
         return incidents.open(
             step=signals.step,
@@ -92,7 +113,7 @@ class Examiner:
             scale=signals.scale,
             buffers=self._buffers,
             examination=found,
-            sharded=self._ranks.sharded,
+            gathered=state,
         )
 
     def close(self, outcome: Outcome, case: Case | None) -> Outcome:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.utils.hooks import RemovableHandle
 
-from steadystep.incidents.tensors import Badness, badness, kind_of, tensors_in
+from steadystep.batch_tensors import tensors_in
+from steadystep.incidents.tensors import Badness, badness, kind_of
 from steadystep.names import plain
 
 

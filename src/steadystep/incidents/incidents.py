@@ -84,7 +84,7 @@ class Incidents:
         scale: float = 1.0,
         buffers: Buffers | None = None,
         examination: Examination | None = None,
-        sharded: bool = False,
+        gathered: Mapping[str, Any] | None = None,
     ) -> Case:
         """Run the step again under hooks and write its state, while the weights are still those it started from.
 
@@ -100,14 +100,14 @@ class Incidents:
             scale: the loss scale of this step.
             buffers: remembers what they were before the forward pass.
             examination: what running it again has shown already.
-            sharded: this process holds a part of the weights only, so they are not kept.
+            gathered: the state, where this process holds only a part of it.
         """
         with as_before(buffers):
             if examination is None:
                 examination = second_look(model, work, batch, rng=rng, precision=precision, scale=scale)
             draft = None
             with self._harmless():
-                state = None if sharded else step_state(model, optimizer, rng)
+                state = step_state(model, optimizer, rng) if gathered is None else gathered
                 draft = self._draft(state, batch, step=step, updates=updates)
         setting = "fp32" if precision is None or not precision.casts else precision.setting
         return Case(examination=examination, precision=setting, draft=draft)
@@ -124,14 +124,11 @@ class Incidents:
             self._complained = False
         return path
 
-    def _draft(self, state: Mapping[str, Any] | None, batch: Any, *, step: int, updates: int) -> Draft:
+    def _draft(self, state: Mapping[str, Any], batch: Any, *, step: int, updates: int) -> Draft:
         room = self._make_room(num_bytes(state))
         draft = Draft(self.folder, step=step, updates=updates)
         with _whole_or_not_at_all(draft):
-            if state is None:
-                draft.notes["state"] = "left out: the weights are spread over several ranks"
-            else:
-                draft.put_state(state, max_bytes=room)
+            draft.put_state(state, max_bytes=room)
             if batch is not None:
                 draft.put_batch(batch, max_bytes=min(room, self._max_batch_bytes))
         return draft

@@ -25,6 +25,7 @@ from steadystep.norms import layout_of, measure
 from steadystep.rng import HostRandom, RngState
 
 Work = Callable[[], Any]
+Agree = Callable[[bool], bool]
 
 
 def locate(
@@ -65,14 +66,19 @@ def examine(
     parameters: Sequence[Parameter] | None = None,
     batch: Any = None,
     scale: float = 1.0,
+    agree: Agree | None = None,
 ) -> Examination:
-    """As `locate`, with the loss and the gradient norm of the second run."""
+    """As `locate`, with the loss and the gradient norm of the second run.
+
+    Where parameters are spread over ranks, all ranks call it, each with its own batch, and `agree` says whether a flag
+    is true on every one: a backward pass is run by all or by none.
+    """
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     sick = verdict.sick_weights(model)
-    run = _Run(model, work, loss_of, trained, batch, scale, sick)
+    run = _Run(model, work, loss_of, trained, batch, scale, sick, agree)
     with _eagerly(), _nothing_changed(model, trained) as rng:
         try:
-            found = run(through_grad=True)
+            found = run(through_grad=agree is None)  # a sharded gradient comes into being under backward() only
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
@@ -95,18 +101,22 @@ class _Run:
     batch: Any
     scale: float
     sick: verdict.Sick
+    agree: Agree | None = None
 
     def __call__(self, *, through_grad: bool) -> Examination:
         watch = ForwardWatch(self.model)
         with watch.watching():
             loss = self._loss(self.work())
             value = float(loss.detach())  # sync: only in trouble
+            goes_on = self.agree is None or self.agree(math.isfinite(value * self.scale))
             if not math.isfinite(value):
                 origin = verdict.of_forward(self.model, watch, self.sick, self.batch, loss=loss)
                 return Examination(origin=origin, loss=value)
             scaled = loss if self.scale == 1.0 else loss * self.scale
             if not math.isfinite(float(scaled.detach())):  # sync: only in trouble
                 return Examination(origin=verdict.of_scaled_loss(self.scale), loss=value)
+            if not goes_on:
+                return Examination(origin=verdict.of_buffers(self.model, self.sick) or Origin(), loss=value)
             back = BackwardWatch(watch)
             watch.judging, watch.recomputed = False, back.attach
             try:
@@ -114,6 +124,9 @@ class _Run:
                 grads = self._gradients(scaled, through_grad=through_grad)
             finally:
                 back.remove()
+        if self.agree is not None:  # what arrived from other ranks is for those to explain
+            named = verdict.of_node(back) or verdict.of_buffers(self.model, self.sick)
+            return Examination(origin=named or Origin(), loss=value)
         norms = _norms(grads)
         norm = math.hypot(*norms.values()) if norms else math.nan
         found = verdict.of_backward(self.model, back, self.trained, grads)

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from steadystep.errors import ConfigError
+from steadystep.errors import CheckpointError, ConfigError
 from steadystep.incidents.bundle import Bundle, read_bundle
 from steadystep.incidents.locate import examine
 from steadystep.incidents.origin import Examination, Origin
@@ -69,7 +69,7 @@ def replay(bundle: Path, factory: Factory, *, precision: str | None = None, devi
     if chosen not in _DTYPES:
         raise ConfigError(f"precision {chosen!r} is unknown: use one of {', '.join(_DTYPES)}")
     model, closure = _made(factory)
-    load_step_state(model, kept.state)
+    _loaded(model, kept)
     if device is not None:
         model = model.to(_device(device))
     if precision == "fp32":
@@ -115,6 +115,17 @@ def load_factory(name: str) -> Factory:
     return factory
 
 
+def _loaded(model: nn.Module, kept: Bundle) -> None:
+    assert kept.state is not None
+    try:
+        load_step_state(model, kept.state)
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise CheckpointError(f"{kept.path / 'state'} does not hold the state of a step ({what})") from error
+
+
 def _made(factory: Factory) -> tuple[nn.Module, Callable[..., Any]]:
     try:
         made: Any = factory()
@@ -141,7 +152,10 @@ def _run(
             return closure(*given)
 
     with random_numbers_kept(device):
-        restore_random_state(kept.state["random"], device)
+        try:
+            restore_random_state(kept.state["random"], device)
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{kept.path / 'state'} holds no random state ({str(error)[:200]})") from error
         try:
             return examine(model, work, batch=batch, scale=scale)
         except Exception as error:
@@ -153,7 +167,8 @@ def _recorded(kept: Bundle) -> tuple[Outcome, Origin, str]:
         outcome = Outcome.from_json(json.dumps(kept.record["outcome"]))
         return outcome, Origin.from_json(json.dumps(kept.record["origin"])), str(kept.record["precision"])
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"{kept.path / 'incident.json'} is not whole: {error}") from None
+        why = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{kept.path / 'incident.json'} is not whole: {why}") from None
 
 
 def _note(kept: Bundle, name: str) -> str:

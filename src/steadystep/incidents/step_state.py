@@ -1,16 +1,21 @@
 """What a step starts from (weights, buffers, modes, optimizer, random state), as a mapping; and back into a model."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadystep.batch_tensors import tensors_in
+from steadystep.clip.sharded import is_sharded
 from steadystep.errors import ConfigError
-from steadystep.incidents.tensors import tensors_in
 from steadystep.names import nearest_names, plain
+from steadystep.optimizers import own_state
 from steadystep.rng import RngState, random_numbers_kept
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def step_state(model: nn.Module, optimizer: Optimizer | None, rng: RngState | None) -> dict[str, Any]:
@@ -20,9 +25,24 @@ def step_state(model: nn.Module, optimizer: Optimizer | None, rng: RngState | No
         "parameters": {plain(n): p.detach() for n, p in model.named_parameters() if not nn.parameter.is_lazy(p)},
         "buffers": {plain(n): b.detach() for n, b in model.named_buffers() if not nn.parameter.is_lazy(b)},
         "evaluating": [plain(n) for n, m in model.named_modules() if not m.training],
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "optimizer": None if optimizer is None else own_state(optimizer),
         "random": random_state(model, rng),
     }
+
+
+def gathered(state: Any, *, keep: bool) -> Any:
+    """The same with whole tensors in place of parts, on the host; all ranks call it, and one of them keeps them.
+
+    One tensor after another, so that an accelerator holds no more than one of them whole.
+    """
+    if isinstance(state, dict):
+        return {key: gathered(value, keep=keep) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(gathered(value, keep=keep) for value in state)
+    if not isinstance(state, Tensor) or not is_sharded([state]):
+        return state
+    whole = cast("DTensor", state).full_tensor()
+    return whole.cpu() if keep else None  # sync: only in trouble
 
 
 def num_bytes(thing: Any) -> int:

@@ -1,18 +1,13 @@
-"""Tensors inside whatever modules take and return, and how bad they are."""
+"""How bad the tensors are that modules take and return."""
 
-import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from steadystep.clip.sharded import local_part
-
-_DEEP = 6
-_MANY = 100_000  # tensors; beyond that it is no batch
 
 
 class Badness(IntEnum):
@@ -23,38 +18,6 @@ class Badness(IntEnum):
     """-inf and nothing worse: an overflow, or how masks are written."""
     BAD = 2
     """NaN or +inf."""
-
-
-def tensors_in(thing: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in nested containers, dataclasses and plain objects, with a name such as `x[0].mask`."""
-    seen: set[int] = set()
-    for count, found in enumerate(_walk(thing, name, seen, 0)):
-        if count == _MANY:
-            return
-        yield found
-
-
-def _walk(thing: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(thing, Tensor):
-        yield name, thing
-        return
-    if thing is None or isinstance(thing, str | bytes | int | float | type | nn.Module) or callable(thing):
-        return
-    if depth > _DEEP or id(thing) in seen:
-        return
-    seen.add(id(thing))
-    for key, part in _parts(thing):
-        yield from _walk(part, f"{name}{key}", seen, depth + 1)
-
-
-def _parts(thing: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(thing, Mapping):
-        return [(f"[{key!r}]", part) for key, part in thing.items()]
-    if isinstance(thing, list | tuple):
-        return [(f"[{i}]", part) for i, part in enumerate(thing)]
-    if dataclasses.is_dataclass(thing):
-        return [(f".{f.name}", getattr(thing, f.name, None)) for f in dataclasses.fields(thing)]
-    return [(f".{key}", part) for key, part in getattr(thing, "__dict__", {}).items()]
 
 
 @torch.no_grad()

@@ -6,10 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from steadystep.batch_tensors import tensors_in
 from steadystep.incidents.backward_watch import BackwardWatch
 from steadystep.incidents.forward_watch import ForwardWatch, Suspect
 from steadystep.incidents.origin import Origin
-from steadystep.incidents.tensors import Badness, badness, count_bad, kind_of, tensors_in
+from steadystep.incidents.tensors import Badness, badness, count_bad, kind_of
 from steadystep.names import plain
 
 Sick = Mapping[int, tuple[str, str]]
@@ -85,9 +86,15 @@ def of_backward(
     bad = [p for p, g in zip(parameters, grads, strict=True) if g is not None and badness(g)]
     if not bad:
         return None
+    uses = "gradients from its several uses, each finite, are not when added up"
+    return of_node(watch) or of_gradient(model, bad[0], uses)
+
+
+def of_node(watch: BackwardWatch) -> Origin | None:
+    """The operation at which a gradient went bad; None when there was none."""
     node = watch.found
     if node is None:
-        return of_gradient(model, bad[0], "gradients from its several uses, each finite, are not when added up")
+        return None
     what = (
         f"finite gradients added up to {node.kind} before {node.name}"
         if node.summed

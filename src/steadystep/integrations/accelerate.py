@@ -27,6 +27,8 @@ try:
 except ImportError as error:
     raise install_line("accelerate", "transformers", error) from error
 
+_ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP through Accelerate", "MEGATRON_LM": "Megatron-LM", "XLA": "XLA"}
+
 
 def watch(
     accelerator: Accelerator,
@@ -40,8 +42,10 @@ def watch(
 ) -> Watcher:
     """Guard what `accelerator.prepare` returned; `watcher.remove()` takes it out."""
     kind = str(accelerator.distributed_type).rpartition(".")[2]
-    if kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA"):
-        raise UnsupportedError(f"{kind} takes the step itself: a guard has no say in it")
+    if kind in _ENGINES:
+        raise UnsupportedError(
+            f"{_ENGINES[kind]} takes the step itself and a guard has no say in it: prepare with DistributedDataParallel"
+        )
     watcher = Watcher(
         accelerator.unwrap_model(model),
         optimizer,

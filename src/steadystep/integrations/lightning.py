@@ -12,6 +12,7 @@ from typing import Any, final
 
 from torch.amp import GradScaler
 
+from steadystep.calls import folder, saved_state
 from steadystep.config import Config
 from steadystep.integrations.missing import install_line
 from steadystep.integrations.settings import without_sinks
@@ -41,7 +42,7 @@ class StabilityCallback(Callback):
     ) -> None:
         super().__init__()
         self.config = without_sinks(config)
-        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.run_dir = None if run_dir is None else folder("run_dir", run_dir)
         self.watchers: list[Watcher] = []
         """One for each optimizer, while a fit is running."""
         self.incidents: list[Outcome] = []
@@ -95,7 +96,7 @@ class StabilityCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From Lightning's checkpoint, before there are optimizers."""
-        self._saved = dict(state_dict)
+        self._saved = dict(saved_state(state_dict))
 
     def _keep(self) -> None:
         if self.watchers:

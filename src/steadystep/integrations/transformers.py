@@ -13,9 +13,10 @@ from typing import Any, Self, final
 
 from torch import nn
 
+from steadystep.calls import folder
 from steadystep.config import Config
 from steadystep.detectors.metric_words import words
-from steadystep.errors import UnsupportedError
+from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.integrations.accelerate import mark_skipped
 from steadystep.integrations.forward_passes import ForwardPasses
 from steadystep.integrations.missing import install_line
@@ -48,7 +49,7 @@ class StabilityCallback(TrainerCallback):
         run_dir: str | Path | None = None,
     ) -> None:
         self.config = without_sinks(config)
-        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.run_dir = None if run_dir is None else folder("run_dir", run_dir)
         self.watcher: Watcher | None = None
         """While a training is running."""
         self.incidents: list[Outcome] = []
@@ -59,7 +60,10 @@ class StabilityCallback(TrainerCallback):
 
     def attach(self, trainer: Any) -> Self:
         """Join `trainer` in front of its loggers."""
-        callbacks = trainer.callback_handler.callbacks
+        handler = getattr(trainer, "callback_handler", None)
+        if handler is None:
+            raise MisuseError(f"attach() takes a transformers Trainer, got {type(trainer).__name__}: make it first")
+        callbacks = handler.callbacks
         if self in callbacks:
             callbacks.remove(self)
         callbacks.insert(0, self)
@@ -73,7 +77,11 @@ class StabilityCallback(TrainerCallback):
         model: nn.Module = made["model"]
         optimizer = made["optimizer"]
         if args.deepspeed or args.fsdp:
-            raise UnsupportedError("StabilityCallback: deepspeed and fsdp take the step themselves")
+            engine = "DeepSpeed" if args.deepspeed else "FSDP through the Trainer"
+            raise UnsupportedError(
+                f"StabilityCallback: {engine} takes the step itself and a guard has no say in it: leave it out "
+                "(the Trainer then uses DistributedDataParallel under torchrun)"
+            )
         self._optimizer = optimizer
         self.watcher = Watcher(
             model,

@@ -21,6 +21,7 @@ Split = Callable[[Any, int], Sequence[BatchPart]]
 Agree = Callable[[int], int]
 
 _TEXTS = ("not enough memory", "can't allocate memory", "out of memory", "_status_alloc_failed")
+_CALM, _CALM_MOST = 64, 1 << 14  # batches in a row that fit until larger parts are tried; more after each failure
 _HOPELESS = 2**31 - 1  # proposed instead of a number of parts, so that all ranks give up together
 
 
@@ -50,6 +51,10 @@ class OutOfMemoryRetry:
         split: cuts a batch; `split_batch` unless you need another rule or another `count`.
         agree: in a distributed run, a function that every rank calls with its number and that returns the largest of
             all ranks; called twice per batch or more, always by all ranks together.
+        least: rows that a part must have; 2 where BatchNorm learns from the batch.
+
+    What fits is remembered, but not for ever: another program may have had the memory, or one batch was longer than
+    all others. After 64 batches that fit, parts of twice the size are tried, and when that fails, later and later.
 
     >>> import warnings
     >>> model = torch.nn.Linear(2, 1)
@@ -66,13 +71,16 @@ class OutOfMemoryRetry:
     2
     """
 
-    def __init__(self, *, split: Split = split_batch, agree: Agree | None = None) -> None:
+    def __init__(self, *, split: Split = split_batch, agree: Agree | None = None, least: int = 1) -> None:
         self.size: int | None = None
         """Rows in the largest part that is known to fit; None while whole batches do."""
         self.retries = 0
         self._split = split
         self._agree = agree
+        self._least = least
         self._batches = 0
+        self._calm, self._wait = 0, _CALM
+        self._grown = False
 
     def run(
         self, work: Callable[[Any, float], Result], batch: Any, *, undo: Callable[[], None], step: int | None = None
@@ -85,17 +93,19 @@ class OutOfMemoryRetry:
         """
         number = self._batches if step is None else step
         self._batches += 1
-        parts = self._largest(self._start(batch))
+        before, parts = self.size, self._largest(self._start(batch))
         while True:
             done, text = self._try(work, batch, parts, undo)
             wanted = self._largest(parts if text is None else self._more(batch, parts))
             if wanted == parts:
+                self._fitted(batch)
                 return done
             if text is None:  # another rank ran out
                 undo()
             done = []  # why: what the parts returned holds memory
             _free_memory()
             if wanted >= _HOPELESS:
+                self.size = before  # a batch of which no part fits says nothing about the next one
                 raise self._halted(number, batch, text)
             self._shrink(batch, wanted)
             parts = wanted
@@ -116,8 +126,8 @@ class OutOfMemoryRetry:
     def _pieces(self, batch: Any, parts: int) -> Sequence[BatchPart]:
         if parts == 1:  # a batch that was never in the way is not looked into
             return [BatchPart(batch=batch, weight=1.0, size=0)]
-        rows = self._rows(batch)
-        return self._split(batch, min(parts, rows)) if rows else self._pieces(batch, 1)
+        most = self._most(batch)
+        return self._split(batch, min(parts, most)) if most else self._pieces(batch, 1)
 
     def _rows(self, batch: Any) -> int:
         """0 for a batch that cannot be split."""
@@ -126,12 +136,26 @@ class OutOfMemoryRetry:
         except MisuseError:
             return 0
 
+    def _most(self, batch: Any) -> int:
+        """Parts that it can be split into; 0 for one that cannot be split."""
+        rows = self._rows(batch)
+        return max(1, rows // self._least) if rows else 0
+
     def _start(self, batch: Any) -> int:
-        return 1 if self.size is None else max(1, -(-self._rows(batch) // self.size))
+        return 1 if self.size is None else max(1, min(-(-self._rows(batch) // self.size), self._most(batch)))
 
     def _more(self, batch: Any, parts: int) -> int:
-        rows = self._rows(batch)
-        return min(2 * parts, rows) if parts < rows else _HOPELESS
+        most = self._most(batch)
+        return min(2 * parts, most) if parts < most else _HOPELESS
+
+    def _fitted(self, batch: Any) -> None:
+        """One more batch in parts of the present size; after enough of them the next one gets larger parts."""
+        if self.size is None:
+            return
+        self._calm += 1
+        if self._calm >= self._wait:
+            self._calm, self._grown = 0, True
+            self.size = 2 * self.size if 2 * self.size < self._rows(batch) else None
 
     def _largest(self, parts: int) -> int:
         if self._agree is None:
@@ -143,18 +167,22 @@ class OutOfMemoryRetry:
 
     def _shrink(self, batch: Any, parts: int) -> None:
         self.retries += 1
+        self._calm = 0
+        if self._grown:
+            self._grown, self._wait = False, min(2 * self._wait, _CALM_MOST)
         rows = self._rows(batch)
         if rows:
             self.size = -(-rows // parts)
             warn(
                 f"out of memory: the batch of {rows} rows is tried again in {min(parts, rows)} parts of at most "
-                f"{self.size}, and later batches start there. Their gradients add up to those of the whole."
+                f"{self.size}, and later batches start there; larger parts are tried again after {self._wait} of them. "
+                "Their gradients add up to those of the whole."
             )
 
     def _halted(self, step: int, batch: Any, text: str | None) -> TrainingHalted:
         what = "another rank ran out of memory and cannot go on"
         if text is not None:
-            what = f"out of memory with a single row: {text}"
+            what = f"out of memory with {_rows_in_words(self._least)}: {text}"
             try:
                 self._split(batch, 1)
             except MisuseError as reason:
@@ -168,12 +196,25 @@ class OutOfMemoryRetry:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
-        return {"size": self.size, "retries": self.retries, "batches": self._batches}
+        return {
+            "size": self.size,
+            "retries": self.retries,
+            "batches": self._batches,
+            "calm": self._calm,
+            "wait": self._wait,
+            "grown": self._grown,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.size = None if state["size"] is None else int(state["size"])
         self.retries, self._batches = int(state["retries"]), int(state["batches"])
+        self._calm, self._wait = int(state.get("calm", 0)), int(state.get("wait", _CALM))
+        self._grown = bool(state.get("grown", False))
+
+
+def _rows_in_words(least: int) -> str:
+    return "a single row" if least == 1 else f"{least} rows, the fewest that BatchNorm can learn from"
 
 
 def _free_memory() -> None:

@@ -5,6 +5,7 @@ from typing import Any, final
 from steadystep.errors import TrainingHalted
 from steadystep.policy.episode import Episode
 from steadystep.records import Damage, Diagnosis, Outcome
+from steadystep.words import state_of
 
 _SKIP_WINDOW = 200  # attempts
 _ROLLBACK_WINDOW = 1000  # attempts
@@ -25,6 +26,7 @@ class Budget:
         self.episode = Episode()
         self._skips: list[int] = []
         self._rollbacks: list[tuple[int, int]] = []
+        self._raised: list[int] = []
 
     def see(self, diagnosis: Diagnosis) -> None:
         """Take in what was found, before deciding about it."""
@@ -39,6 +41,15 @@ class Budget:
     def rollbacks_spent(self, step: int) -> bool:
         """No rollback is left in this window."""
         return sum(step - at < _ROLLBACK_WINDOW for at, _ in self._rollbacks) >= self.max_rollbacks
+
+    def rollbacks_left(self, step: int) -> int:
+        """How many may still be made in this window."""
+        return self.max_rollbacks - sum(step - at < _ROLLBACK_WINDOW for at, _ in self._rollbacks)
+
+    def raised(self, step: int) -> int:
+        """Book an exception at `step`; returns how many there were in the last 1,000 steps, this one included."""
+        self._raised = [*(at for at in self._raised if step - at < _ROLLBACK_WINDOW), step]
+        return len(self._raised)
 
     def last_target(self, step: int) -> int | None:
         """Where the last rollback went, if that is so recent that it has not helped."""
@@ -64,10 +75,12 @@ class Budget:
         did = [f"refused {self.skips_in_a_row} updates in a row" if self.skips_in_a_row > 1 else "refused the update"]
         recent = [to for at, to in self._rollbacks if outcome.step - at < _ROLLBACK_WINDOW]
         if recent:
-            did.insert(0, f"rolled back to the state of step {', '.join(str(to) for to in recent)}")
-        where = "the last good weights are in place"
-        if outcome.restored is None and outcome.diagnosis.damage is Damage.WEIGHTS:
-            where = "no better weights are in memory: go back to a checkpoint of yours"
+            did.insert(0, f"rolled back to {', '.join(state_of(to) for to in recent)}")
+        where = "the weights are those after the last update that was taken"
+        if outcome.restored is not None and outcome.plan.to is not None:
+            where = f"{state_of(outcome.plan.to)} is in place"
+        elif outcome.diagnosis.damage is Damage.WEIGHTS:
+            where = "no better weights are in memory or in a checkpoint of this run: go back to one of yours"
         where += f"; {outcome.incident} has this step to run again" if outcome.incident else ""
         return TrainingHalted(
             step=outcome.step,
@@ -83,6 +96,7 @@ class Budget:
             "refused_in_a_row": self.refused_in_a_row,
             "skips": list(self._skips),
             "rollbacks": [list(pair) for pair in self._rollbacks],
+            "raised": list(self._raised),
             "episode": self.episode.state_dict(),
         }
 
@@ -92,6 +106,7 @@ class Budget:
         self.refused_in_a_row = int(state["refused_in_a_row"])
         self._skips = [int(step) for step in state["skips"]]
         self._rollbacks = [(int(at), int(to)) for at, to in state["rollbacks"]]
+        self._raised = [int(step) for step in state.get("raised", ())]
         self.episode.load_state_dict(state["episode"])
 
 

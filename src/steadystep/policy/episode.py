@@ -1,5 +1,6 @@
 """When the present trouble began."""
 
+import math
 from typing import Any, final
 
 from steadystep.records import Finding
@@ -7,6 +8,7 @@ from steadystep.records import Finding
 _APART_STEPS = 50  # signs further apart than this belong to different troubles
 _LONGEST_STEPS = 300  # and so do a first and a last one this far apart: bad batches may come for ever
 _CALM_STEPS = 10
+_AT_ONCE = ("non-finite", "damaged-state")  # they foretell nothing: this is it
 
 
 @final
@@ -25,7 +27,7 @@ class Episode:
         for finding in findings:
             if finding.detector in ("slow-divergence", "not-healing"):
                 self._suspected, self._suspected_at = finding.since, finding.step
-            if finding.severity != "info" and finding.detector != "non-finite":
+            if finding.severity != "info" and finding.detector not in _AT_ONCE and math.isfinite(finding.value):
                 self._foretold_at = finding.step
         signs = [f for f in findings if f.severity in ("act", "critical")]
         if not signs:

@@ -3,7 +3,10 @@
 nothing reached      skip-step, leave-out, back-off-scale or rescale; the learning rate stays
 moments              restore-moments, then the update as usual
 weights, by updates  rollback to a state that does better, catch-up, cut-lr, skip-batches, rewarm
+weights, at once     rollback to the first state, a deep cut: the first updates multiplied the loss
 weights, otherwise   rollback to a state before the first sign, catch-up, skip-batches: no learning rate did that
+weights, one rank's   copy-replica from a rank that holds what most hold, skip-step
+weights not finite   rollback to any finite state, or to the newest finite checkpoint; without one, stop
 the same again       an older state, a deeper cut
 budget spent         stop
 """
@@ -20,6 +23,8 @@ PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]
 
 _UNTRAINED = 64  # updates: after so many, the state from before the first one is nothing to go back to
+_CLEAN = 10.0  # times the usual second moments: poison begins at a hundred
+_EARLY_CUT = 0.1  # of a learning rate whose first updates multiplied the loss by a hundred
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 
@@ -34,6 +39,11 @@ class Remembered(Protocol):
     @property
     def lr(self) -> float:
         """The learning rate that was in use."""
+        ...
+
+    @property
+    def second_moment(self) -> float | None:
+        """Adam's v, added up; None when that is not known."""
         ...
 
 
@@ -64,8 +74,15 @@ def decide(
     if not diagnosis.findings or mode == "observe":
         return PROCEED
     limits = limits or Limits()
+    if signals.healthy_rank is not None and mode == "autopilot" and _asked_for(diagnosis, "odd-replica") is not None:
+        # this step's gradient is in part that of the odd weights
+        return Plan(steps=("copy-replica", "skip-step"), reason=diagnosis.cause, rank=signals.healthy_rank)
     if diagnosis.damage is Damage.WEIGHTS and mode == "autopilot" and limits.rolls_back:
+        if _asked_for(diagnosis, "early-divergence") is not None and _asked_for(diagnosis, "weight-jump") is None:
+            return _begin_again(signals, diagnosis, budget, states, limits)
         return _go_back(signals, diagnosis, budget, states, limits, ceiling)
+    if has_broken_weights(diagnosis.findings):  # an end, with the weights of a checkpoint in place
+        return Plan(steps=("rollback", "stop"), reason=diagnosis.cause)
     steps = [*_refusal(signals, diagnosis)]
     if steps and budget.skips_spent(signals.step):
         # why: where nothing can be run again it may be the weights, and a rollback is the last thing to try; but
@@ -87,16 +104,36 @@ def decide(
     if creep is not None and creep.usual and jump is None and ceiling is None and mode == "autopilot":
         steps.append("hold-lr")
         lr = creep.usual
+    kept: tuple[str, ...] = ()
     if diagnosis.damage is Damage.MOMENTS and mode == "autopilot":
         to = _before_poison(diagnosis, states)
         steps = steps if to is None else ["restore-moments", *steps]
+        kept = _damaged(diagnosis)[1] if states else ()
+        steps += ["restore-kept"] if kept else []
     hold = None if lr is None else limits.unmeant_hold
-    return Plan(steps=tuple(steps), reason=diagnosis.cause, norm=norm, lr=lr, to=to, hold=hold) if steps else PROCEED
+    if not steps:
+        return PROCEED
+    return Plan(steps=tuple(steps), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold)
+
+
+def _damaged(diagnosis: Diagnosis) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tensors of the optimizer's state and of kept objects that something else than updates has spoiled."""
+    found = _asked_for(diagnosis, "damaged-state")
+    where = () if found is None else found.where
+    kept = tuple(name for name in where if name.startswith("kept."))
+    return tuple(name for name in where if name not in kept), kept
 
 
 def _before_poison(diagnosis: Diagnosis, states: Sequence[Remembered]) -> int | None:
+    if _damaged(diagnosis)[0]:  # the states given are those without such damage
+        return states[-1].step if states else None
     poisoned = _asked_for(diagnosis, "poisoned-moments")
-    clean = [s.step for s in states if poisoned is not None and poisoned.since is not None and s.step <= poisoned.since]
+    if poisoned is None or poisoned.since is None:
+        return None
+    clean = [s.step for s in states if s.step <= poisoned.since]
+    if not clean and poisoned.usual is not None:  # the poison came after the last probe: some may be from before it
+        held = [(s.step, s.second_moment) for s in states if s.step >= 0]
+        clean = [step for step, moment in held if moment is not None and moment <= _CLEAN * poisoned.usual]
     return clean[-1] if clean else None
 
 
@@ -123,17 +160,26 @@ def _go_back(
     ceiling: float | None,
 ) -> Plan:
     before = signals.step if budget.episode.first_sign is None else budget.episode.first_sign
-    good = restorable(states, before=before, step=signals.step, budget=budget, limits=limits)
+    broken = has_broken_weights(diagnosis.findings)
+    # why: what comes out of nowhere is no fault of the state that was restored last, nor of the learning rate
+    retreats = not (broken and budget.episode.sudden)
+    if not retreats and states:  # these were found to be finite, so it came later
+        before = max(before, states[-1].step + 1)
+    good = restorable(states, before=before, step=signals.step, budget=budget, limits=limits, retreats=retreats)
     if signals.witness is not None:  # what was tried is what is restored
         good = [state for state in good if state.step <= signals.witness.step]
-    again = budget.last_target(signals.step)
+    again = budget.last_target(signals.step) if retreats else None
     refusal = _refusal(signals, diagnosis)
-    if again is not None and signals.witness is None and not refusal and not signals.odd_replicas:
+    if broken and not any(state.step >= 0 for state in good):  # anything finite that has learned is better than that
+        good = [state for state in states if state.step >= 0] or good
+    if again is not None and signals.witness is None and not refusal and not signals.odd_replicas and not broken:
         # Nobody could be asked, and going back has not helped: it is the data, or cannot be helped.
         return PROCEED
     if budget.rollbacks_spent(signals.step):
-        stop = ("rollback", "stop") if good else ("skip-step", "stop")
+        stop = ("rollback", "stop") if good or broken else ("skip-step", "stop")
         return Plan(steps=stop, reason=diagnosis.cause, to=good[-1].step if good else None)
+    if not good and broken:
+        return _from_checkpoint(signals, diagnosis, budget, limits)
     if not good:  # nowhere to go
         steps = refusal + (("stop",) if refusal and budget.skips_spent(signals.step) else ())
         return Plan(steps=steps, reason=diagnosis.cause) if steps else PROCEED
@@ -159,16 +205,59 @@ def _go_back(
     )
 
 
+def _from_checkpoint(signals: Signals, diagnosis: Diagnosis, budget: Budget, limits: Limits) -> Plan:
+    """The learning rate is cut where trouble was seen coming, or comes back: nothing is made again that could tell."""
+    again = budget.last_target(signals.step) is not None
+    cut = 1.0 if budget.episode.sudden else limits.lr_mult_again if again else limits.lr_mult
+    if not cut < 1.0 or not signals.lr > 0.0:
+        return Plan(steps=("rollback",), reason=diagnosis.cause)
+    steps = ("rollback", "cut-lr", *(("rewarm",) if limits.rewarm_steps else ()))
+    return Plan(steps=steps, reason=diagnosis.cause, lr=cut * signals.lr)
+
+
+def has_broken_weights(findings: Sequence[Finding]) -> bool:
+    """A weight is NaN or infinite: whatever the loss says, no update can be made with it."""
+    return any(f.detector == "weight-jump" and f.severity == "act" and not math.isfinite(f.value) for f in findings)
+
+
+def _begin_again(
+    signals: Signals, diagnosis: Diagnosis, budget: Budget, states: Sequence[Remembered], limits: Limits
+) -> Plan:
+    """Back to before the first sign of a loss that multiplied at once, with a tenth of the learning rate.
+
+    Nothing is made again: it was one of those updates, and nothing was learned from them. The last rollback of a window
+    is kept for later: a run that cannot be helped is told so, and goes on.
+    """
+    before = signals.step if budget.episode.first_sign is None else budget.episode.first_sign
+    good = restorable(states, before=before, step=signals.step, budget=budget, limits=limits)
+    good = [state for state in good if signals.witness is None or state.step <= signals.witness.step]
+    if not good or not signals.lr > 0.0 or limits.lr_mult >= 1.0 or budget.rollbacks_left(signals.step) < 2:
+        refusal = _refusal(signals, diagnosis)
+        return Plan(steps=refusal, reason=diagnosis.cause) if refusal else PROCEED
+    again = budget.last_target(signals.step) is not None
+    steps = ("rollback", "cut-lr") + (("skip-batches",) if limits.skips_batches else ())
+    steps += ("rewarm",) if limits.rewarm_steps else ()
+    return Plan(
+        steps=steps,
+        reason=diagnosis.cause,
+        to=good[-1].step,
+        lr=max(_EARLY_CUT * _EARLY_CUT if again else _EARLY_CUT, limits.lr_floor_mult) * signals.lr,
+        hold=limits.early_hold,
+    )
+
+
 def restorable(
-    states: Sequence[_Remembered], *, before: int, step: int, budget: Budget, limits: Limits
+    states: Sequence[_Remembered], *, before: int, step: int, budget: Budget, limits: Limits, retreats: bool = True
 ) -> list[_Remembered]:
     """States that were trusted when the trouble began at `before`, oldest first; after a rollback only older ones.
+
+    Without `retreats` the one that was restored last may be so again.
 
     The untrained state is one of them only while hardly anything can have been learned.
     """
     young = step < _UNTRAINED
     good = [s for s in states if (s.step >= 0 and s.step + limits.trust_steps <= before) or (s.step < 0 and young)]
-    again = budget.last_target(step)
+    again = budget.last_target(step) if retreats else None
     return good if again is None else [s for s in good if s.step < again] or good[:1]
 
 

@@ -19,6 +19,8 @@ class Limits:
     rewarm_steps: int = 50
     unmeant_hold: int = 500
     """Updates before a learning rate that nobody announced is tried, step by step."""
+    early_hold: int = 1600
+    """Updates before a learning rate is tried again whose first updates multiplied the loss."""
     skips_batches: bool = True
     """False: the loop will give the same batches again, so random numbers go back too."""
     catches_up: bool = False

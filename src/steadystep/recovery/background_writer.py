@@ -15,6 +15,8 @@ from torch import Tensor
 
 from steadystep.errors import CheckpointError, MisuseError
 from steadystep.notices import warn
+from steadystep.recovery.finite import not_finite, said
+from steadystep.recovery.host_copy import copy_to_host_, host_room
 from steadystep.recovery.packing import Packed, pack
 from steadystep.recovery.shared_shelf import Shelving
 
@@ -30,7 +32,8 @@ class BackgroundWriter:
 
     It keeps one copy of the state's tensors in host memory (pinned for tensors of an accelerator) and uses it again for
     the next. A write that fails is said once, when `save`, `report` or `flush` is called next, and the next success is
-    said once; training goes on and older checkpoints stay. A write under way at the end of the program is completed.
+    said once; training goes on and older checkpoints stay. A state of a guarded loop that holds NaN or infinity is not
+    written, and that counts as a failure. A write under way at the end of the program is completed.
     """
 
     def __init__(self, shelf: Shelving) -> None:
@@ -113,27 +116,24 @@ class BackgroundWriter:
     def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         # why: under inference mode the buffers could not be written to again outside it
         with torch.inference_mode(False), torch.no_grad():
-            self._buffers = {name: _room(tensor, self._buffers.get(name)) for name, tensor in tensors.items()}
-            if tensors:
-                # sync: one copy to the host per save
-                torch._foreach_copy_(list(self._buffers.values()), list(tensors.values()))
+            old = self._buffers
+            self._buffers = {name: host_room(t, old.get(name), contiguous=True) for name, t in tensors.items()}
+            copy_to_host_(list(self._buffers.values()), list(tensors.values()))
         return dict(self._buffers)
 
     def _write(self, job: Packed, details: dict[str, Any]) -> None:
         try:
+            # here and not in `save`: it costs a pass over the state, and the training does not wait for this one
+            bad = not_finite(job.tensors | job.shards, job.tree)
+            if bad:
+                self._shelf.refuse(details["step"])
+                raise CheckpointError(f"the state of step {details['step']} is not finite ({said(bad)})")
             self._shelf.put(job, **details)
         except Exception as error:  # whatever it is, it must not end the training
             known = isinstance(error, CheckpointError)
             self._failure = str(error) if known else f"the checkpoint of step {details['step']} failed: {error!r}"
         else:
             self._failure = None
-
-
-def _room(tensor: Tensor, old: Tensor | None) -> Tensor:
-    if old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype:
-        return old
-    pinned = tensor.device.type == "cuda"
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
 
 
 @atexit.register

@@ -28,7 +28,12 @@ class Done:
     norm: float | None = None
     """What the gradient was held down to, beyond the usual clipping."""
     updates: int = 0
-    """Contained in the weights after it."""
+    """Contained in the weights after it; 0 for the one that is still to be taken."""
+
+    @property
+    def is_at_hand(self) -> bool:
+        """It has not been taken yet."""
+        return self.updates == 0
 
 
 @final

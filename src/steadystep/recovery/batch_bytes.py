@@ -27,6 +27,13 @@ def size_of(batch: Any) -> float:
 
     Infinite for what holds something unknown, or too many parts to look at.
     """
+    try:
+        return _size_of(batch)
+    except Exception:  # why all: a batch is opened by its own code, and what that raises must not cost the step
+        return math.inf
+
+
+def _size_of(batch: Any) -> float:
     waiting, seen, total = [batch], 0, 0.0
     while waiting:
         part = waiting.pop()

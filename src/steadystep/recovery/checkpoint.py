@@ -17,6 +17,7 @@ import torch
 
 from steadystep.errors import CheckpointError
 from steadystep.recovery.durable import hidden, mark_of, move_in, write_file
+from steadystep.recovery.finite import not_finite
 from steadystep.recovery.manifest import MANIFEST, STATE, TENSORS, Manifest, read_manifest
 from steadystep.recovery.packing import Packed, pack, unpack
 from steadystep.recovery.spread import FOLDER
@@ -34,6 +35,8 @@ class Checkpoint:
     updates: int
     score: float | None
     state: Mapping[str, Any]
+    not_finite: tuple[str, ...] = ()
+    """Names of tensors with NaN or infinity that a run should not be continued from."""
 
 
 def write_checkpoint(
@@ -116,7 +119,14 @@ def read_state(path: Path, manifest: Manifest, names: tuple[str, str]) -> Checkp
         raise CheckpointError(f"{file} holds a {type(state).__name__} and not a state")
     if (path / FOLDER).is_dir():
         state = {**state, FOLDER: str(path / FOLDER)}
-    return Checkpoint(path=path, step=manifest.step, updates=manifest.updates, score=manifest.score, state=state)
+    return Checkpoint(
+        path=path,
+        step=manifest.step,
+        updates=manifest.updates,
+        score=manifest.score,
+        state=state,
+        not_finite=not_finite(tensors, tree),
+    )
 
 
 def _json(tree: Any) -> bytes:

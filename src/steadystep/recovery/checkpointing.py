@@ -3,6 +3,7 @@
 import logging
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from steadystep.recovery.interrupts import Interrupts
 from steadystep.recovery.loop_state import LoopState
 from steadystep.recovery.manifest import MANIFEST
 from steadystep.recovery.shared_shelf import SharedShelf, Shelving, read_together
-from steadystep.recovery.shelf import Shelf
+from steadystep.recovery.shelf import Shelf, check_finite
 
 logger = logging.getLogger("steadystep")
+
+_REMEMBERED = 1024  # steps of the last checkpoints: more than are ever kept
 
 
 @final
@@ -54,6 +57,8 @@ class Checkpointing:
         self._interrupts.install()
         weakref.finalize(self, self._interrupts.remove)  # a guard that was dropped must not keep Ctrl-C
         self._last_step: int | None = None
+        self._resumed: int | None = None
+        self._written: deque[int] = deque(maxlen=_REMEMBERED)
         self._last_time = clock()
         self._score: float | None = None
         # What one rank wants happens on all of them, at the same step.
@@ -86,6 +91,7 @@ class Checkpointing:
             return  # before gathering, which costs as much as a few layers
         if self._writer.save(self._loop.gather(), step=step, updates=updates, score=self._score, wait=wait):
             self._last_step, self._last_time, self._score = step, self._clock(), None
+            self._written.append(step)
 
     def flush(self) -> Path:
         """Wait until it is written, by all ranks."""
@@ -94,11 +100,20 @@ class Checkpointing:
         return self._path(self._last_step or 0)
 
     def newest(self) -> Checkpoint | None:
-        """What to continue from."""
+        """What to continue from; None when nothing was written yet."""
         found = self._shelf.newest()
-        if found is not None:
-            self._last_step = found.step
+        if found is None:
+            none_is_lost(self._shelf.folder, self._ranks)
+        else:
+            self._last_step = self._resumed = found.step
         return found
+
+    def newest_of_this_run(self) -> Checkpoint | None:
+        """The newest that was written since this was made, or before what was resumed from: others share the folder."""
+        self._writer.flush()
+        self._ranks.all(True)
+        resumed = -1 if self._resumed is None else self._resumed
+        return self._shelf.newest(lambda step: step in self._written or step <= resumed)
 
     def best(self) -> Checkpoint | None:
         """The one with the lowest validation loss."""
@@ -148,14 +163,30 @@ def shelf_at(folder: Path, ranks: Ranks, *, keep_last: int = 3) -> Shelving:
     return Shelf(folder, keep_last=keep_last) if ranks.size == 1 else SharedShelf(folder, ranks, keep_last=keep_last)
 
 
+def none_is_lost(folder: Path, ranks: Ranks) -> None:
+    """Raise where there are checkpoints and none can be used: a run that began anew would write over them."""
+    there = sorted(path.name for path in folder.glob("step-*")) if ranks.rank == 0 else []
+    newest = ranks.texts(there[-1] if there else "")[0]
+    if newest:
+        raise CheckpointError(
+            f"no checkpoint in {folder} can be used, the newest is {newest}: the warning before this says what is "
+            "wrong with each. To start anew, move that folder away or give another run_dir; to continue from a copy "
+            "that is whole: Guard.resume(..., path=...)"
+        )
+
+
 def read_any(path: Path, ranks: Ranks) -> Checkpoint:
-    """One checkpoint, or the newest whole one of a folder of them."""
+    """One checkpoint, or the newest of a folder of them that is whole and finite."""
     found: Checkpoint | None
     if (path / MANIFEST).exists():
         found = read_checkpoint(path) if ranks.size == 1 else read_together(path, ranks)
+        if found is not None:
+            check_finite(found)
     else:
-        inner = path / "checkpoints"
-        found = shelf_at(inner if inner.is_dir() else path, ranks).newest() if path.is_dir() else None
+        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        found = shelf_at(folder, ranks).newest() if path.is_dir() else None
+        if found is None:
+            none_is_lost(folder, ranks)
     if found is None:
         raise CheckpointError(f"{path}: there is no checkpoint here")
     return found

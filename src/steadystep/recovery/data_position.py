@@ -6,6 +6,7 @@ from typing import Any, TypeVar, final
 
 import torch
 
+from steadystep.errors import CheckpointError
 from steadystep.notices import warn
 from steadystep.rng import all_random_state, restore_all
 
@@ -108,6 +109,8 @@ class DataPosition:
 
     def _begin(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         sought, self._sought, self._rewind = self._sought, None, None
+        if sought is not None:
+            self._fit(sought, loader)
         if sought is not None and not self.batch:
             _start(loader, sought["started"])
             _set_generator(loader, sought["generator"])
@@ -118,11 +121,25 @@ class DataPosition:
             return iter(loader)
         self._began = dict(sought["began"])
         if sought["loader"] is not None and _stateful(loader):
-            loader.load_state_dict(sought["loader"])  # type: ignore[attr-defined]
+            try:
+                loader.load_state_dict(sought["loader"])  # type: ignore[attr-defined]
+            except Exception as error:
+                what = f"the loader refuses its state in the checkpoint ({type(error).__name__}: {error})"
+                raise CheckpointError(f"{what}: is it the same loader, over the same data?") from error
             source = iter(loader)
             restore_all(sought["random"], self._device)  # why: it draws a seed for its workers
             return source
         return self._from(loader, self.batch)
+
+    def _fit(self, sought: Mapping[str, Any], loader: Any) -> None:
+        """Find the place again in batches of another size, and say so."""
+        then = sought["began"].get("batch_size") if self.batch else sought.get("batch_size")
+        now = _marks(loader).get("batch_size")
+        if then is None or now is None or then == now:
+            return
+        used, self.batch = self.batch, self.batch * then // now
+        place = f", so it goes on after {self.batch} batches instead of {used} in this epoch" if used else ""
+        warn(f"the loader gives batches of {now} and the checkpoint is of batches of {then}{place}")
 
     def _from(self, loader: Iterable[Batch], number: int) -> Iterator[Batch]:
         """The present pass again, without its first batches."""
@@ -155,7 +172,9 @@ def _stateful(loader: Any) -> bool:
 
 def _marks(loader: Any) -> dict[str, Any]:
     """What a loader without a state of its own takes from one pass into the next."""
-    return {"generator": _generator_state(loader), "started": _started(loader)}
+    size = getattr(loader, "batch_size", None)
+    known = {"batch_size": size} if type(size) is int and size > 0 else {}
+    return {"generator": _generator_state(loader), "started": _started(loader), **known}
 
 
 def _started(loader: Any) -> bool:

@@ -1,23 +1,28 @@
 """Everything a training loop owns, gathered for a file and put back."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from steadystep.buffers import is_expanded
 from steadystep.dist import Alone, Ranks
-from steadystep.errors import CheckpointError, ConfigError
+from steadystep.errors import CheckpointError
 from steadystep.names import plain
 from steadystep.notices import warn
+from steadystep.optimizers import each_of, gather_state
+from steadystep.recovery.finite import FINITE, FiniteParts
+from steadystep.recovery.fitting import check_buffers, check_parameters, check_parts, check_place, check_random, owners
+from steadystep.recovery.kept import load_kept
+from steadystep.recovery.optimizer_fit import HOW, check_optimizer
 from steadystep.recovery.snapshots import Kept
 from steadystep.recovery.spread import FOLDER, Spread, laid_out, read_spread, room_for
 from steadystep.rng import all_random_state, restore_all
 from steadystep.state import check
-
-_PARTS = ("parameters", "buffers", "optimizer", "guard", "kept", "random", "data")
 
 
 class Position(Protocol):
@@ -48,6 +53,7 @@ class LoopState:
         *,
         device: torch.device,
         ranks: Ranks | None = None,
+        finite: FiniteParts | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -55,16 +61,21 @@ class LoopState:
         self._position = position
         self._device = device
         self._ranks = ranks or Alone()
+        self._finite = finite or FiniteParts(model, lambda: ())
         self._kept: dict[str, Kept] = {}
         self._waiting: dict[str, Any] = {}
         """States of things that are not kept yet, by name."""
         self._warned = False
+        self._left: list[str] = []
+        """Buffers that a checkpoint has in another shape, and that the model makes itself."""
 
-    def keep(self, name: str, thing: Kept) -> None:
-        """Save and restore `thing` too; one whose state was read before gets it now."""
+    def keep(self, name: str, thing: Kept, *, check: bool = False) -> None:
+        """Save and restore `thing` too; one whose state was read before gets it now. With `check` it must be finite."""
         self._kept[name] = thing
+        if check:
+            self._finite.kept.add(name, thing)
         if name in self._waiting:
-            thing.load_state_dict(self._waiting.pop(name))
+            load_kept(name, thing, self._waiting.pop(name))
 
     def gather(self) -> dict[str, Any]:
         """The state as it is, between two steps."""
@@ -73,10 +84,14 @@ class LoopState:
             names = ", ".join(map(repr, self._waiting))
             warn(f"the checkpoint held a state of {names}, and nothing is kept by that name: see guard.keep")
         self._ranks.rest()
+        gather_state(self._optimizer)
         own = {"random": all_random_state(self._device), "data": self._position.saved()}
+        own[FINITE] = self._finite.saved()
         if self._ranks.rank > 0:  # what all ranks have in common is written by the first one
-            spread = {"parameters": self._parameters(), "optimizer": self._optimizer.state_dict()}
-            return own | {"buffers": self._buffers()} | (spread if self._ranks.sharded else {})
+            own |= {"buffers": self._buffers()}
+            if self._ranks.sharded:
+                own |= {"parameters": self._parameters(), "optimizer": self._optimizer.state_dict()}
+            return own
         common = {
             "optimizer": self._optimizer.state_dict(),
             "guard": self._guard.state_dict(),
@@ -89,29 +104,76 @@ class LoopState:
         return {"parameters": self._parameters(), "buffers": self._buffers()}
 
     def put_back(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`.
+        """Continue from `state`: all of it, or nothing.
 
         Raises:
-            CheckpointError: it belongs to another model or optimizer; nothing was changed.
+            CheckpointError: it does not fit this program, on this rank or another one; nothing was changed.
         """
-        missing = [part for part in _PARTS if part not in state]
-        if missing:
-            raise CheckpointError(f"this is no checkpoint of a guarded loop: it lacks {', '.join(missing)}")
+        self._ranks.rest()
+        self._all_agree(lambda: self._check(state))
+        undo: list[Callable[[], object]] = []
+        try:
+            self._all_agree(lambda: self._load_around(state, undo))
+        except BaseException:
+            for step in reversed(undo):
+                step()
+            raise
+        # what comes now was checked, and copying cannot fail
+        self.put_weights_back(state)
+        self._position.seek(self._place(state), random=all_random_state(self._device))
+        if self._left and self._ranks.rank == 0:
+            names = ", ".join(self._left[:3]) + (f" and {len(self._left) - 3} more" if len(self._left) > 3 else "")
+            warn(f"buffers that have another shape in the checkpoint stay as this model made them: {names}")
+
+    def _load_around(self, state: Mapping[str, Any], undo: list[Callable[[], object]]) -> None:
+        """Everything but the weights, by code that is not ours; `undo` is told how to take each piece back."""
+        undo.append(_optimizer_as_it_is(self._optimizer))
+        self._load_optimizer(self._whole(state["optimizer"], state))
+        before = self._guard.state_dict()
+        undo.append(lambda: self._guard.load_state_dict(before))
+        self._guard.load_state_dict(state["guard"])
+        waiting = dict(state["kept"])
+        for name, thing in self._kept.items():
+            if name in waiting:
+                undo.append(load_kept(name, thing, waiting.pop(name)))
+        random = all_random_state(self._device)
+        undo.append(lambda: restore_all(random, self._device))
+        if state["random"] is None:  # a rank that the saved run did not have
+            torch.manual_seed(torch.initial_seed() + self._ranks.rank)
+        else:
+            restore_all(state["random"], self._device)
+        self._waiting = waiting
+
+    def _all_agree(self, work: Callable[[], object]) -> None:
+        """What one rank refuses, all refuse, with the same words."""
+        wrong = ""
+        try:
+            work()
+        except CheckpointError as error:
+            wrong = str(error)
+        except Exception as error:
+            wrong = f"the checkpoint does not fit ({type(error).__name__}: {error})"
+        every = [text for text in self._ranks.texts(wrong) if text]
+        if every:
+            raise CheckpointError(every[0])
+
+    def roll_back(self, state: Mapping[str, Any]) -> None:
+        """As `put_back`, for a run that goes on: its place in the data, random numbers and learning rates stay.
+
+        With a kept scheduler the learning rates go back with it.
+        """
         self._ranks.rest()
         self._check(state)
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        rates = [lr.detach().clone() if isinstance(lr, Tensor) else lr for lr in rates]
         self.put_weights_back(state)
         self._load_optimizer(self._whole(state["optimizer"], state))
-        self._guard.load_state_dict(state["guard"])
-        self._waiting = dict(state["kept"])
+        scheduled = any(isinstance(thing, LRScheduler) for thing in self._kept.values())
+        for group, lr in zip(self._optimizer.param_groups, [] if scheduled else rates, strict=scheduled is False):
+            group["lr"] = lr
         for name, thing in self._kept.items():
-            if name in self._waiting:
-                thing.load_state_dict(self._waiting.pop(name))
-        random = state["random"]
-        if random is None:  # a rank that the saved run did not have
-            torch.manual_seed(torch.initial_seed() + self._ranks.rank)
-            random = all_random_state(self._device)
-        restore_all(random, self._device)
-        self._position.seek(self._place(state), random=random)
+            if name in state["kept"]:
+                thing.load_state_dict(state["kept"][name])
 
     @torch.no_grad()
     def put_weights_back(self, state: Mapping[str, Any]) -> None:
@@ -124,14 +186,18 @@ class LoopState:
                 parameter.copy_(laid_out(state["parameters"][name], parameter))
         if spread:
             read_spread(Path(state[FOLDER]), {saved.name: parameters[name] for name, saved in spread.items()})
-        for owner, key, name in self._owners():
+        for owner, key, name, module in owners(self._model):
             saved, present = state["buffers"].get(name), owner[key]
             if saved is None:
+                if present is not None and key in module._non_persistent_buffers_set:
+                    continue
                 owner[key] = None
-            elif present is not None and present.shape == saved.shape and present.dtype == saved.dtype:
+            elif present is None:
+                owner[key] = saved.to(self._device, copy=True)
+            elif is_expanded(present) and present.shape == saved.shape:  # it cannot be copied into
+                owner[key] = saved.to(present, copy=True)
+            elif present.shape == saved.shape:
                 present.copy_(saved)
-            else:
-                owner[key] = saved.to(self._device if present is None else present.device)
 
     def _place(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """In the data; as many ranks as saved it each used their own part of a pass."""
@@ -145,29 +211,14 @@ class LoopState:
         return data
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        try:
-            check(self._guard.state_dict(), state["guard"])
-        except ConfigError as error:
-            raise CheckpointError(f"the checkpoint does not fit: {error}") from None
-        present, saved = self._parameters(), state["parameters"]
-        for name in [*saved, *present]:
-            if name not in saved or name not in present:
-                where = "this model has none" if name in saved else "the checkpoint has none"
-                raise CheckpointError(f"the checkpoint does not fit: {name} is a parameter, and {where}")
-            if saved[name].shape != present[name].shape:
-                shapes = f"{list(saved[name].shape)} there and {list(present[name].shape)} here"
-                raise CheckpointError(f"the checkpoint does not fit: {name} has the shape {shapes}")
-        groups = state["optimizer"]["param_groups"]
-        counts = [len(group["params"]) for group in groups]
-        if counts != [len(group["params"]) for group in self._optimizer.param_groups]:
-            raise CheckpointError(
-                f"the checkpoint does not fit: its optimizer has parameter groups of {counts}, this one others; build "
-                "it the same way"
-            )
-        mine, theirs = (set(group) - {"params", "initial_lr"} for group in (self._optimizer.param_groups[0], groups[0]))
-        if mine != theirs:
-            odd = ", ".join(sorted(mine ^ theirs))
-            raise CheckpointError(f"the checkpoint is of another kind of optimizer: they differ in {odd}")
+        check_parts(state)
+        check_parameters(state["parameters"], self._parameters())
+        self._left = list(check_buffers(state["buffers"], self._model))
+        check_optimizer(state["optimizer"], self._optimizer)
+        if state["random"] is not None:
+            check_random(state["random"])
+        check_place(state["data"])
+        check(self._guard.state_dict(), state["guard"])
 
     def _whole(self, saved: dict[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
         """The optimizer's state with what is spread over files read, in the layout of its parameters."""
@@ -184,7 +235,11 @@ class LoopState:
                     held[number][name] = laid_out(value, like)
         if wanted:
             read_spread(Path(state[FOLDER]), wanted)
-        return {**saved, "state": held}
+        groups = [
+            {**theirs, **{key: mine[key] for key in HOW if key in mine}}
+            for theirs, mine in zip(saved["param_groups"], self._optimizer.param_groups, strict=True)
+        ]
+        return {**saved, "state": held, "param_groups": groups}
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(saved)
@@ -205,12 +260,20 @@ class LoopState:
         return named | {f"optimizer parameter {i}": p.detach() for i, p in enumerate(others)}
 
     def _buffers(self) -> dict[str, Tensor]:
-        found = {name: owner[key] for owner, key, name in self._owners()}
+        found = {name: owner[key] for owner, key, name, _ in owners(self._model)}
         return {name: buffer.detach() for name, buffer in found.items() if buffer is not None}
 
-    def _owners(self) -> Iterator[tuple[dict[str, Tensor | None], str, str]]:
-        """Also buffers that are not part of the model's own state_dict: a forward pass may write them."""
-        for path, module in self._model.named_modules():
-            for key, buffer in module._buffers.items():
-                if buffer is None or buffer.layout is torch.strided:
-                    yield module._buffers, key, plain(f"{path}.{key}" if path else key)
+
+def _optimizer_as_it_is(optimizer: Optimizer) -> Callable[[], object]:
+    """To be called to take a load back: torch replaces both mappings and leaves the old ones as they were."""
+    kept = [(each, each.state, each.param_groups) for each in each_of(optimizer)]
+    options = [[dict(group) for group in groups] for _, _, groups in kept]
+
+    def undo() -> None:
+        for (each, state, groups), old_options in zip(kept, options, strict=True):
+            for group, old in zip(groups, old_options, strict=True):
+                group.clear()
+                group.update(old)
+            each.state, each.param_groups = state, groups
+
+    return undo

@@ -59,6 +59,13 @@ def write_part(staging: Path, packed: Packed, *, rank: int) -> None:
     os.rename(hidden, _note(staging, rank))  # why: a note that can be seen is whole
 
 
+def refuse_part(staging: Path, *, rank: int) -> None:
+    """A note that this rank's part will not come."""
+    staging.mkdir(exist_ok=True)
+    write_file(staging / f".{rank}", [b"null"])
+    os.rename(staging / f".{rank}", _note(staging, rank))
+
+
 def finish(
     staging: Path,
     path: Path,
@@ -109,5 +116,8 @@ def _read_note(staging: Path, rank: int, patience: Callable[[], float]) -> Itera
         if time.monotonic() - started > patience():
             raise CheckpointError(f"{staging} was never finished: rank {rank} has not written its part")
         time.sleep(_LOOK_S)
-    for name, mark in json.loads(_note(staging, rank).read_bytes()).items():
+    marks = json.loads(_note(staging, rank).read_bytes())
+    if marks is None:
+        raise CheckpointError(f"{staging} is not written: rank {rank} holds values that are not finite")
+    for name, mark in marks.items():
         yield name, FileMark(**mark)

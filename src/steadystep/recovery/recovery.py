@@ -28,8 +28,25 @@ class Recovery(Protocol):
         """What one could go back to, oldest first."""
         ...
 
-    def keep(self, name: str, thing: Kept) -> None:
-        """Let `thing` go back together with the weights."""
+    def finite_states(self) -> list[Snapshot]:
+        """Those without NaN and infinity. Looks at all of them: only in trouble."""
+        ...
+
+    def keep(self, name: str, thing: Kept, update: Callable[[], object] | None = None) -> None:
+        """Let `thing` go back together with the weights; `update` is what the loop does to it after each step."""
+        ...
+
+    def follow(self) -> None:
+        """An update was made again: what follows the weights is updated as well."""
+        ...
+
+    @property
+    def leaves_behind(self) -> bool:
+        """Something that is kept holds tensors, and stays where it was while updates are made again."""
+        ...
+
+    def take_along(self, parts: Mapping[str, state.Stateful]) -> None:
+        """Let these parts of the guard go back too; before the first state is kept."""
         ...
 
     def begin(self, *, step: int, updates: int) -> None:
@@ -46,7 +63,7 @@ class Recovery(Protocol):
         ...
 
     def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, options: Options) -> None:
-        """An update was taken that could be made again, with these options of the parameter groups."""
+        """An update was taken that could be made again, with these options of the parameter groups in use."""
         ...
 
     def schedules(self) -> Callable[[], None]:
@@ -59,6 +76,10 @@ class Recovery(Protocol):
 
     def caught_up(self, restored: int, made: Sequence[Done]) -> None:
         """After a rollback to so many updates: those that were made again since, as they went this time."""
+        ...
+
+    def is_as_it_was(self, updates: int) -> bool:
+        """While updates are made again: whether everything is as in the state of so many updates; True without one."""
         ...
 
     def comparable(self, signals: Signals, states: Sequence[Snapshot]) -> list[Snapshot]:
@@ -89,6 +110,10 @@ class Recovery(Protocol):
         """Restore the optimizer's state of `step`; weights stay."""
         ...
 
+    def restore_kept(self, tensors: Sequence[str]) -> None:
+        """Restore the kept objects that these tensors belong to; everything else stays."""
+        ...
+
     def forget(self) -> None:
         """Drop what is remembered: somebody else replaced the weights."""
         ...
@@ -100,7 +125,19 @@ class NoRecovery:
 
     states: Sequence[Snapshot] = ()
 
-    def keep(self, name: str, thing: Kept) -> None:
+    def finite_states(self) -> list[Snapshot]:
+        """There are none."""
+        return []
+
+    def keep(self, name: str, thing: Kept, update: Callable[[], object] | None = None) -> None:
+        """There is no going back for anything."""
+
+    def follow(self) -> None:
+        """There is no going back for anything."""
+
+    leaves_behind = False
+
+    def take_along(self, parts: Mapping[str, state.Stateful]) -> None:
         """There is no going back for anything."""
 
     def begin(self, *, step: int, updates: int) -> None:
@@ -124,6 +161,10 @@ class NoRecovery:
 
     def caught_up(self, restored: int, made: Sequence[Done]) -> None:
         """Nothing is known of them."""
+
+    def is_as_it_was(self, updates: int) -> bool:
+        """Nothing to compare with."""
+        return True
 
     def comparable(self, signals: Signals, states: Sequence[Snapshot]) -> list[Snapshot]:
         """There are none."""
@@ -153,6 +194,9 @@ class NoRecovery:
         """Never planned without a state to go to."""
         raise AssertionError("a rollback without a state")
 
+    def restore_kept(self, tensors: Sequence[str]) -> None:
+        """There is nothing to restore them from."""
+
     def forget(self) -> None:
         """Nothing to forget."""
 
@@ -175,7 +219,7 @@ class InMemory:
         self._trust_steps = trust_steps
         self._reach = trust_steps + 2 * WEIGHTS_EVERY + _SPARE + _DOUBT
         self._passes = passes
-        self._parts = parts
+        self._parts = dict(parts)
         self._due: float | None = math.inf
         """A snapshot is to be taken; the learning rate it belongs to."""
         self._suspected_since: int | None = None
@@ -190,10 +234,27 @@ class InMemory:
         """Oldest first."""
         return self._snapshots.states
 
-    def keep(self, name: str, thing: Kept) -> None:
+    def finite_states(self) -> list[Snapshot]:
+        """Oldest first."""
+        return [state for state in self._snapshots.states if self._snapshots.is_finite(state)]
+
+    def keep(self, name: str, thing: Kept, update: Callable[[], object] | None = None) -> None:
         """Let `thing` go back together with the weights."""
-        self._snapshots.keep(name, thing)
+        self._snapshots.keep(name, thing, update)
         self._due = math.inf
+
+    def follow(self) -> None:
+        """Those that came with a way to do it."""
+        self._snapshots.follow()
+
+    @property
+    def leaves_behind(self) -> bool:
+        """Those that came without."""
+        return self._snapshots.leaves_behind
+
+    def take_along(self, parts: Mapping[str, state.Stateful]) -> None:
+        """Beside those it was made with."""
+        self._parts |= parts
 
     def begin(self, *, step: int, updates: int) -> None:
         """Between two steps, when the loop has done with the last one (averaged weights, stepped a scheduler)."""
@@ -224,9 +285,7 @@ class InMemory:
     def remember(self, works: Sequence[Work], outcome: Outcome, *, updates: int, options: Options) -> None:
         """Keep references to the batches of this update."""
         if outcome.signals is not None and options:
-            mult = outcome.lr_mult
-            used = tuple({**group, "lr": group["lr"] * mult} for group in options) if mult != 1.0 else options
-            self._backlog.add(Done(tuple(works), outcome.signals, used, outcome.plan.norm, updates))
+            self._backlog.add(Done(tuple(works), outcome.signals, options, outcome.plan.norm, updates))
 
     def schedules(self) -> Callable[[], None]:
         """Of the kept objects."""
@@ -238,9 +297,14 @@ class InMemory:
 
     def caught_up(self, restored: int, made: Sequence[Done]) -> None:
         """What was not made again is gone."""
+        self._snapshots.settle()
         self._backlog.keep_until(restored)
         for number, done in enumerate(made, start=restored + 1):
             self._backlog.add(replace(done, updates=number))
+
+    def is_as_it_was(self, updates: int) -> bool:
+        """Compared with a state that the rollback has passed over."""
+        return self._snapshots.is_as_it_was(updates)
 
     def comparable(self, signals: Signals, states: Sequence[Snapshot]) -> list[Snapshot]:
         """A state from a time of lower learning rate does not count when the rise was planned."""
@@ -292,6 +356,10 @@ class InMemory:
     def restore_moments(self, step: int) -> None:
         """Restore the optimizer's state of `step`; weights stay."""
         self._snapshots.moments_back(step)
+
+    def restore_kept(self, tensors: Sequence[str]) -> None:
+        """From the newest states in which they are well."""
+        self._snapshots.restore_kept(tensors)
 
     def forget(self) -> None:
         """Drop all states."""

@@ -3,19 +3,19 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
 from steadystep.dist import Ranks
-from steadystep.errors import CheckpointError
+from steadystep.errors import CheckpointError, ConfigError
 from steadystep.notices import warn
 from steadystep.recovery.checkpoint import Checkpoint, read_state
 from steadystep.recovery.manifest import read_manifest
 from steadystep.recovery.packing import Packed, pack
-from steadystep.recovery.parts import PATIENCE_S, files_of, finish, is_whole, write_part
-from steadystep.recovery.shelf import Shelf
+from steadystep.recovery.parts import PATIENCE_S, files_of, finish, is_whole, refuse_part, write_part
+from steadystep.recovery.shelf import Shelf, check_finite
 
 _HURRY_S = 3.0
 _OWN = ("random", "data", "buffers")
@@ -33,7 +33,11 @@ class Shelving(Protocol):
         """Write one."""
         ...
 
-    def newest(self) -> Checkpoint | None:
+    def refuse(self, step: int) -> None:
+        """There will be none of `step`."""
+        ...
+
+    def newest(self, among: Callable[[int], bool] = ...) -> Checkpoint | None:
         """The latest that is whole."""
         ...
 
@@ -49,7 +53,14 @@ class SharedShelf:
     def __init__(self, folder: Path, ranks: Ranks, *, keep_last: int = 3) -> None:
         self._ranks = ranks
         self.folder = Path(folder)
-        self._shelf = Shelf(folder, keep_last=keep_last) if ranks.rank == 0 else None
+        self._shelf, wrong = None, ""
+        try:
+            self._shelf = Shelf(folder, keep_last=keep_last) if ranks.rank == 0 else None
+        except ConfigError as error:
+            wrong = str(error)
+        wrong = ranks.texts(wrong)[0]  # what the first rank cannot do, none can
+        if wrong:
+            raise ConfigError(wrong)
         if ranks.rank == 0:
             for leftover in self.folder.glob(".*.parts"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -59,8 +70,7 @@ class SharedShelf:
     def put(self, state: Mapping[str, Any] | Packed, *, step: int, updates: int, score: float | None = None) -> Path:
         """Write this rank's part; rank 0 waits for the others and completes it."""
         packed = state if isinstance(state, Packed) else pack(state)
-        path = self.folder / f"step-{step:08d}"
-        staging = self.folder / f".{path.name}.{self._run}.parts"
+        path, staging = self.folder / f"step-{step:08d}", self._staging(step)
         try:
             write_part(staging, packed, rank=self._ranks.rank)
             if self._shelf is not None:
@@ -83,13 +93,24 @@ class SharedShelf:
                 shutil.rmtree(staging, ignore_errors=True)
         return path
 
+    def refuse(self, step: int) -> None:
+        """This rank's part is not to be written: the others need not wait for it."""
+        if self._shelf is None:
+            refuse_part(self._staging(step), rank=self._ranks.rank)
+            return
+        for leftover in self.folder.glob(f".*.{self._run}.parts"):  # of this one as far as it is there, and of earlier
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _staging(self, step: int) -> Path:
+        return self.folder / f".step-{step:08d}.{self._run}.parts"
+
     def hurry(self) -> None:
         """The run has failed: another rank may be dead, and is not waited for any longer."""
         self._patience = _HURRY_S
 
-    def newest(self) -> Checkpoint | None:
-        """The one of the latest step that every rank finds whole."""
-        return self._first([] if self._shelf is None else list(reversed(self._shelf.steps())))
+    def newest(self, among: Callable[[int], bool] = lambda step: True) -> Checkpoint | None:
+        """The one of the latest step that every rank finds whole; only steps that are `among` certain ones count."""
+        return self._first([] if self._shelf is None else filter(among, reversed(self._shelf.steps())))
 
     def best(self) -> Checkpoint | None:
         """The one with the lowest score that every rank finds whole."""
@@ -115,6 +136,7 @@ def read_together(path: Path, ranks: Ranks) -> Checkpoint | None:
     if not every:
         try:
             found = _for_this_rank(path, ranks)
+            check_finite(found)
         except CheckpointError as error:
             wrong = str(error)
         every = [text for text in ranks.texts(wrong) if text]
@@ -131,7 +153,9 @@ def _for_this_rank(path: Path, ranks: Ranks) -> Checkpoint:
     own = files_of(ranks.rank)
     state = dict(common.state)
     if ranks.rank > 0 and set(own) <= manifest.files.keys():
-        state |= {part: value for part, value in read_state(path, manifest, own).state.items() if part in _OWN}
+        mine = read_state(path, manifest, own)
+        state |= {part: value for part, value in mine.state.items() if part in _OWN}
+        common = replace(common, not_finite=(*common.not_finite, *mine.not_finite))
     saved = int(state.get("ranks", 1))
     if ranks.rank >= saved:
         state["random"] = None

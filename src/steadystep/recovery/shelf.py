@@ -11,6 +11,7 @@ from steadystep.errors import CheckpointError, ConfigError
 from steadystep.notices import warn
 from steadystep.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from steadystep.recovery.durable import clear_leftovers, remove
+from steadystep.recovery.finite import said
 from steadystep.recovery.manifest import Manifest, read_manifest
 from steadystep.recovery.packing import Packed
 
@@ -33,6 +34,8 @@ class Shelf:
         self._keep_last = keep_last
         self._keep_best = keep_best
         self._complained = False
+        self._not_finite: set[int] = set()
+        """Steps that were read and are nothing to continue from: they take no good one's place."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             clear_leftovers(self.folder)
@@ -44,16 +47,25 @@ class Shelf:
 
         One of the same step is replaced. Those of later steps (from a run that was continued at an earlier point) stay.
         """
+        with suppress(OSError):  # somebody may have deleted it; what cannot be made is said when it is written to
+            self.folder.mkdir(parents=True, exist_ok=True)
         path = write_checkpoint(self.folder, state, step=step, updates=updates, score=score)
+        self._not_finite.discard(step)
         self.tidy(step)
         return path
 
-    def newest(self) -> Checkpoint | None:
-        """The one of the latest step that is whole; what is damaged is named in a warning and passed over."""
-        return self._first(lambda: reversed(self.steps()))
+    def refuse(self, step: int) -> None:
+        """There will be none of `step`; nobody else waits for it."""
+
+    def newest(self, among: Callable[[int], bool] = lambda step: True) -> Checkpoint | None:
+        """The one of the latest step that is whole and finite; what is not is named in a warning and passed over.
+
+        Only steps that are `among` certain ones count.
+        """
+        return self._first(lambda: filter(among, reversed(self.steps())))
 
     def best(self) -> Checkpoint | None:
-        """The one with the lowest score that is whole; of equals the latest."""
+        """The one with the lowest score that is whole and finite; of equals the latest."""
         return self._first(self.by_score)
 
     def steps(self) -> list[int]:
@@ -72,8 +84,12 @@ class Shelf:
             for step in listed():
                 try:
                     found = read_checkpoint(self._path(step))
+                    check_finite(found)
                     break
                 except CheckpointError as error:
+                    if found is not None:
+                        self._not_finite.add(step)
+                    found = None
                     if self._path(step).exists():
                         damaged.append(str(error))
                     else:
@@ -105,7 +121,8 @@ class Shelf:
     def tidy(self, written: int) -> None:
         """Only what is older than the one just written, and so never the newest that is whole."""
         older = [step for step in self.steps() if step < written]
-        wanted = set(sorted(self._whole(older), reverse=True)[: self._keep_last - 1])
+        usable = [step for step in self._whole(older) if step not in self._not_finite]
+        wanted = set(sorted(usable, reverse=True)[: self._keep_last - 1])
         if self._keep_best:
             wanted.update(self.by_score()[:1])
         for step in older:
@@ -119,3 +136,9 @@ class Shelf:
             if not self._complained:
                 self._complained = True
                 warn(f"{self._path(step)} is no longer wanted and cannot be removed ({error.strerror or error})")
+
+
+def check_finite(found: Checkpoint) -> None:
+    """Raise CheckpointError for one that nothing can be learned from."""
+    if found.not_finite:
+        raise CheckpointError(f"{found.path} holds values that are not finite ({said(found.not_finite)})")

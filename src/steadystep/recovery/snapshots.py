@@ -1,24 +1,30 @@
 """States of a run kept in memory, to go back to.
 
 A preallocated ring: each state costs what the optimizer's parameters, their moments and the buffers take (12 bytes per
-parameter for Adam in fp32). States of a model on an accelerator live in pinned host memory. How often one is taken
-follows from its size and never from a clock: a rollback goes to what was kept, so the same program keeps the same
-states on a busy machine and on an idle one.
+parameter for Adam in fp32). States of a model on an accelerator live in pinned host memory, those for which there is
+no memory in files of the run's folder. How often one is taken follows from its size and never from a clock: a rollback
+goes to what was kept, so the same program keeps the same states on a busy machine and on an idle one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep.dist import Alone, Ranks
-from steadystep.notices import warn
-from steadystep.recovery.holdings import Holdings, Key
-from steadystep.recovery.ring import interval_mult, to_replace
+from steadystep.optimizers import put_into
+from steadystep.recovery.finite import bad_names
+from steadystep.recovery.holdings import Holdings, Key, Numbers
+from steadystep.recovery.packing import pack
+from steadystep.recovery.ring import to_replace
+from steadystep.recovery.rooms import Rooms
+from steadystep.recovery.spill import SpillFile
 from steadystep.rng import RngState
 
 
@@ -43,13 +49,25 @@ class Snapshot:
     updates: int
     lr: float
     tensors: dict[Key, Tensor]
-    numbers: dict[str, Any]
+    numbers: Numbers
     parts: dict[str, Any]
     """State of the guard's own parts."""
     kept: dict[str, Any]
     rng: RngState
     largest_lr: float = 0.0
     """The largest learning rate in use until then."""
+    whole: bool = True
+    """All of it is here: no other rank holds a part."""
+    file: SpillFile | None = None
+    """Where it is, if not in memory."""
+
+    @property
+    def second_moment(self) -> float | None:
+        """The means of Adam's v, added up over the tensors; None where there are none, or other ranks hold a part."""
+        held = [t for key, t in self.tensors.items() if key[0] == "state" and key[-1] == "exp_avg_sq" and t.numel()]
+        if not held or not self.whole:
+            return None
+        return float(torch.stack([t.double().mean() for t in held]).sum())  # sync: only in trouble
 
 
 @final
@@ -64,33 +82,62 @@ class Snapshots:
         device: torch.device,
         min_interval: int = 20,
         memory_bytes: float = float("inf"),
+        disk_bytes: float = 0.0,
+        folder: Path | None = None,
+        checkpoints: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         self._holdings = holdings
-        self._ranks = ranks or Alone()
-        self._count = count
         self._device = device
-        self._min_interval = min_interval
-        self._memory_bytes = memory_bytes
+        self._one_rank = ranks is None or ranks.size == 1
         self._states: list[Snapshot] = []
+        self._passed_over: list[Snapshot] = []
+        """Younger than what was restored: what updates that are made again should lead to."""
         self._kept: dict[str, Kept] = {}
+        self._updates: dict[str, Callable[[], object]] = {}
         self._last_step = 0
-        self.interval = min_interval
+        self._rooms = Rooms(
+            count=count,
+            memory_bytes=memory_bytes,
+            disk_bytes=disk_bytes,
+            folder=folder,
+            min_interval=min_interval,
+            checkpoints=checkpoints,
+            ranks=ranks or Alone(),
+        )
+
+    @property
+    def interval(self) -> int:
         """Steps between two states; settled by the size of the first one."""
+        return self._rooms.interval
 
     @property
     def states(self) -> tuple[Snapshot, ...]:
         """Oldest first."""
         return tuple(self._states)
 
-    def keep(self, name: str, thing: Kept) -> None:
+    def keep(self, name: str, thing: Kept, update: Callable[[], object] | None = None) -> None:
         """Let `thing` go back together with the weights. States from before do not know it and are dropped."""
         self._kept[name] = thing
+        self._updates.pop(name, None)
+        if update is not None:
+            self._updates[name] = update
         self.forget()
+
+    def follow(self) -> None:
+        """Update what follows the weights, as the loop does after each step."""
+        for update in self._updates.values():
+            update()
+
+    @property
+    def leaves_behind(self) -> bool:
+        """Whether something that is kept holds tensors and cannot follow updates that are made again."""
+        others = [thing for name, thing in self._kept.items() if name not in self._updates]
+        return any(_holds_tensors(thing.state_dict()) for thing in others)
 
     def due(self, step: int) -> bool:
         """Time for another one."""
-        return self._count > 0 and (not self._states or step - self._last_step >= self.interval)
+        return self._rooms.count > 0 and (not self._states or step - self._last_step >= self.interval)
 
     def take(
         self,
@@ -103,22 +150,29 @@ class Snapshots:
         suspected_since: int | None = None,
     ) -> None:
         """Remember the state as it is now; not in the place of the last one before `suspected_since`."""
+        self.settle()
         live = self._holdings.tensors()
-        if not self._states and not self._affordable(live):
+        self._rooms.decide(live)
+        if not self._rooms.count:
             return
-        buffers = self._slot(step, live, suspected_since)
-        torch._foreach_copy_(list(buffers.values()), list(live.values()))
+        old = self._replaced(step, suspected_since)
+        filled = self._rooms.fill(live, old, self._states)
+        if filled is None:
+            return
+        tensors, file = filled
         self._states.append(
             Snapshot(
                 step=step,
                 updates=updates,
                 lr=lr,
-                tensors=buffers,
+                tensors=tensors,
                 numbers=self._holdings.numbers(),
                 parts=dict(parts),
                 kept={name: _copied(thing.state_dict()) for name, thing in self._kept.items()},
                 rng=RngState(self._device),
                 largest_lr=largest_lr,
+                whole=self._one_rank,
+                file=file,
             )
         )
         self._last_step = step
@@ -127,25 +181,35 @@ class Snapshots:
         """Restore the state of `step` and forget all younger ones. `replay` also restores torch's random numbers."""
         state = next(s for s in self._states if s.step == step)
         scheduled = any(isinstance(thing, LRScheduler) for thing in self._kept.values())
-        self._holdings.put_back(state.tensors, state.numbers, learning_rates=scheduled)
+        self._holdings.put_back(self._whole(state), state.numbers, learning_rates=scheduled)
         for name, saved in state.kept.items():
             if name in self._kept:
                 self._kept[name].load_state_dict(_copied(saved))
         if replay:
             state.rng.restore()
+        self._passed_over += [s for s in self._states if s.step > step]
         self._states = [s for s in self._states if s.step <= step]
         return state
+
+    def is_as_it_was(self, updates: int) -> bool:
+        """Whether everything is as in the state with so many updates that `go_back` passed over; True without one."""
+        state = next((s for s in self._passed_over if s.updates == updates), None)
+        return state is None or self._holdings.is_as_in(state.tensors, state.numbers)
+
+    def settle(self) -> None:
+        """Forget what `go_back` passed over."""
+        self._passed_over = []
 
     def schedules(self) -> Callable[[], None]:
         """To be called after `go_back`: puts kept schedulers, and their learning rates, where they are now."""
         kept = [(thing, _copied(thing.state_dict())) for thing in self._kept.values() if isinstance(thing, LRScheduler)]
-        rates = [[group["lr"] for group in thing.optimizer.param_groups] for thing, _ in kept]
+        rates = [[_copied(group["lr"]) for group in thing.optimizer.param_groups] for thing, _ in kept]
 
         def put_back() -> None:
             for (thing, saved), values in zip(kept, rates, strict=True):
                 thing.load_state_dict(saved)
                 for group, lr in zip(thing.optimizer.param_groups, values, strict=True):
-                    group["lr"] = lr
+                    group["lr"] = put_into(group["lr"], lr)
 
         return put_back
 
@@ -156,46 +220,45 @@ class Snapshots:
     def moments_back(self, step: int) -> None:
         """Restore the optimizer's state of `step`; weights stay."""
         state = next(s for s in self._states if s.step == step)
-        self._holdings.put_back(state.tensors, state.numbers, moments_only=True)
+        self._holdings.put_back(self._whole(state), state.numbers, moments_only=True)
+
+    def restore_kept(self, tensors: Sequence[str]) -> None:
+        """Restore the kept objects that these tensors belong to, each from the newest state in which they are well."""
+        for name, thing in self._kept.items():
+            own = [tensor for tensor in tensors if tensor.startswith((f"kept.{name}.", f"kept.{name}["))]
+            for state in reversed(self._states) if own else ():
+                held = pack({"kept": {name: state.kept[name]}}).tensors
+                if not bad_names({tensor: held[tensor] for tensor in own if tensor in held}, absurd=True):
+                    thing.load_state_dict(_copied(state.kept[name]))
+                    break
+
+    def is_finite(self, state: Snapshot) -> bool:
+        """Whether its weights and the optimizer's state hold no NaN and no infinity."""
+        return self._holdings.are_finite(state.tensors)
 
     def forget(self) -> None:
         """Drop all states: they belong to weights that were replaced."""
-        self._states = []
+        self._states, self._passed_over = [], []
         self._last_step = 0
 
-    def _slot(self, step: int, live: dict[Key, Tensor], suspected_since: int | None) -> dict[Key, Tensor]:
-        """Memory for the next state: that of the one it replaces, where shapes allow."""
-        old: dict[Key, Tensor] = {}
-        if len(self._states) >= self._count:
-            steps = [state.step for state in self._states]
-            which = to_replace(steps, now=step, interval=self.interval, suspected_since=suspected_since)
-            old = self._states.pop(which).tensors
-        return {key: _room(tensor, old.get(key)) for key, tensor in live.items()}
+    def _replaced(self, step: int, suspected_since: int | None) -> Snapshot | None:
+        """The state whose room the next one takes; none while there is room for another."""
+        if len(self._states) < self._rooms.count:
+            return None
+        steps = [state.step for state in self._states]
+        which = to_replace(steps, now=step, interval=self.interval, suspected_since=suspected_since)
+        return self._states.pop(which)
 
-    def _affordable(self, live: dict[Key, Tensor]) -> bool:
-        # why 3: Adam's moments appear with the first update, after this is asked
-        parameters = sum(t.numel() * t.element_size() for (kind, _, _), t in live.items() if kind == "parameter")
-        needed = max(3 * parameters, sum(t.numel() * t.element_size() for t in live.values()))
-        affordable = int(self._ranks.least(min(self._memory_bytes / max(needed, 1), self._count)))
-        if affordable < self._count:
-            rest = f"{affordable} instead of {self._count}" if affordable else "none, so there is no rolling back"
-            warn(
-                f"a snapshot of this run takes {needed / 2**30:.2f} GiB and recovery.snapshot_memory_gb allows "
-                f"{self._memory_bytes / 2**30:.2f}: {rest}"
-            )
-        self._count = affordable
-        # All ranks must keep the same steps, so the one with the largest part decides.
-        size = -self._ranks.least(-float(needed))
-        self.interval = interval_mult(size, affordable) * self._min_interval
-        return affordable > 0
+    def _whole(self, state: Snapshot) -> dict[Key, Tensor]:
+        return self._rooms.whole(state.tensors, self._holdings.tensors())
 
 
-def _room(tensor: Tensor, old: Tensor | None) -> Tensor:
-    if old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype:
-        return old
-    if tensor.device.type == "cpu":
-        return torch.empty_like(tensor)
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.device.type == "cuda")
+def _holds_tensors(state: Any) -> bool:
+    if isinstance(state, Mapping):
+        return any(map(_holds_tensors, state.values()))
+    if isinstance(state, list | tuple):
+        return any(map(_holds_tensors, state))
+    return isinstance(state, Tensor | np.ndarray)
 
 
 def _copied(state: Any) -> Any:

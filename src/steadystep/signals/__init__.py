@@ -8,6 +8,7 @@ from steadystep.signals.inputs import Inputs
 from steadystep.signals.looker import Looker, Metrics, checked
 from steadystep.signals.probes import Probes
 from steadystep.signals.row_norms import RowNorms
+from steadystep.signals.state_peaks import StatePeaks
 from steadystep.signals.weight_norms import WeightNorms
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Metrics",
     "Probes",
     "RowNorms",
+    "StatePeaks",
     "WeightNorms",
     "checked",
 ]

@@ -1,15 +1,17 @@
 """What the first batches look like: scale, spread and constant features. Evidence for a diagnosis, never an alarm."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from steadystep.batch_tensors import is_readable, tensors_in
 from steadystep.records import InputStats
 
 _BATCHES = 4
 _MOST = 1 << 20  # elements of one batch that are looked at
+_MOST_PARTS = 64  # of containers
 
 
 @final
@@ -30,11 +32,11 @@ class Inputs:
         if not self._left:
             return
         self._left -= 1
-        tensor = _find(batch, depth=0)
         try:
+            tensor = _find(batch)
             if tensor is not None:
                 self._keep(_measure(tensor))
-        except RuntimeError:  # why: a dtype or device that torch cannot look into must not cost the step
+        except Exception:  # why all: a dtype, device or subclass that cannot be looked into must not cost the step
             return
         finally:
             if not self._left and self._seen:
@@ -77,19 +79,10 @@ class Inputs:
         self._seen, self._pending = [], []
 
 
-def _find(item: Any, *, depth: int) -> Tensor | None:
-    if isinstance(item, Tensor):
-        plain = item.layout is torch.strided and item.is_floating_point() and item.dim() > 1 and item.numel() > 0
-        return item.detach() if plain else None
-    if depth > 8:  # why: a container that holds itself
-        return None
-    if isinstance(item, Mapping):
-        item = list(item.values())
-    if isinstance(item, list | tuple):
-        for part in item:
-            found = _find(part, depth=depth + 1)
-            if found is not None:
-                return found
+def _find(batch: Any) -> Tensor | None:
+    for _, tensor in tensors_in(batch, most_parts=_MOST_PARTS):
+        if tensor.dim() > 1 and tensor.is_floating_point() and is_readable(tensor):
+            return tensor.detach()
     return None
 
 

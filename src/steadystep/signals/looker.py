@@ -20,6 +20,7 @@ from steadystep.signals.batch_rms import batch_rms
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.inputs import Inputs
 from steadystep.signals.probes import Probes
+from steadystep.signals.state_peaks import StatePeaks
 from steadystep.signals.transfer import Transfer
 from steadystep.signals.weight_norms import WeightNorms
 
@@ -42,6 +43,7 @@ class Looker:
         probes: Probes,
         inputs: Inputs,
         weights: WeightNorms | None = None,
+        state: StatePeaks | None = None,
     ) -> None:
         self._gradients = gradients
         self._optimizer = optimizer
@@ -49,6 +51,7 @@ class Looker:
         self._probes = probes
         self._inputs = inputs
         self._weights = weights or WeightNorms(gradients, wanted=False)
+        self._state = state or StatePeaks(gradients, optimizer, dict, wanted=False)
         self.planned: Callable[[], float] = lambda: 0.0
         """The largest learning rate of the guard's own schedule; 0 when it has none."""
 
@@ -73,7 +76,7 @@ class Looker:
             norms, layout = self._measure(grads, layout)
             measured = None
         lrs, tensor_lrs = self._learning_rates()
-        watched, buffers = self._buffers.suspects()
+        watched, buffers = self._buffers.suspects(step)
         size = self._size_of(batches)
         # why: a batch that is still on the host costs no transfer; one on another device rides along after all
         here = size is not None and size.device.type == "cpu" != losses[0].device.type
@@ -88,6 +91,7 @@ class Looker:
         of_constants = transfer.add(self._buffers.probe(step))
         of_metrics = transfer.add([v for v in metrics.values() if isinstance(v, Tensor)] if metrics else ())
         of_weights = transfer.add(self._weights.at(step))
+        of_state = transfer.add(self._state.at(step))
         of_batch = transfer.add(() if size is None or here else (size,))
         host = transfer.read([*samples, *first_batches])
         of_samples = slice(of_batch.stop, of_batch.stop + _count(samples))
@@ -96,7 +100,7 @@ class Looker:
         if host[of_constants]:
             self._buffers.learn(host[of_constants])
         lrs += host[of_lrs]
-        weight_norms = tuple(host[of_weights])
+        weight_norms, state_peaks = tuple(host[of_weights]), tuple(host[of_state])
         batch_size = host[of_batch]
         if size is not None and here:
             batch_size = [float(size)]  # sync: none, it is on the host
@@ -112,6 +116,8 @@ class Looker:
             buffer_peaks=peaks,
             weights=self._weights.names() if weight_norms else (),
             weight_norms=weight_norms,
+            state=self._state.names if state_peaks else (),
+            state_peaks=state_peaks,
             batch_rms=batch_size[0] if batch_size else None,
             lr=lrs[0] if len(lrs) == 1 else _largest(lrs),
             announced_lr=self._announced(),
@@ -159,8 +165,9 @@ class Looker:
             each = tuple(_read(look.norms))
             signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
         signals = self.with_weights(signals)
-        if signals.bad_buffers:
-            signals = replace(signals, bad_buffers=self._buffers.newly_bad(signals.bad_buffers))
+        bad = self._buffers.newly_bad(signals.bad_buffers, grave=not signals.is_finite)
+        if bad != signals.bad_buffers:
+            signals = replace(signals, bad_buffers=bad)
         look.signals = replace(signals, input_finite=is_finite(batches)) if batches else signals
         return look
 
@@ -225,6 +232,8 @@ def _mean(losses: tuple[float, ...], weights: list[float]) -> float:
 
 def checked(metrics: Metrics) -> dict[str, float | Tensor]:
     """Each metric as a number or as a tensor with no dimension and no graph; refused before anything is computed."""
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise MisuseError(f"metrics = {str(metrics)[:60]}: must be names with a number each, as in {{'reward': 1.0}}")
     return {name: _scalar(name, value) for name, value in metrics.items()}
 
 
@@ -234,8 +243,9 @@ def _scalar(name: str, value: float | Tensor) -> float | Tensor:
             return float(value)
         except (TypeError, ValueError):
             raise MisuseError(f"metrics[{name!r}] must be one real number, got {type(value).__name__}") from None
-    if value.numel() != 1 or value.is_complex():
-        raise MisuseError(f"metrics[{name!r}] must be one real number, got a tensor of shape {list(value.shape)}")
+    if value.numel() != 1 or value.is_complex() or value.is_meta:
+        shape = f"{list(value.shape)} on {value.device}"
+        raise MisuseError(f"metrics[{name!r}] must be one real number, got a tensor of shape {shape}")
     plain = value.detach().reshape(())
     # why: stacked with fp32 norms, a large whole number would lose its last digits
     return plain if plain.is_floating_point() or plain.device.type == "mps" else plain.double()

@@ -60,6 +60,7 @@ class Lot:
         counted = sums[2].clone()
         sums /= strips.lengths
         if second is not None:
+            sums[4] /= second.corrections  # so that the first probes are worth something: v fills up from zero
             sums[3] *= second.corrections * strips.lengths / counted  # no gradient at all: NaN, unknown
         return sums.flatten()
 

@@ -89,9 +89,10 @@ def _epsilon(group: dict[str, Any]) -> float | Tensor:
 def _vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
     """On the device, whether the optimizer keeps numbers, host tensors or device tensors."""
     if not any(isinstance(value, Tensor) for value in values):
-        return torch.tensor(values, dtype=torch.float32, device=device)
+        return torch.tensor(values, dtype=torch.float32).to(device, non_blocking=True)
     try:
         together = torch.stack(values)  # type: ignore[arg-type]
     except (TypeError, RuntimeError):  # of several kinds or devices
-        together = torch.stack([torch.as_tensor(v, dtype=torch.float32, device=device) for v in values])
-    return together.to(device=device, dtype=torch.float32)
+        together = torch.stack([torch.as_tensor(v).to(device, torch.float32, non_blocking=True) for v in values])
+    # why: Adam counts its steps on the host; a copy from there must not wait for all the device has to do
+    return together.to(device=device, dtype=torch.float32, non_blocking=True)

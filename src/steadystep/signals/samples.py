@@ -28,8 +28,8 @@ class Strips:
         self._small = [(i, torch.zeros(-sizes[i] % _WIDTH, device=device)) for i in small]
         lengths = [min(size, _SPREAD) if size > WHOLE else size for size in sizes]
         owners = [i for i in (*small, *self._large) for _ in range(-(-lengths[i] // _WIDTH))]
-        self.lengths = torch.tensor(lengths, dtype=torch.float32, device=device)
-        self._owners = torch.tensor(owners, device=device)
+        self.lengths = torch.tensor(lengths, dtype=torch.float32).to(device, non_blocking=True)
+        self._owners = torch.tensor(owners).to(device, non_blocking=True)
 
     def lay(self, tensors: Sequence[Tensor]) -> Tensor:
         """The samples as [rows, 64], at least in single precision."""

@@ -1,6 +1,6 @@
 """Numbers that ride to the host together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
@@ -29,7 +29,7 @@ class Transfer:
         self._scalars.extend(scalars)
         return slice(start, len(self._scalars))
 
-    def read(self, flat: "list[Tensor] | tuple[Tensor, ...]" = ()) -> list[float]:
+    def read(self, flat: Sequence[Tensor] = ()) -> list[float]:
         """All of them, then the elements of `flat`, tensors of one dimension each."""
         scalars = self._scalars
         if not scalars:
@@ -37,8 +37,22 @@ class Transfer:
         try:
             together = torch.stack(scalars)
         except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
-            together = torch.stack([scalar.to(scalars[0].device) for scalar in scalars])
-        if flat:
-            together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
-        values: list[float] = together.tolist()  # sync: once per look
-        return values
+            return _read_mixed(scalars, flat)
+        return _read(together, flat)
+
+
+def _read(together: Tensor, flat: Sequence[Tensor]) -> list[float]:
+    if flat:
+        together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
+    values: list[float] = together.tolist()  # sync: once per look
+    return values
+
+
+def _read_mixed(scalars: Sequence[Tensor], flat: Sequence[Tensor]) -> list[float]:
+    """Numbers of the host are read where they are; the others ride together from the first one's device."""
+    away = [scalar for scalar in scalars if not scalar.is_cpu]
+    if not away:
+        return _read(torch.stack(list(scalars)), flat)
+    values = _read(torch.stack([scalar.to(away[0].device) for scalar in away]), flat)
+    read = iter(values)
+    return [float(s) if s.is_cpu else next(read) for s in scalars] + values[len(away) :]  # sync: none on the host

@@ -4,6 +4,7 @@ Gradients tell what updates will do to the weights, not what else has happened t
 embedding that no batch uses, a layer that somebody's code has zeroed.
 """
 
+from collections.abc import Container
 from typing import final
 
 import torch
@@ -14,15 +15,17 @@ from steadystep.norms import Layout, layout_of, measure
 from steadystep.records import WEIGHTS_EVERY
 from steadystep.signals.gradients import Gradients
 
-_OFFSET = 7  # not at the round numbers where people save, validate and change things
+OFFSET = 7  # not at the round numbers where people save, validate and change things
 
 
 @final
 class WeightNorms:
     """One pass over the weights when it is due; its numbers ride along with the look's host read."""
 
-    def __init__(self, gradients: Gradients, *, wanted: bool = True) -> None:
+    def __init__(self, gradients: Gradients, *, wanted: bool = True, infinite: Container[str] = ()) -> None:
+        """`infinite` names parameters that hold infinity on purpose: they are left out."""
         self._gradients = gradients
+        self._infinite = infinite
         self._wanted = wanted
         self._layout: Layout | None = None
         self._names: tuple[str, ...] = ()
@@ -33,14 +36,18 @@ class WeightNorms:
 
     def at(self, step: int) -> list[Tensor]:
         """Norms on the device, when it is time."""
-        return self.measure() if step % WEIGHTS_EVERY == _OFFSET else []
+        return self.measure() if step % WEIGHTS_EVERY == OFFSET else []
 
     @torch.no_grad()
     def measure(self) -> list[Tensor]:
         """Norms on the device, now."""
         if not self._wanted:
             return []
-        self._names, parameters = self._gradients.named()
+        names, parameters = self._gradients.named()
+        if self._infinite:
+            held = [(n, p) for n, p in zip(names, parameters, strict=True) if n not in self._infinite]
+            names, parameters = tuple(n for n, _ in held), tuple(p for _, p in held)
+        self._names = names
         weights: list[Tensor] = [local_part(parameter).detach() for parameter in parameters]
         if self._layout is None or not self._layout.fits(weights):
             self._layout = layout_of(weights)

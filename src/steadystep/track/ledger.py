@@ -32,6 +32,7 @@ class Ledger:
         self._restarts: list[int] = []
         self._start: Mapping[str, Any] = {}
         self._end: Mapping[str, Any] | None = None
+        self._verdict = ""
         self._header_passed = False
         self._last = -1
         self._unwritten = 0
@@ -108,7 +109,7 @@ class Ledger:
     def _started(self, line: Mapping[str, Any]) -> None:
         if not isinstance(line.get("settings", {}), Mapping):
             raise TypeError
-        self._start, self._end = line, None
+        self._start, self._end, self._verdict = line, None, ""
         self._header_passed = bool(self._steps)
         self._layers.names = ()
 
@@ -129,6 +130,9 @@ class Ledger:
         step_of(line["step"])
         self._incidents.append(incident_of(line, self._folder))
         self._unwritten += count_of(line.get("unwritten"))
+
+    def _believed(self, line: Mapping[str, Any]) -> None:
+        self._verdict = f"{line['cause']}: {line.get('evidence', '')}"
 
     def _ended(self, line: Mapping[str, Any]) -> None:
         self._end = line
@@ -156,6 +160,7 @@ class Ledger:
             ended=self._end is not None,
             end="" if self._end is None else str(self._end.get("how", "")),
             error="" if self._end is None else str(self._end.get("error", "")),
+            verdict=self._verdict,
             began=_time(self._start.get("time")),
             parameters=self._start["parameters"] if type(self._start.get("parameters")) is int else None,
         )
@@ -178,6 +183,7 @@ _KINDS = {
     "layers": Ledger._layers_line,
     "validation": Ledger._validated,
     "incident": Ledger._incident,
+    "verdict": Ledger._believed,
     "end": Ledger._ended,
 }
 

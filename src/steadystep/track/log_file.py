@@ -23,6 +23,14 @@ def state(path: Path) -> tuple[bool, bool]:
         return True, file.read(1) != b"\n"
 
 
+def is_gone(file: IO[str]) -> bool:
+    """No name leads to it any more: what is written to it nobody will read."""
+    try:
+        return not file.closed and os.fstat(file.fileno()).st_nlink == 0
+    except (OSError, ValueError):
+        return False
+
+
 def dropped(
     file: IO[str], pending: list[str], path: Path, process: int, unwritten: list[int], last_before: int
 ) -> None:

@@ -1,6 +1,7 @@
 """One line about one step, for logs and terminals."""
 
 from steadystep.records import Outcome
+from steadystep.words import state_of
 
 _REFUSED = {
     "skip-step": "update skipped",
@@ -23,11 +24,16 @@ def did(outcome: Outcome) -> str:
     plan = outcome.plan
     if outcome.restored is not None:
         cut = f", learning rate held at {plan.lr:.3g} or below" if plan.lr is not None else ""
-        again = f", made {outcome.caught_up} updates since again" if outcome.caught_up else ""
-        return f"went back to the state of step {plan.to}{again}{cut}"
+        how = "bit for bit" if outcome.exact else "not verified bit for bit"
+        again = f", made {outcome.caught_up} updates since again ({how})" if outcome.caught_up else ""
+        return f"went back to {state_of(plan.to)}{again}{cut}"
     done = []
     if "restore-moments" in plan.steps:
-        done.append(f"optimizer state of step {plan.to} restored")
+        done.append(f"optimizer restored to {state_of(plan.to)}")
+    if plan.rank is not None:
+        done.append(f"weights and moments copied from rank {plan.rank}")
+    if plan.kept:
+        done.append("kept objects restored")
     if plan.lr is not None:
         done.append(f"learning rate held at {plan.lr:.3g} or below")
     if outcome.left_out:

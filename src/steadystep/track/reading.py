@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from steadystep.errors import ConfigError
+from steadystep.given_file import must_end
 from steadystep.track.ledger import Ledger
 from steadystep.track.run import Run
 
@@ -67,6 +68,8 @@ class Follower:
             ConfigError: the file is not there, cannot be read, or is something else.
         """
         try:
+            if self.path.exists():
+                must_end(self.path)
             with self.path.open("rb") as file:
                 return self._read(file)
         except FileNotFoundError:

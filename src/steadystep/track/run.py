@@ -88,6 +88,8 @@ class Run:
     """How it ended, where the log tells: finished, stopped or error."""
     error: str = ""
     """With "stopped" and "error": what was said."""
+    verdict: str = ""
+    """What the guard thought of it last: a cause and its evidence."""
     scale: Series = field(default_factory=Series)
     """The loss scale, where there was one."""
     began: float | None = None

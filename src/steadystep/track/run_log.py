@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, final
 
 from steadystep.errors import ConfigError
-from steadystep.records import Outcome, Signals
+from steadystep.records import Diagnosis, Outcome, Signals
 from steadystep.track.allowance import Allowance
 from steadystep.track.incident_line import incident_line
-from steadystep.track.log_file import dropped, end, state, write
+from steadystep.track.log_file import dropped, end, is_gone, state, write
 from steadystep.track.number import as_json, as_list
 from steadystep.version import __version__
 
@@ -70,14 +70,40 @@ class RunLog:
         self._for_metrics, self._for_layers, self._for_incidents = (
             Allowance(start * share, per_step) for start, per_step in (_METRICS, _LAYERS, _INCIDENTS)
         )
-        # Nobody has to call close(): the last lines are written when the log is dropped or the program ends.
-        ends = (self._file, self._pending, self.path, os.getpid(), self._unwritten)
-        self._finish = weakref.finalize(self, dropped, *ends, id(getattr(sys, "last_value", None)))
+        self._end_when_dropped()
         sizes = parameters or {}
         header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1)}
         header |= {"settings": settings or {}, "parameters": sum(sizes.values()), "names": list(sizes)}
-        self._pending.append("\n" * torn + json.dumps(header) + "\n")
+        self._header = json.dumps(header) + "\n"
+        self._said_gone = False
+        self._pending.append("\n" * torn + self._header)
+        self._write()
+
+    def _end_when_dropped(self) -> None:
+        """Nobody has to call close(): the last lines are written when the log is dropped or the program ends."""
+        ends = (self._file, self._pending, self.path, os.getpid(), self._unwritten)
+        self._finish = weakref.finalize(self, dropped, *ends, id(getattr(sys, "last_value", None)))
+
+    def _write(self) -> None:
+        """What is pending; to a new file when somebody has deleted this one, or its folder."""
+        if is_gone(self._file):
+            self._begin_again()
         write(self._file, self._pending, self.path)
+
+    def _begin_again(self) -> None:
+        if not self._said_gone:
+            self._said_gone = True
+            logger.warning("%s was deleted while the run goes on: it is begun again from here", self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("a", encoding="utf-8")
+        except OSError:
+            return  # tried again with the next lines; training goes on
+        self._finish.detach()
+        self._file.close()
+        self._file, self._names = file, ()
+        self._end_when_dropped()
+        self._pending.insert(0, self._header)
 
     def record(self, outcome: Outcome) -> None:
         """One compact line; more around an incident and every `layers_every` steps."""
@@ -103,13 +129,21 @@ class RunLog:
         now = time.monotonic()
         if trouble or len(self._pending) >= _FLUSH_EVERY or now - self._flushed >= _FLUSH_EVERY_S:
             self._flushed = now
-            write(self._file, self._pending, self.path)
+            self._write()
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of its own, written at once."""
         row = {"kind": "validation", "step": step, "metrics": {k: as_json(float(v)) for k, v in metrics.items()}}
         self._pending.append(json.dumps(row) + "\n")
-        write(self._file, self._pending, self.path)
+        self._write()
+
+    def believed(self, step: int | None, diagnosis: Diagnosis) -> None:
+        """A line of its own, written at once."""
+        if self._finish.alive:
+            row = {"kind": "verdict", "step": step, "cause": diagnosis.cause}
+            row |= {"evidence": diagnosis.evidence, "advice": diagnosis.advice}
+            self._pending.append(json.dumps(row) + "\n")
+            self._write()
 
     def close(self) -> None:
         """Write what is left, and how it ended, and close the file."""

@@ -69,6 +69,8 @@ def resolve(task: str) -> Factory:
             raise ConfigError(f"task {task!r} is not built in{names} Your own: package.module:factory")
         return TASKS[task].make
     where, _, name = task.partition(":")
+    if not all(part.isidentifier() for part in (*where.split("."), name)):
+        raise ConfigError(f"task {task!r}: write it as package.module:factory, a module and a function in it, no path")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

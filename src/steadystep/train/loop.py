@@ -65,6 +65,7 @@ def train(
     watch: Watch = lambda outcome, guard: None,
     sinks: Sequence[Sink] = (),
     crew: Crew | None = None,
+    force: bool = False,
 ) -> Summary:
     """Until `training.total_steps` have been tried, or validation stops improving; resumes by itself."""
     crew = crew or Crew()
@@ -74,7 +75,7 @@ def train(
     for declared in crew.faults(settings.faults):  # those of all ranks first: a mistake must be found on every rank
         fault = faults.parse(declared, model=job.model, optimizer=job.optimizer, seed=settings.seed)
     crew.spread(job, settings)
-    guard = Guard.resume(job.model, job.optimizer, run_dir=run_dir, config=plan.guard, sinks=sinks)
+    guard = Guard.resume(job.model, job.optimizer, run_dir=run_dir, config=plan.guard, sinks=sinks, force=force)
     for name, thing in job.keep.items():
         guard.keep(name, thing)
     total = plan.guard.training.total_steps

@@ -55,9 +55,24 @@ class RunPlan(Settings):
             problems.append("task is missing: a built-in task such as gpt, or package.module:factory of your own")
         if problems:
             raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems))
-        return cls(run=checked(RunSettings, _tuples(own), where=str(path)), guard=Config.from_mapping(rest, str(path)))
+        plan = cls(run=checked(RunSettings, _tuples(own), where=str(path)), guard=Config.from_mapping(rest, str(path)))
+        _refuse_overruled_faults(plan, path)
+        return plan
 
 
 def _tuples(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A single fault or rule may be written without the list."""
     return {k: [v] if k in ("faults", "groups") and isinstance(v, Mapping) else v for k, v in raw.items()}
+
+
+def _refuse_overruled_faults(plan: RunPlan, path: Path) -> None:
+    """The guard's own schedule sets the rate before every update: such a fault would do nothing."""
+    training = plan.guard.training
+    setter = "lr_scheduler" if training.lr_scheduler else "warmup_steps" if training.warmup_steps else None
+    overruled = [str(fault["kind"]) for fault in plan.run.faults if fault.get("kind") in ("lr-scale", "lr-creep")]
+    if setter is not None and overruled:
+        raise ConfigError(
+            f"{path}: faults: {overruled[0]} would do nothing here, because training.{setter} makes the guard set the "
+            f"learning rate before every update. Leave training.{setter} out: a scheduler of your own goes into the "
+            "factory (after_step)"
+        )

@@ -7,6 +7,7 @@ docs/adr/0004.
 """
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -18,8 +19,12 @@ from torch import Tensor
 class Listener(Protocol):
     """Who wants to know."""
 
-    def before_backward(self) -> None:
-        """Gradients are about to be added."""
+    def hush(self) -> None:
+        """Stop listening to the functions that the loop calls: backward is one too."""
+        ...
+
+    def before_backward(self, loss: Tensor, *, plainly: bool) -> None:
+        """Gradients are about to be added; `plainly`: of one number, to all that led to it."""
         ...
 
     def after_backward(self, loss: Tensor | None) -> None:
@@ -28,33 +33,56 @@ class Listener(Protocol):
 
 
 _LISTENERS: "weakref.WeakSet[Any]" = weakref.WeakSet()
-_PLAIN: Callable[..., None] = torch.Tensor.backward
+_made: dict[Callable[..., None], Callable[..., None]] = {}  # the newest one of ours, and what it stands in front of
+_telling = threading.local()
 
 
-@functools.wraps(_PLAIN)
-def _telling(self: Tensor, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
-    if torch.overrides.has_torch_function_unary(self):  # torch comes back here for what is inside the subclass
-        _PLAIN(self, gradient, *args, **kwargs)
-        return
-    listeners: tuple[Listener, ...] = tuple(_LISTENERS)
-    for listener in listeners:
-        listener.before_backward()
-    _PLAIN(self, gradient, *args, **kwargs)
-    loss = self if gradient is None and self.numel() == 1 and self.is_floating_point() else None
-    for listener in listeners:
-        listener.after_backward(loss)
+def _told(plain: Callable[..., None]) -> Callable[..., None]:
+    """What was there, torch's own method or somebody's wrapper of it, with a word to the listeners around it."""
+
+    @functools.wraps(plain)
+    def tell(self: Tensor, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
+        listeners: tuple[Listener, ...] = tuple(_LISTENERS)
+        for listener in listeners:
+            listener.hush()
+        # why: torch comes back here for what is inside a subclass; and somebody may have wrapped an older one of ours
+        if torch.overrides.has_torch_function_unary(self) or getattr(_telling, "now", False):
+            plain(self, gradient, *args, **kwargs)
+            return
+        plainly = gradient is None and not args and not kwargs.get("create_graph") and kwargs.get("inputs") is None
+        for listener in listeners:
+            listener.before_backward(self, plainly=plainly)
+        _telling.now = True
+        try:
+            plain(self, gradient, *args, **kwargs)
+        finally:
+            _telling.now = False
+        loss = self if gradient is None and self.numel() == 1 and self.is_floating_point() else None
+        for listener in listeners:
+            listener.after_backward(loss)
+
+    backward: Callable[..., None] = torch.compiler.disable(tell)  # type: ignore[no-untyped-call]  # why: as torch's own
+    _made.clear()
+    _made[backward] = plain
+    return backward
+
+
+def _replaced() -> Callable[..., None] | None:
+    """What ours stands in front of, where ours is the one that is called."""
+    return _made.get(torch.Tensor.backward)
 
 
 def listen(listener: Listener) -> None:
     """Tell `listener` until `stop` is called with it, or it is gone."""
     _LISTENERS.add(listener)
-    if torch.Tensor.backward is _PLAIN:
-        torch.Tensor.backward = _telling  # type: ignore[method-assign]
+    if _replaced() is None:
+        torch.Tensor.backward = _told(torch.Tensor.backward)  # type: ignore[method-assign]
 
 
 def stop(listener: Listener) -> None:
-    """Leave it alone. With the last one torch's own method is back."""
+    """Leave it alone. With the last one the method is what it was."""
     _LISTENERS.discard(listener)
     # why: somebody may have wrapped ours since; theirs is not ours to remove, and ours does nothing without listeners
-    if not _LISTENERS and torch.Tensor.backward is _telling:
-        torch.Tensor.backward = _PLAIN  # type: ignore[method-assign]
+    plain = _replaced()
+    if not _LISTENERS and plain is not None:
+        torch.Tensor.backward = plain  # type: ignore[method-assign]

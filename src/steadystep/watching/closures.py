@@ -4,13 +4,15 @@ Most optimizers call it once, at the beginning; then it is the place to decide. 
 moves the weights in between, so what it started from is kept, and a step that met a NaN on its way is undone.
 """
 
-import copy
+import inspect
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from steadystep.bare_calls import WRAPPER
 
 Closure = Callable[[], Any]
 
@@ -27,29 +29,18 @@ def with_closure(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Closure
     return args, {**kwargs, "closure": closure}
 
 
-@final
-class Undo:
-    """The weights and the state that a step started from. One copy of both."""
+def may_nest(optimizer: Optimizer) -> bool:
+    """A subclass may call the step of the class above it, and torch then calls our hooks inside our hooks."""
+    return sum("step" in vars(kind) for kind in type(optimizer).__mro__ if kind is not Optimizer) > 1
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._weights = [(p, p.detach().clone()) for group in optimizer.param_groups for p in group["params"]]
-        self._state = {p: copy.deepcopy(state) for p, state in optimizer.state.items()}
 
-    @property
-    def needed(self) -> bool:
-        """A weight is not finite."""
-        norms = torch._foreach_norm([p.detach() for p, _ in self._weights], torch.inf)
-        return not bool(torch.stack([norm.float() for norm in norms]).isfinite().all())  # sync: per step of LBFGS
-
-    @torch.no_grad()
-    def back(self) -> None:
-        """As if the step had not been taken."""
-        for parameter, weight in self._weights:
-            parameter.copy_(weight)
-            parameter.grad = None
-        self._optimizer.state.clear()
-        self._optimizer.state.update(self._state)
+def is_nested(optimizer: Optimizer) -> bool:
+    """Called from a hook: whether a step of `optimizer` is inside another one of its steps."""
+    depth, frame = 0, inspect.currentframe()
+    while frame is not None and depth < 2:
+        depth += frame.f_code is WRAPPER and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return depth > 1
 
 
 def is_finite(loss: Any, optimizer: Optimizer) -> bool:

@@ -6,10 +6,17 @@ pass, that pass was somebody else's (the other half of a GAN).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import final
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+from steadystep.accumulation import Work
+from steadystep.watching.clipping import Clip
+from steadystep.watching.recorder import Recorder
 
 _Marks = tuple[int | None, ...]
 
@@ -18,31 +25,68 @@ _Marks = tuple[int | None, ...]
 class Collected:
     """Losses of the backward passes whose gradients the next step will use."""
 
-    def __init__(self, parameters: Callable[[], Sequence[Parameter]], measure: Callable[[], list[Tensor]]) -> None:
+    def __init__(
+        self,
+        parameters: Callable[[], Sequence[Parameter]],
+        measure: Callable[[], list[Tensor]],
+        recorder: Recorder | None = None,
+    ) -> None:
         self._parameters = parameters
         self._measure = measure
+        self._recorder = recorder
+        self._clips: list[Clip] = []
+        self._clipped: _Marks | None = None
+        self._cleared = False
+        self._paused = False
         self._marks: _Marks | None = None
         self._before: _Marks = ()
         self._found: list[Tensor] = []
         self._given: list[Tensor] = []
         self._waiting: list[Tensor] = []
+        self._last: tuple[list[Tensor], list[Tensor]] = ([], [])
         self.norms: list[Tensor] | None = None
         """Of each gradient at the end of the last backward pass, on the device, when `measuring`."""
+        self.before: Callable[[], None] = lambda: None
+        """Called before each backward pass of the program."""
+        self.passes = 0
+        """Backward passes of ours that were heard of, and losses that were given, since the beginning."""
         self.measuring = True
         """The loop clips by itself, or it is not known yet whether it does."""
 
-    def before_backward(self) -> None:
+    def pause(self, paused: bool) -> None:
+        """The guard itself is at work, or has done."""
+        self._paused = paused
+        if self._recorder is not None:
+            self._recorder.paused = paused
+
+    def hush(self) -> None:
+        """Backward begins."""
+        if self._recorder is not None:
+            self._recorder.hush()
+
+    def before_backward(self, loss: Tensor, *, plainly: bool) -> None:
         """Gradients that somebody changed since the last pass were cleared: what was gathered is void."""
+        if self._paused:
+            return
+        self.before()
         self._before = self._now()
-        if self._before != self._marks:
-            self._found, self._given, self.norms = [], [], None
+        self._cleared = self._before != self._marks
+        if self._cleared:
+            self._found, self._given, self.norms, self._clips = [], [], None, []
+        if self._recorder is not None:
+            self._recorder.before_backward(loss, plainly=plainly)
 
     def after_backward(self, loss: Tensor | None) -> None:
         """One more pass, if it was one of ours."""
+        if self._paused:
+            return
         now = self._now()
+        if self._recorder is not None:
+            self._recorder.after_backward(ours=now != self._before, cleared=self._cleared)
         if now == self._before:
             return
         self._marks = now
+        self.passes += 1
         if loss is not None:
             self._found.append(loss.detach().reshape(()))
         self._given += self._waiting
@@ -50,8 +94,28 @@ class Collected:
         if self.measuring:
             self.norms = self._measure()
 
+    def clipped(self, clip: Clip, total_norm: Tensor) -> None:
+        """The loop has clipped by torch's own function."""
+        if not self._paused and self._marks is not None and (self._clips or self._now() != self._marks):
+            self._clips.append(clip)
+            self._clipped = self._now()
+            if self.norms:  # what came into the gradients since backward, and is no number, is theirs too
+                first = self.norms[0]
+                self.norms[0] = torch.add(first, total_norm.detach().to(first.device, first.dtype), alpha=0)
+
+    def works(self) -> tuple[Work, ...]:
+        """What it takes to make this update again; nothing where part of what the loop did was not seen."""
+        works = () if self._recorder is None else self._recorder.works(len(self._found))
+        if not works or self._marks is None:
+            return ()
+        if self._now() != (self._clipped if self._clips else self._marks):
+            return ()  # changed by nobody knows whom
+        clips = tuple(self._clips)
+        return (*works[:-1], replace(works[-1], touch=partial(_again, clips))) if clips else works
+
     def give(self, loss: Tensor) -> None:
         """The loop says it itself, before or after its backward pass."""
+        self.passes += 1
         self._waiting.append(loss.detach().reshape(()))
 
     @property
@@ -72,10 +136,24 @@ class Collected:
         """The losses are the loop's own words, not what it called backward on."""
         return bool(self._given or self._waiting)
 
+    def recall(self) -> None:
+        """Another optimizer is to be stepped after the same passes, by itself."""
+        if not self._found and not self._given:
+            self._found, self._given = self._last
+
     def clear(self) -> None:
         """The step is over."""
+        self._last = (self._found, self._given)
         self._found, self._given, self._waiting, self.norms = [], [], [], None
-        self._marks = None
+        self._marks = self._clipped = None
+        self._clips = []
+        if self._recorder is not None:
+            self._recorder.clear()
 
     def _now(self) -> _Marks:
         return tuple([None if p.grad is None else p.grad._version for p in self._parameters()])
+
+
+def _again(clips: Sequence[Clip]) -> None:
+    for clip in clips:
+        clip()

@@ -1,25 +1,33 @@
 """One step of somebody else's: decided in its pre-hook, closed in its post-hook."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep.accumulation import Work
 from steadystep.actions.update import REFUSALS
 from steadystep.diagnosis import ADVICE, Cause
-from steadystep.errors import MisuseError
+from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
 from steadystep.incidents.case import Case
 from steadystep.look import Look
 from steadystep.norms import measure
+from steadystep.optimizers import each_of
 from steadystep.records import Diagnosis, Outcome, Plan
-from steadystep.watching.closures import Undo, is_finite
+from steadystep.watching.closures import is_finite
 from steadystep.watching.collected import Collected
 from steadystep.watching.loss_scaling import LossScaling
 from steadystep.watching.reruns import Reruns
+from steadystep.watching.undo import Undo, is_quiet
+from steadystep.who_steps import no_loss_seen
+
+_LEARNING = 3  # steps with a closure, after which it is known what an optimizer does before it calls it
 
 
 @final
@@ -39,13 +47,24 @@ class HookedStep:
         self._guard, self._parts = guard, guard._parts
         self._optimizer = optimizer
         self._seen = seen
-        self._scaling = scaling
+        self.scaling = scaling
         self._reruns = reruns
         self._several = several
         """The optimizer evaluates its closure as often as it likes, and moves the weights in between."""
         self._outcome: Outcome | None = None
         self._case: Case | None = None
         self._touches = guard.config.mode != "observe"
+        self._quiet = all(map(is_quiet, each_of(optimizer)))
+        self.judge = self._parts.judge
+        self._from_start = several
+        """The optimizer changes something before it calls its closure, or between two calls."""
+        self._learning = 0 if self._quiet or several else _LEARNING
+        self._partly = False
+        """Only a part of the gradients is looked at."""
+        self._works: tuple[Work, ...] = ()
+        self._options: tuple[Mapping[str, Any], ...] = ()
+        self.busy = False
+        """A step of the optimizer is the guard's own: an update is made again."""
         self._undo: Undo | None = None
         self._look: Look | None = None
         self._evaluations = 0
@@ -53,24 +72,42 @@ class HookedStep:
         self._parts.recovery.begin(step=0, updates=0)
         self._fresh: list[int] | None = self._versions()
 
+    def decide_about(self, others: Sequence[Parameter]) -> None:
+        """As `decide`, with the gradients of `others` out of sight: they belong to another loss."""
+        aside = [(p, p.grad) for p in others if p.grad is not None]
+        self._partly = bool(aside)
+        for parameter, _ in aside:
+            parameter.grad = None
+        try:
+            self.decide()
+        finally:
+            self._partly = False
+            for parameter, grad in aside:
+                parameter.grad = grad
+
     def decide(self, returned: Any = None) -> None:
         """MEASURE ─► NOTICE ─► EXPLAIN ─► DECIDE, and all of ACT but the step."""
+        with self._at_work():
+            self._decide(returned)
+
+    def _decide(self, returned: Any) -> None:
         parts, guard = self._parts, self._guard
-        self.abandon()
+        parts.around.abandon()
         if self._fresh is not None:
             if self._fresh != self._versions():  # loaded since: what was remembered is not what is trained
                 parts.recovery.forget()
             self._fresh = None
         shrunk = self._seen.touched  # a scaler's unscaling does not count as a touch
-        scaled = self._scaling.open()
+        scaled = self.scaling.open()
         losses, scale = self._losses(returned, scaled=scaled)
         if not losses:  # a step without gradients does nothing
             return
-        norms = self._seen.norms if shrunk else None
+        norms = self._seen.norms if shrunk and not self._partly else None
         if norms is not None and scale is not None:
             norms = list(torch._foreach_div(norms, scale))
         parts.learning_rate.place(guard.updates)
-        self._reruns.show(parts.passes)
+        self._works = self._seen.works() if parts.recovery.remembers and not self._several else ()
+        self._reruns.show(parts.passes, self._works)
         look = parts.looker.look(
             step=guard.attempts,
             losses=losses,
@@ -83,29 +120,38 @@ class HookedStep:
         )
         look = parts.ranks.agree(look)
         clips = _norm_now if shrunk and scale is None and not parts.ranks.sharded else None
-        diagnosis, plan = parts.judge.judge(look, updates=guard.updates, clipped_norm=clips)
+        diagnosis, plan = self.judge.judge(look, updates=guard.updates, clipped_norm=clips)
         if self._several and REFUSALS.isdisjoint(plan.steps) and "rollback" not in plan.steps:
             plan = Plan()  # why: a line search with rescaled gradients is lost
         if plan.steps:
-            self._reruns.show(parts.passes, look.signals.bad_micro_batches)
+            self._reruns.show(parts.passes, self._works, look.signals.bad_micro_batches)
         self._case = parts.examiner.open(plan, look, updates=guard.updates)
-        self._outcome = parts.around.before(plan, look, diagnosis, shrunk=shrunk)
+        held = self._held() if plan.steps and not self._quiet else ()
+        self._outcome = self._acted(plan, look, diagnosis, shrunk=shrunk)
+        if not self._outcome.stepped:
+            self._stand_still(held, restored=self._outcome.restored is not None)
         self._seen.measuring = shrunk
         self._look = look if self._several else None
 
     def judged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, and right after it the decision: gradients exist only then."""
         self._evaluations = 0
+        if self._touches and (self._from_start or self._learning):
+            self._undo = Undo(self._optimizer)
 
         def run() -> Any:
             self._evaluations += 1
-            if self._evaluations == 1 and self._several and self._touches:
-                self._undo = Undo(self._optimizer)
-            loss = closure()
             if self._evaluations == 1:
+                self._learn()
+                loss = closure()
                 self.decide(loss)
                 return loss
+            late = self._undo is None and self._touches
+            self._from_start = True
+            loss = closure()
             if self._accepted and not self._parts.ranks.all(is_finite(loss, self._optimizer)):
+                if late:
+                    raise self._too_late()
                 self.decide(loss)
             if self._accepted:
                 return loss
@@ -116,6 +162,10 @@ class HookedStep:
 
     def close(self) -> Outcome | None:
         """The step was called. None when nothing was decided in it."""
+        with self._at_work():
+            return self._close()
+
+    def _close(self) -> Outcome | None:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return None
@@ -123,17 +173,90 @@ class HookedStep:
         look, self._look = self._look, None
         if undo is not None and look is not None and outcome.stepped and not self._parts.ranks.all(not undo.needed):
             outcome = self._undone(look)
-        if undo is not None and not outcome.stepped and outcome.restored is None:
+        if undo is not None and not outcome.stepped:
             undo.back()
-        self._parts.around.after(outcome)
+        parts = self._parts
+        parts.around.after(outcome)
+        if self._works and outcome.stepped:
+            rate, mult = parts.learning_rate, outcome.lr_mult
+            used = self._options if mult == 1.0 else rate.times(self._options, mult)
+            parts.recovery.remember(self._works, outcome, updates=self._guard.updates + 1, options=used)
+        self._works = ()
         outcome, self._case = self._parts.examiner.close(outcome, self._case), None
         self._seen.clear()
         self._reruns.clear()
         return outcome
 
     def abandon(self) -> None:
-        """A step that raised leaves the learning rate as the user set it."""
+        """A step that raised leaves the learning rate as the user set it, and a refused one nothing at all."""
         self._parts.around.abandon()
+        undo, self._undo = self._undo, None
+        if undo is not None and self._outcome is not None and not self._outcome.stepped:
+            undo.back()
+        self._outcome = None
+
+    def _acted(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, shrunk: bool) -> Outcome:
+        parts = self._parts
+        parts.passes.offer(self._works)
+        # before the update: some optimizers set their own rate in it
+        self._options = parts.learning_rate.options() if self._works else ()
+        try:
+            return parts.around.before(plan, look, diagnosis, shrunk=shrunk, look_again=self._look_again)
+        except BaseException:
+            left_at, parts.action.left_at = parts.action.left_at, None
+            self._guard.updates = self._guard.updates if left_at is None else left_at
+            raise
+        finally:
+            parts.passes.given_losses = True
+
+    def _look_again(self, kept: Sequence[int]) -> Look:
+        """At the gradients of an update that is made again. Its losses were divided by the loop."""
+        parts = self._parts
+        losses = [parts.passes.group.members[i].loss for i in kept]
+        losses = losses if len(losses) == 1 else [loss * len(losses) for loss in losses]
+        look = parts.looker.look(
+            step=self._guard.attempts,
+            losses=losses,
+            weights=[1.0] * len(losses),
+            refused_in_a_row=parts.budget.refused_in_a_row,
+        )
+        return parts.ranks.agree(look)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """What the guard runs by itself is none of the loop's doing."""
+        self.busy = True
+        self._seen.pause(True)
+        try:
+            yield
+        finally:
+            self.busy = False
+            self._seen.pause(False)
+
+    def _learn(self) -> None:
+        """At the first call of a closure: what the optimizer has done by then."""
+        if self._undo is not None and self._learning:
+            self._learning -= 1
+            self._from_start = self._from_start or self._undo.moved
+
+    def _too_late(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"{type(self._optimizer).__name__} had called its closure once per step, now called it a second time, and "
+            "that loss or gradient is not finite: what it did in between cannot be undone. Load your last checkpoint"
+        )
+
+    def _held(self) -> list[tuple[Parameter, Tensor]]:
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return [(p, p.grad) for p in parameters if p.grad is not None]
+
+    def _stand_still(self, held: Sequence[tuple[Parameter, Tensor]], *, restored: bool) -> None:
+        """The step that follows changes nothing; or what it changes is undone."""
+        if self._quiet:
+            return
+        if self._undo is None or restored:
+            self._undo = Undo(self._optimizer, rng=True)
+        for parameter, grad in held:  # why zeros: who wrote this optimizer may not have thought of a missing gradient
+            parameter.grad = grad.detach().zero_()
 
     def _undone(self, look: Look) -> Outcome:
         """Every evaluation was finite, and the weights it came to are not."""
@@ -146,12 +269,17 @@ class HookedStep:
         return parts.action.report(plan, look, diagnosis, stepped=False)
 
     @property
+    def outcome(self) -> Outcome | None:
+        """What was decided and is not closed yet."""
+        return self._outcome
+
+    @property
     def _accepted(self) -> bool:
         return self._outcome is None or self._outcome.stepped
 
     def _losses(self, returned: Any, *, scaled: bool) -> tuple[list[Tensor], Tensor | None]:
         device = self._parts.looker.parameters[0].device
-        scale = self._scaling.scale(device) if scaled else None
+        scale = self.scaling.scale(device) if scaled else None
         if scaled and scale is None and not self._seen.was_given:
             raise MisuseError(
                 "a GradScaler is at work, and what backward is called on is the scaled loss: "
@@ -161,10 +289,7 @@ class HookedStep:
         if not losses and isinstance(returned, Tensor) and returned.numel() == 1:
             losses = [returned.detach().reshape(())]
         if not losses and any(p.grad is not None for p in self._parts.looker.parameters):
-            raise MisuseError(
-                "optimizer.step() came, and no loss was seen before it: call loss.backward(), or say the loss with "
-                "watcher.loss(loss)"
-            )
+            raise MisuseError(no_loss_seen())
         return losses, scale
 
     def _drop(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from steadystep.accumulation import Passes
+from steadystep.accumulation import Passes, Taped, Work
 from steadystep.rng import RngState
 
 Again = Callable[..., Tensor]
@@ -27,12 +27,21 @@ class Reruns:
         """What was given."""
         return [batch for _, batch, _ in self._all if batch is not None]
 
-    def show(self, passes: Passes, bad: Sequence[int] = ()) -> None:
-        """Present the first bad one, or the last."""
-        known = [i for i in bad if i < len(self._all)]
-        if self._all:
-            passes.present(*self._all[known[0] if known else -1])
+    def show(self, passes: Passes, works: Sequence[Work], bad: Sequence[int] = ()) -> None:
+        """Present the first bad one, or the last: of what the loop has given, or else of what was seen of it."""
+        known = self._all or [_rerun(work) for work in works]
+        which = [i for i in bad if i < len(known)]
+        if known:
+            passes.present(*known[which[0] if which else -1])
 
     def clear(self) -> None:
         """The step is over."""
         self._all = []
+
+
+def _rerun(work: Work) -> tuple[Again | None, Any, RngState | None]:
+    recipe = work.recipe
+    assert isinstance(recipe, Taped)
+    args, kwargs, _ = recipe.batch
+    batch = {"args": args, **kwargs} if kwargs else args
+    return recipe.closure, args[0] if len(args) == 1 and not kwargs else batch, recipe.beginning

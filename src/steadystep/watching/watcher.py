@@ -10,30 +10,38 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, final
 
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from steadystep.calls import check_loss, has_method, sequence
 from steadystep.claims import needs_closure
 from steadystep.config import Config
 from steadystep.detectors import Detector, LossScale
-from steadystep.errors import ConfigError, MisuseError
+from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 from steadystep.guard import Guard
+from steadystep.optimizers import Together, as_one, each_of
 from steadystep.records import Outcome
 from steadystep.rng import RngState
 from steadystep.signals import checked
-from steadystep.watching import backward
-from steadystep.watching.closures import closure_of, with_closure
+from steadystep.watching import backward, clipping
+from steadystep.watching.closures import closure_of, is_nested, may_nest, with_closure
 from steadystep.watching.collected import Collected
 from steadystep.watching.hooked_step import HookedStep
+from steadystep.watching.judges import judges_for
 from steadystep.watching.loss_scaling import LossScaling
+from steadystep.watching.recorder import Recorder
 from steadystep.watching.reruns import Again, Reruns
+from steadystep.watching.rounds import Rounds
 from steadystep.watching.schedulers import Schedulers
+from steadystep.watching.undo import Undo
+from steadystep.who_steps import IN_BACKWARD, inside_backward, refuse_foreign_steps
 
 
 def watch(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     *,
     config: Config | Mapping[str, Any] | str | Path | None = None,
     run_dir: str | Path | None = None,
@@ -60,7 +68,7 @@ def watch(
 
     Args:
         model: whose weights and buffers are to stay healthy.
-        optimizer: the one the loop steps; one watcher each.
+        optimizer: the one the loop steps, or a list of those that it steps: one decision, one rollback for all.
         config: as for `Guard`. What the loop does itself (mixed precision, accumulation) does not belong here.
         run_dir: where the run log and incident bundles go.
         scaler: the loop's `GradScaler`, if it has one.
@@ -88,7 +96,7 @@ class Watcher:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
         config: Config | Mapping[str, Any] | str | Path | None = None,
         run_dir: str | Path | None = None,
@@ -99,32 +107,52 @@ class Watcher:
         signs_scaling: bool = True,
         tell: Callable[[Outcome], None] | None = None,
     ) -> None:
+        if optimizer is None:
+            raise MisuseError(
+                "watch() takes the optimizer that the loop steps; without one: Guard(model, None), inspect, commit"
+            )
+        for each in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
+            refuse_foreign_steps(model, each)
         settings = _checked_for_watching(Config.load(config))
-        optimizer = unwrapped(optimizer)
+        schedulers = _checked_schedulers(schedulers)
+        detectors = sequence("detectors", detectors)
+        if scaler is not None and not (has_method(scaler, "is_enabled") and has_method(scaler, "get_scale")):
+            raise MisuseError(f"scaler = {scaler!r}: must be the torch.amp.GradScaler that the loop uses")
+        if tell is not None and not callable(tell):
+            raise MisuseError(f"tell = {tell!r}: must be a function that takes an Outcome")
+        given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+        one: Optimizer = as_one([unwrapped(each) for each in given]) if given is optimizer else unwrapped(optimizer)
         extra = (*detectors, LossScale()) if scaler is not None and scaler.is_enabled() else tuple(detectors)
-        self.guard = Guard(model, optimizer, config=settings, run_dir=run_dir, detectors=extra)
+        # why force: a watcher writes no checkpoints that another process could write over
+        self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True)
         """For `diagnose()`, `validate()`, `keep()`, `state_dict()`; the steps are the loop's."""
         self.outcome: Outcome | None = None
         """What became of the last step."""
-        self._optimizer = optimizer
+        self.guard._watches = True
+        self._optimizer = one
         self._tell = tell
         parts = self.guard._parts
-        self._seen = Collected(lambda: parts.looker.parameters, parts.looker.norms)
-        self._scaling = LossScaling(optimizer, scaler, signs=signs_scaling and settings.mode != "observe")
-        self._schedulers = Schedulers(optimizer, schedulers)
+        self._recorder = self._recorded(model, scaler) if find_loss else None
+        self._seen = Collected(lambda: parts.looker.parameters, parts.looker.norms, self._recorder)
+        signs = signs_scaling and settings.mode != "observe"
+        self._scaling = [LossScaling(each, scaler, signs=signs) for each in each_of(one)]
+        self._schedulers = Schedulers(one, schedulers)
         self._kept = 0
         self._keep(self._schedulers.known)
-        self._begun = False
+        self._begun = self._open = False
+        self._late: Undo | None = None
+        self._nests = any(map(may_nest, each_of(one)))
         self._reruns = Reruns()
-        self._step = HookedStep(
-            self.guard, optimizer, self._seen, self._scaling, self._reruns, several=needs_closure(optimizer)
-        )
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
-        ]
+        self._rounds = Rounds(each_of(one), self._seen, scaler) if isinstance(one, Together) else None
+        self._judges = judges_for(parts, len(each_of(one)))
+        self._step = HookedStep(self.guard, one, self._seen, self._scaling[0], self._reruns, several=needs_closure(one))
+        eager: Any = torch.compiler.disable  # why: a compiled optimizer.step would trace hooks and all that they call
+        self._handles = [each.register_step_pre_hook(eager(self._before)) for each in each_of(one)]
+        self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of(one)]
+        self._seen.before = self._close_late
         if find_loss:
             backward.listen(self._seen)
+            clipping.hear(self._seen)
 
     def loss(self, loss: Tensor, *, batch: Any = None, again: Again | None = None) -> Tensor:
         """Say what the loss is, where it is not what `backward` is called on; returns it as it came.
@@ -134,8 +162,9 @@ class Watcher:
             batch: kept in an incident, and given to `again` as its argument.
             again: computes this loss again, to find out where a NaN came from and whether going back would help.
         """
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-            raise MisuseError("watcher.loss() takes the loss as a tensor of one real number: take its mean")
+        check_loss("watcher.loss", loss)
+        if again is not None and not callable(again):
+            raise MisuseError(f"again = {again!r}: must be a function that computes this loss again")
         self._seen.give(loss)
         if batch is not None or again is not None:
             self._reruns.add(again, batch)
@@ -155,31 +184,101 @@ class Watcher:
             handle.remove()
         self._handles = []
         backward.stop(self._seen)
-        self._scaling.remove()
+        clipping.stop(self._seen)
+        if self._recorder is not None:
+            self._recorder.remove()
+        for scaling in self._scaling:
+            scaling.remove()
         self._step.abandon()
         self.guard.close()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._step.busy or (self._nests and is_nested(optimizer)):
+            return None
+        if inside_backward():
+            raise UnsupportedError(IN_BACKWARD)
         if not self._begun:
             self._begun = True
             self._keep(self._schedulers.find())  # a program may make its scheduler after the watcher
+        if self._rounds is not None and not self._rounds.leads(optimizer):
+            self._follow(optimizer)
+            return None
+        self._close_late()
+        self._step.abandon()
         self._schedulers.before_step()
         closure = closure_of(args, kwargs)
-        if closure is not None:
+        if self._rounds is not None:
+            if closure is not None:
+                raise UnsupportedError("optimizer.step(closure) among several optimizers: use one watcher for each")
+            place = self._rounds.place(optimizer)
+            self._step.scaling, self._step.judge = self._scaling[place], self._judges[place]
+            if self._rounds.is_of_the_last_pass:
+                self._seen.recall()
+            self._step.decide_about(self._rounds.begin(optimizer))
+        elif closure is not None:
             return with_closure(args, kwargs, self._step.judged(closure))
-        self._step.decide()
+        else:
+            self._step.decide()
         return None
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._step.busy or (self._nests and is_nested(optimizer)):
+            return
+        late, self._late = self._late, None
+        if late is not None:
+            late.back()
+        if self._rounds is not None and not self._rounds.follows(optimizer) and self._step.outcome is not None:
+            self._note(self._step.outcome)  # now: the loop may step a scheduler between two of them
+        if self._rounds is None or self._rounds.ends_with(optimizer):
+            self._close()
+        else:
+            self._open = True
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        """A step that belongs to a decision; one that was closed before it was known who follows is honoured too."""
+        assert self._rounds is not None
+        self._scaling[self._rounds.place(optimizer)].open()
+        refused = self.outcome is not None and not self.outcome.stepped
+        if refused and not self._open and self.guard.config.mode != "observe":
+            self._late = Undo(optimizer, rng=True)
+
+    def _close_late(self) -> None:
+        """The loop goes on without a step that used to follow."""
+        if self._open:
+            self._close()
+
+    def _close(self) -> None:
+        """The last step of a decision was called."""
+        self._open = False
         outcome = self._step.close()
+        if self._rounds is not None:
+            self._rounds.close()
         if outcome is None:  # a closure that was never called
             return
         self.outcome = outcome
-        # After a rollback the scheduler is where it was right after that update, and the loop's call completes it.
-        self._schedulers.after_step(refused=not outcome.stepped and outcome.restored is None)
-        if self._tell is not None:
-            self._tell(outcome)
-        self.guard._settled(outcome)
+        if self._rounds is None:
+            self._note(outcome)
+        try:
+            if self._tell is not None:
+                self._tell(outcome)
+        finally:  # the step has been taken, whatever the one who is told makes of it
+            self.guard._settled(outcome)
+
+    def _note(self, outcome: Outcome) -> None:
+        """After a rollback the scheduler is where it was right after that update, and the loop's call completes it."""
+        updates = self.guard.updates if outcome.restored is None else outcome.restored
+        if outcome.caught_up and updates < self.guard.updates:
+            self._schedulers.advance(outcome.caught_up)
+        self._schedulers.after_step(refused=not outcome.stepped and updates == self.guard.updates)
+
+    def _recorded(self, model: nn.Module, scaler: GradScaler | None) -> Recorder | None:
+        """Where updates can be made again: not with a loss scale, which moves, a line search, or several optimizers."""
+        parts, one = self.guard._parts, self._optimizer
+        scaled = scaler is not None and scaler.is_enabled()
+        if not parts.recovery.remembers or scaled or isinstance(one, Together) or needs_closure(one):
+            return None
+        parameters = parts.looker.parameters
+        return Recorder(model, lambda: parts.looker.parameters, parameters[0].device)
 
     def _keep(self, schedulers: Sequence[Any]) -> None:
         for scheduler in schedulers:
@@ -200,6 +299,14 @@ def unwrapped(optimizer: Any) -> Any:
     while isinstance(inner, Optimizer):
         optimizer, inner = inner, getattr(inner, "optimizer", None)
     return optimizer
+
+
+def _checked_schedulers(given: object) -> Sequence[Any]:
+    for scheduler in (found := sequence("schedulers", given)):
+        steps = any(has_method(scheduler, name) for name in dir(scheduler) if name.startswith("step"))
+        if isinstance(scheduler, type) or not steps:  # timm's have a step_update
+            raise MisuseError(f"schedulers: {scheduler!r} has no step(): give the schedulers that the loop steps")
+    return found
 
 
 def _checked_for_watching(config: Config) -> Config:

@@ -65,8 +65,12 @@ def _handed_to_a_function(script: Script, node: ast.AST, field: str) -> bool:
 
 def _forward_cuts(script: Script) -> bool:
     """A network that cuts what it is given needs nothing from outside."""
-    inside = (n for f in script.functions.get("forward", ()) for n in ast.walk(f))
-    return any(isinstance(n, ast.Attribute) and n.attr in ("detach", "detach_", "data") for n in inside)
+    return script.once("forward cuts", lambda: any(map(_cuts, script.functions.get("forward", ()))))
+
+
+def _cuts(function: ast.AST) -> bool:
+    found = (n for n in ast.walk(function) if isinstance(n, ast.Attribute))
+    return any(n.attr in ("detach", "detach_", "data") for n in found)
 
 
 def _carried(stmt: ast.Assign) -> str:

@@ -7,6 +7,10 @@ from steadystep.check.script import Script
 
 def rescales_gradients(script: Script) -> bool:
     """Whether gradients are divided or multiplied by hand."""
+    return script.once("rescales", lambda: _rescales(script))
+
+
+def _rescales(script: Script) -> bool:
     for node in script.nodes:
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and node.target.attr == "grad":
             return True

@@ -98,7 +98,7 @@ def _is_pretrained(context: Context, optimizer: ast.Call) -> bool:
     """A whole language model that was trained before; adapters and heads are another matter."""
     if context.mentions("get_peft_model", "add_adapter", "requires_grad_", "LoraConfig"):
         return False
-    if any(isinstance(n, ast.Attribute) and n.attr == "requires_grad" for n in context.script.nodes):
+    if "requires_grad" in context.script.attributes:
         return False
     values = context.script.values(context.roles.model_of(optimizer), optimizer)
     plain = [
@@ -138,15 +138,20 @@ def _is_capped(script: Script, given: ast.expr | None) -> bool:
 
 
 def _is_written(script: Script) -> bool:
-    return any(
-        isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store) and getattr(n.slice, "value", None) == "lr"
-        for n in script.nodes
-    )
+    return script.once("a rate is written", lambda: any(_writes_a_rate(n) for n in script.nodes))
+
+
+def _writes_a_rate(node: ast.AST) -> bool:
+    stored = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    return stored and getattr(getattr(node, "slice", None), "value", None) == "lr"
 
 
 def _averaged(context: Context) -> bool:
     """The losses are torch's and none of them is a sum: with SGD the size of the gradient decides what a rate means."""
-    script = context.script
+    return context.script.once("averaged", lambda: _are_averaged(context.script))
+
+
+def _are_averaged(script: Script) -> bool:
     known = False
     for name, calls in script.calls.items():
         for call in calls:

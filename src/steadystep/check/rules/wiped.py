@@ -22,7 +22,7 @@ def _wiped_unused(context: Context, cycle: Cycle) -> Iterator[Hit]:
     steps = cycle.of("step", "scaler-step")
     if cycle.step is not steps[0] or len({e.inner for e in (*steps, *cycle.of("backward"))}) != 1:
         return
-    if any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in context.script.nodes) or cycle.of("grad-call"):
+    if "grad" in context.script.attributes or cycle.of("grad-call"):
         return
     for first in cycle.of("backward"):
         rest = cycle.after(first)

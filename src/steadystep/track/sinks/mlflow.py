@@ -13,7 +13,7 @@ from steadystep.track.sink import GradientSample, RunStart, StepRow
 from steadystep.track.sinks.extra import need
 
 _ID = "mlflow-id"
-_BATCH = 500  # points in one transaction: a commit costs as much as hundreds of them
+_BATCH = 1000  # points in one transaction, as many as MLflow takes: a commit costs as much as hundreds of them
 _EVERY_S = 2.0
 
 
@@ -47,6 +47,7 @@ class MLflow:
         self._client = mlflow.MlflowClient(tracking_uri=self._uri or local)
         self._run_id = self._go_on(run.run_dir) or self._begin(run)
         self._client.log_dict(self._run_id, dict(run.settings), "settings.json")
+        self._written = time.monotonic()  # why: making a database takes seconds, and what waited is written together
 
     def step(self, row: StepRow) -> None:
         """One point per curve."""

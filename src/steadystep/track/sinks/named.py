@@ -8,13 +8,19 @@ from steadystep.track.sinks.extra import is_installed
 from steadystep.track.sinks.mlflow import MLflow
 from steadystep.track.sinks.tensorboard import TensorBoard
 from steadystep.track.sinks.wandb import WandB
-from steadystep.track.terminal import Terminal
+
+
+def _terminal() -> Sink:
+    from steadystep.track.terminal import Terminal  # late: it needs rich, and few want it
+
+    return Terminal()
+
 
 _MAKERS: dict[str, Callable[[], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "mlflow": MLflow,
-    "console": Terminal,
+    "console": _terminal,
 }
 
 

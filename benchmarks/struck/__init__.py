@@ -1,0 +1,1 @@
+"""Programs and faults for `watched_faults.py`."""

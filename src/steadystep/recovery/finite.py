@@ -1,0 +1,128 @@
+"""Tensors of a state that hold NaN or infinity: such a state is not written, and not continued from.
+
+A parameter that held infinity when the run began (a frozen table of logits) does so on purpose, and of the buffers some
+are masks. So a state says which of its tensors are to be finite.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from steadystep.clip.sharded import local_part
+from steadystep.errors import SteadystepError
+from steadystep.names import plain
+from steadystep.recovery.packing import pack
+from steadystep.stats.absurd import LARGEST
+
+FINITE = "finite"
+"""The key of a state under which it says what is to be finite."""
+
+_KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_ALWAYS = ("parameters.", "optimizer.state")
+_SHOWN = 3
+
+
+class Kept(Protocol):
+    """Anything with a state."""
+
+    def state_dict(self) -> Any:
+        """Its state."""
+        ...
+
+
+@final
+class FiniteParts:
+    """What is to be finite: all parameters but those that held infinity when this was made, and certain buffers."""
+
+    def __init__(self, model: nn.Module, buffers: Callable[[], Iterable[str]]) -> None:
+        self.infinite = frozenset(_infinite_parameters(model))
+        """Parameters that hold infinity on purpose."""
+        self.kept = KeptTensors()
+        self._buffers = buffers
+
+    def saved(self) -> dict[str, list[str]]:
+        """For the state."""
+        return {"infinite": sorted(self.infinite), "buffers": list(self._buffers()), "kept": list(self.kept.names)}
+
+
+@final
+class KeptTensors:
+    """Tensors of kept objects that are to be finite: those that were when the object was first kept."""
+
+    def __init__(self) -> None:
+        self._things: dict[str, Kept] = {}
+        self.names: tuple[str, ...] = ()
+        """As they are called in a state that was taken apart."""
+
+    def add(self, name: str, thing: Kept) -> None:
+        """Check `thing` too."""
+        self._things[name] = thing
+        held = _tensors_of({name: thing})
+        bad = bad_names(held)
+        own = (f"kept.{name}.", f"kept.{name}[")
+        fresh = [key for key, t in held.items() if key not in bad and t.dtype in _KINDS]
+        self.names = (*(key for key in self.names if not key.startswith(own)), *fresh)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As they are now, alive."""
+        held = _tensors_of(self._things) if self._things else {}
+        return {name: held[name] for name in self.names if name in held}
+
+
+def _tensors_of(things: Mapping[str, Kept]) -> dict[str, Tensor]:
+    try:
+        return pack({"kept": {name: thing.state_dict() for name, thing in things.items()}}).tensors
+    except SteadystepError:  # a state without form in a file: there is nothing to check it by
+        return {}
+
+
+def not_finite(tensors: Mapping[str, Tensor], tree: Any) -> tuple[str, ...]:
+    """Names of those that hold NaN or infinity and should not, of a state of a guarded loop that was taken apart."""
+    rules = tree.get(FINITE) if isinstance(tree, Mapping) else None
+    return bad_names({name: t for name, t in tensors.items() if _is_judged(name, rules)})
+
+
+def bad_names(tensors: Mapping[str, Tensor], *, absurd: bool = False) -> tuple[str, ...]:
+    """Names of the floating-point tensors that hold NaN or infinity; with `absurd` also what no training comes to."""
+    named = [(name, t.detach()) for name, t in tensors.items() if t.dtype in _KINDS and t.numel()]
+    if not named:
+        return ()
+    peaks = torch._foreach_norm([tensor for _, tensor in named], torch.inf)
+    flags = [_is_good(peak, absurd=absurd) for peak in peaks]
+    together = torch.stack([flag.to(flags[0].device) for flag in flags])
+    good = together.tolist()  # sync: once for all of them, when a state is read or written, and in trouble
+    return tuple(name for (name, _), is_good in zip(named, good, strict=True) if not is_good)
+
+
+def _is_good(peak: Tensor, *, absurd: bool) -> Tensor:
+    finite = peak.isfinite()
+    # the end of a format is what masks are filled with
+    return finite & ((peak <= LARGEST) | (peak == torch.finfo(peak.dtype).max)) if absurd else finite
+
+
+def said(names: Iterable[str]) -> str:
+    """For a sentence: the first few."""
+    listed = list(names)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return ", ".join(listed[:_SHOWN]) + more
+
+
+def _is_judged(name: str, rules: Any) -> bool:
+    if not isinstance(rules, Mapping):  # a state of an older version
+        return name.startswith(_ALWAYS)
+    if name.startswith("buffers."):
+        return name.removeprefix("buffers.") in rules.get("buffers", ())
+    if name.startswith("kept"):
+        return name in rules.get("kept", ())
+    return name.startswith(_ALWAYS) and name.removeprefix("parameters.") not in rules.get("infinite", ())
+
+
+def _infinite_parameters(model: nn.Module) -> Iterable[str]:
+    """Those with an infinity and no NaN: nobody begins with a NaN on purpose."""
+    parameters = {plain(name): p for name, p in model.named_parameters() if not nn.parameter.is_lazy(p)}
+    held = {name: local_part(p).detach() for name, p in parameters.items() if p.device.type != "meta"}
+    for name in bad_names(held):
+        if not bool(held[name].isnan().any()):  # sync: once, when a guard is made
+            yield name

@@ -1,0 +1,146 @@
+"""Keeps, for each backward pass of a loop, how its loss came about: so that an update can be made again."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+
+from steadystep.accumulation import Taped, Work
+from steadystep.accumulation.draws import Draws
+from steadystep.measuring import draws
+from steadystep.watching.tape import Mode, Tape
+
+_FAILURES = 8  # passes in a row that could not be kept: then this loop is not one that can be
+
+
+@final
+class Recorder:
+    """Hooks around the model's forward pass. Costs a few references per pass, and a call per function of the loss.
+
+    A loop in which backward is not the end of one forward pass (two passes of the model for one loss, another network
+    that learns, gradients of gradients) is not kept, and after a few such passes no longer listened to.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Callable[[], Sequence[Parameter]], device: torch.device) -> None:
+        self._model = model
+        self._parameters = parameters
+        self._device = device
+        self._draws = Draws(device, by_modules=draws(model))
+        self._failures = 0
+        self._tape: Tape | None = None
+        self._mode: Mode | None = None
+        self._works: list[Work] = []
+        self._waiting: Work | None = None
+        self._spoiled = False
+        self._known: set[int] = set()
+        self.paused = False
+        """The guard itself is running the model."""
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(_Hook(self._begin), with_kwargs=True, prepend=True),
+            model.register_forward_hook(_Hook(self._end)),
+        ]
+
+    def remove(self) -> None:
+        """The model is as it was."""
+        self.hush()
+        self._tape = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def hush(self) -> None:
+        """Listen to the loop no more, until the next forward pass."""
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.pop()
+
+    def before_backward(self, loss: Tensor, *, plainly: bool) -> None:
+        """`plainly`: it is asked for nothing but the gradients of all that led to `loss`."""
+        if self.paused:
+            return
+        tape, self._tape = self._tape, None
+        self._waiting = None
+        closed = False
+        with suppress(Exception):  # a tensor without what tensors have; backward is the loop's all the same
+            closed = tape is not None and tape.close(loss) and plainly
+        if tape is None or not closed:
+            return
+        self._draws.after(last=True)
+        self._waiting = Work(Taped(tape.run, tape.held, tape.rng), None)
+
+    def after_backward(self, *, ours: bool, cleared: bool) -> None:
+        """Whether it changed gradients of this model, and whether those of earlier passes had been cleared before."""
+        if self.paused:
+            return
+        if cleared:
+            self._works, self._spoiled = [], False
+        if not ours:
+            return
+        if self._waiting is None:
+            self._spoiled = True
+            self._failures += 1
+            if self._failures >= _FAILURES:
+                self.remove()
+            return
+        self._failures = 0
+        self._works.append(self._waiting)
+        self._waiting = None
+
+    def works(self, passes: int) -> tuple[Work, ...]:
+        """What it takes to compute the gradients of this step again, which came from so many passes."""
+        return tuple(self._works) if len(self._works) == passes and not self._spoiled else ()
+
+    def clear(self) -> None:
+        """The step is over."""
+        self._works, self._spoiled = [], False
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.paused or not model.training or not torch.is_grad_enabled() or _is_transformed():
+            return
+        self.hush()
+        if self._tape is not None:  # two passes for one loss, or one for nothing
+            self._spoiled = True
+        self._tape = None
+        self._tape = Tape(model, args, kwargs, rng=self._draws.before(), device=self._device.type, owns=self._owns)
+        self._tape.whole = self._tape.whole and not self._spoiled
+
+    def _end(self, model: nn.Module, args: Any, output: Any) -> None:
+        if self.paused or self._tape is None or not self._tape.whole:
+            return
+        self._tape.forwarded(output)
+        mode = Mode(self._tape)
+        if mode.push():
+            self._mode = mode
+
+    def _owns(self, tensor: Tensor) -> bool:
+        if id(tensor) not in self._known:
+            self._known = {id(parameter) for parameter in self._parameters()}
+        return id(tensor) in self._known
+
+
+def _is_transformed() -> bool:
+    """Inside `torch.func`: what is seen there are not the tensors of the loop."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@final
+class _Hook:
+    """A hook that stays behind when the model is copied or saved."""
+
+    def __init__(self, tell: Callable[..., None] | None = None) -> None:
+        self._tell = tell
+
+    def __call__(self, *args: Any) -> None:
+        if self._tell is not None and not torch.compiler.is_compiling():
+            with suppress(Exception):  # why: a forward pass that cannot be remembered is still the loop's forward pass
+                self._tell(*args)
+
+    def __deepcopy__(self, _: Any) -> "_Hook":
+        return _Hook()
+
+    def __reduce__(self) -> Any:
+        return _Hook, ()

@@ -1,0 +1,247 @@
+"""A loop's forward pass and what it made of it until `backward`, in a form that can be run again.
+
+The model's inputs are known from a hook. What the loop does with its outputs (a loss function, a division, a view) is
+seen by a torch function mode between the end of the forward pass and `backward`: each function with its arguments,
+where one that came from the model stands for the place it came from. References to inputs and targets are all that is
+kept; outputs and graphs are not.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from steadystep.rng import RngState
+
+_MOST = 64  # functions between forward and backward: beyond that it is another network, and it costs
+_MOST_CALLS = 1024  # of all kinds: `zero_grad` reads and writes the gradient of each parameter
+_modes: Any = torch.overrides
+_Cast = tuple[bool, torch.dtype]
+
+
+class NotRepeatableError(Exception):
+    """It is not what it was: an input has been written over since."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """The tensor that is number so many on the tape."""
+
+    number: int
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    grad: bool
+    cast: _Cast
+
+
+@final
+class Tape:
+    """One forward pass. Open until `close`, which says what backward is called on."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        rng: RngState | None,
+        device: str,
+        owns: Callable[[Tensor], bool],
+    ) -> None:
+        self._model, self.args, self.kwargs, self.rng = model, args, kwargs, rng
+        self._device = device
+        self._owns = owns
+        self._cast = _cast_of(device)
+        self._calls: list[_Call] = []
+        self._outside: list[Tensor] = []
+        self._inputs = 0
+        self._versions: list[int] = []
+        self._numbers: dict[int, int] = {}
+        self._alive: list[Tensor] = []
+        self._loss: int | None = None
+        self.whole = True
+        """Everything that led to the loss was seen."""
+        for part in _tensors_in((args, kwargs)):
+            if part.requires_grad:  # it comes from another network, or gradients are wanted of it
+                self.whole = False
+            self._know(part)
+        self._inputs = len(self._outside)
+
+    @property
+    def held(self) -> Any:
+        """What is kept in memory for it."""
+        return (self.args, self.kwargs, self._outside[self._inputs :])
+
+    def forwarded(self, output: Any) -> None:
+        """The forward pass has ended."""
+        for part in _tensors_in(output):
+            self._add(part)
+
+    def saw(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """The loop has called a function of torch."""
+        made = _tensors_in(result)
+        writes = _name(function) in _WRITING
+        if not made and not writes:
+            return
+        if len(self._calls) >= _MOST or (writes and id(args[0]) not in self._numbers):
+            self.whole = False
+        if not self.whole:
+            return
+        call = _Call(
+            function, self._placed(args), self._placed(kwargs), torch.is_grad_enabled(), _cast_of(self._device)
+        )
+        self._calls.append(call)
+        for part in made:
+            self._add(part)
+
+    def close(self, loss: Tensor) -> bool:
+        """Backward is called on `loss`. False: it cannot be run again."""
+        self._loss = self._numbers.get(id(loss))
+        self._alive, self._numbers = [], {}
+        self.whole = self.whole and self._loss is not None and not self._written_over
+        return self.whole
+
+    def run(self, _: Any = None) -> Tensor:
+        """The loss once more, from the inputs of then and the weights of now."""
+        if self._written_over or self._loss is None:
+            raise NotRepeatableError
+        with _casting(self._device, self._cast):
+            values = _tensors_in(self._model(*self.args, **self.kwargs))
+        for call in self._calls:
+            with ExitStack() as stack:
+                stack.enter_context(torch.set_grad_enabled(call.grad))
+                stack.enter_context(_casting(self._device, call.cast))
+                values += _tensors_in(call.function(*_filled(call.args, values), **_filled(call.kwargs, values)))
+        return values[self._loss]
+
+    @property
+    def _written_over(self) -> bool:
+        return any(part._version != version for part, version in zip(self._outside, self._versions, strict=True))
+
+    def _add(self, part: Tensor) -> None:
+        self._numbers[id(part)] = len(self._alive)
+        self._alive.append(part)
+
+    def _know(self, part: Tensor) -> None:
+        """A tensor from outside. A parameter is meant to change; anything else must stay what it is."""
+        if part.grad_fn is not None or part.is_inference():
+            self.whole = False
+        elif not part.requires_grad:
+            self._outside.append(part)
+            self._versions.append(part._version)
+        elif not self._owns(part):
+            self.whole = False
+
+    def _placed(self, tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            number = self._numbers.get(id(tree))
+            if number is not None:
+                return _Place(number)
+            self._know(tree)
+            return tree
+        if type(tree) in (list, tuple):
+            return type(tree)([self._placed(part) for part in tree])
+        if type(tree) is dict:
+            return {key: self._placed(part) for key, part in tree.items()}
+        return tree
+
+
+@final
+class Mode(TorchFunctionMode):
+    """Tells a tape what is called. On torch's stack from the end of a forward pass to backward."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._count = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if self._tape.whole and getattr(function, "__self__", None) is not _GRAD:
+            try:
+                self._tape.saw(function, args, kwargs or {}, result)
+            except Exception:  # whatever is odd about this call, it is the loop's, and was made
+                self._tape.whole = False
+        self._count += 1
+        if self._count > _MOST_CALLS:
+            self._tape.whole = False
+        return result
+
+    def push(self) -> bool:  # type: ignore[override]
+        """Begin to listen; not inside somebody else's mode, nor where loss functions are compiled."""
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # torch.set_default_device enters one
+        if torch._C._len_torch_function_stack() > (default is not None) or _compiles():
+            return False
+        _modes._push_mode(self)
+        return True
+
+    def pop(self) -> None:
+        """End it. Modes that the loop has entered since stay."""
+        above = []
+        while torch._C._len_torch_function_stack():
+            mode = _modes._pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _modes._push_mode(mode)
+
+
+_GRAD = torch.Tensor.grad
+_WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
+
+
+def _name(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", "")
+    return "__setitem__" if name.endswith("_") and not name.endswith("__") else name
+
+
+def _compiles() -> bool:
+    """Something has been compiled in this process: a mode on the stack would be compiled with the next one."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])
+
+
+def _cast_of(device: str) -> _Cast:
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def _casting(device: str, cast: _Cast) -> Any:
+    enabled, dtype = cast
+    return torch.autocast(device, dtype=dtype if enabled else None, enabled=enabled)
+
+
+def _tensors_in(tree: Any) -> list[Tensor]:
+    """In an order that is the same each time."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        parts: Sequence[Any] = list(tree.values())
+    elif isinstance(tree, list | tuple):
+        parts = tree
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        parts = list(vars(tree).values()) if hasattr(tree, "__dict__") else []
+    else:
+        return []
+    return [tensor for part in parts for tensor in _tensors_in(part)]
+
+
+def _filled(tree: Any, values: Sequence[Tensor]) -> Any:
+    if isinstance(tree, _Place):
+        return values[tree.number]
+    if type(tree) in (list, tuple):
+        return type(tree)([_filled(part, values) for part in tree])
+    if type(tree) is dict:
+        return {key: _filled(part, values) for key, part in tree.items()}
+    return tree

@@ -1,0 +1,165 @@
+"""A refused step of any optimizer leaves weights and state at their bits.
+
+Torch's own optimizers leave a parameter without a gradient alone, so a step without gradients is no step. Others count
+in their groups, turn a missing gradient into zeros and move by their momentum, keep moments in attributes, or wrap
+another optimizer. They step over zeros, and what they did is undone: one copy of weights and state, only then.
+"""
+
+import copy
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadystep.clip.sharded import local_part
+from steadystep.rng import RngState
+
+_QUIET = frozenset(
+    (
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adafactor,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.Muon,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+        torch.optim.SparseAdam,
+    )
+)
+_HOOKS = "_optimizer_"  # how torch names the hooks of an optimizer
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+_SKIPPED = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)
+
+
+def is_quiet(optimizer: Optimizer) -> bool:
+    """Whether a step without gradients is known to change nothing. A subclass may do as it likes."""
+    return type(optimizer) in _QUIET
+
+
+@final
+class Undo:
+    """Everything an optimizer may change in a step, as it is now: weights, state, groups, its other attributes.
+
+    It is put back in place, so that whoever holds a tensor of it (a compiled model, a wrapper) goes on with it.
+    """
+
+    def __init__(self, optimizer: Optimizer, *, rng: bool = False) -> None:
+        self._optimizer = optimizer
+        self._weights = [p for group in optimizer.param_groups for p in group["params"]]
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._arrays: list[tuple[Any, Any]] = []
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._held: list[tuple[Any, Any]] = []
+        self._rng = RngState(self._weights[0].device) if rng and self._weights else None
+        self._module = type(optimizer).__module__
+        seen: dict[int, Any] = {}
+        waiting: list[Any] = [optimizer]
+        while waiting:
+            thing = waiting.pop()
+            if id(thing) not in seen:
+                seen[id(thing)] = thing
+                waiting.extend(self._keep(thing))
+
+    @property
+    def needed(self) -> bool:
+        """A weight is not finite."""
+        norms = torch._foreach_norm([p.detach() for p in self._weights], torch.inf)
+        return not bool(torch.stack([norm.float() for norm in norms]).isfinite().all())  # sync: per step of LBFGS
+
+    @property
+    def moved(self) -> bool:
+        """Something is no longer what it was."""
+        # sync: in the first steps with a closure
+        return any(not _same(*pair) for pair in self._tensors) or any(_changed(*pair) for pair in self._held)
+
+    @torch.no_grad()
+    def back(self) -> None:
+        """As if the step had not been taken; without gradients."""
+        for thing, kept in self._held:
+            _refill(thing, kept)
+        for tensor, value in self._tensors:
+            here = local_part(tensor)
+            if here.shape != value.shape or here.dtype != value.dtype or here.device != value.device:
+                tensor.data = value
+            else:
+                here.copy_(value)
+        for array, value in self._arrays:
+            array[...] = value
+        for generator, value in self._generators:
+            generator.set_state(value)
+        for parameter in self._weights:
+            parameter.grad = None
+        if self._rng is not None:
+            self._rng.restore()
+
+    def _keep(self, thing: Any) -> Iterator[Any]:
+        """Remember one thing; what it holds comes next."""
+        if isinstance(thing, Tensor):
+            self._tensors.append((thing, local_part(thing).detach().clone()))
+        elif isinstance(thing, np.ndarray):
+            self._arrays.append((thing, thing.copy()))
+        elif isinstance(thing, torch.Generator):
+            self._generators.append((thing, thing.get_state()))
+        elif isinstance(thing, dict | list | set | deque):
+            self._held.append((thing, copy.copy(thing)))
+            yield from thing.values() if isinstance(thing, dict) else thing
+        elif isinstance(thing, tuple):
+            yield from thing
+        elif self._is_own(thing):
+            own = _attributes(thing)
+            self._held.append((thing, own))
+            yield from own.values()
+
+    def _is_own(self, thing: Any) -> bool:
+        """An optimizer inside the optimizer, or a helper written beside it; not the trainer it may know."""
+        if isinstance(thing, (*_PLAIN, *_SKIPPED)):
+            return False
+        return isinstance(thing, Optimizer) or (type(thing).__module__ == self._module and hasattr(thing, "__dict__"))
+
+
+def _refill(thing: Any, kept: Any) -> None:
+    if isinstance(thing, list | deque):
+        thing.clear()
+        thing.extend(kept)
+    elif isinstance(thing, dict | set):
+        thing.clear()
+        thing.update(kept)
+    else:
+        held = vars(thing)
+        for name in [name for name in held if name not in kept and not name.startswith(_HOOKS)]:
+            del held[name]
+        held.update(kept)
+
+
+def _changed(thing: Any, kept: Any) -> bool:
+    """Whether it holds other things than it held; what they hold is looked at by itself."""
+    now = thing if isinstance(thing, dict | list | set | deque) else _attributes(thing)
+    if len(now) != len(kept):
+        return True
+    if isinstance(now, dict):
+        return any(key not in now or _differ(now[key], value) for key, value in kept.items())
+    return not isinstance(now, set) and any(map(_differ, now, kept))
+
+
+def _differ(now: Any, then: Any) -> bool:
+    return now is not then and not (isinstance(then, _PLAIN) and now == then)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(thing).items() if not key.startswith(_HOOKS)}
+
+
+def _same(now: Tensor, then: Tensor) -> bool:
+    here = local_part(now).detach()
+    return here.shape == then.shape and bool(torch.equal(here, then))

@@ -1,0 +1,304 @@
+"""One watcher over several optimizers: steps after one loss are one decision, and turns are rolled back together."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as entropy
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
+
+import steadystep
+from steadystep.errors import UnsupportedError
+from steadystep.records import Outcome
+from tests.loops import batches, small_net, squared
+
+Each = Callable[[int], None]
+
+
+class Restless(SGD):
+    """Counts on itself, and moves its weights without a gradient."""
+
+    count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(0.0 if parameter.grad is None else parameter.grad, alpha=-0.01).mul_(0.999)
+
+
+def of_kinds(model: nn.Module) -> list[Optimizer]:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() != 2]
+    return [Muon(matrices, lr=0.01), AdamW(vectors, lr=0.003)]
+
+
+def with_restless(model: nn.Module) -> list[Optimizer]:
+    half = list(model.parameters())
+    return [Adam(half[:4], lr=0.01), Restless(half[4:], lr=0.01)]
+
+
+def bits(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
+    counts = [getattr(optimizer, "count", 0) for optimizer in optimizers]
+    return dict(leaves([model.state_dict(), counts, *(optimizer.state_dict() for optimizer in optimizers)], ""))
+
+
+def leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, f"{path}/{key}")
+    else:
+        yield path, tree.detach().clone() if isinstance(tree, Tensor) else tree
+
+
+def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]) if isinstance(value, Tensor) else value == right[name], name
+
+
+def one_loss(
+    make: Callable[[nn.Module], list[Optimizer]],
+    *,
+    watched: bool,
+    bad: int | None = None,
+    clips: bool = False,
+    steps: int = 40,
+) -> tuple[dict[str, Any], list[Outcome]]:
+    """One loss for all of them. The batch `bad` is NaN; without a watcher it is left out."""
+    model = small_net(dropout=0.0)
+    optimizers, outcomes = make(model), []
+    watcher = steadystep.watch(model, optimizers) if watched else None
+    for step, x in enumerate(batches(steps)):
+        if step == bad and watcher is None:
+            continue
+        squared(model, x * math.nan if step == bad else x).backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        if watcher is not None:
+            outcomes.append(watcher.outcome)
+    state = bits(model, optimizers)
+    if watcher is not None:
+        assert watcher.guard.attempts == steps
+        watcher.remove()
+    return state, outcomes
+
+
+@pytest.mark.parametrize("make", [of_kinds, with_restless])
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_healthy_loop_is_bit_identical(make: Any, clips: bool) -> None:
+    watched, outcomes = one_loss(make, watched=True, clips=clips)
+    assert [outcome.step for outcome in outcomes] == list(range(40))
+    assert_same(watched, one_loss(make, watched=False, clips=clips)[0])
+
+
+@pytest.mark.parametrize("make", [of_kinds, with_restless])
+@pytest.mark.parametrize("bad", [0, 17])
+def test_a_refused_step_is_refused_for_all(make: Any, bad: int) -> None:
+    watched, outcomes = one_loss(make, watched=True, bad=bad)
+    assert [outcome.stepped for outcome in outcomes] == [step != bad for step in range(40)]
+    assert_same(watched, one_loss(make, watched=False, bad=bad)[0])
+
+
+def test_all_go_back_to_the_same_update() -> None:
+    model = small_net(dropout=0.0)
+    optimizers = [Adam(list(model.parameters())[:4], lr=0.01), Adam(list(model.parameters())[4:], lr=0.01)]
+    with steadystep.watch(model, optimizers) as watcher:
+        backs = []
+        for step, x in enumerate(batches(100)):
+            if step == 70:
+                with torch.no_grad():
+                    model[-1].weight[0, 0] = math.nan
+            squared(model, x).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            backs += [watcher.outcome] if watcher.outcome.restored is not None else []
+        (back,) = backs
+        assert back.step == 70
+        counts = {int(slots["step"]) for optimizer in optimizers for slots in optimizer.state.values()}
+        assert counts == {watcher.guard.updates}
+        assert all(p.isfinite().all() for p in model.parameters())
+
+
+class Gan:
+    """A generator and its critic, each with an optimizer and a loss of its own."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+        self.critic = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+        self.both = nn.ModuleList([self.maker, self.critic])
+        self.optimizers: list[Optimizer] = [
+            Adam(self.critic.parameters(), lr=1e-3, betas=(0.5, 0.99)),
+            Adam(self.maker.parameters(), lr=1e-3, betas=(0.5, 0.99)),
+        ]
+        self.rng = torch.Generator().manual_seed(3)
+
+    def turn_of_critic(self, x: Tensor) -> None:
+        opt = self.optimizers[0]
+        opt.zero_grad()
+        made = self.maker(torch.randn(32, 4, generator=self.rng)).detach()
+        real = entropy(self.critic(x), torch.ones(32, 1))
+        (real + entropy(self.critic(made), torch.zeros(32, 1))).backward()
+        opt.step()
+
+    def turn_of_maker(self) -> None:
+        opt = self.optimizers[1]
+        opt.zero_grad()
+        made = self.maker(torch.randn(32, 4, generator=self.rng))
+        entropy(self.critic(made), torch.ones(32, 1)).backward()
+        opt.step()
+
+    def train(self, steps: int, *, critics: int = 1, each: Callable[["Gan", int, Tensor], None] | None = None) -> None:
+        for step in range(steps):
+            for _ in range(critics):
+                x = 0.3 * torch.randn(32, 2, generator=self.rng) + torch.tensor([1.0, -1.0])
+                if each is not None:
+                    each(self, step, x)
+                self.turn_of_critic(x)
+            self.turn_of_maker()
+
+
+@pytest.mark.parametrize("critics", [1, 3])
+def test_a_healthy_gan_is_bit_identical(critics: int) -> None:
+    plain, gan = Gan(), Gan()
+    plain.train(60, critics=critics)
+    with steadystep.watch(gan.both, gan.optimizers) as watcher:
+        gan.train(60, critics=critics)
+        assert watcher.guard.attempts == 60 * (critics + 1)
+    assert_same(bits(gan.both, gan.optimizers), bits(plain.both, plain.optimizers))
+
+
+def test_both_networks_of_a_gan_go_back_together() -> None:
+    gan, outcomes = Gan(), []
+
+    def damage(gan: Gan, step: int, x: Tensor) -> None:
+        if step == 60:
+            with torch.no_grad():
+                gan.maker[0].weight[0, 0] = math.nan
+
+    with steadystep.watch(gan.both, gan.optimizers) as watcher:
+        watcher._tell = outcomes.append
+        gan.train(80, each=damage)
+        (back,) = [outcome for outcome in outcomes if outcome.restored is not None]
+        assert "rollback" in back.plan.steps
+        steps = [int(next(iter(optimizer.state.values()))["step"]) for optimizer in gan.optimizers]
+        assert sum(steps) == watcher.guard.updates
+        assert abs(steps[0] - steps[1]) <= 1
+    assert all(p.isfinite().all() for p in gan.both.parameters())
+
+
+def test_a_bad_batch_of_one_player_is_refused_in_its_turn() -> None:
+    gan, outcomes = Gan(), []
+
+    def spoil(gan: Gan, step: int, x: Tensor) -> None:
+        if step == 30:
+            x.fill_(math.nan)
+
+    with steadystep.watch(gan.both, gan.optimizers) as watcher:
+        watcher._tell = outcomes.append
+        gan.train(40, each=spoil)
+    assert [outcome.step for outcome in outcomes if not outcome.stepped] == [60]
+    assert all(p.isfinite().all() for p in gan.both.state_dict().values())
+
+
+def test_actor_critic_and_temperature() -> None:
+    """The actor's loss reaches the critic as well, which is updated in another turn; and it is updated more seldom."""
+
+    def run(*, watched: bool) -> tuple[dict[str, Any], int]:
+        torch.manual_seed(0)
+        actor, critic, alpha = nn.Linear(3, 2), nn.Linear(5, 1), nn.Module()
+        alpha.log = nn.Parameter(torch.zeros(()))
+        everything = nn.ModuleList([actor, critic, alpha])
+        optimizers = [Adam(part.parameters(), lr=0.01) for part in (critic, actor, alpha)]
+        watcher = steadystep.watch(everything, optimizers) if watched else None
+        for step, x in enumerate(batches(60)):
+            seen, reward = x[:, :3], x.sum(-1, keepdim=True)
+            losses = [lambda s=seen, r=reward: (critic(torch.cat([s, actor(s).detach()], -1)) - r).square().mean()]
+            if step % 2:
+                losses.append(
+                    lambda s=seen: (
+                        alpha.log.exp().detach() * actor(s).square().mean()
+                        - critic(torch.cat([s, actor(s)], -1)).mean()
+                    )
+                )
+                losses.append(lambda s=seen: alpha.log.exp() * (1.0 - actor(s).square().mean().detach()))
+            for optimizer, loss in zip(optimizers, losses, strict=False):
+                optimizer.zero_grad()
+                loss().backward()
+                optimizer.step()
+        attempts = 0 if watcher is None else watcher.guard.attempts
+        if watcher is not None:
+            watcher.remove()
+        return bits(everything, optimizers), attempts
+
+    watched, attempts = run(watched=True)
+    assert attempts == 60 + 2 * 30
+    assert_same(watched, run(watched=False)[0])
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_with_a_loss_scaler(unscales: bool) -> None:
+    def run(*, watched: bool) -> dict[str, Any]:
+        model = small_net(dropout=0.0)
+        optimizers = of_kinds(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        watcher = steadystep.watch(model, optimizers, scaler=scaler) if watched else None
+        for x in batches(30):
+            scaler.scale(squared(model, x)).backward()
+            if unscales:
+                for optimizer in optimizers:
+                    scaler.unscale_(optimizer)
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+        if watcher is not None:
+            assert watcher.guard.attempts == (30 if unscales else 60)
+            watcher.remove()
+        return bits(model, optimizers)
+
+    assert_same(run(watched=True), run(watched=False))
+
+
+def test_schedulers_of_all_are_found_and_a_refused_step_moves_none() -> None:
+    model = small_net(dropout=0.0)
+    optimizers = of_kinds(model)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for optimizer in optimizers]
+    with steadystep.watch(model, optimizers):
+        for step, x in enumerate(batches(10)):
+            squared(model, x * math.nan if step == 5 else x).backward()
+            for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+    assert [scheduler.last_epoch for scheduler in schedulers] == [9, 9]
+    assert optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01 * 0.9**9)
+
+
+def test_what_it_remembers_is_saved_for_each() -> None:
+    gan, other = Gan(), Gan()
+    with steadystep.watch(gan.both, gan.optimizers) as watcher:
+        gan.train(30)
+        saved = json.loads(json.dumps(watcher.guard.state_dict()))
+    assert any(name.endswith("of optimizer 1") for name in saved)
+    with steadystep.watch(other.both, other.optimizers) as again:
+        again.guard.load_state_dict(saved)
+        assert json.loads(json.dumps(again.guard.state_dict())) == saved
+
+
+def test_a_closure_is_refused() -> None:
+    model = small_net()
+    optimizers = of_kinds(model)
+    with steadystep.watch(model, optimizers), pytest.raises(UnsupportedError, match="one watcher for each"):
+        optimizers[1].step(lambda: squared(model, batches(1)[0]))
