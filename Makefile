@@ -4,7 +4,7 @@ BIN := .venv/bin
 CORE := .venv/.core
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-all check bench bench-rivals browser docs field figures pictures mutants format clean
+.PHONY: help demo test test-all check bench alarms bench-rivals browser docs field figures pictures mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -53,6 +53,9 @@ bench: $(STAMP) ## every table, from the beginning or where it was stopped
 
 field: $(STAMP) ## 400 programs of strangers' kinds with and without a guard, from where it was stopped; about an hour
 	$(BIN)/python -m tests.field --half both --count 400 --jobs 2 --out build/field.jsonl
+
+alarms: $(STAMP) ## false alarms in a million steps of healthy programs, from where it was stopped; 40 minutes
+	$(BIN)/python -m tests.field --alarms 1000000 --jobs 2 --out build/alarms.jsonl
 
 RIVALS := .venv-rivals/bin
 RIVALS_PIP := $(RIVALS)/python -m pip install --quiet --disable-pip-version-check -c benchmarks/rivals/constraints.txt

@@ -14,8 +14,8 @@ import steadystep
 from steadystep.lab.bench.study import Job
 from steadystep.lab.bench.workers import each
 from tests.field import table
-from tests.field.plan import Run, run_of, runs
-from tests.field.row import for_json, made
+from tests.field.plan import Run, healthy_runs, run_of, runs
+from tests.field.row import for_json, made, made_alone
 from tests.field.verdict import Row
 
 _NUMBERS = ("plain_score", "guarded_score", "clean_score", "start_score", "spread")
@@ -27,7 +27,7 @@ def main() -> int:
     if asked.table is not None:
         print(table.report(_chosen(list(read(asked.table).values()), asked)))  # noqa: T201
         return 0
-    wanted = [run_of(index) for index in asked.only] if asked.only else list(runs(asked.count, asked.half))
+    wanted = _wanted(asked)
     wanted = [run for run in wanted if _is_asked_for(asdict(run), asked)]
     stored = {} if asked.only or asked.fresh else read(asked.out)
     if asked.fresh and not (asked.only or asked.task or asked.face or asked.fault):
@@ -40,11 +40,18 @@ def main() -> int:
     return int(any(table.offends(row) for row in rows))
 
 
+def _wanted(asked: argparse.Namespace) -> list[Run]:
+    if asked.only:
+        return [run_of(index) for index in asked.only]
+    return list(runs(asked.count, asked.half) if asked.alarms is None else healthy_runs(asked.alarms))
+
+
 def _make(wanted: Sequence[Run], asked: argparse.Namespace) -> dict[int, Row]:
     jobs = [Job(key=str(run.index), args=asdict(run)) for run in wanted]
     found: dict[int, Row] = {}
     began, code = time.monotonic(), code_hash()
-    for number, done in enumerate(each(made, jobs, num_workers=asked.jobs), start=1):
+    work = made if asked.alarms is None else made_alone
+    for number, done in enumerate(each(work, jobs, num_workers=asked.jobs), start=1):
         index = int(done.job.key)
         if done.row is None:
             _say(f"run {index} of the harness failed:\n{done.error}")
@@ -86,6 +93,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.field", description=__doc__)
     parser.add_argument("--half", choices=("develop", "sealed", "both"), default="develop")
     parser.add_argument("--count", type=int, default=400, help="indices of the plan; a half has half of them")
+    parser.add_argument(
+        "--alarms",
+        type=int,
+        metavar="STEPS",
+        help="so many steps of fresh healthy programs, guarded only: false alarms",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument(
         "--out", type=Path, default=Path("build/field.jsonl"), help="rows stored here are not made again"

@@ -48,7 +48,7 @@ def line_of(row: Row) -> str:
         row["error"].splitlines()[0] if row["error"] else "",
         f"{row['warnings']} warnings: {', '.join(said)}" if said else "",
         f"{row['acts']} acts: {', '.join(did)}" if did else "",
-        "" if row["identical"] else "weights differ",
+        "weights differ" if row["identical"] is False else "",
         f"diagnosed {row['cause']}" if not row["cause"].startswith("healthy") else "",
         f"score {_short(row['plain_score'])} plain, {_short(row['guarded_score'])} guarded, "
         f"{_short(row['start_score'])} untrained, spread {_short(row['spread'])}",
@@ -68,7 +68,7 @@ def _healthy_cells(rows: Sequence[Row]) -> Cells:
         str(steps),
         f"{1e4 * sum(row['warnings'] for row in rows) / steps:.2f}",
         f"{1e4 * sum(row['acts'] for row in rows) / steps:.2f}",
-        _share(rows, lambda row: row["identical"]),
+        _share([row for row in rows if row["identical"] is not None], lambda row: row["identical"]),
         _share(rows, lambda row: row["cause"].startswith("healthy")),
         str(sum(bool(row["error"]) for row in rows)),
         str(sum(row["harm"] for row in rows)),
@@ -98,6 +98,8 @@ def _by(rows: Sequence[Row], key: str, cells: Callable[[Sequence[Row]], Cells]) 
 
 
 def _share(rows: Sequence[Row], holds: Callable[[Row], Any]) -> str:
+    if not rows:
+        return "not compared"
     return f"{100 * sum(bool(holds(row)) for row in rows) / len(rows):.0f} %"
 
 

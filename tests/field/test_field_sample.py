@@ -13,9 +13,9 @@ from tests.field import loops
 from tests.field.__main__ import read
 from tests.field.faults import FAULTS
 from tests.field.optimizers import OPTIMIZERS
-from tests.field.plan import FACES, Run, possible, runs
+from tests.field.plan import FACES, FIRST_COUNTED, Run, healthy_runs, possible, runs
 from tests.field.program import Program
-from tests.field.row import for_json, row_of
+from tests.field.row import alarms_of, for_json, row_of
 from tests.field.schedules import SCHEDULES
 from tests.field.table import line_of, offends, report
 from tests.field.tasks import TASKS
@@ -118,6 +118,21 @@ def test_the_halves_share_no_run() -> None:
         {(r.task, r.schedule, r.optimizer, r.face, r.seed, r.fault) for r in half} for half in (develop, sealed)
     ]
     assert not programs[0] & programs[1]
+
+
+def test_false_alarms_are_counted_on_runs_of_their_own() -> None:
+    counted = list(healthy_runs(20_000))
+    assert all(run.fault is None and run.index >= FIRST_COUNTED for run in counted)
+    assert sum(run.num_steps for run in counted[:-1]) < 20_000 <= sum(run.num_steps for run in counted)
+
+
+def test_a_run_that_is_only_counted_claims_no_comparison() -> None:
+    row = alarms_of(sample("regression", "constant", "adam", "guard-loss", 60)) | {"code": ""}
+    assert (row["warnings"], row["acts"], row["error"], row["identical"]) == (0, 0, "", None)
+    assert "not compared" in report([row])
+    loud = row | {"warnings": 1, "warned": [{"severity": "warn", "detector": "x", "step": 3}], "ok": False, "fit": True}
+    assert offends(loud)
+    assert "weights differ" not in line_of(loud)
 
 
 def judged(**changed: object) -> Row:
