@@ -28,6 +28,8 @@ _SUSPECT, _WARN = 7.0, 8.0
 _LEARNED = 4.0  # sigma: a loss that has never gone down has little to lose and swings by itself
 _PER_DOUBLING, _SHORT = 8.0, 256  # a long run has more chances of a false warning, so its mark rises: 32 at 2,048 steps
 _LASTS = 56  # steps: bursts of noise are over by then
+_ROUGH = 0.25  # sigma over the level: single losses differ so much that bursts last longer, the more so the rougher
+_ROUGH_LASTS = 512  # steps, where sigma is the level; at the limit above a quarter of it
 _JUMP = 5.0  # sigma: so high above its best, a block is enough
 _TAILED, _TAILED_RATE = 3.0, 0.2  # mean over median of the differences, 1 for a normal sequence; per block
 _STAYS = 0.8  # of the first half of a block, what the second half is at least
@@ -46,8 +48,9 @@ class SlowDivergence:
 
     The mark for a warning rises by 8 with every doubling of the run beyond 256 steps; it is the one for a suspicion
     while the learning rate goes where it has never been. A warning also takes 56 steps, or 16 where the loss is five
-    sigma up, because bursts are over by then; and six times the largest rise that the level of this run has come back
-    from, if it wanders at all. There is none while nothing has been learned. It is a reason to compare weights
+    sigma up, because bursts are over by then (128 to 512 steps and a whole sigma where sigma is a quarter of the level
+    or more: SGD on few samples); and six times the largest rise that the level of this run has come back from, if it
+    wanders at all. There is none while nothing has been learned. It is a reason to compare weights
     (diagnosis/evidence.py).
     """
 
@@ -178,14 +181,16 @@ class SlowDivergence:
         known = means[: len(means) - means[::-1].index(self._best)] if self._best in means else []
         if len(known) < _FEW_MEANS:
             return False
-        if (
-            self._tailed > 0.5
-        ):  # few losses make up the level of a block, so only a rise beyond all of them says anything
+        if self._tailed > 0.5:  # few losses make up the level of a block: only a rise beyond all of them says anything
             return sum(self._blocks) / len(self._blocks) - self._best >= _JUMP * self._noise
         rise, before, noise = now - self._best, _largest_rise(known), self._noise / math.sqrt(_TRAILING * _BLOCK)
         wanders = before > _WANDERS * noise
         jumped = self._sum.since >= _BLOCK and rise >= _JUMP * self._noise and self._stays()
-        lasting = self._sum.since >= _LASTS or jumped
+        roughness = min(self._noise / self._best, 1.0) if self._best > 0.0 else 0.0
+        if roughness > _ROUGH:
+            lasting = jumped or (self._sum.since >= _ROUGH_LASTS * roughness and rise >= self._noise)
+        else:
+            lasting = jumped or self._sum.since >= _LASTS
         known_well = len(known) >= _MANY_MEANS or rise >= _LOST * (self._first - self._best)
         return lasting and known_well and (not wanders or rise >= _TIMES * before)
 
