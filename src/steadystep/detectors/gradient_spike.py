@@ -163,11 +163,14 @@ class GradientSpike:
         """How far above its median the logarithm of this norm may be."""
         young = math.log1p(_SETTLED / max(self._learned, 1))
         raised = signals.loss - self._losses.median
+        single = len(signals.norms) == 1  # a logged curve, or flat parameters: whether all rose alike cannot be told
         spread = self._deviations * self._level.spread
         if self._calm(signals) and self._is_alike(signals, ratios):
             young = 0.0 if self._learned >= _SETTLED else young
-            return young + max(self._gate, _TOGETHER * spread, self._calm_tail.limit)
-        times = _FAMILIAR if signals.grad_norm * signals.lr <= self._largest_update else _PARTLY
+            least = self._factor if single else self._gate
+            return young + max(least, _TOGETHER * spread, self._calm_tail.limit)
+        times = 1.0 if single else _PARTLY
+        times = _FAMILIAR if signals.grad_norm * signals.lr <= self._largest_update else times
         times = _EXPLAINED if raised > 4.0 * self._losses.spread else times
         return young + max(self._factor + math.log(times), spread, self._tail.limit)
 
