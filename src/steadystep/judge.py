@@ -7,6 +7,7 @@ from typing import final
 from steadystep.actions import LearningRate
 from steadystep.claims import Turns
 from steadystep.detectors import DamagedState, Detector, WeightJump
+from steadystep.detectors.sudden_zero import SuddenZero
 from steadystep.diagnosis import LASTING, Evidence, Verdict, explain, first_sign, needs_witness, weigh
 from steadystep.look import Look
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
@@ -38,6 +39,7 @@ class Judge:
     """Adds the norms of the weights, which healthy steps are not asked for."""
     evidence: Evidence = field(default_factory=Evidence)
     turns: Turns = field(default_factory=Turns)
+    sudden_zero: SuddenZero = field(default_factory=SuddenZero)
 
     def judge(
         self, look: Look, *, updates: int, careful: bool = False, clipped_norm: Callable[[Look], float] | None = None
@@ -53,11 +55,13 @@ class Judge:
         self.turns.take()
         asked = self.steady if look.signals.probe is None else self.detectors
         found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
-        if not found and self.evidence.finding is None:
+        doubtful = self.sudden_zero.update(look.signals)
+        if not found and not doubtful and self.evidence.finding is None:
             return _HEALTHY
         if clipped_norm is not None:
             found = _held_back(look, found, clipped_norm)
-        if not look.signals.weight_norms and any(finding.severity in _GRAVE for finding in found):
+        doubtful = doubtful or any(finding.severity in _GRAVE for finding in found)
+        if doubtful and not look.signals.weight_norms:
             found += self._about_weights(look)
         if has_broken_weights(found) or any(finding.detector == DamagedState.name for finding in found):
             # also those that hold these very updates: it was none of them

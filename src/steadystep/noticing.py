@@ -87,7 +87,7 @@ def detectors(
         OddReplica(),
         SlowDivergence(),
         _rationed(WorseThanBest()),
-        GrowingGradient(),
+        _rationed(GrowingGradient()),
         Oscillation(),
         NoLearning(),
         ConstantPrediction(),

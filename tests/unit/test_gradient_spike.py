@@ -292,3 +292,27 @@ def test_outliers_that_come_with_a_high_loss_do_not_hide_one_that_comes_without(
     (found,) = detector.update(look(600, 20.0, loss=2.0))
     assert found.severity == "act"
     assert detector.update(look(601, 20.0, loss=20.0)) == ()
+
+
+def test_outliers_of_a_few_tensors_do_not_hide_one_that_reaches_all() -> None:
+    """A text with a rare word makes the norm of its embedding; that says nothing of gradients ten times too large."""
+
+    def trained(blip: Sequence[float]) -> GradientSpike:
+        detector = after(200)
+        norm = math.hypot(*blip)
+        assert detector.update(look(200, norm, tensors=blip)) == ()
+        assert fed(detector, [2.0] * 100, start=201) == []
+        return detector
+
+    (found,) = trained(lone(8.0)).update(look(301, 20.0))
+    assert found.severity == "act"
+    assert trained([8.0 / math.sqrt(5.0)] * 5).update(look(301, 20.0)) == ()  # one like it was harmless before
+
+
+def test_one_norm_alone_is_judged_by_the_factor_itself() -> None:
+    """A logged curve knows of no tensors: GPT-2 124M has a healthy blip of 7.5 times, BLOOM-104B a bad one of 20."""
+    for loss, norm, said in ((2.0, 15.0, []), (2.0, 50.0, ["act"]), (2.06, 50.0, ["act"])):
+        detector = GradientSpike()
+        for i in range(640):
+            detector.update(look(i, 2.0, loss=2.0 + 0.02 * math.sin(i), tensors=(2.0,)))
+        assert [f.severity for f in detector.update(look(640, norm, loss=loss, tensors=(norm,)))] == said

@@ -89,3 +89,32 @@ def test_half_precision_weights_have_norms_beyond_their_range(dtype: torch.dtype
         outcome = guard.step(lambda: model(torch.full((2, 512), 1e-3, dtype=dtype)).float().mean())
     assert outcome.signals.weight_norms[0] == pytest.approx(300.0 * 512, rel=1e-2)
     assert outcome.stepped
+
+
+def test_a_tensor_that_became_zero_is_a_jump_however_small_it_is_beside_others() -> None:
+    def found(size: float, *, other: float = 100.0) -> list[Finding]:
+        detector, looks = WeightJump(), []
+        for step in range(10):
+            norms = (other, size * (1.0 + 0.2 * step) if step < 9 else 0.0)
+            row = Signals(step=20 * step, loss=1.0, grad_norm=1.0, lr=0.1, weights=("w", "b"), weight_norms=norms)
+            looks += detector.update(row)
+        return looks
+
+    assert [(f.where, f.step) for f in found(2.0)] == [(("b",), 180)]
+    assert found(1e-3) == []  # decay may have done it
+
+
+def test_a_zeroed_layer_is_seen_at_once_by_the_gradients_that_it_stops() -> None:
+    """By the next look at the weights, updates have made the norms of these two all but usual again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(200, 16), nn.Flatten(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1))
+    guard = steadystep.Guard(model, torch.optim.Adam(model.parameters(), lr=2e-2), config=steadystep.observe())
+    noticed = []
+    for step in range(130):
+        if step == 108:
+            with torch.no_grad():
+                model[4].weight.zero_()
+        x = torch.randint(0, 200, (16, 2))
+        outcome = guard.step(lambda x: (model(x) - x[:, :1] / 200).square().mean(), batch=x)
+        noticed += [(outcome.step, f.where) for f in outcome.findings if f.detector == "weight-jump"]
+    assert noticed[0] == (108, ("4.weight",))

@@ -17,6 +17,7 @@ _REMEMBER_EVERY = 16  # steps
 _TOGETHER = 0.6  # of the limit: enough when nearly all tensors rose alike while the loss is as usual
 _ALIKE = 0.5  # of the whole norm's rise: four tensors in five must have risen by so much
 _CALM = 2.0  # sigma of the loss: as usual
+_OUTLIER = math.log(3.0)  # above the median: where the tail begins
 _PARTLY = 3.0  # times the factor: what single tensors may do, without all others rising alike
 _EXPLAINED = 10.0  # times the factor: what a batch may do whose loss is high too, such as one with a single sample
 _FAMILIAR = 10.0  # times the factor: what may happen below the largest update that this run has survived
@@ -56,9 +57,9 @@ class GradientSpike:
         self._clipped_to = clipped_to
         self._level = Level(history)
         self._losses = Level(history)
-        self._tail = Tail(above=math.log(3.0))
-        self._calm_tail = Tail(above=math.log(3.0))
-        """Of steps whose loss was as usual: where outliers come with a high loss, this one is light."""
+        self._tail = Tail(above=_OUTLIER)
+        self._calm_tail = Tail(above=_OUTLIER)
+        """Of steps whose loss was as usual, without outliers of a few tensors: what those do says nothing of all."""
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._tensors: deque[tuple[float, ...]] = deque(maxlen=_REMEMBERED)
         self._until_next = 0
@@ -88,9 +89,10 @@ class GradientSpike:
         if self._calmed >= _RECENT:
             self._stop_letting_in()
         if self._level.armed:
-            self._tail.learn(log_norm - self._level.median)
-            if self._calm(signals):
-                self._calm_tail.learn(log_norm - self._level.median)
+            excess = log_norm - self._level.median
+            self._tail.learn(excess)
+            if self._calm(signals) and (excess <= _OUTLIER or self._is_alike(signals)):
+                self._calm_tail.learn(excess)
         self._level.accept(log_norm)
         self._losses.accept(signals.loss)
         self._recent.append(log_norm)
@@ -161,16 +163,25 @@ class GradientSpike:
         """How far above its median the logarithm of this norm may be."""
         young = math.log1p(_SETTLED / max(self._learned, 1))
         raised = signals.loss - self._losses.median
+        single = len(signals.norms) == 1  # a logged curve, or flat parameters: whether all rose alike cannot be told
         spread = self._deviations * self._level.spread
-        if self._calm(signals) and _alike(ratios, signals.grad_norm / _exp(self._level.median)):
+        if self._calm(signals) and self._is_alike(signals, ratios):
             young = 0.0 if self._learned >= _SETTLED else young
-            return young + max(self._gate, _TOGETHER * spread, self._calm_tail.limit)
-        times = _FAMILIAR if signals.grad_norm * signals.lr <= self._largest_update else _PARTLY
+            least = self._factor if single else self._gate
+            return young + max(least, _TOGETHER * spread, self._calm_tail.limit)
+        times = 1.0 if single else _PARTLY
+        times = _FAMILIAR if signals.grad_norm * signals.lr <= self._largest_update else times
         times = _EXPLAINED if raised > 4.0 * self._losses.spread else times
         return young + max(self._factor + math.log(times), spread, self._tail.limit)
 
     def _calm(self, signals: Signals) -> bool:
         return signals.loss - self._losses.median <= _CALM * self._losses.spread
+
+    def _is_alike(self, signals: Signals, ratios: list[tuple[float, int]] | None = None) -> bool:
+        """No batch does that: it reaches some tensors more than others."""
+        ratios = self._ratios(signals.norms) if ratios is None else ratios
+        rise = signals.grad_norm / _exp(self._level.median)
+        return bool(ratios) and ratios[len(ratios) // 5][0] >= _ALIKE * rise
 
     def _ratios(self, norms: tuple[float, ...]) -> list[tuple[float, int]]:
         """Each tensor's norm over its own usual one, rising, with its position. Only looked at when in doubt."""
@@ -232,11 +243,6 @@ class GradientSpike:
         self._until_next, self._learned = int(state["until_next"]), int(state["learned"])
         self._largest_update = float(state["largest_update"])
         self._admitted = None if state["admitted"] is None else float(state["admitted"])
-
-
-def _alike(ratios: list[tuple[float, int]], rise: float) -> bool:
-    """No batch does that: it reaches some tensors more than others."""
-    return bool(ratios) and ratios[len(ratios) // 5][0] >= _ALIKE * rise
 
 
 def _exp(value: float) -> float:

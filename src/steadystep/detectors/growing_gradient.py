@@ -1,8 +1,9 @@
-"""A gradient norm that adds up from the first step on: the mark of a forgotten `zero_grad`."""
+"""A gradient norm that adds up, from the first step on or later: the mark of a forgotten `zero_grad`."""
 
 from itertools import pairwise
 from typing import Any, final
 
+from steadystep.detectors.piling import Piling
 from steadystep.records import Finding, Signals
 
 _NOTHING: tuple[Finding, ...] = ()
@@ -20,8 +21,8 @@ class GrowingGradient:
 
     Gradients that are never cleared add up, n(t) = |g_1 + ... + g_t|, so the mean norm of steps 1, 2, 3-4, 5-8, 9-16
     and 17-32 grows by a factor of nearly two each time. An explosion grows faster and faster, a warm-up or a drift
-    far more slowly. Only the beginning counts: who forgets `zero_grad` forgets it from the start, and later on a
-    healthy net that leaves a flat region can grow like that.
+    far more slowly. Later on a healthy net that leaves a flat region can grow like that; there norms must also have
+    become smoother than those of single batches are (detectors/piling.py).
     """
 
     name = "growing-gradient"
@@ -29,9 +30,12 @@ class GrowingGradient:
     def __init__(self) -> None:
         self._norms: list[float] = []
         self._done = False
+        self._piling = Piling()
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding in a run; norms that are not finite do not count."""
+        """At most one finding for the beginning, and one for each time later; what is not finite does not count."""
+        if self._piling.update(signals):
+            return (self._piled(signals),)
         if self._done:
             return _NOTHING
         norm = signals.grad_norm
@@ -51,14 +55,37 @@ class GrowingGradient:
             Finding(detector=self.name, step=signals.step, severity="warn", value=growth, limit=_GROWTH, what=what),
         )
 
+    def _piled(self, signals: Signals) -> Finding:
+        usual = self._piling.usual
+        what = (
+            f"the gradient norm climbed to {signals.grad_norm / usual:.2g} times its usual {usual:.3g} and differs far "
+            "less from batch to batch than before, as if gradients were no longer cleared"
+        )
+        return Finding(
+            detector=self.name,
+            step=signals.step,
+            severity="warn",
+            value=signals.grad_norm,
+            limit=self._piling.limit,
+            usual=usual,
+            since=max(0, signals.step - self._piling.num_steps),
+            what=what,
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
-        return {"norms": list(self._norms), "done": self._done}
+        return {
+            "norms": list(self._norms),
+            "done": self._done,
+            "piling": self._piling.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._norms = [float(norm) for norm in state["norms"]]
         self._done = bool(state["done"])
+        if state.get("piling") is not None:  # older states do not have it
+            self._piling.load_state_dict(state["piling"])
 
 
 def _growth(norms: list[float]) -> float:

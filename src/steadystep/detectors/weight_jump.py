@@ -16,6 +16,7 @@ _HISTORY = 8  # looks
 _TIMES = 10.0  # the largest change between two looks so far, at the same learning rate
 _SHARE = 0.5  # of the norm: less is left to the loss to show
 _FLOOR = 0.15  # of the largest norm of all: a bias around zero multiplies its norm every day
+_TRIFLE = 1e-3  # of the largest norm of all: what decay may have brought to zero
 
 
 @final
@@ -46,20 +47,22 @@ class WeightJump:
         broken = [name for name, norm in now.items() if not math.isfinite(norm)]
         if broken:
             return (self._finding(signals, broken, now, "no longer finite"),)
-        floor = _FLOOR * max(now.values())
-        jumped = [name for name, norm in now.items() if self._jumped(name, norm, floor)]
+        largest = max(now.values())
+        jumped = [name for name, norm in now.items() if self._jumped(name, norm, largest)]
         found = (self._finding(signals, jumped, now, "changed by more than updates change it"),) if jumped else ()
         # why: in trouble there are looks at every step, and what one step changes is no measure for twenty
         if signals.healthy and (not self._looked or 2 * (signals.step - self._at) >= WEIGHTS_EVERY):
             self._learn(signals.step, now)
         return found
 
-    def _jumped(self, name: str, norm: float, floor: float) -> bool:
+    def _jumped(self, name: str, norm: float, largest: float) -> bool:
         last, changes = self._last.get(name), self._largest.get(name)
         if last is None or not changes or self._looked <= _ARMED_AFTER:
             return False
+        if norm == 0.0 and last > _TRIFLE * largest:  # why without a floor: no update hits zero in every element
+            return True
         change = abs(norm - last)
-        return change > _SHARE * max(last, floor) and change > _TIMES * max(changes) * self._rate
+        return change > _SHARE * max(last, _FLOOR * largest) and change > _TIMES * max(changes) * self._rate
 
     def _finding(self, signals: Signals, where: list[str], now: Mapping[str, float], what: str) -> Finding:
         worst = where[0]

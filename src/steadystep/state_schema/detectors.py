@@ -108,9 +108,20 @@ class WorseThanBest(State):  # noqa: D101
     signed: Step
 
 
+class Piling(State):  # noqa: D101
+    level: Level
+    losses: Level
+    rest: Annotated[list[float], Field(max_length=16)]
+    jitter: Size
+    last: float | None
+    stretch: Annotated[list[tuple[float, float]], Field(max_length=32)]
+    told: bool
+
+
 class GrowingGradient(State):  # noqa: D101
     norms: Sizes
     done: bool
+    piling: Piling | None = None
 
 
 class Oscillation(State):  # noqa: D101
