@@ -6,7 +6,7 @@ from typing import final
 
 from steadystep.actions import LearningRate
 from steadystep.claims import Turns
-from steadystep.detectors import DamagedState, Detector, WeightJump
+from steadystep.detectors import DamagedState, Detector, WeightJump, has_what_it_needs, occasional
 from steadystep.diagnosis import LASTING, Evidence, Verdict, explain, first_sign, needs_witness, weigh
 from steadystep.look import Look
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
@@ -38,6 +38,8 @@ class Judge:
     """Adds the norms of the weights, which healthy steps are not asked for."""
     evidence: Evidence = field(default_factory=Evidence)
     turns: Turns = field(default_factory=Turns)
+    rolls: dict[tuple[bool, ...], tuple[Detector, ...]] = field(default_factory=dict, init=False)
+    """Who is asked, by which of the occasional signals are there."""
 
     def judge(
         self, look: Look, *, updates: int, careful: bool = False, clipped_norm: Callable[[Look], float] | None = None
@@ -51,7 +53,7 @@ class Judge:
             clipped_norm: measures the gradients again, where the loop has clipped them since.
         """
         self.turns.take()
-        asked = self.steady if look.signals.probe is None else self.detectors
+        asked = self._asked(look.signals) if look.signals.probe is None else self.detectors
         found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
         if not found and self.evidence.finding is None:
             return _HEALTHY
@@ -84,6 +86,14 @@ class Judge:
         if "rollback" in plan.steps and self.evidence.finding is not None:
             self.evidence.close(look.signals.step)  # what was compared with are other weights from now on
         return diagnosis, plan
+
+    def _asked(self, signals: Signals) -> tuple[Detector, ...]:
+        """Of the steady ones those that have something to look at: each that is called costs two microseconds."""
+        given = occasional(signals)
+        asked = self.rolls.get(given)
+        if asked is None:
+            asked = self.rolls[given] = tuple(each for each in self.steady if has_what_it_needs(each, given))
+        return asked
 
     def _about_weights(self, look: Look) -> tuple[Finding, ...]:
         """What looks like a bad batch may be the weights: then they are looked at now, and not at the next cadence."""

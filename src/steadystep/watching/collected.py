@@ -103,11 +103,16 @@ class Collected:
                 first = self.norms[0]
                 self.norms[0] = torch.add(first, total_norm.detach().to(first.device, first.dtype), alpha=0)
 
-    def works(self) -> tuple[Work, ...]:
-        """What it takes to make this update again; nothing where part of what the loop did was not seen."""
+    def works(self, *, unchanged: bool) -> tuple[Work, ...]:
+        """What it takes to make this update again; nothing where part of what the loop did was not seen.
+
+        `unchanged` says that the gradients are known to be those of the last backward pass.
+        """
         works = () if self._recorder is None else self._recorder.works(len(self._found))
         if not works or self._marks is None:
             return ()
+        if unchanged and not self._clips:
+            return works
         if self._now() != (self._clipped if self._clips else self._marks):
             return ()  # changed by nobody knows whom
         clips = tuple(self._clips)

@@ -73,7 +73,7 @@ class Tape:
         self._loss: int | None = None
         self.whole = True
         """Everything that led to the loss was seen."""
-        for part in _tensors_in((args, kwargs)):
+        for part in [*_tensors_in(args), *_tensors_in(kwargs)] if kwargs else _tensors_in(args):
             if part.requires_grad:  # it comes from another network, or gradients are wanted of it
                 self.whole = False
             self._know(part)
@@ -152,9 +152,9 @@ class Tape:
             self._know(tree)
             return tree
         if type(tree) in (list, tuple):
-            return type(tree)([self._placed(part) for part in tree])
+            return type(tree)([part if type(part) in _PLAIN else self._placed(part) for part in tree])
         if type(tree) is dict:
-            return {key: self._placed(part) for key, part in tree.items()}
+            return {k: part if type(part) in _PLAIN else self._placed(part) for k, part in tree.items()}
         return tree
 
 
@@ -167,12 +167,14 @@ class Mode(TorchFunctionMode):
         self._count = 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if self._tape.whole and getattr(function, "__self__", None) is not _GRAD:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        tape = self._tape
+        if tape.whole and getattr(function, "__self__", None) is not _GRAD:
             try:
-                self._tape.saw(function, args, kwargs or {}, result)
+                tape.saw(function, args, kwargs, result)
             except Exception:  # whatever is odd about this call, it is the loop's, and was made
-                self._tape.whole = False
+                tape.whole = False
         self._count += 1
         if self._count > _MOST_CALLS:
             self._tape.whole = False
@@ -199,6 +201,7 @@ class Mode(TorchFunctionMode):
 
 
 _GRAD = torch.Tensor.grad
+_PLAIN = frozenset((type(None), bool, int, float, str))  # what most arguments of a loss are
 _WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
 
 
