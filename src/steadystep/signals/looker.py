@@ -47,6 +47,8 @@ class Looker:
         state: StatePeaks | None = None,
     ) -> None:
         self._gradients = gradients
+        self.versions = gradients.versions
+        """Of each gradient: what tells that somebody has changed it."""
         self._optimizer = optimizer
         self._buffers = buffers
         self._probes = probes
@@ -112,7 +114,7 @@ class Looker:
             grad_norm=math.hypot(*each),
             norms=each,
             names=names,
-            bad_buffers=tuple(n for n, peak in zip(watched, peaks, strict=True) if not math.isfinite(peak)),
+            bad_buffers=tuple([n for n, peak in zip(watched, peaks, strict=True) if not math.isfinite(peak)]),
             buffers=tuple(watched),
             buffer_peaks=peaks,
             weights=self._weights.names() if weight_norms else (),
@@ -215,7 +217,7 @@ def _named(metrics: Metrics, read: list[float]) -> dict[str, float]:
 
 
 def _count(tensors: list[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)
+    return sum([tensor.numel() for tensor in tensors])
 
 
 def _largest(lrs: list[float]) -> float:

@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from steadystep.rng import RngState
 _MOST = 64  # functions between forward and backward: beyond that it is another network, and it costs
 _MOST_CALLS = 1024  # of all kinds: `zero_grad` reads and writes the gradient of each parameter
 _modes: Any = torch.overrides
-_Cast = tuple[bool, torch.dtype]
+_Cast = torch.dtype | None
 
 
 class NotRepeatableError(Exception):
@@ -29,16 +29,16 @@ class NotRepeatableError(Exception):
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """The tensor that is number so many on the tape."""
 
     number: int
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):  # why no dataclass: a frozen one takes five times as long to make
+    """What the loop has called, with places for tensors that came from the model."""
+
     function: Callable[..., Any]
     args: Any
     kwargs: Any
@@ -128,7 +128,7 @@ class Tape:
 
     @property
     def _written_over(self) -> bool:
-        return any(part._version != version for part, version in zip(self._outside, self._versions, strict=True))
+        return [part._version for part in self._outside] != self._versions
 
     def _add(self, part: Tensor) -> None:
         self._numbers[id(part)] = len(self._alive)
@@ -182,8 +182,7 @@ class Mode(TorchFunctionMode):
 
     def push(self) -> bool:  # type: ignore[override]
         """Begin to listen; not inside somebody else's mode, nor where loss functions are compiled."""
-        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # torch.set_default_device enters one
-        if torch._C._len_torch_function_stack() > (default is not None) or _compiles():
+        if torch._C._len_torch_function_stack() > _default_modes() or _compiles():
             return False
         _modes._push_mode(self)
         return True
@@ -210,6 +209,13 @@ def _name(function: Callable[..., Any]) -> str:
     return "__setitem__" if name.endswith("_") and not name.endswith("__") else name
 
 
+def _default_modes() -> int:
+    """Modes that are the process's own: `torch.set_default_device` enters one."""
+    if not torch._C._len_torch_function_stack():
+        return 0
+    return int(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not None)
+
+
 def _compiles() -> bool:
     """Something has been compiled in this process: a mode on the stack would be compiled with the next one."""
     dynamo = sys.modules.get("torch._dynamo.utils")
@@ -217,12 +223,12 @@ def _compiles() -> bool:
 
 
 def _cast_of(device: str) -> _Cast:
-    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    """What autocast casts to; None where it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _casting(device: str, cast: _Cast) -> Any:
-    enabled, dtype = cast
-    return torch.autocast(device, dtype=dtype if enabled else None, enabled=enabled)
+    return torch.autocast(device, dtype=cast, enabled=cast is not None)
 
 
 def _tensors_in(tree: Any) -> list[Tensor]:
