@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadystep.norms import peaks
 from steadystep.signals.gradients import Gradients
 
 _KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -43,7 +44,7 @@ class StatePeaks:
         held |= {name: t.detach() for name, t in self._kept().items() if t.dtype in _KINDS and t.numel()}
         self.names = tuple(held)
         try:
-            return list(torch._foreach_norm(list(held.values()), torch.inf)) if held else []
+            return peaks(list(held.values())) if held else []
         except (RuntimeError, NotImplementedError):  # why: what torch cannot measure must not cost the step
             self._wanted = False
             return []
