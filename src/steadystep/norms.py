@@ -72,7 +72,7 @@ def measure(grads: list[Tensor], layout: Layout) -> list[Tensor]:
 
 def peaks(tensors: list[Tensor]) -> list[Tensor]:
     """The largest absolute value of each, NaN where it holds one; on their device. An L2 norm may overflow."""
-    if not all([tensor.is_cpu for tensor in tensors]):
+    if not all(tensor.is_cpu for tensor in tensors):
         return list(torch._foreach_norm(tensors, torch.inf))
     # why: on the host torch's infinity norm goes element by element, and takes fourteen times as long
     ends = [torch.aminmax(tensor) for tensor in tensors]

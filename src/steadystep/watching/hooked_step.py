@@ -108,7 +108,11 @@ class HookedStep:
         if norms is not None and scale is not None:
             norms = list(torch._foreach_div(norms, scale))
         parts.learning_rate.place(guard.updates)
-        self._works = self._seen.works(unchanged=not shrunk and not scaled) if parts.recovery.remembers and not self._several else ()
+        self._works = (
+            self._seen.works(unchanged=not shrunk and not scaled)
+            if parts.recovery.remembers and not self._several
+            else ()
+        )
         self._reruns.show(parts.passes, self._works)
         look = parts.looker.look(
             step=guard.attempts,
