@@ -2,9 +2,10 @@
 
     python benchmarks/watched.py [--rounds 60] [--steps 20] [--profile NAME]
 
-A block of steps of the plain loop and one of the watched loop make a pair; which goes first alternates. Processor time
-of the thread (`time.thread_time`), so that other programs on the machine count little; the median over the pairs, with
-the quartiles. One thread: what Python does beside the kernels is not hidden behind them.
+A block of steps of the plain loop, one of the watched loop and one of a second plain loop take turns, in an order that
+goes round. Processor time of the thread (`time.thread_time`), so that other programs on the machine count little; the
+median over the rounds, with the quartiles. "plain / plain" is the noise floor: the same statistic with the second plain
+loop in the place of the watched one. One thread: what Python does beside the kernels is not hidden behind them.
 """
 
 import argparse
@@ -84,21 +85,29 @@ class Loop:
 
 
 def measured(name: str, *, rounds: int, steps: int) -> str:
-    plain, watched = Loop(MODELS[name], watched=False), Loop(MODELS[name], watched=True)
-    for loop in (plain, watched):
+    loops = {kind: Loop(MODELS[name], watched=kind == "watched") for kind in ("plain", "watched", "other")}
+    for loop in loops.values():
         loop.run(40)  # probes at 1, 2, 4, ..., and the first states
-    ratios, times = [], []
-    for turn in range(rounds):
-        first, second = (plain, watched) if turn % 2 else (watched, plain)
-        took = {first: first.run(steps), second: second.run(steps)}
-        ratios.append(took[watched] / took[plain])
-        times.append(took[plain] / steps)
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    more = (middle - 1.0) * statistics.median(times) * 1e6
+    took: dict[str, list[float]] = {kind: [] for kind in loops}
+    order = list(loops)
+    for _ in range(rounds):
+        order = [*order[1:], order[0]]
+        for kind in order:
+            took[kind].append(loops[kind].run(steps))
+    plain = statistics.median(took["plain"]) / steps
+    ratios = [watched / other for watched, other in zip(took["watched"], took["plain"], strict=True)]
+    floor = [other / plain for other, plain in zip(took["other"], took["plain"], strict=True)]
+    more = (statistics.median(ratios) - 1.0) * plain * 1e6
     return (
-        f"{name:<12} {statistics.median(times) * 1e3:6.2f} ms/step   watched / plain {middle:.3f} "
-        f"({low:.3f} to {high:.3f})   {more:+.0f} us/step"
+        f"{name:<12} {plain * 1e3:6.2f} ms/step   watched / plain {spread(ratios)}   {more:+.0f} us/step   "
+        f"plain / plain {spread(floor)}"
     )
+
+
+def spread(ratios: list[float]) -> str:
+    """The median and the quartiles."""
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 def main() -> None:

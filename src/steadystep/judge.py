@@ -6,7 +6,7 @@ from typing import final
 
 from steadystep.actions import LearningRate
 from steadystep.claims import Turns
-from steadystep.detectors import DamagedState, Detector, WeightJump
+from steadystep.detectors import DamagedState, Detector, WeightJump, has_what_it_needs, occasional
 from steadystep.detectors.sudden_zero import SuddenZero
 from steadystep.diagnosis import LASTING, Evidence, Verdict, explain, first_sign, needs_witness, weigh
 from steadystep.look import Look
@@ -40,6 +40,8 @@ class Judge:
     evidence: Evidence = field(default_factory=Evidence)
     turns: Turns = field(default_factory=Turns)
     sudden_zero: SuddenZero = field(default_factory=SuddenZero)
+    rolls: dict[tuple[bool, ...], tuple[Detector, ...]] = field(default_factory=dict, init=False)
+    """Who is asked, by which of the occasional signals are there."""
 
     def judge(
         self, look: Look, *, updates: int, careful: bool = False, clipped_norm: Callable[[Look], float] | None = None
@@ -53,7 +55,7 @@ class Judge:
             clipped_norm: measures the gradients again, where the loop has clipped them since.
         """
         self.turns.take()
-        asked = self.steady if look.signals.probe is None else self.detectors
+        asked = self._asked(look.signals) if look.signals.probe is None else self.detectors
         found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
         doubtful = self.sudden_zero.update(look.signals)
         if not found and not doubtful and self.evidence.finding is None:
@@ -88,6 +90,14 @@ class Judge:
         if "rollback" in plan.steps and self.evidence.finding is not None:
             self.evidence.close(look.signals.step)  # what was compared with are other weights from now on
         return diagnosis, plan
+
+    def _asked(self, signals: Signals) -> tuple[Detector, ...]:
+        """Of the steady ones those that have something to look at: each that is called costs two microseconds."""
+        given = occasional(signals)
+        asked = self.rolls.get(given)
+        if asked is None:
+            asked = self.rolls[given] = tuple(each for each in self.steady if has_what_it_needs(each, given))
+        return asked
 
     def _about_weights(self, look: Look) -> tuple[Finding, ...]:
         """What looks like a bad batch may be the weights: then they are looked at now, and not at the next cadence."""

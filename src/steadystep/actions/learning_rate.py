@@ -187,8 +187,12 @@ class LearningRate:
 
 
 def _kept(option: Any) -> Any:
+    if type(option) is float:
+        return option
     if isinstance(option, Tensor):
         return option.detach().clone()
+    if type(option) is tuple and all(type(each) is float for each in option):
+        return option
     return type(option)([_kept(each) for each in option]) if type(option) in (tuple, list) else option
 
 

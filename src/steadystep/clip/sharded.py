@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from steadystep.errors import UnsupportedError
 
@@ -19,16 +20,22 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
+_PLAIN = (Tensor, Parameter)
+
+
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
     """Whether any of them is a DTensor. Imports nothing: who has one has imported its module."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, tensors)))
 
 
-@torch.no_grad()
 def local_part(tensor: Tensor) -> Tensor:
     """The part this rank holds, sharing memory; a plain tensor as it is."""
-    return cast("DTensor", tensor).to_local() if is_sharded([tensor]) else tensor
+    # why first: a state has hundreds of tensors, and to ask each at length took half the time of keeping a small one
+    if type(tensor) in _PLAIN or not is_sharded([tensor]):
+        return tensor
+    with torch.no_grad():
+        return cast("DTensor", tensor).to_local()
 
 
 def refuse_unreduced(grads: Iterable[Tensor], what: str) -> None:

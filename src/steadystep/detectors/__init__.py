@@ -7,7 +7,7 @@ from steadystep.detectors.constant_prediction import ConstantPrediction
 from steadystep.detectors.cooldown import Cooldown
 from steadystep.detectors.damaged_state import DamagedState
 from steadystep.detectors.dead_units import DeadUnits
-from steadystep.detectors.detector import Detector, sees_every_step
+from steadystep.detectors.detector import Detector, has_what_it_needs, occasional, sees_every_step
 from steadystep.detectors.early_divergence import EarlyDivergence
 from steadystep.detectors.embedding_growth import EmbeddingGrowth
 from steadystep.detectors.entropy_collapse import EntropyCollapse
@@ -80,5 +80,7 @@ __all__ = [
     "WeightJump",
     "WorseThanBest",
     "ZeroGradient",
+    "has_what_it_needs",
+    "occasional",
     "sees_every_step",
 ]

@@ -20,6 +20,7 @@ class BufferJump:
     """Asks for the step to be refused when a buffer's largest value leaps to a thousand times what it ever was."""
 
     name = "buffer-jump"
+    needs = "buffer_peaks"
 
     def __init__(self) -> None:
         self._largest: dict[str, float] = {}

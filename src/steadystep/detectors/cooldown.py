@@ -20,6 +20,7 @@ class Cooldown:
     def __init__(self, inner: Detector, *, quiet_steps: int, as_notes: bool = False) -> None:
         self.name = inner.name
         self.only_probes = bool(getattr(inner, "only_probes", False))
+        self.needs: str = getattr(inner, "needs", "")
         self._inner = inner
         self._quiet_steps = quiet_steps
         self._as_notes = as_notes

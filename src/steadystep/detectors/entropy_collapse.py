@@ -17,6 +17,7 @@ class EntropyCollapse:
     """
 
     name = "entropy-collapse"
+    needs = "metrics"
 
     def __init__(self) -> None:
         self._first: dict[str, list[float]] = {}

@@ -17,6 +17,7 @@ class FlatReward:
     """
 
     name = "flat-reward"
+    needs = "metrics"
 
     def __init__(self) -> None:
         self._seen: dict[str, list[float]] = {}

@@ -18,6 +18,7 @@ class InputScale:
     """Asks for the step to be refused when a batch is a thousand times as large as any before."""
 
     name = "input-scale"
+    needs = "batch_rms"
 
     def __init__(self) -> None:
         self._largest = 0.0

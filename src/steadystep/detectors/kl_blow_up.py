@@ -20,6 +20,7 @@ class KlBlowUp:
     """
 
     name = "kl-blow-up"
+    needs = "metrics"
 
     def __init__(self) -> None:
         self._levels: dict[str, Level] = {}

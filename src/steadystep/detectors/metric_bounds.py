@@ -15,6 +15,7 @@ class MetricBounds:
     """
 
     name = "metric-bounds"
+    needs = "metrics"
 
     def __init__(self, bounds: Mapping[str, tuple[float, float]] | None = None) -> None:
         self._bounds = dict(bounds or {})

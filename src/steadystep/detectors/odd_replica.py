@@ -10,6 +10,7 @@ class OddReplica:
     """Asks for weights from before the last comparison that found no difference. Says nothing in a single process."""
 
     name = "odd-replica"
+    needs = "odd_replicas"
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """One finding for all weights that differ."""

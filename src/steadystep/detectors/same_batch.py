@@ -21,6 +21,7 @@ class SameBatch:
     """
 
     name = "same-batch"
+    needs = "batch_rms"
 
     def __init__(self) -> None:
         self._last: float | None = None

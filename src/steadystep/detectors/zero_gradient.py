@@ -44,7 +44,7 @@ class ZeroGradient:
                 self._in_a_row = 0
                 self._mended += self._mended < _MENDED
             return self._single(signals) if signals.step % _EVERY_STEPS == 0 else ()
-        if not math.isfinite(signals.loss):
+        if not math.isfinite(signals.loss) or signals.loss == 0.0:  # a loss of exactly 0 has nothing left to learn
             return ()
         self._in_a_row += 1
         news = self._mended >= _MENDED

@@ -53,8 +53,14 @@ def _size_of(batch: Any) -> float:
 
 
 def _parts_of(part: Any) -> float | Iterable[Any] | None:
+    if type(part) in (tuple, list):  # why these first: nearly everything is one, and to ask for a Mapping is slow
+        sequence: Iterable[Any] = part
+        return sequence
     if isinstance(part, Tensor):
         return _tensor(part)
+    if type(part) is dict:
+        values: Iterable[Any] = part.values()
+        return values
     if isinstance(part, _PLAIN):
         return 0.0
     if isinstance(part, np.ndarray):
@@ -72,7 +78,7 @@ def _parts_of(part: Any) -> float | Iterable[Any] | None:
 def _tensor(tensor: Tensor) -> float:
     if tensor.layout is not torch.strided:
         return math.inf
-    shared = tensor.device.type == "cpu" and tensor.is_shared()  # type: ignore[no-untyped-call]
+    shared = tensor.is_cpu and tensor.untyped_storage().is_shared()
     return float(max(tensor.nbytes, _HANDLE) if shared else tensor.nbytes)
 
 

@@ -89,7 +89,8 @@ class Rooms:
         file = old.file if old is not None else self._free_file(others)
         if file is None:
             rooms = old.tensors if old is not None else {}
-            copies = {key: host_room(tensor, rooms.get(key), self._dtype(key, tensor)) for key, tensor in live.items()}
+            dtypes = {key: torch.bfloat16 for key, t in live.items() if _is_moment(key, t)} if self._is_compact else {}
+            copies = {key: host_room(tensor, rooms.get(key), dtypes.get(key)) for key, tensor in live.items()}
             copy_to_host_(list(copies.values()), list(live.values()))
             return copies, None
         problem = ""
@@ -119,9 +120,6 @@ class Rooms:
     @property
     def _is_compact(self) -> bool:
         return self._placed is not None and self._placed.is_compact
-
-    def _dtype(self, key: Key, tensor: Tensor) -> torch.dtype:
-        return torch.bfloat16 if self._is_compact and _is_moment(key, tensor) else tensor.dtype
 
     def _free_file(self, others: Sequence[Housed]) -> SpillFile | None:
         used = [state.file for state in others if state.file is not None]

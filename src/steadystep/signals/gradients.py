@@ -38,6 +38,10 @@ class Gradients:
         """All that the optimizer holds."""
         return self._params
 
+    def versions(self) -> tuple[int | None, ...]:
+        """The version counter of each gradient; None where there is none."""
+        return tuple([None if (grad := p.grad) is None else grad._version for p in self._params])
+
     def named(self) -> tuple[tuple[str, ...], tuple[Parameter, ...]]:
         """All that the optimizer holds, with their names."""
         return self._names, self._params
@@ -66,10 +70,12 @@ class Gradients:
     def _groups_changed(self) -> bool:
         """The user added, removed or replaced a parameter group."""
         groups = self._optimizer.param_groups
-        return len(groups) != len(self._held) or any(
-            group["params"] is not params or len(params) != count
-            for group, (params, count) in zip(groups, self._held, strict=True)
-        )
+        if len(groups) != len(self._held):
+            return True
+        for group, (params, count) in zip(groups, self._held, strict=True):
+            if group["params"] is not params or len(params) != count:
+                return True
+        return False
 
     def _name_all(self) -> None:
         self._held = [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]

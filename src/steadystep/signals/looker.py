@@ -14,7 +14,7 @@ from steadystep.buffers import Buffers
 from steadystep.errors import MisuseError
 from steadystep.look import Look
 from steadystep.norms import Layout, measure
-from steadystep.records import Signals
+from steadystep.records import WEIGHTS_EVERY, Signals
 from steadystep.signals.batch import is_finite
 from steadystep.signals.batch_rms import batch_rms
 from steadystep.signals.gradients import Gradients
@@ -22,12 +22,13 @@ from steadystep.signals.inputs import Inputs
 from steadystep.signals.probes import Probes
 from steadystep.signals.state_peaks import StatePeaks
 from steadystep.signals.transfer import Transfer
-from steadystep.signals.weight_norms import WeightNorms
+from steadystep.signals.weight_norms import OFFSET, WeightNorms
 
 Metrics = Mapping[str, float | Tensor]
 
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _NO_METRICS: dict[str, float] = {}
+_NOTHING = slice(0, 0)
 _ANNOUNCING = ("initial_lr", "max_lr")
 
 
@@ -46,6 +47,8 @@ class Looker:
         state: StatePeaks | None = None,
     ) -> None:
         self._gradients = gradients
+        self.versions = gradients.versions
+        """Of each gradient: what tells that somebody has changed it."""
         self._optimizer = optimizer
         self._buffers = buffers
         self._probes = probes
@@ -77,22 +80,22 @@ class Looker:
             measured = None
         lrs, tensor_lrs = self._learning_rates()
         watched, buffers = self._buffers.suspects(step)
-        size = self._size_of(batches)
+        size = self._size_of(batches) if batches else None
         # why: a batch that is still on the host costs no transfer; one on another device rides along after all
         here = size is not None and size.device.type == "cpu" != losses[0].device.type
         samples, first_batches = self._probes.pending(), self._inputs.pending()
 
         # The only host read of a healthy step; everything rides along.
-        transfer = Transfer()
+        transfer, due = Transfer(), step % WEIGHTS_EVERY == OFFSET
         of_norms, of_losses = transfer.add(norms), transfer.add(losses)
-        of_scale = transfer.add(() if scale is None else (scale,))
-        of_lrs = transfer.add(tensor_lrs)
-        of_peaks = transfer.add(torch._foreach_norm(buffers, torch.inf) if buffers else ())  # an L2 norm may overflow
+        of_scale = transfer.add((scale,)) if scale is not None else _NOTHING
+        of_lrs = transfer.add(tensor_lrs) if tensor_lrs else _NOTHING
+        of_peaks = transfer.add(torch._foreach_norm(buffers, torch.inf)) if buffers else _NOTHING  # L2 may overflow
         of_constants = transfer.add(self._buffers.probe(step))
-        of_metrics = transfer.add([v for v in metrics.values() if isinstance(v, Tensor)] if metrics else ())
-        of_weights = transfer.add(self._weights.at(step))
-        of_state = transfer.add(self._state.at(step))
-        of_batch = transfer.add(() if size is None or here else (size,))
+        of_metrics = transfer.add([v for v in metrics.values() if isinstance(v, Tensor)]) if metrics else _NOTHING
+        of_weights = transfer.add(self._weights.measure()) if due else _NOTHING
+        of_state = transfer.add(self._state.measure()) if due else _NOTHING
+        of_batch = transfer.add(()) if size is None or here else transfer.add((size,))
         host = transfer.read([*samples, *first_batches])
         of_samples = slice(of_batch.stop, of_batch.stop + _count(samples))
 
@@ -111,7 +114,7 @@ class Looker:
             grad_norm=math.hypot(*each),
             norms=each,
             names=names,
-            bad_buffers=tuple(n for n, peak in zip(watched, peaks, strict=True) if not math.isfinite(peak)),
+            bad_buffers=tuple([n for n, peak in zip(watched, peaks, strict=True) if not math.isfinite(peak)]),
             buffers=tuple(watched),
             buffer_peaks=peaks,
             weights=self._weights.names() if weight_norms else (),
@@ -171,9 +174,7 @@ class Looker:
         look.signals = replace(signals, input_finite=is_finite(batches)) if batches else signals
         return look
 
-    def _size_of(self, batches: list[Any] | None) -> Tensor | None:
-        if not batches:
-            return None
+    def _size_of(self, batches: list[Any]) -> Tensor | None:
         self._inputs.add(batches[0])
         return batch_rms(batches[0])
 
@@ -216,7 +217,7 @@ def _named(metrics: Metrics, read: list[float]) -> dict[str, float]:
 
 
 def _count(tensors: list[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)
+    return sum([tensor.numel() for tensor in tensors])
 
 
 def _largest(lrs: list[float]) -> float:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadystep.records import WEIGHTS_EVERY
+from steadystep.norms import peaks
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.weight_norms import OFFSET
 
 _KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -36,17 +35,16 @@ class StatePeaks:
         self.names: tuple[str, ...] = ()
         """Of the tensors that were measured last."""
 
-    def at(self, step: int) -> list[Tensor]:
-        """On the device, when it is time."""
-        return self._measure() if self._wanted and step % WEIGHTS_EVERY == OFFSET else []
-
     @torch.no_grad()
-    def _measure(self) -> list[Tensor]:
+    def measure(self) -> list[Tensor]:
+        """On the device, now."""
+        if not self._wanted:
+            return []
         held = self._moments()
         held |= {name: t.detach() for name, t in self._kept().items() if t.dtype in _KINDS and t.numel()}
         self.names = tuple(held)
         try:
-            return list(torch._foreach_norm(list(held.values()), torch.inf)) if held else []
+            return peaks(list(held.values())) if held else []
         except (RuntimeError, NotImplementedError):  # why: what torch cannot measure must not cost the step
             self._wanted = False
             return []

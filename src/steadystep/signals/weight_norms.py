@@ -12,7 +12,6 @@ from torch import Tensor
 
 from steadystep.clip.sharded import local_part
 from steadystep.norms import Layout, layout_of, measure
-from steadystep.records import WEIGHTS_EVERY
 from steadystep.signals.gradients import Gradients
 
 OFFSET = 7  # not at the round numbers where people save, validate and change things
@@ -33,10 +32,6 @@ class WeightNorms:
     def names(self) -> tuple[str, ...]:
         """Of the tensors that were measured last."""
         return self._names
-
-    def at(self, step: int) -> list[Tensor]:
-        """Norms on the device, when it is time."""
-        return self.measure() if step % WEIGHTS_EVERY == OFFSET else []
 
     @torch.no_grad()
     def measure(self) -> list[Tensor]:

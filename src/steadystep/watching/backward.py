@@ -32,7 +32,7 @@ class Listener(Protocol):
         ...
 
 
-_LISTENERS: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_LISTENERS: "list[weakref.ref[Any]]" = []  # why no WeakSet: to go through one costs as much as a norm
 _made: dict[Callable[..., None], Callable[..., None]] = {}  # the newest one of ours, and what it stands in front of
 _telling = threading.local()
 
@@ -42,7 +42,7 @@ def _told(plain: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(plain)
     def tell(self: Tensor, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
-        listeners: tuple[Listener, ...] = tuple(_LISTENERS)
+        listeners: list[Listener] = [listener for reference in _LISTENERS if (listener := reference()) is not None]
         for listener in listeners:
             listener.hush()
         # why: torch comes back here for what is inside a subclass; and somebody may have wrapped an older one of ours
@@ -74,14 +74,14 @@ def _replaced() -> Callable[..., None] | None:
 
 def listen(listener: Listener) -> None:
     """Tell `listener` until `stop` is called with it, or it is gone."""
-    _LISTENERS.add(listener)
+    _LISTENERS.append(weakref.ref(listener))
     if _replaced() is None:
         torch.Tensor.backward = _told(torch.Tensor.backward)  # type: ignore[method-assign]
 
 
 def stop(listener: Listener) -> None:
     """Leave it alone. With the last one the method is what it was."""
-    _LISTENERS.discard(listener)
+    _LISTENERS[:] = [reference for reference in _LISTENERS if reference() not in (None, listener)]
     # why: somebody may have wrapped ours since; theirs is not ours to remove, and ours does nothing without listeners
     plain = _replaced()
     if not _LISTENERS and plain is not None:

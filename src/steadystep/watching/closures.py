@@ -31,7 +31,13 @@ def with_closure(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Closure
 
 def may_nest(optimizer: Optimizer) -> bool:
     """A subclass may call the step of the class above it, and torch then calls our hooks inside our hooks."""
-    return sum("step" in vars(kind) for kind in type(optimizer).__mro__ if kind is not Optimizer) > 1
+    kinds = [kind for kind in type(optimizer).__mro__ if kind is not Optimizer and "step" in vars(kind)]
+    return len({_inner(vars(kind)["step"]) for kind in kinds}) > 1
+
+
+def _inner(step: Any) -> Any:
+    """Torch wraps the step that a class inherits anew: AdamW's is Adam's, and does not call it."""
+    return step.__wrapped__ if getattr(step, "__code__", None) is WRAPPER else step
 
 
 def is_nested(optimizer: Optimizer) -> bool:

@@ -12,7 +12,6 @@ from typing import final
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from steadystep.accumulation import Work
 from steadystep.watching.clipping import Clip
@@ -27,11 +26,12 @@ class Collected:
 
     def __init__(
         self,
-        parameters: Callable[[], Sequence[Parameter]],
+        versions: Callable[[], _Marks],
         measure: Callable[[], list[Tensor]],
         recorder: Recorder | None = None,
     ) -> None:
-        self._parameters = parameters
+        self._now = versions
+        """Of the gradients, as they are."""
         self._measure = measure
         self._recorder = recorder
         self._clips: list[Clip] = []
@@ -88,7 +88,8 @@ class Collected:
         self._marks = now
         self.passes += 1
         if loss is not None:
-            self._found.append(loss.detach().reshape(()))
+            seen = loss.detach()
+            self._found.append(seen.reshape(()) if seen.dim() else seen)
         self._given += self._waiting
         self._waiting = []
         if self.measuring:
@@ -103,11 +104,16 @@ class Collected:
                 first = self.norms[0]
                 self.norms[0] = torch.add(first, total_norm.detach().to(first.device, first.dtype), alpha=0)
 
-    def works(self) -> tuple[Work, ...]:
-        """What it takes to make this update again; nothing where part of what the loop did was not seen."""
+    def works(self, *, unchanged: bool) -> tuple[Work, ...]:
+        """What it takes to make this update again; nothing where part of what the loop did was not seen.
+
+        `unchanged` says that the gradients are known to be those of the last backward pass.
+        """
         works = () if self._recorder is None else self._recorder.works(len(self._found))
         if not works or self._marks is None:
             return ()
+        if unchanged and not self._clips:
+            return works
         if self._now() != (self._clipped if self._clips else self._marks):
             return ()  # changed by nobody knows whom
         clips = tuple(self._clips)
@@ -149,9 +155,6 @@ class Collected:
         self._clips = []
         if self._recorder is not None:
             self._recorder.clear()
-
-    def _now(self) -> _Marks:
-        return tuple([None if p.grad is None else p.grad._version for p in self._parameters()])
 
 
 def _again(clips: Sequence[Clip]) -> None:

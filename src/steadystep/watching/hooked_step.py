@@ -1,8 +1,7 @@
 """One step of somebody else's: decided in its pre-hook, closed in its post-hook."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -87,8 +86,11 @@ class HookedStep:
 
     def decide(self, returned: Any = None) -> None:
         """MEASURE ─► NOTICE ─► EXPLAIN ─► DECIDE, and all of ACT but the step."""
-        with self._at_work():
+        self._at_work(True)
+        try:
             self._decide(returned)
+        finally:
+            self._at_work(False)
 
     def _decide(self, returned: Any) -> None:
         parts, guard = self._parts, self._guard
@@ -106,7 +108,11 @@ class HookedStep:
         if norms is not None and scale is not None:
             norms = list(torch._foreach_div(norms, scale))
         parts.learning_rate.place(guard.updates)
-        self._works = self._seen.works() if parts.recovery.remembers and not self._several else ()
+        self._works = (
+            self._seen.works(unchanged=not shrunk and not scaled)
+            if parts.recovery.remembers and not self._several
+            else ()
+        )
         self._reruns.show(parts.passes, self._works)
         look = parts.looker.look(
             step=guard.attempts,
@@ -162,8 +168,11 @@ class HookedStep:
 
     def close(self) -> Outcome | None:
         """The step was called. None when nothing was decided in it."""
-        with self._at_work():
+        self._at_work(True)
+        try:
             return self._close()
+        finally:
+            self._at_work(False)
 
     def _close(self) -> Outcome | None:
         outcome, self._outcome = self._outcome, None
@@ -222,16 +231,10 @@ class HookedStep:
         )
         return parts.ranks.agree(look)
 
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def _at_work(self, busy: bool) -> None:
         """What the guard runs by itself is none of the loop's doing."""
-        self.busy = True
-        self._seen.pause(True)
-        try:
-            yield
-        finally:
-            self.busy = False
-            self._seen.pause(False)
+        self.busy = busy
+        self._seen.pause(busy)
 
     def _learn(self) -> None:
         """At the first call of a closure: what the optimizer has done by then."""

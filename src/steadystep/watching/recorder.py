@@ -1,7 +1,6 @@
 """Keeps, for each backward pass of a loop, how its loss came about: so that an update can be made again."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, final
 
 import torch
@@ -64,10 +63,13 @@ class Recorder:
             return
         tape, self._tape = self._tape, None
         self._waiting = None
-        closed = False
-        with suppress(Exception):  # a tensor without what tensors have; backward is the loop's all the same
-            closed = tape is not None and tape.close(loss) and plainly
-        if tape is None or not closed:
+        if tape is None or not plainly:
+            return
+        try:
+            closed = tape.close(loss)
+        except Exception:  # a tensor without what tensors have; backward is the loop's all the same
+            return
+        if not closed:
             return
         self._draws.after(last=True)
         self._waiting = Work(Taped(tape.run, tape.held, tape.rng), None)
@@ -136,8 +138,10 @@ class _Hook:
 
     def __call__(self, *args: Any) -> None:
         if self._tell is not None and not torch.compiler.is_compiling():
-            with suppress(Exception):  # why: a forward pass that cannot be remembered is still the loop's forward pass
+            try:
                 self._tell(*args)
+            except Exception:  # why: a forward pass that cannot be remembered is still the loop's forward pass
+                return
 
     def __deepcopy__(self, _: Any) -> "_Hook":
         return _Hook()

@@ -44,6 +44,8 @@ class Schedulers:
 
     def before_step(self) -> None:
         """Who has moved since the last step; and back with those that moved after a refused one."""
+        if not self.known:
+            return
         places = self._now()
         pairs = zip(places, self._places, strict=False)
         self._moving = [now != then for now, then in pairs] + [True] * (len(places) - len(self._places))
@@ -55,6 +57,8 @@ class Schedulers:
 
     def after_step(self, *, refused: bool) -> None:
         """The step is over; a refused one does not count for the schedule."""
+        if not refused and not self.known:
+            return
         if refused:
             if self._walks < _WALKS:
                 self.find()

@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from steadystep.rng import RngState
 _MOST = 64  # functions between forward and backward: beyond that it is another network, and it costs
 _MOST_CALLS = 1024  # of all kinds: `zero_grad` reads and writes the gradient of each parameter
 _modes: Any = torch.overrides
-_Cast = tuple[bool, torch.dtype]
+_Cast = torch.dtype | None
 
 
 class NotRepeatableError(Exception):
@@ -29,16 +29,16 @@ class NotRepeatableError(Exception):
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """The tensor that is number so many on the tape."""
 
     number: int
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):  # why no dataclass: a frozen one takes five times as long to make
+    """What the loop has called, with places for tensors that came from the model."""
+
     function: Callable[..., Any]
     args: Any
     kwargs: Any
@@ -73,7 +73,7 @@ class Tape:
         self._loss: int | None = None
         self.whole = True
         """Everything that led to the loss was seen."""
-        for part in _tensors_in((args, kwargs)):
+        for part in [*_tensors_in(args), *_tensors_in(kwargs)] if kwargs else _tensors_in(args):
             if part.requires_grad:  # it comes from another network, or gradients are wanted of it
                 self.whole = False
             self._know(part)
@@ -128,7 +128,7 @@ class Tape:
 
     @property
     def _written_over(self) -> bool:
-        return any(part._version != version for part, version in zip(self._outside, self._versions, strict=True))
+        return [part._version for part in self._outside] != self._versions
 
     def _add(self, part: Tensor) -> None:
         self._numbers[id(part)] = len(self._alive)
@@ -152,9 +152,9 @@ class Tape:
             self._know(tree)
             return tree
         if type(tree) in (list, tuple):
-            return type(tree)([self._placed(part) for part in tree])
+            return type(tree)([part if type(part) in _PLAIN else self._placed(part) for part in tree])
         if type(tree) is dict:
-            return {key: self._placed(part) for key, part in tree.items()}
+            return {k: part if type(part) in _PLAIN else self._placed(part) for k, part in tree.items()}
         return tree
 
 
@@ -167,12 +167,14 @@ class Mode(TorchFunctionMode):
         self._count = 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if self._tape.whole and getattr(function, "__self__", None) is not _GRAD:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        tape = self._tape
+        if tape.whole and getattr(function, "__self__", None) is not _GRAD:
             try:
-                self._tape.saw(function, args, kwargs or {}, result)
+                tape.saw(function, args, kwargs, result)
             except Exception:  # whatever is odd about this call, it is the loop's, and was made
-                self._tape.whole = False
+                tape.whole = False
         self._count += 1
         if self._count > _MOST_CALLS:
             self._tape.whole = False
@@ -180,8 +182,7 @@ class Mode(TorchFunctionMode):
 
     def push(self) -> bool:  # type: ignore[override]
         """Begin to listen; not inside somebody else's mode, nor where loss functions are compiled."""
-        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # torch.set_default_device enters one
-        if torch._C._len_torch_function_stack() > (default is not None) or _compiles():
+        if torch._C._len_torch_function_stack() > _default_modes() or _compiles():
             return False
         _modes._push_mode(self)
         return True
@@ -199,12 +200,20 @@ class Mode(TorchFunctionMode):
 
 
 _GRAD = torch.Tensor.grad
+_PLAIN = frozenset((type(None), bool, int, float, str))  # what most arguments of a loss are
 _WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
 
 
 def _name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", "")
     return "__setitem__" if name.endswith("_") and not name.endswith("__") else name
+
+
+def _default_modes() -> int:
+    """Modes that are the process's own: `torch.set_default_device` enters one."""
+    if not torch._C._len_torch_function_stack():
+        return 0
+    return int(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not None)
 
 
 def _compiles() -> bool:
@@ -214,12 +223,12 @@ def _compiles() -> bool:
 
 
 def _cast_of(device: str) -> _Cast:
-    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    """What autocast casts to; None where it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _casting(device: str, cast: _Cast) -> Any:
-    enabled, dtype = cast
-    return torch.autocast(device, dtype=dtype if enabled else None, enabled=enabled)
+    return torch.autocast(device, dtype=cast, enabled=cast is not None)
 
 
 def _tensors_in(tree: Any) -> list[Tensor]:

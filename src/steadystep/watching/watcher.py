@@ -133,7 +133,7 @@ class Watcher:
         self._tell = tell
         parts = self.guard._parts
         self._recorder = self._recorded(model, scaler) if find_loss else None
-        self._seen = Collected(lambda: parts.looker.parameters, parts.looker.norms, self._recorder)
+        self._seen = Collected(parts.looker.versions, parts.looker.norms, self._recorder)
         signs = signs_scaling and settings.mode != "observe"
         self._scaling = [LossScaling(each, scaler, signs=signs) for each in each_of(one)]
         self._schedulers = Schedulers(one, schedulers)
