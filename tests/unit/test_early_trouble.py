@@ -14,15 +14,21 @@ from steadystep import Guard
 from steadystep.track import read
 
 
-def regression(lr: float, *, scale: float = 1.0, **training: object) -> tuple[Guard, nn.Module]:
+def regression(
+    lr: float, *, kind: type[torch.optim.Optimizer] = torch.optim.SGD, **training: object
+) -> tuple[Guard, nn.Module]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
     config = {"training": training} if training else None
-    return Guard(model, torch.optim.SGD(model.parameters(), lr=lr), config=config), model
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=lr)  # type: ignore[call-arg]
+    return Guard(model, optimizer, config=config), model
 
 
-def test_600_of_600_steps_clipped_tenfold_are_said_with_advice(caplog: pytest.LogCaptureFixture) -> None:
-    guard, model = regression(1e-2, max_grad_norm=1e-3)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+def test_600_of_600_steps_clipped_tenfold_are_said_with_advice(
+    kind: type[torch.optim.Optimizer], caplog: pytest.LogCaptureFixture
+) -> None:
+    guard, model = regression(1e-2, kind=kind, max_grad_norm=1e-3)
     caplog.set_level(logging.WARNING, logger="steadystep")
     for _ in range(600):
         x = torch.randn(16, 8)
