@@ -6,7 +6,7 @@ from typing import final
 
 from steadystep.actions import LearningRate
 from steadystep.claims import Turns
-from steadystep.detectors import DamagedState, Detector, WeightJump
+from steadystep.detectors import DamagedState, Detector, NoLearning, WeightJump
 from steadystep.diagnosis import LASTING, Evidence, Verdict, explain, first_sign, needs_witness, weigh
 from steadystep.look import Look
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
@@ -53,6 +53,8 @@ class Judge:
         self.turns.take()
         asked = self.steady if look.signals.probe is None else self.detectors
         found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
+        if found and self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
+            found = tuple([finding for finding in found if finding.detector != NoLearning.name])
         if not found and self.evidence.finding is None:
             return _HEALTHY
         if clipped_norm is not None:

@@ -338,3 +338,39 @@ def test_a_closure_is_refused() -> None:
     optimizers = of_kinds(model)
     with steadystep.watch(model, optimizers), pytest.raises(UnsupportedError, match="one watcher for each"):
         optimizers[1].step(lambda: squared(model, batches(1)[0]))
+
+
+@pytest.mark.parametrize("way", ["alone", "guards", "list"])
+def test_a_critic_that_has_met_its_match_is_no_run_that_does_not_learn(way: str) -> None:
+    """Real and made are drawn alike, so its loss stands at ln 4: what guessing costs, and in a GAN the aim."""
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    maker = nn.Linear(2, 2)
+    pair: list[Optimizer] = [Adam(critic.parameters(), lr=1e-3), Adam(maker.parameters(), lr=1e-5)]
+    found = []
+
+    def judged() -> Tensor:
+        real, made = critic(torch.randn(256, 2)), critic(torch.randn(256, 2))
+        return entropy(real, torch.ones(256, 1)) + entropy(made, torch.zeros(256, 1))
+
+    def fooled() -> Tensor:
+        return entropy(critic(maker(torch.randn(256, 2))), torch.ones(256, 1))
+
+    if way == "list":
+        with steadystep.watch(nn.ModuleList([critic, maker]), pair) as watcher:
+            for step in range(800):
+                loss = fooled() if step % 2 else judged()
+                loss.backward()
+                pair[step % 2].step()
+                pair[step % 2].zero_grad()
+                found += [f.detector for f in watcher.outcome.findings]
+            cause = watcher.guard.diagnose()[0].cause
+    else:
+        guards = [steadystep.Guard(critic, pair[0]), steadystep.Guard(maker, pair[1])]
+        for _ in range(400):
+            found += [f.detector for f in guards[0].step(judged).findings]
+            if way == "guards":
+                guards[1].step(fooled)
+        cause = guards[0].diagnose()[0].cause
+    assert ("no-learning" in found) == (way == "alone")
+    assert cause == ("no-learning" if way == "alone" else "healthy")
