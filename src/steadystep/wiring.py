@@ -88,6 +88,7 @@ class Parts:
     def record(self, outcome: Outcome, *, updates: int) -> None:
         """One attempt is over: it goes into the casebook, among the remembered states and into the log."""
         if outcome.signals is not None:
+            self.casebook.opposed = self.judge.turns.are_taken
             self.casebook.note(outcome.signals, outcome.diagnosis, stepped=outcome.stepped)
         episode = self.budget.episode
         # why not while weights are compared: a new state could take the place of the one that is being tried

@@ -193,6 +193,27 @@ class TestClipRate:
         found = seen(ClipRate(1.0, scale_free=True), grad_norm=[20.0] * 3000)
         assert said(found) == [(99, "info"), (199, "info")]
 
+    def test_an_optimizer_that_divides_by_the_gradient_is_warned_about_where_the_loss_falls(self) -> None:
+        losses = [5.0 * 0.99**i + 1.0 for i in range(600)]
+        found = seen(ClipRate(1.0, scale_free=True), grad_norm=[20.0] * 600, loss=losses)
+        assert said(found) == [(99, "info"), (199, "warn")]
+        assert "clipping does the optimizer's job" in found[-1].what
+
+    @pytest.mark.parametrize("change", ["grows", "scatters", "negative", "critic", "kl"])
+    def test_the_objective_of_a_policy_is_not(self, change: str) -> None:
+        """Its loss may fall too: the critic learns, while the returns and so the gradients grow."""
+        curves: dict[str, list[Any]] = {
+            "loss": [5.0 * 0.99**i + 1.0 for i in range(600)],
+            "grad_norm": [20.0 * (1.01**i if change == "grows" else 1.0) for i in range(600)],
+            "names": [("critic.0.weight",) if change == "critic" else ("0.weight",)] * 600,
+            "metrics": [{"approx_kl": 0.1} if change == "kl" else {}] * 600,
+        }
+        if change == "scatters":
+            curves["loss"] = [max(0.1, 9.0 - 0.01 * i + n) for i, n in enumerate(noise(600, 2.0))]
+        if change == "negative":
+            curves["loss"] = [loss - 3.0 for loss in curves["loss"]]
+        assert said(seen(ClipRate(1.0, scale_free=True), **curves)) == [(99, "info"), (199, "info")]
+
     def test_gradients_that_grow_beyond_the_limit_later_are_no_fault_of_the_limit(self) -> None:
         """As of a policy whose returns grow; this one was at the highest score there is."""
         norms = [0.6 + 0.005 * i for i in range(3000)]

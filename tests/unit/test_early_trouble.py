@@ -1,5 +1,6 @@
 """What is said about a run that goes wrong from the start, and how soon."""
 
+import argparse
 import logging
 import subprocess
 import sys
@@ -14,15 +15,21 @@ from steadystep import Guard
 from steadystep.track import read
 
 
-def regression(lr: float, *, scale: float = 1.0, **training: object) -> tuple[Guard, nn.Module]:
+def regression(
+    lr: float, *, kind: type[torch.optim.Optimizer] = torch.optim.SGD, **training: object
+) -> tuple[Guard, nn.Module]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
     config = {"training": training} if training else None
-    return Guard(model, torch.optim.SGD(model.parameters(), lr=lr), config=config), model
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=lr)  # type: ignore[call-arg]
+    return Guard(model, optimizer, config=config), model
 
 
-def test_600_of_600_steps_clipped_tenfold_are_said_with_advice(caplog: pytest.LogCaptureFixture) -> None:
-    guard, model = regression(1e-2, max_grad_norm=1e-3)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_600_of_600_steps_clipped_tenfold_are_said_with_advice(
+    kind: type[torch.optim.Optimizer], caplog: pytest.LogCaptureFixture
+) -> None:
+    guard, model = regression(1e-2, kind=kind, max_grad_norm=1e-3)
     caplog.set_level(logging.WARNING, logger="steadystep")
     for _ in range(600):
         x = torch.randn(16, 8)
@@ -116,3 +123,45 @@ for _ in range(100):
     said = done.stderr.strip().splitlines()
     assert said[-1].startswith("this run was "), done.stderr
     assert "try: " in said[-1]
+
+
+class Block(nn.Module):
+    """Attention by torch's function, as in nanoGPT, after a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y: torch.Tensor = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return y
+
+
+@pytest.mark.parametrize(("lr", "cause"), [(3e-3, "healthy"), (3e-2, "learning-rate-too-high")])
+def test_a_rate_too_high_for_a_normalised_transformer_is_named_live(
+    lr: float, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its loss only falls less far, because norms hide large weights; the logits of its attention tell."""
+    torch._dynamo.utils.counters.clear()  # of another test of this process: compiled code would be compiled again
+    torch.manual_seed(0)
+    text = torch.tensor(list(Path(argparse.__file__).read_bytes())) % 128
+    model = nn.Sequential(nn.Embedding(128, 32), Block(32), Block(32), nn.LayerNorm(32), nn.Linear(32, 128))
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+    guard = Guard(model, torch.optim.AdamW(model.parameters(), lr=lr))
+    plain = nn.functional.scaled_dot_product_attention
+
+    def loss(rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+    for _ in range(128):
+        starts = torch.randint(0, len(text) - 25, (8,))
+        guard.step(loss, batch=text[starts[:, None] + torch.arange(25)])
+    assert guard.diagnose()[0].cause == cause
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == (cause != "healthy")
+    assert all("attention logits" in line and "try: divide the learning rate" in line for line in said)
+    assert nn.functional.scaled_dot_product_attention is plain

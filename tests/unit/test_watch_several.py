@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 import steadystep
 from steadystep.errors import UnsupportedError
 from steadystep.records import Outcome
-from tests.loops import batches, small_net, squared
+from tests.loops import batches, full_state, small_net, squared
 
 Each = Callable[[int], None]
 
@@ -127,6 +127,42 @@ def test_all_go_back_to_the_same_update() -> None:
         counts = {int(slots["step"]) for optimizer in optimizers for slots in optimizer.state.values()}
         assert counts == {watcher.guard.updates}
         assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_updates_of_several_optimizers_are_made_again(clips: bool) -> None:
+    """A flipped weight at step 70: the run ends with the bits of the one without it."""
+
+    def run(at: int | None) -> tuple[dict[str, Tensor], list[steadystep.Outcome]]:
+        model = small_net(dropout=0.0)
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        optimizers: list[Optimizer] = [
+            torch.optim.Muon(matrices, lr=0.01),
+            Adam([p for p in model.parameters() if p.ndim != 2], lr=0.01),
+        ]
+        with steadystep.watch(model, optimizers) as watcher:
+            acts = []
+            for step, x in enumerate(batches(100)):
+                if step == at:
+                    with torch.no_grad():
+                        model[-1].weight[0, 0] = math.nan
+                squared(model, x).backward()
+                if clips:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                acts += [watcher.outcome] if watcher.outcome.plan.steps else []
+        states = [full_state(model, optimizer) for optimizer in optimizers]
+        return {f"{i}.{key}": value for i, state in enumerate(states) for key, value in state.items()}, acts
+
+    torch._dynamo.utils.counters.clear()  # of another test of this process: `watch` then keeps its mode out of the way
+    clean, nothing = run(None)
+    state, (act,) = run(70)
+    assert not nothing
+    assert act.plan.steps[:2] == ("rollback", "catch-up")
+    assert act.exact
+    assert_same(clean, state)
 
 
 class Gan:
@@ -302,3 +338,39 @@ def test_a_closure_is_refused() -> None:
     optimizers = of_kinds(model)
     with steadystep.watch(model, optimizers), pytest.raises(UnsupportedError, match="one watcher for each"):
         optimizers[1].step(lambda: squared(model, batches(1)[0]))
+
+
+@pytest.mark.parametrize("way", ["alone", "guards", "list"])
+def test_a_critic_that_has_met_its_match_is_no_run_that_does_not_learn(way: str) -> None:
+    """Real and made are drawn alike, so its loss stands at ln 4: what guessing costs, and in a GAN the aim."""
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    maker = nn.Linear(2, 2)
+    pair: list[Optimizer] = [Adam(critic.parameters(), lr=1e-3), Adam(maker.parameters(), lr=1e-5)]
+    found = []
+
+    def judged() -> Tensor:
+        real, made = critic(torch.randn(256, 2)), critic(torch.randn(256, 2))
+        return entropy(real, torch.ones(256, 1)) + entropy(made, torch.zeros(256, 1))
+
+    def fooled() -> Tensor:
+        return entropy(critic(maker(torch.randn(256, 2))), torch.ones(256, 1))
+
+    if way == "list":
+        with steadystep.watch(nn.ModuleList([critic, maker]), pair) as watcher:
+            for step in range(800):
+                loss = fooled() if step % 2 else judged()
+                loss.backward()
+                pair[step % 2].step()
+                pair[step % 2].zero_grad()
+                found += [f.detector for f in watcher.outcome.findings]
+            cause = watcher.guard.diagnose()[0].cause
+    else:
+        guards = [steadystep.Guard(critic, pair[0]), steadystep.Guard(maker, pair[1])]
+        for _ in range(400):
+            found += [f.detector for f in guards[0].step(judged).findings]
+            if way == "guards":
+                guards[1].step(fooled)
+        cause = guards[0].diagnose()[0].cause
+    assert ("no-learning" in found) == (way == "alone")
+    assert cause == ("no-learning" if way == "alone" else "healthy")

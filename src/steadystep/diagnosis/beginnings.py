@@ -7,7 +7,7 @@ from steadystep.diagnosis.curve import guessing
 from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.sentences import names, told
 from steadystep.diagnosis.signs import dead_layer, saturated_layer
-from steadystep.diagnosis.step_size import huge_updates, rose, spikes, went_up
+from steadystep.diagnosis.step_size import huge_updates, leaped, rose, spikes, went_up
 
 # Root mean square. A variance above 10 is never meant (Wardat et al. 2022, DeepDiagnosis); 1 is for norms.
 _LARGE_WEIGHT, _UNIT_WEIGHT = math.sqrt(10.0), 0.8
@@ -56,14 +56,16 @@ def learns(facts: Facts) -> bool:
 
 
 def large_weights(facts: Facts) -> str:
-    """Some weights far larger than any recipe gives, or most of them larger."""
+    """Some weights far larger than any recipe gives, or most of them larger, and not made so by the first update."""
+    if leaped(facts):
+        return ""
     large = facts.weights_above(_LARGE_WEIGHT) or _most(facts, facts.weights_above(_UNIT_WEIGHT))
     return f"the weights were large after the first update: {names(large)}" if large else ""
 
 
 def all_weights_large(facts: Facts) -> str:
-    """Most weights far larger than any recipe gives."""
-    large = _most(facts, facts.weights_above(_LARGE_WEIGHT))
+    """Most weights far larger than any recipe gives, and not made so by the first update."""
+    large = () if leaped(facts) else _most(facts, facts.weights_above(_LARGE_WEIGHT))
     return (
         f"{len(large)} of {len(facts.weights)} weights had a variance above 10 after the first update" if large else ""
     )

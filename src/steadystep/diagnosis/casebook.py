@@ -37,6 +37,8 @@ class Casebook:
         self._warned: dict[str, Tally] = {}
         self._noted: dict[str, Tally] = {}
         self._opinion = Opinion()
+        self.opposed = False
+        """Another network learns against this one, or with it, and its loss depends on that one's weights."""
 
     def note(self, signals: Signals, diagnosis: Diagnosis, *, stepped: bool) -> None:
         """One attempt: what was measured, what it was taken for, and whether the weights were updated."""
@@ -76,6 +78,7 @@ class Casebook:
             probe=self._layers.last,
             inputs=self._inputs,
             scaled=self._scaled,
+            opposed=self.opposed,
         )
 
     def _book(self, diagnosis: Diagnosis) -> None:

@@ -76,8 +76,9 @@ ADVICE: dict[Cause, str] = {
     Cause.CLOSURE_NOT_REPEATABLE: "pass the data as step(closure, batch=...), so that the closure can be run again",
     Cause.EXCEPTION_IN_STEP: "the closure raised: look at the batch of this step and at the line the error names; with "
     "recovery.max_exceptions = 0 it is raised with its traceback",
-    Cause.CLIPPING_TOO_TIGHT: "most updates are clipped, so the limit and not the learning rate sets their size: raise "
-    "max_grad_norm above the usual norm, or lower the learning rate if that makes the run unstable",
+    Cause.CLIPPING_TOO_TIGHT: "most updates are clipped, so the limit and not the gradient sets their size: raise "
+    "max_grad_norm above the usual norm, or lower the learning rate if that makes the run unstable; gradients this "
+    "large often come from targets or a loss that want scaling",
     Cause.LEARNING_RATE_TOO_HIGH: "divide the learning rate by 3 to 10, or warm it up over more steps; find_lr shows "
     "the range that works",
     Cause.LEARNING_RATE_TOO_LOW: "multiply the learning rate by 10 and look again; find_lr shows the range that works",

@@ -83,6 +83,7 @@ CHARGES: tuple[Charge, ...] = (
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.went_up, level=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size.never_recovered, level=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.leaped),
+    Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.6, step_size.sharp_attention),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size.climbed, level=True),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size.bold_adam),
     Charge(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size.reckless_adam),

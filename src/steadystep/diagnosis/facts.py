@@ -36,6 +36,8 @@ class Facts:
     """The last one."""
     inputs: InputStats | None
     scaled: bool
+    opposed: bool = False
+    """Another network learns in turns with this one: a loss that stands still is a balance."""
 
     @property
     def going_well(self) -> bool:

@@ -96,7 +96,7 @@ def underflow(facts: Facts) -> str:
 def guesses(facts: Facts) -> str:
     """The loss of guessing, without any trend, while the weights do move."""
     curve, ratio = facts.curve, facts.ratio
-    if curve is None or facts.trace.num_updates < _LONG or ratio is None or ratio < _USUAL_UPDATE:
+    if curve is None or facts.trace.num_updates < _LONG or ratio is None or ratio < _USUAL_UPDATE or facts.opposed:
         return ""
     points = len(facts.trace.losses) / 8
     classes = guessing(curve.late, precision=2.0 * curve.noise / math.sqrt(points))

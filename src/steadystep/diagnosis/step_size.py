@@ -1,8 +1,11 @@
 """Signs that the steps are too large: what a learning rate that is too high does to a run."""
 
+import math
+
 from steadystep.diagnosis.facts import Facts
 
 _LARGE_UPDATE, _HUGE_UPDATE = 0.1, 0.3  # of the weights, in one step; a thousandth is usual
+_SHARP = 100.0  # a logit: small GPTs stay below 64 at rates that suit them, and QK-clip (Kimi Team 2025) begins here
 
 
 def huge_updates(facts: Facts) -> str:
@@ -21,6 +24,15 @@ def leaped(facts: Facts) -> str:
     """The first updates were nearly as large as the weights."""
     ratio = max(facts.ratios[:4], default=0.0)
     return f"early updates changed the weights by {ratio:.2g} of their size" if ratio >= _HUGE_UPDATE else ""
+
+
+def sharp_attention(facts: Facts) -> str:
+    """Attention that has come down to single positions: normalised layers hide large weights, logits do not."""
+    probe = facts.probe
+    bound = 0.0 if probe is None else max((b for b in probe.logit_bounds if math.isfinite(b)), default=0.0)
+    if probe is None or bound < _SHARP:
+        return ""
+    return f"attention logits may be as large as {bound:.3g} at step {probe.step} (below 64 is usual)"
 
 
 def climbed(facts: Facts) -> str:

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from steadystep.layers.attention import StableAttention
+from steadystep.signals.attention_calls import AttentionCalls
 from steadystep.signals.hooks import numbers_may_leave, open_modules, spread
 
 _MOST = 64
@@ -27,6 +28,8 @@ Measure = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 class AttentionLogits:
     """Watches `StableAttention` and `nn.MultiheadAttention` and keeps one number of each, on its device.
 
+    In a model that has neither, calls of torch's `scaled_dot_product_attention` by way of its module are watched.
+
     A hook can never break the forward pass: a module that cannot be measured is left out from then on. An
     `nn.MultiheadAttention` in evaluation is left alone, because a hook would take torch's fast path from it.
     """
@@ -37,11 +40,15 @@ class AttentionLogits:
         self._left_out: set[str] = set()
         self._queries: dict[str, Tensor] = {}
         self._bounds: dict[str, Tensor] = {}
+        self._calls = AttentionCalls(self._keep)
 
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
         self.clear()
-        for name, module in spread(self._watchable(), _MOST):
+        watchable = self._watchable()
+        if not watchable and not self._left_out and open_modules(self._model):
+            self._calls.start()
+        for name, module in spread(watchable, _MOST):
             if isinstance(module, StableAttention):
                 self._watch_stable(name, module)
             elif isinstance(module, nn.MultiheadAttention):
@@ -49,6 +56,7 @@ class AttentionLogits:
 
     def stop(self) -> None:
         """Take the hooks away; what they saw stays."""
+        self._calls.stop()
         for handle in self._handles:
             handle.remove()
         self._handles, self._queries = [], {}

@@ -60,6 +60,8 @@ class HookedStep:
         self._learning = 0 if self._quiet or several else _LEARNING
         self._partly = False
         """Only a part of the gradients is looked at."""
+        self._whole = True
+        """The decision at hand is about all optimizers."""
         self._works: tuple[Work, ...] = ()
         self._options: tuple[Mapping[str, Any], ...] = ()
         self.busy = False
@@ -74,7 +76,7 @@ class HookedStep:
     def decide_about(self, others: Sequence[Parameter]) -> None:
         """As `decide`, with the gradients of `others` out of sight: they belong to another loss."""
         aside = [(p, p.grad) for p in others if p.grad is not None]
-        self._partly = bool(aside)
+        self._partly, self._whole = bool(aside), not others
         for parameter, _ in aside:
             parameter.grad = None
         try:
@@ -108,11 +110,8 @@ class HookedStep:
         if norms is not None and scale is not None:
             norms = list(torch._foreach_div(norms, scale))
         parts.learning_rate.place(guard.updates)
-        self._works = (
-            self._seen.works(unchanged=not shrunk and not scaled)
-            if parts.recovery.remembers and not self._several
-            else ()
-        )
+        repeats = parts.recovery.remembers and not self._several and self._whole
+        self._works = self._seen.works(unchanged=not shrunk and not scaled) if repeats else ()
         self._reruns.show(parts.passes, self._works)
         look = parts.looker.look(
             step=guard.attempts,

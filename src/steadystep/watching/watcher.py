@@ -272,10 +272,10 @@ class Watcher:
         self._schedulers.after_step(refused=not outcome.stepped and updates == self.guard.updates)
 
     def _recorded(self, model: nn.Module, scaler: GradScaler | None) -> Recorder | None:
-        """Where updates can be made again: not with a loss scale, which moves, a line search, or several optimizers."""
+        """Where updates can be made again: not with a loss scale, which moves, nor with a line search."""
         parts, one = self.guard._parts, self._optimizer
         scaled = scaler is not None and scaler.is_enabled()
-        if not parts.recovery.remembers or scaled or isinstance(one, Together) or needs_closure(one):
+        if not parts.recovery.remembers or scaled or needs_closure(one):
             return None
         parameters = parts.looker.parameters
         return Recorder(model, lambda: parts.looker.parameters, parameters[0].device)
