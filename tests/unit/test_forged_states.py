@@ -110,6 +110,21 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a scaler": (put("guard", "precision", {"scale": 2.0}), "precision"),
     "no kept objects": (put("kept", None), "kept is a NoneType"),
 }
+UNREADABLE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a flag": (put("finite", "buffers", True), "finite.buffers is True"),
+    "a number": (put("finite", "infinite", 0.5), "finite.infinite is 0.5"),
+    "numbers": (put("finite", "kept", [3]), r"finite.kept is \[3\]"),
+    "text": (put("finite", "all"), "finite is a str"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_is_to_be_finite_is_said_by_names(tmp_path: Path, name: str) -> None:
+    """Anything else is a damaged checkpoint: an older one would be used, and there is none."""
+    change, says = UNREADABLE[name]
+    run_dir = forged(tmp_path, change)
+    with pytest.warns(UserWarning, match=rf"step-00000006.state\.json: .*{says}"), pytest.raises(CheckpointError):
+        made(run_dir)
 
 
 @pytest.mark.parametrize("name", FORGERIES)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep.clip.sharded import local_part
-from steadystep.errors import SteadystepError
+from steadystep.errors import CheckpointError, SteadystepError
 from steadystep.names import plain
 from steadystep.recovery.packing import pack
 from steadystep.stats.absurd import LARGEST
@@ -21,6 +21,7 @@ FINITE = "finite"
 
 _KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _ALWAYS = ("parameters.", "optimizer.state")
+_PARTS = ("infinite", "buffers", "kept")
 _SHOWN = 3
 
 
@@ -79,8 +80,12 @@ def _tensors_of(things: Mapping[str, Kept]) -> dict[str, Tensor]:
 
 
 def not_finite(tensors: Mapping[str, Tensor], tree: Any) -> tuple[str, ...]:
-    """Names of those that hold NaN or infinity and should not, of a state of a guarded loop that was taken apart."""
-    rules = tree.get(FINITE) if isinstance(tree, Mapping) else None
+    """Names of those that hold NaN or infinity and should not, of a state of a guarded loop that was taken apart.
+
+    Raises:
+        CheckpointError: what it says of its tensors is not what a guard writes.
+    """
+    rules = _rules(tree.get(FINITE) if isinstance(tree, Mapping) else None)
     return bad_names({name: t for name, t in tensors.items() if _is_judged(name, rules)})
 
 
@@ -109,14 +114,27 @@ def said(names: Iterable[str]) -> str:
     return ", ".join(listed[:_SHOWN]) + more
 
 
-def _is_judged(name: str, rules: Any) -> bool:
-    if not isinstance(rules, Mapping):  # a state of an older version
+def _rules(saved: Any) -> Mapping[str, frozenset[str]] | None:
+    """What a state says about its tensors; None in a state of an older version, which says nothing."""
+    if saved is None:
+        return None
+    if not isinstance(saved, Mapping):
+        raise CheckpointError(f"the checkpoint does not fit: {FINITE} is a {type(saved).__name__}")
+    for part in _PARTS:
+        named = saved.get(part, [])
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise CheckpointError(f"the checkpoint does not fit: {FINITE}.{part} is {named!r:.60}")
+    return {part: frozenset(saved.get(part, ())) for part in _PARTS}
+
+
+def _is_judged(name: str, rules: Mapping[str, frozenset[str]] | None) -> bool:
+    if rules is None:
         return name.startswith(_ALWAYS)
     if name.startswith("buffers."):
-        return name.removeprefix("buffers.") in rules.get("buffers", ())
+        return name.removeprefix("buffers.") in rules["buffers"]
     if name.startswith("kept"):
-        return name in rules.get("kept", ())
-    return name.startswith(_ALWAYS) and name.removeprefix("parameters.") not in rules.get("infinite", ())
+        return name in rules["kept"]
+    return name.startswith(_ALWAYS) and name.removeprefix("parameters.") not in rules["infinite"]
 
 
 def _infinite_parameters(model: nn.Module) -> Iterable[str]:
