@@ -179,7 +179,7 @@ def a_flipped_bit_is_found(kind: str) -> None:
 
 
 def a_spoilt_state_is_put_back(kind: str) -> None:
-    """A moment on one rank, then averaged weights that one rank alone keeps: found at the next look, the same for all."""
+    """A moment on one rank, then averaged weights that one rank alone keeps: found at the next look, by all."""
     model, optimizer = made(kind)
     guard = steadystep.Guard(model, optimizer, config={"recovery": {"trust_steps": 4}})
     rank, average = dist.get_rank(), nn.Linear(2, 2)

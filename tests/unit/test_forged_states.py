@@ -118,6 +118,16 @@ UNREADABLE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
+@pytest.mark.parametrize("value", [torch.ones(2), 10**5000, -1, 1.0, True, "1", None], ids=lambda v: type(v).__name__)
+def test_the_format_is_a_small_number(tmp_path: Path, value: object) -> None:
+    _, _, guard = made(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"^this state has format .{1,20}; this version of steadystep reads format 1"
+    ):
+        guard.load_state_dict(guard.state_dict() | {"format": value})
+    guard.close()
+
+
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_is_to_be_finite_is_said_by_names(tmp_path: Path, name: str) -> None:
     """Anything else is a damaged checkpoint: an older one would be used, and there is none."""

@@ -38,8 +38,11 @@ class FiniteParts:
     """What is to be finite: all parameters but those that held infinity when this was made, and certain buffers."""
 
     def __init__(self, model: nn.Module, buffers: Callable[[], Iterable[str]]) -> None:
-        self.infinite = frozenset(_infinite_parameters(model))
+        held = _parameters(model)
+        self.infinite = frozenset(_without_nan(held, bad_names(held)))
         """Parameters that hold infinity on purpose."""
+        self.without_norm = frozenset(_without_nan(held, bad_names({name: _norm(t) for name, t in held.items()})))
+        """Those, and others so large from the start that the sum of their squares is not finite: masks, for example."""
         self.kept = KeptTensors()
         self._buffers = buffers
 
@@ -137,10 +140,18 @@ def _is_judged(name: str, rules: Mapping[str, frozenset[str]] | None) -> bool:
     return name.startswith(_ALWAYS) and name.removeprefix("parameters.") not in rules["infinite"]
 
 
-def _infinite_parameters(model: nn.Module) -> Iterable[str]:
-    """Those with an infinity and no NaN: nobody begins with a NaN on purpose."""
-    parameters = {plain(name): p for name, p in model.named_parameters() if not nn.parameter.is_lazy(p)}
-    held = {name: local_part(p).detach() for name, p in parameters.items() if p.device.type != "meta"}
-    for name in bad_names(held):
-        if not bool(held[name].isnan().any()):  # sync: once, when a guard is made
-            yield name
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    named = {plain(name): p for name, p in model.named_parameters() if not nn.parameter.is_lazy(p)}
+    return {name: local_part(p).detach() for name, p in named.items() if p.device.type != "meta"}
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """As weights are measured at every look."""
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    usable = tensor.is_floating_point() and tensor.numel() and tensor.layout is torch.strided
+    return torch.linalg.vector_norm(tensor, dtype=torch.float32 if half else None) if usable else torch.zeros(1)
+
+
+def _without_nan(held: Mapping[str, Tensor], names: Iterable[str]) -> Iterable[str]:
+    """Nobody begins with a NaN on purpose."""
+    return [name for name in names if not bool(held[name].isnan().any())]  # sync: once, when a guard is made
