@@ -31,6 +31,7 @@ from bad_objects import (
     transformers_callback,
     with_rate,
     without_gradients,
+    without_parameters,
 )
 from stage import Stage
 from torch import nn
@@ -164,12 +165,14 @@ def steps() -> Iterator[tuple[str, Call, bool]]:
         ("{'a': a vector}", {"a": VECTOR}),
         ("{'a': on meta}", {"a": META}),
         ("{'a': 1.0, 'b': 'x'}", {"a": 1.0, "b": "x"}),
+        ("{'a': 10**400}", {"a": 10**400}),
     ):
         yield f"metrics={name}", given(lambda s, v: s.guard.step(s.loss, batch=s.batch, metrics=v), value), False
     yield "step(batch, closure)", lambda s: s.guard.step(s.batch, s.loss), False
     yield "step(…, closure=…)", lambda s: s.guard.step(s.loss, closure=s.loss), False
     for rate in (None, "0.1"):
         yield f"lr={rate!r} at a step", with_rate(rate, lambda s: s.guard.step(s.loss, batch=s.batch)), False
+    yield "groups without parameters", without_parameters(lambda s: s.guard.step(s.loss, batch=s.batch)), False
     yield "no parameter wants a gradient", without_gradients(lambda s: s.guard.step(s.loss, batch=s.batch)), False
 
 

@@ -92,6 +92,22 @@ def without_gradients(call: Call) -> Call:
     return run
 
 
+def without_parameters(call: Call) -> Call:
+    """The call, with parameter groups that are empty for so long."""
+
+    def run(stage: Stage) -> object:
+        groups = [(group, group["params"]) for group in stage.optimizer.param_groups]
+        try:
+            for group, _ in groups:
+                group["params"] = []
+            return call(stage)
+        finally:
+            for group, parameters in groups:
+                group["params"] = parameters
+
+    return run
+
+
 def closures() -> Iterator[tuple[str, Callable[[Stage], Callable[[], Any]]]]:
     """Closures that do more, or less, than compute the loss."""
 

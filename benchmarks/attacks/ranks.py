@@ -178,6 +178,16 @@ def cases(seed: int) -> Iterator[Case]:
 
         yield "trouble", f"an infinite buffer on rank {odd} at step {at}", trouble(buffer, odd=odd), ""
 
+    for hit in (0, 1, 2, None):
+        at, value = 22 + drawn(12), ("nan", "1e38")[drawn(2)]
+
+        def moment(step: int, x: Tensor, m: Any, o: Any, at: int = at, value: str = value) -> None:
+            if step == at:
+                next(iter(o.state.values()))["exp_avg"].view(-1)[0] = float(value)
+
+        where = "on every rank" if hit is None else f"on rank {hit}"
+        yield "trouble", f"a moment of {value} {where} at step {at}", trouble(moment, odd=hit), ""
+
 
 def judged(every: list[dict[str, Any]], says: str) -> str:
     """What was wrong with a case, or ""."""

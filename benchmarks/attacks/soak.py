@@ -254,7 +254,7 @@ def judge(rows: Rows, broken: Soak, whole: Soak, faults: int) -> None:
 
 def _usual(losses: list[float]) -> float:
     """The mean of the last twentieth without its highest tenth: the faults themselves are no part of it."""
-    last = sorted(losses[-max(1, len(losses) // 20) :])
+    last = sorted(filter(math.isfinite, losses[-max(1, len(losses) // 20) :]))  # NaN has no place in an order
     kept = last[: max(1, len(last) * 9 // 10)]
     return sum(kept) / len(kept)
 

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from steadystep.errors import MisuseError
 
+NO_PARAMETERS = "the optimizer holds no parameters: give it those of the model, model.parameters()"
 _INSIDE = "was called from inside step(): the closure must only compute the loss"
 _DETECTOR = ("update", "state_dict", "load_state_dict")
 _SINK = ("start", "step", "validation", "layers", "histograms", "incident", "close")
@@ -37,7 +38,12 @@ def check_model(model: object) -> None:
 
 
 def check_rates(optimizer: Optimizer) -> None:
-    """Learning rates that one can multiply; a NaN among them is a finding. Asked in each step: it may cost nothing."""
+    """Learning rates that one can multiply; a NaN among them is a finding. Asked in each step: it may cost nothing.
+
+    And something that they are for: with empty groups the whole backward pass would come to nothing.
+    """
+    if not any(group["params"] for group in optimizer.param_groups):
+        raise MisuseError(NO_PARAMETERS)
     for position, group in enumerate(optimizer.param_groups):
         rate = group.get("lr", 0.0)
         if type(rate) is not float and not isinstance(rate, float | int | Tensor):

@@ -35,6 +35,7 @@ def _only_bool(value: object) -> object:
 Switch = Annotated[bool, BeforeValidator(_only_bool)]
 Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_no_bool)]
+_MOST = 2**31  # of things that are remembered, or added up
 
 
 class Settings(BaseModel):
@@ -65,7 +66,7 @@ class TrainingSettings(Settings):
         None, description="the limit itself is max_grad_norm; true without one means 1.0, false switches clipping off"
     )
     gradient_accumulation_steps: Count = Field(
-        1, ge=1, description="calls of step() that share one update; 1 is no accumulation"
+        1, ge=1, le=_MOST, description="calls of step() that share one update; 1 is no accumulation"
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
@@ -160,12 +161,14 @@ class MonitoringSettings(Settings):
     sink_frequency: Count = Field(
         10, ge=1, description="sinks are shown every so many steps, the first 100 and what is slow or wrong in full"
     )
-    loss_window_size: Count = Field(128, ge=32, description="losses that a new one is compared with; 32 at least")
+    loss_window_size: Count = Field(
+        128, ge=32, le=_MOST, description="losses that a new one is compared with; 32 at least"
+    )
     divergence_threshold: Number = Field(
         8.0, ge=3, description="sigma above its own level at which a loss counts as raised; below 3 noise would"
     )
     gradient_history_size: Count = Field(
-        128, ge=32, description="gradient norms that a new one is compared with; 32 at least"
+        128, le=_MOST, ge=32, description="gradient norms that a new one is compared with; 32 at least"
     )
     explosion_threshold: Number = Field(
         10.0, ge=2, description="times its usual value at which a gradient norm is held back; below 2 noise would be"

@@ -289,6 +289,7 @@ class Guard:
             self._parts.log.record(outcome)
             return outcome
         self.attempts += 1
+        self._data.use()
         self.updates = self.updates + outcome.stepped if outcome.restored is None else outcome.restored
         self._metrics = {}
         self._budget.count(outcome)

@@ -76,8 +76,8 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
     probes = Probes(
         gradients, optimizer, activations=Activations(model), attention=AttentionLogits(model), tables=RowNorms(model)
     )
-    weights = WeightNorms(gradients, wanted=ranks.size == 1, infinite=finite.infinite)
-    peaks = StatePeaks(gradients, optimizer, finite.kept.tensors, wanted=ranks.size == 1)
+    weights = WeightNorms(gradients, wanted=ranks.size == 1, infinite=finite.without_norm)
+    peaks = StatePeaks(gradients, optimizer, finite.kept.tensors)
     return Measuring(
         gradients=gradients,
         device=device,

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from steadystep.errors import CheckpointError
 
 FORMAT = 1
+_FORMATS = 1000  # what lies beyond is none, and may be too long to print
 DETECTOR = "detector "
 """How the names of detectors begin; a later version may have more of them."""
 
@@ -68,6 +69,8 @@ def check(names: Iterable[str], state: Mapping[str, Any]) -> None:
         CheckpointError: it is of another format, or has a hole.
     """
     missing = {"format", *(name for name in names if not name.startswith(DETECTOR))} - state.keys()
-    if missing or state["format"] != FORMAT:
-        what = f"lacks {', '.join(sorted(missing))}" if missing else f"has format {state['format']!r}"
+    found = state.get("format")
+    if missing or type(found) is not int or found != FORMAT:
+        known = str(found) if type(found) is int and 0 <= found < _FORMATS else f"a {type(found).__name__} for it"
+        what = f"lacks {', '.join(sorted(missing))}" if missing else f"has format {known}"
         raise CheckpointError(f"this state {what}; this version of steadystep reads format {FORMAT} whole")

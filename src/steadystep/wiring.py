@@ -1,5 +1,6 @@
 """Makes a guard's parts from its settings. Nothing here decides anything."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,7 +274,7 @@ def _tracking(config: Config, folder: Path | None, model: nn.Module, sinks: Sequ
     watch, settings = config.monitoring, config.model_dump(mode="json")
     sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     run = RunStart(
-        name="run" if folder is None else folder.resolve().name,
+        name="run" if folder is None else os.path.basename(os.path.realpath(folder)),
         run_dir=folder,
         settings=settings,
         parameters=sum(sizes.values()),

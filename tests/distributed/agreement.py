@@ -178,6 +178,33 @@ def a_flipped_bit_is_found(kind: str) -> None:
     guard.close()
 
 
+def a_spoilt_state_is_put_back(kind: str) -> None:
+    """A moment on one rank, then averaged weights that one rank alone keeps: found at the next look, by all."""
+    model, optimizer = made(kind)
+    guard = steadystep.Guard(model, optimizer, config={"recovery": {"trust_steps": 4}})
+    rank, average = dist.get_rank(), nn.Linear(2, 2)
+    if rank == 0:
+        guard.keep("average", average)
+    outcomes, first = [], next(iter(model.parameters()))
+    for step in range(50):
+        with torch.no_grad():
+            if step == 27 and rank == 1:
+                local_part(optimizer.state[first]["exp_avg"]).view(-1)[0] = math.nan
+            if step == 45 and rank == 0:
+                average.weight[0, 0] = 1e38
+        x = batch(step, rank)
+        outcomes.append(guard.step(lambda x: squared(model, x), batch=x))
+    assert_one_decision(outcomes)
+    acted = [(o.step, o.plan.steps, o.stepped) for o in outcomes if o.plan.steps]
+    assert acted == [(27, ("restore-moments",), True), (47, ("restore-kept",), True)], acted
+    assert outcomes[27].findings[0].where == ("exp_avg of 0.weight",)
+    assert float(average.weight.detach().abs().max()) < 1.0
+    assert_finite(model, optimizer)
+    if kind == "ddp":
+        assert_replicas(model, optimizer)
+    guard.close()
+
+
 def loaders_end_together(kind: str) -> None:
     model, optimizer = made(kind)
     guard = steadystep.Guard(model, optimizer)
@@ -289,6 +316,7 @@ ALL = BRIEFLY | {
     "back": going_back,
     "loaders": loaders_end_together,
     "flipped bit": a_flipped_bit_is_found,
+    "spoilt state": a_spoilt_state_is_put_back,
     "numbers": numbers_of_the_user,
     "accumulated": one_all_reduce_per_update,
     "short group": a_short_group_is_averaged_too,

@@ -55,6 +55,32 @@ class Run:
         return all(bool(p.isfinite().all()) for p in self.model.parameters())
 
 
+@pytest.mark.parametrize("value", [1e38, -1e100])
+def test_a_huge_weight_is_broken_where_its_norm_is_finite(value: float) -> None:
+    """In fp64, behind a gate, before enough looks were made to know what updates change."""
+    run = Run(None, {})
+    run.model.double()
+    for step in range(60):
+        if step == 12:
+            run.model.g.bias.data[3] = value
+        x = batch(step).double()
+        run.outcomes.append(run.guard.step(lambda x: (run.model(x) - x.sum(-1)).square().mean(), batch=x))
+    (acted,) = [o for o in run.outcomes if o.plan.steps]
+    assert (acted.step, acted.plan.steps) == (27, ("rollback", "catch-up"))
+    assert "beyond what weights come to" in acted.findings[0].what
+    assert all(float(p.detach().abs().max()) < 10.0 for p in run.model.parameters())
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("value", [1e25, -3.3e38, -math.inf])
+def test_weights_that_are_huge_from_the_start_are_meant(value: float, kind: torch.dtype) -> None:
+    model = nn.Linear(3, 1)
+    model.mask = nn.Parameter(torch.full((3,), value, dtype=kind))
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    outcomes = [guard.step(lambda: model(torch.ones(2, 3)).square().mean()) for _ in range(30)]
+    assert all(o.stepped and not o.findings for o in outcomes)
+
+
 def test_at_a_resume_the_state_just_loaded_is_restored(tmp_path: Path) -> None:
     first = Run(tmp_path, SAVES)
     first.go(42)

@@ -91,7 +91,7 @@ def test_asking_and_telling_tensor_by_tensor(norms: list[tuple[float, float]]) -
 
 
 @every_stateful
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, "1.0", None])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, "1.0", None, 10**400])
 def test_a_state_that_cannot_be_is_refused_and_changes_nothing(make: Callable[[], Any], bad: object) -> None:
     clipper = make()
     for seed in range(5):
@@ -109,6 +109,16 @@ def test_a_state_that_cannot_be_is_refused_and_changes_nothing(make: Callable[[]
         with pytest.raises(ConfigError):
             clipper.load_state_dict(wrong)
         assert clipper.state_dict() == state
+
+
+def test_a_level_whose_square_is_no_number_is_refused() -> None:
+    clipper = ZScoreClip(warmup_steps=2)
+    for seed in range(5):
+        step(clipper, (0.5 + 0.01 * seed, 0.2))
+    for key, value in (("mean", 1e308), ("variance", 1e300)):
+        with pytest.raises(ConfigError, match=f"{key} = "):
+            clipper.load_state_dict({**clipper.state_dict(), key: value})
+    step(clipper, (0.5, 0.2))
 
 
 @every_stateful

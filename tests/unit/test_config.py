@@ -85,6 +85,9 @@ def test_presets() -> None:
         ({"training": {"mixed_precision": "fp8"}}, "'fp32', 'bf16' or 'fp16'"),
         ({"training": 3}, "training = 3"),
         ({"mode": "auto"}, "mode = 'auto'"),
+        ({"monitoring": {"loss_window_size": 10**30}}, "less than or equal to 2147483648"),
+        ({"monitoring": {"gradient_history_size": 2**63}}, "less than or equal to 2147483648"),
+        ({"training": {"gradient_accumulation_steps": 10**30}}, "less than or equal to 2147483648"),
     ],
 )
 def test_wrong_settings_say_what_where_and_what_to_try(raw: dict, says: str) -> None:

@@ -147,6 +147,16 @@ def test_one_wish_is_enough() -> None:
     assert [a.wishes for a in two(CALM, CALM, wishes=[[False], [False]])] == [(False,), (False,)]
 
 
+def test_one_rank_with_a_spoilt_state_is_known_to_all() -> None:
+    """Each rank may hold tensors of other names, so that only whether is added up."""
+    good, bad = {"state": ("a", "b"), "state_peaks": (1.0, 3e38)}, {"state": ("c",), "state_peaks": (math.nan,)}
+    assert [a.damaged for a in two(changed(**good), changed(**bad))] == [True, True]
+    assert [a.damaged for a in two(changed(state=("a",), state_peaks=(1.0,)), CALM)] == [False, False]
+    looked = two(changed(state=("a",), state_peaks=(1.0,)), CALM)
+    assert [a.signals.state_peaks for a in looked] == [(0.0,), (0.0,)]
+    assert [a.signals.state_peaks for a in two(CALM, CALM)] == [(), ()]
+
+
 def test_metrics_need_the_same_names() -> None:
     agreed = two(changed(metrics={"kl": 1.0, "b": 0.0}), changed(metrics={"b": 2.0, "kl": 3.0}))
     assert [a.signals.metrics for a in agreed] == [{"b": 1.0, "kl": 2.0}] * 2
@@ -196,7 +206,7 @@ def test_one_flipped_bit_changes_the_checksum(bit: int, element: int) -> None:
     assert Replicas(model).checksum(1) == 0
 
 
-@pytest.mark.parametrize(("size", "expected"), [(2, 1664), (8, 1664), (64, 1672), (1000, 1824)])
+@pytest.mark.parametrize(("size", "expected"), [(2, 1680), (8, 1680), (64, 1688), (1000, 1840)])
 def test_the_ballot_hardly_grows_with_the_ranks(size: int, expected: int) -> None:
     """The numbers in docs/distributed.md: 150 tensors, one micro-batch, one wish."""
     names = tuple(f"layer {i}" for i in range(150))

@@ -110,6 +110,31 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a scaler": (put("guard", "precision", {"scale": 2.0}), "precision"),
     "no kept objects": (put("kept", None), "kept is a NoneType"),
 }
+UNREADABLE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a flag": (put("finite", "buffers", True), "finite.buffers is True"),
+    "a number": (put("finite", "infinite", 0.5), "finite.infinite is 0.5"),
+    "numbers": (put("finite", "kept", [3]), r"finite.kept is \[3\]"),
+    "text": (put("finite", "all"), "finite is a str"),
+}
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), 10**5000, -1, 1.0, True, "1", None], ids=lambda v: type(v).__name__)
+def test_the_format_is_a_small_number(tmp_path: Path, value: object) -> None:
+    _, _, guard = made(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"^this state has format .{1,20}; this version of steadystep reads format 1"
+    ):
+        guard.load_state_dict(guard.state_dict() | {"format": value})
+    guard.close()
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_is_to_be_finite_is_said_by_names(tmp_path: Path, name: str) -> None:
+    """Anything else is a damaged checkpoint: an older one would be used, and there is none."""
+    change, says = UNREADABLE[name]
+    run_dir = forged(tmp_path, change)
+    with pytest.warns(UserWarning, match=rf"step-00000006.state\.json: .*{says}"), pytest.raises(CheckpointError):
+        made(run_dir)
 
 
 @pytest.mark.parametrize("name", FORGERIES)

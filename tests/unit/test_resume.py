@@ -90,6 +90,7 @@ def train(
     frequency: int | str = 3,
     epochs: int = 3,
     crash_at: int | None = None,
+    save_at: int | None = None,
 ) -> tuple[dict[str, Any], steadystep.Guard, list[Tensor]]:
     """One program; started again after a crash it is the same program."""
     torch.manual_seed(0)
@@ -112,10 +113,25 @@ def train(
                 raise CrashedError
             guard.step(lambda x: model(x).square().mean() + 0.1 * model(x + 1).mean(), batch=batch)
             average.update()
+            if guard.attempts == save_at:
+                guard.save()
     state = full_state(model, made)
     state["calls"] = model.calls.clone()
     guard.close()
     return state, guard, average.values
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("save_at", [1, 5, 7, 8])
+def test_what_is_saved_after_a_step_contains_its_batch(tmp_path: Path, loader: str, save_at: int) -> None:
+    """Where the loop is then still holds that batch: the first of a pass, one in its middle, its last."""
+    whole, _, average = train(None, loader=loader, epochs=2)
+    with pytest.raises(CrashedError):
+        train(tmp_path, loader=loader, epochs=2, frequency=1000, save_at=save_at, crash_at=save_at + 2)
+    state, guard, again = train(tmp_path, loader=loader, epochs=2, frequency=1000)
+    assert guard.attempts == 14
+    assert_same(whole, state)
+    assert all(map(torch.equal, average, again))
 
 
 @pytest.mark.parametrize("loader", LOADERS)

@@ -132,6 +132,14 @@ def test_a_folder_that_cannot_be_written_needs_no_lock(tmp_path: Path) -> None:
     RunLock(tmp_path).release()
 
 
+def test_links_that_lead_in_a_circle_are_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    model = nn.Linear(1, 1)
+    with pytest.raises(steadystep.ConfigError, match="cannot be written"):
+        steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=tmp_path / "a")
+
+
 def test_a_process_that_was_forked_off_holds_nothing(tmp_path: Path) -> None:
     lock = RunLock(tmp_path)
     child = os.fork()

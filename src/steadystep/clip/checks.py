@@ -12,11 +12,19 @@ from steadystep.errors import ConfigError
 
 def real(key: str, value: object, *, above: float = 0.0, most: float = math.inf) -> float:
     """A finite number, greater than `above` and at most `most`."""
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    number = _float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if math.isfinite(number) and above < number <= most:
         return number
     end = "" if most == math.inf else f" and at most {most:g}"
-    raise ConfigError(f"{key} = {value!r}: must be a finite number greater than {above:g}{end}")
+    shown = "a number beyond all bounds" if number == math.inf and isinstance(value, int) else repr(value)
+    raise ConfigError(f"{key} = {shown}: must be a finite number greater than {above:g}{end}")
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
 
 
 def limit(key: str, value: object) -> None:
@@ -40,9 +48,9 @@ def count(key: str, value: object, *, least: int = 1) -> int:
     raise ConfigError(f"{key} = {value!r}: must be a whole number, {least} or more")
 
 
-def level(key: str, value: object) -> float:
+def level(key: str, value: object, *, most: float = math.inf) -> float:
     """Something learned from norms: a finite number, zero included."""
-    return 0.0 if value == 0 else real(key, value)
+    return 0.0 if value == 0 else real(key, value, most=most)
 
 
 def keys(owner: str, state: Mapping[str, Any], *expected: str) -> None:

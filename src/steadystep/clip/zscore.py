@@ -117,7 +117,8 @@ class ZScoreClip:
         """Go on exactly where `state` was taken."""
         checks.keys("ZScoreClip", state, *self.state_dict())
         warmup = [checks.real("warmup", norm) for norm in state["warmup"]]
-        mean, variance = checks.level("mean", state["mean"]), checks.level("variance", state["variance"])
+        mean = checks.level("mean", state["mean"], most=_LARGEST)
+        variance = checks.level("variance", state["variance"], most=_LARGEST * _LARGEST)
         held_back = checks.count("held_back_in_a_row", state["held_back_in_a_row"], least=0)
         self._warmup, self._mean, self._variance = warmup, mean, variance
         self._ready, self._held_back_in_a_row = bool(state["ready"]), held_back

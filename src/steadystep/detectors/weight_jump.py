@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from steadystep.records import WEIGHTS_EVERY, Finding, Signals
+from steadystep.stats.absurd import is_absurd
 
 _ARMED_AFTER = 3  # looks: the first steps change weights more than all later ones
 _HISTORY = 8  # looks
@@ -23,8 +24,8 @@ _TRIFLE = 1e-3  # of the largest norm of all: what decay may have brought to zer
 class WeightJump:
     """Compares the norm of each tensor with the one at the last look.
 
-    A norm that is no longer finite asks for older weights. A mere jump is a warning, unless older weights do better on
-    the batch at hand.
+    A norm that is no longer finite, or that no weights come to, asks for older weights. A mere jump is a warning,
+    unless older weights do better on the batch at hand.
     """
 
     name = "weight-jump"
@@ -44,9 +45,11 @@ class WeightJump:
         if not signals.weight_norms:
             return ()
         now = dict(zip(signals.weights, signals.weight_norms, strict=True))
-        broken = [name for name, norm in now.items() if not math.isfinite(norm)]
+        broken = [name for name, norm in now.items() if self._is_broken(name, norm)]
         if broken:
-            return (self._finding(signals, broken, now, "no longer finite"),)
+            infinite = any(not math.isfinite(now[name]) for name in broken)
+            what = "no longer finite" if infinite else "beyond what weights come to"
+            return (self._finding(signals, broken, now, what),)
         largest = max(now.values())
         jumped = [name for name, norm in now.items() if self._jumped(name, norm, largest)]
         found = (self._finding(signals, jumped, now, "changed by more than updates change it"),) if jumped else ()
@@ -54,6 +57,10 @@ class WeightJump:
         if signals.healthy and (not self._looked or 2 * (signals.step - self._at) >= WEIGHTS_EVERY):
             self._learn(signals.step, now)
         return found
+
+    def _is_broken(self, name: str, norm: float) -> bool:
+        """Not finite, or beyond what weights come to, as 1e38 is: fp64 has room for it, and a gate may hide it."""
+        return not math.isfinite(norm) or (is_absurd(norm) and not is_absurd(self._last.get(name, norm)))
 
     def _jumped(self, name: str, norm: float, largest: float) -> bool:
         last, changes = self._last.get(name), self._largest.get(name)
@@ -71,7 +78,7 @@ class WeightJump:
         return Finding(
             detector=self.name,
             step=signals.step,
-            severity="warn" if math.isfinite(now[worst]) else "act",
+            severity="act" if self._is_broken(worst, now[worst]) else "warn",
             value=now[worst],
             limit=math.inf if usual is None else (1.0 + _SHARE) * usual,
             usual=usual,

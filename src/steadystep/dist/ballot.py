@@ -8,6 +8,8 @@ Sums only, so that one all-reduce serves everything and its size does not grow w
     whether, how many a count
     who               one bit per rank, 48 to a number: adding different powers of two sets bits
     the same?         see `sameness`
+    the state         how many ranks looked at it, and how many found what no training comes to; which tensors is asked
+                      only then, because each rank may hold others
 
 Everything here is plain numbers and can be tried without a second process.
 """
@@ -20,9 +22,12 @@ from typing import Any, final
 
 from steadystep.dist.sameness import is_same, mark, mark_number
 from steadystep.records import InputStats, Probe, Signals
+from steadystep.stats.absurd import is_absurd
 
 METRICS = 32
 """Metrics that are averaged over ranks; more than these are left out."""
+EVERYTHING = "the state of all ranks"
+"""Stands for all its tensors where none is damaged."""
 _BITS = 48  # of the 53 that are exact
 _PROBED = ("weight_rms", "update_rms", "second_moments", "surprises", "zero_shares", "dead", "saturated", "row_norms")
 _PARTS = (*_PROBED, "logit_bounds")
@@ -58,6 +63,8 @@ class Agreed:
     """Where replicas are compared at this step: they hold the same bits."""
     probe_fits: bool
     """All ranks hold a probe of the same shape: it can be added up next time."""
+    damaged: bool
+    """The optimizer's state or a kept object of some rank holds what no training comes to."""
 
 
 def fill(
@@ -83,6 +90,7 @@ def fill(
     """
     numbers = [1.0, signals.loss, float(signals.repeatable)]
     numbers += [float(signals.input_finite is False), float(signals.input_finite is True)]
+    numbers += [float(bool(signals.state_peaks)), float(bool(damaged(signals)))]
     numbers += mark((signals.step, len(signals.losses), len(signals.names), signals.refused_in_a_row))
     numbers += mark((signals.lr, signals.announced_lr, signals.scale, signals.scaled))
     numbers += mark_number(checksum)
@@ -107,7 +115,7 @@ def fill(
 def count(form: Form, sums: Sequence[float], signals: Signals, *, probe: Probe | None = None) -> Agreed:
     """What the sums of all ballots mean; `signals` and `probe` are what this rank had put in."""
     size, host = form.size, iter(sums)
-    present, loss, repeatable, bad_inputs, good_inputs = islice(host, 5)
+    present, loss, repeatable, bad_inputs, good_inputs, looked, spoilt = islice(host, 7)
     in_step = is_same(next(host), next(host), size) and present == size
     same_settings = is_same(next(host), next(host), size)
     same_weights = is_same(next(host), next(host), size)
@@ -131,6 +139,8 @@ def count(form: Form, sums: Sequence[float], signals: Signals, *, probe: Probe |
         bad_buffers=tuple(name for name, (_, bad, _) in buffers.items() if bad),
         buffers=tuple(watched),
         buffer_peaks=tuple(watched.values()),
+        state=(EVERYTHING,) if looked else (),
+        state_peaks=(0.0,) if looked else (),
         repeatable=repeatable == size,
         input_finite=False if bad_inputs else (True if good_inputs else None),
         metrics=dict(zip(sorted(signals.metrics), metrics, strict=False)) if same_metrics else {},
@@ -146,7 +156,13 @@ def count(form: Form, sums: Sequence[float], signals: Signals, *, probe: Probe |
         same_settings=same_settings,
         same_weights=same_weights,
         probe_fits=probe_fits,
+        damaged=spoilt > 0.0,
     )
+
+
+def damaged(signals: Signals) -> dict[str, float]:
+    """Tensors beside the weights that hold what no training comes to, on this rank."""
+    return {name: peak for name, peak in zip(signals.state, signals.state_peaks, strict=True) if is_absurd(peak)}
 
 
 def shape_of(probe: Probe) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from steadystep.clip.sharded import is_sharded
 from steadystep.dist.alike import SECTIONS, Sections, checksum, difference
-from steadystep.dist.ballot import Agreed, Form, count, fill
+from steadystep.dist.ballot import Agreed, Form, count, damaged, fill
 from steadystep.dist.ranks import Named, Wish
 from steadystep.dist.replicas import Replicas, healthy_rank, odd_ones
 from steadystep.dist.shards import counts_here, reshard
@@ -85,6 +85,9 @@ class Together:
         self._fitting = mine.probe if agreed.probe_fits else None
         odd, healthy = ((), None) if agreed.same_weights else self._odd_ones()
         look.signals = replace(agreed.signals, odd_replicas=odd, healthy_rank=healthy) if odd else agreed.signals
+        if agreed.damaged:
+            state = self._damaged(damaged(mine))
+            look.signals = replace(look.signals, state=tuple(state), state_peaks=tuple(state.values()))
         return look
 
     def wish(self, wanted: Wish) -> Wish:
@@ -245,6 +248,14 @@ class Together:
         dist.all_gather(every, checksums, group=self._group)
         rows = [each.tolist() for each in every]  # sync: only in trouble
         return odd_ones(names, rows), healthy_rank(rows)
+
+    def _damaged(self, mine: dict[str, float]) -> dict[str, float]:
+        """The same on every rank: each tensor with the worst that a rank holds, infinity for what is not finite."""
+        found: dict[str, float] = {}
+        for text in self._documents(json.dumps(mine)):
+            for name, peak in json.loads(text).items():
+                found[name] = max(found.get(name, 0.0), peak if math.isfinite(peak) else math.inf)
+        return found
 
     def _summed(self, numbers: Sequence[float]) -> list[float]:
         ballot = torch.tensor(numbers, dtype=torch.float64, device=self._device)

@@ -18,6 +18,7 @@ from typing import Literal, Protocol, TypeVar
 from steadystep.policy.budget import Budget
 from steadystep.policy.limits import Limits
 from steadystep.records import Damage, Diagnosis, Finding, Plan, Signals
+from steadystep.stats.absurd import is_absurd
 
 PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]
@@ -216,8 +217,8 @@ def _from_checkpoint(signals: Signals, diagnosis: Diagnosis, budget: Budget, lim
 
 
 def has_broken_weights(findings: Sequence[Finding]) -> bool:
-    """A weight is NaN or infinite: whatever the loss says, no update can be made with it."""
-    return any(f.detector == "weight-jump" and f.severity == "act" and not math.isfinite(f.value) for f in findings)
+    """A weight is NaN, infinite or absurd: whatever the loss says, no update can be made with it."""
+    return any(f.detector == "weight-jump" and f.severity == "act" and is_absurd(f.value) for f in findings)
 
 
 def _begin_again(

@@ -113,6 +113,7 @@ def read_state(path: Path, manifest: Manifest, names: tuple[str, str]) -> Checkp
     tensors = read_tensors(path / names[0])
     try:
         state = unpack(Packed(tree, tensors))
+        spoilt = not_finite(tensors, tree)
     except CheckpointError as error:
         raise CheckpointError(f"{file}: {error}") from error
     if not isinstance(state, Mapping):
@@ -125,7 +126,7 @@ def read_state(path: Path, manifest: Manifest, names: tuple[str, str]) -> Checkp
         updates=manifest.updates,
         score=manifest.score,
         state=state,
-        not_finite=not_finite(tensors, tree),
+        not_finite=spoilt,
     )
 
 

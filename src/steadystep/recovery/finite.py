@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep.clip.sharded import local_part
-from steadystep.errors import SteadystepError
+from steadystep.errors import CheckpointError, SteadystepError
 from steadystep.names import plain
 from steadystep.recovery.packing import pack
 from steadystep.stats.absurd import LARGEST
@@ -21,6 +21,7 @@ FINITE = "finite"
 
 _KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _ALWAYS = ("parameters.", "optimizer.state")
+_PARTS = ("infinite", "buffers", "kept")
 _SHOWN = 3
 
 
@@ -37,8 +38,11 @@ class FiniteParts:
     """What is to be finite: all parameters but those that held infinity when this was made, and certain buffers."""
 
     def __init__(self, model: nn.Module, buffers: Callable[[], Iterable[str]]) -> None:
-        self.infinite = frozenset(_infinite_parameters(model))
+        held = _parameters(model)
+        self.infinite = frozenset(_without_nan(held, bad_names(held)))
         """Parameters that hold infinity on purpose."""
+        self.without_norm = frozenset(_without_nan(held, bad_names({name: _norm(t) for name, t in held.items()})))
+        """Those, and others so large from the start that the sum of their squares is not finite: masks, for example."""
         self.kept = KeptTensors()
         self._buffers = buffers
 
@@ -79,8 +83,12 @@ def _tensors_of(things: Mapping[str, Kept]) -> dict[str, Tensor]:
 
 
 def not_finite(tensors: Mapping[str, Tensor], tree: Any) -> tuple[str, ...]:
-    """Names of those that hold NaN or infinity and should not, of a state of a guarded loop that was taken apart."""
-    rules = tree.get(FINITE) if isinstance(tree, Mapping) else None
+    """Names of those that hold NaN or infinity and should not, of a state of a guarded loop that was taken apart.
+
+    Raises:
+        CheckpointError: what it says of its tensors is not what a guard writes.
+    """
+    rules = _rules(tree.get(FINITE) if isinstance(tree, Mapping) else None)
     return bad_names({name: t for name, t in tensors.items() if _is_judged(name, rules)})
 
 
@@ -109,20 +117,41 @@ def said(names: Iterable[str]) -> str:
     return ", ".join(listed[:_SHOWN]) + more
 
 
-def _is_judged(name: str, rules: Any) -> bool:
-    if not isinstance(rules, Mapping):  # a state of an older version
+def _rules(saved: Any) -> Mapping[str, frozenset[str]] | None:
+    """What a state says about its tensors; None in a state of an older version, which says nothing."""
+    if saved is None:
+        return None
+    if not isinstance(saved, Mapping):
+        raise CheckpointError(f"the checkpoint does not fit: {FINITE} is a {type(saved).__name__}")
+    for part in _PARTS:
+        named = saved.get(part, [])
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise CheckpointError(f"the checkpoint does not fit: {FINITE}.{part} is {named!r:.60}")
+    return {part: frozenset(saved.get(part, ())) for part in _PARTS}
+
+
+def _is_judged(name: str, rules: Mapping[str, frozenset[str]] | None) -> bool:
+    if rules is None:
         return name.startswith(_ALWAYS)
     if name.startswith("buffers."):
-        return name.removeprefix("buffers.") in rules.get("buffers", ())
+        return name.removeprefix("buffers.") in rules["buffers"]
     if name.startswith("kept"):
-        return name in rules.get("kept", ())
-    return name.startswith(_ALWAYS) and name.removeprefix("parameters.") not in rules.get("infinite", ())
+        return name in rules["kept"]
+    return name.startswith(_ALWAYS) and name.removeprefix("parameters.") not in rules["infinite"]
 
 
-def _infinite_parameters(model: nn.Module) -> Iterable[str]:
-    """Those with an infinity and no NaN: nobody begins with a NaN on purpose."""
-    parameters = {plain(name): p for name, p in model.named_parameters() if not nn.parameter.is_lazy(p)}
-    held = {name: local_part(p).detach() for name, p in parameters.items() if p.device.type != "meta"}
-    for name in bad_names(held):
-        if not bool(held[name].isnan().any()):  # sync: once, when a guard is made
-            yield name
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    named = {plain(name): p for name, p in model.named_parameters() if not nn.parameter.is_lazy(p)}
+    return {name: local_part(p).detach() for name, p in named.items() if p.device.type != "meta"}
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """As weights are measured at every look."""
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    usable = tensor.is_floating_point() and tensor.numel() and tensor.layout is torch.strided
+    return torch.linalg.vector_norm(tensor, dtype=torch.float32 if half else None) if usable else torch.zeros(1)
+
+
+def _without_nan(held: Mapping[str, Tensor], names: Iterable[str]) -> Iterable[str]:
+    """Nobody begins with a NaN on purpose."""
+    return [name for name in names if not bool(held[name].isnan().any())]  # sync: once, when a guard is made

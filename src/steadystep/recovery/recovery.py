@@ -236,7 +236,7 @@ class InMemory:
 
     def finite_states(self) -> list[Snapshot]:
         """Oldest first."""
-        return [state for state in self._snapshots.states if self._snapshots.is_finite(state)]
+        return self._snapshots.finite()
 
     def keep(self, name: str, thing: Kept, update: Callable[[], object] | None = None) -> None:
         """Let `thing` go back together with the weights."""

@@ -63,7 +63,7 @@ class RunLock:
         Raises:
             MisuseError: another process holds it, and `force` is false.
         """
-        key = str((folder / FILE).resolve())
+        key = os.path.realpath(folder / FILE)  # why not resolve: it raises where links lead in a circle
         self._finalizer = weakref.finalize(self, _let_go, key, os.getpid())
         held = _HELD.get(key)
         if held is not None and held.pid == os.getpid():

@@ -89,7 +89,7 @@ class Snapshots:
     ) -> None:
         self._holdings = holdings
         self._device = device
-        self._one_rank = ranks is None or ranks.size == 1
+        self._ranks = ranks or Alone()
         self._states: list[Snapshot] = []
         self._passed_over: list[Snapshot] = []
         """Younger than what was restored: what updates that are made again should lead to."""
@@ -103,7 +103,7 @@ class Snapshots:
             folder=folder,
             min_interval=min_interval,
             checkpoints=checkpoints,
-            ranks=ranks or Alone(),
+            ranks=self._ranks,
         )
 
     @property
@@ -171,7 +171,7 @@ class Snapshots:
                 kept={name: _copied(thing.state_dict()) for name, thing in self._kept.items()},
                 rng=RngState(self._device),
                 largest_lr=largest_lr,
-                whole=self._one_rank,
+                whole=self._ranks.size == 1,
                 file=file,
             )
         )
@@ -224,17 +224,26 @@ class Snapshots:
 
     def restore_kept(self, tensors: Sequence[str]) -> None:
         """Restore the kept objects that these tensors belong to, each from the newest state in which they are well."""
+        if not tensors:
+            return
+        spoilt = [_spoilt_names(state.kept, tensors) for state in self._states]
+        # why by tensor: averaged weights are often kept by one rank alone, and the others have to answer all the same
+        good = iter(self._on_all_ranks([tensor not in bad for bad in spoilt for tensor in tensors]))
+        well = [{tensor for tensor in tensors if next(good)} for _ in self._states]
         for name, thing in self._kept.items():
-            own = [tensor for tensor in tensors if tensor.startswith((f"kept.{name}.", f"kept.{name}["))]
-            for state in reversed(self._states) if own else ():
-                held = pack({"kept": {name: state.kept[name]}}).tensors
-                if not bad_names({tensor: held[tensor] for tensor in own if tensor in held}, absurd=True):
-                    thing.load_state_dict(_copied(state.kept[name]))
-                    break
+            own = set(filter(_begins_with(name), tensors))
+            fit = [state for state, sound in zip(self._states, well, strict=True) if own <= sound]
+            if own and fit:
+                thing.load_state_dict(_copied(fit[-1].kept[name]))
 
-    def is_finite(self, state: Snapshot) -> bool:
-        """Whether its weights and the optimizer's state hold no NaN and no infinity."""
-        return self._holdings.are_finite(state.tensors)
+    def finite(self) -> list[Snapshot]:
+        """States whose weights and optimizer's state hold no NaN and no infinity, on no rank."""
+        good = self._on_all_ranks([self._holdings.are_finite(state.tensors) for state in self._states])
+        return [state for state, is_good in zip(self._states, good, strict=True) if is_good]
+
+    def _on_all_ranks(self, flags: Sequence[bool]) -> list[bool]:
+        """Which of them are true everywhere: all ranks keep states of the same steps, and have to choose the same."""
+        return [mean == 1.0 for mean in self._ranks.mean([float(flag) for flag in flags])] if flags else []
 
     def forget(self) -> None:
         """Drop all states: they belong to weights that were replaced."""
@@ -251,6 +260,18 @@ class Snapshots:
 
     def _whole(self, state: Snapshot) -> dict[Key, Tensor]:
         return self._rooms.whole(state.tensors, self._holdings.tensors())
+
+
+def _begins_with(name: str) -> Callable[[str], bool]:
+    """Whether a tensor belongs to that kept object."""
+    return lambda tensor: tensor.startswith((f"kept.{name}.", f"kept.{name}["))
+
+
+def _spoilt_names(kept: Mapping[str, Any], tensors: Sequence[str]) -> set[str]:
+    """Those of `tensors` that hold no number which training comes to, in this state of the kept objects."""
+    named = {name: kept[name] for name in kept if any(map(_begins_with(name), tensors))}
+    held = pack({"kept": named}).tensors
+    return set(bad_names({tensor: held[tensor] for tensor in tensors if tensor in held}, absurd=True))
 
 
 def _holds_tensors(state: Any) -> bool:

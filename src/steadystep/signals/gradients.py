@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep.calls import NO_PARAMETERS
 from steadystep.clip.sharded import is_sharded, local_part
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.names import plain
@@ -78,19 +79,20 @@ class Gradients:
         return False
 
     def _name_all(self) -> None:
-        self._held = [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]
+        groups = [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]
         held = {id(p): p for group in self._optimizer.param_groups for p in group["params"]}
         named = dict(_named(self._model, held))
         ours = {id(p) for p in named.values()}
         extra = (p for p in held.values() if id(p) not in ours)
         named |= {f"optimizer parameter {i}": p for i, p in enumerate(extra)}
+        if not named:
+            raise MisuseError(NO_PARAMETERS)
+        for name, parameter in named.items():
+            _check_supported(name, parameter)
+        self._held = groups  # from here on nothing is refused: a mistake in the groups costs the step that meets it
         self._names = tuple(named)
         self._params = tuple(named.values())
         self._sharded = is_sharded(self._params)
-        if not self._params:
-            raise MisuseError("the optimizer holds no parameters")
-        for name, parameter in named.items():
-            _check_supported(name, parameter)
 
 
 def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, Parameter]]:

@@ -242,7 +242,7 @@ def _scalar(name: str, value: float | Tensor) -> float | Tensor:
     if not isinstance(value, Tensor):
         try:
             return float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise MisuseError(f"metrics[{name!r}] must be one real number, got {type(value).__name__}") from None
     if value.numel() != 1 or value.is_complex() or value.is_meta:
         shape = f"{list(value.shape)} on {value.device}"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadystep.clip.sharded import local_part
 from steadystep.norms import peaks
 from steadystep.signals.gradients import Gradients
 
@@ -28,6 +29,7 @@ class StatePeaks:
         *,
         wanted: bool = True,
     ) -> None:
+        """`kept` gives the tensors of kept objects; not `wanted`, nothing is ever measured."""
         self._gradients = gradients
         self._optimizer = optimizer
         self._kept = kept
@@ -53,7 +55,8 @@ class StatePeaks:
         found: dict[str, Tensor] = {}
         for name, parameter in zip(*self._gradients.named(), strict=True):
             for key, value in self._optimizer.state.get(parameter, {}).items():
-                # why: a subclass is quantised or sharded, one that is not dense or elsewhere costs too much to look at
-                if type(value) is Tensor and value.dtype in _KINDS and value.numel() > 1:
-                    found[f"{key} of {name}"] = value.detach()
+                held = local_part(value) if isinstance(value, Tensor) else None
+                # why: a subclass is quantised, one that is not dense or elsewhere costs too much to look at
+                if type(held) is Tensor and held.dtype in _KINDS and held.numel() > 1:
+                    found[f"{key} of {name}"] = held.detach()
         return found

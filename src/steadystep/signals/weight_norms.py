@@ -22,7 +22,7 @@ class WeightNorms:
     """One pass over the weights when it is due; its numbers ride along with the look's host read."""
 
     def __init__(self, gradients: Gradients, *, wanted: bool = True, infinite: Container[str] = ()) -> None:
-        """`infinite` names parameters that hold infinity on purpose: they are left out."""
+        """`infinite` names parameters whose norm is so on purpose: they are left out."""
         self._gradients = gradients
         self._infinite = infinite
         self._wanted = wanted
