@@ -8,6 +8,7 @@ pass writes by itself, and those are put back when the step is refused. Why in t
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, final
 
@@ -222,6 +223,17 @@ class Guard:
         self._recovery.keep(name, thing, update)
         self._keeping.loop.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check)
 
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        """Announce a change of weights that you make on purpose inside it: it is no damage, and is not undone.
+
+        `model.load_state_dict` between two steps is taken for one by itself, in one process. With several ranks every
+        rank announces it.
+        """
+        calls.refuse_inside("editing", busy=self._passes.busy)
+        self._judge.edits.expect()
+        yield
+
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """What is probably wrong with the run so far, the likeliest cause first; one "healthy" when nothing is."""
         return self._parts.casebook.diagnose()
@@ -315,6 +327,7 @@ class Guard:
         self.attempts, self.updates = loaded["attempts"], loaded["updates"]
         self._passes.reset()
         self._recovery.forget()
+        self._judge.edits.forget()
 
     @classmethod
     def resume(

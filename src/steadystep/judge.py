@@ -1,8 +1,9 @@
 """NOTICE ─► EXPLAIN ─► DECIDE for one look. The stages do not know each other; here they meet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 from steadystep.actions import LearningRate
 from steadystep.claims import Turns
@@ -13,6 +14,7 @@ from steadystep.look import Look
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.records import Diagnosis, Finding, Plan, Severity, Signals
 from steadystep.recovery import Recovery, Snapshot
+from steadystep.signals.weight_edits import WeightEdits
 
 _GRAVE = ("act", "critical")
 _HEALTHY = (Diagnosis(), Plan())  # what nearly every step comes to; made once
@@ -40,6 +42,10 @@ class Judge:
     evidence: Evidence = field(default_factory=Evidence)
     turns: Turns = field(default_factory=Turns)
     sudden_zero: SuddenZero = field(default_factory=SuddenZero)
+    edits: WeightEdits
+    """Weights that the loop replaces by itself."""
+    beginnings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By name, what detectors that measure a run by its past know before the first step."""
     rolls: dict[tuple[bool, ...], tuple[Detector, ...]] = field(default_factory=dict, init=False)
     """Who is asked, by which of the occasional signals are there."""
 
@@ -55,6 +61,8 @@ class Judge:
             clipped_norm: measures the gradients again, where the loop has clipped them since.
         """
         self.turns.take()
+        if self.edits.made():
+            self._start_again()
         asked = self._asked(look.signals) if look.signals.probe is None else self.detectors
         found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
         if found and self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
@@ -101,6 +109,15 @@ class Judge:
             asked = self.rolls[given] = tuple(each for each in self.steady if has_what_it_needs(each, given))
         return asked
 
+    def _start_again(self) -> None:
+        """The loop has put other weights in: their past is another one, and there is nothing to go back to."""
+        self.recovery.forget()
+        if self.evidence.finding is not None:
+            self.evidence.close(self.evidence.finding.step)
+        for detector in self.detectors:
+            if detector.name in self.beginnings:
+                detector.load_state_dict(deepcopy(dict(self.beginnings[detector.name])))
+
     def _about_weights(self, look: Look) -> tuple[Finding, ...]:
         """What looks like a bad batch may be the weights: then they are looked at now, and not at the next cadence."""
         look.signals = self.weigh(look.signals)
@@ -120,7 +137,8 @@ class Judge:
         evidence, step = self.evidence, look.signals.step
         lasting = tuple(filter(_is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
-        if loud and evidence.finding is None:
+        # why not where guards take turns: it could not be told, and running old closures again may have side effects
+        if loud and evidence.finding is None and not self.turns.are_taken:
             self._begin(loud[0], self._restorable(look.signals, loud, states))
         rest = tuple(finding for finding in found if not _is_uncertain(finding))
         if evidence.finding is None:

@@ -50,6 +50,12 @@ from steadystep.detectors import (
 if TYPE_CHECKING:
     from torch.optim import Optimizer  # why not at run time: logs are read without torch
 
+MEASURED_BY_THE_PAST = frozenset(
+    kind.name
+    for kind in (EarlyDivergence, GradientSpike, LossSpike, NotHealing, SlowDivergence, WeightJump, WorseThanBest)
+)
+"""Their limits come from steps before; weights that the loop has replaced begin a past of their own."""
+
 _QUIET_STEPS = 400  # between two warnings of one detector: three in 1,000 steps at most
 
 

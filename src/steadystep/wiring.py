@@ -26,7 +26,7 @@ from steadystep.keeping import Keeping
 from steadystep.look import Look
 from steadystep.measuring import measuring_for
 from steadystep.notices import warn
-from steadystep.noticing import beta2_of, detectors, is_scale_free
+from steadystep.noticing import MEASURED_BY_THE_PAST, beta2_of, detectors, is_scale_free
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands, Precision
 from steadystep.records import Outcome, Signals
@@ -45,6 +45,7 @@ from steadystep.signals import (
     Looker,
     Probes,
 )
+from steadystep.signals.weight_edits import WeightEdits
 from steadystep.state import DETECTOR, Stateful
 from steadystep.track import (
     Broadcast,
@@ -114,6 +115,7 @@ class Parts:
     def close(self) -> None:
         """Let go of files, hooks and memory."""
         self.islands.remove()
+        self.judge.edits.remove()
         self.recovery.forget()
         self.log.concluded(self.casebook.verdict())
         self.log.close()
@@ -218,6 +220,8 @@ def build(
         limits=limits,
         mode=config.mode,
         weigh=measuring.looker.with_weights,
+        edits=WeightEdits(model, lambda: gradients.parameters, hooked=ranks.size == 1),
+        beginnings={d.name: d.state_dict() for d in noticing if d.name in MEASURED_BY_THE_PAST},
     )
     kept_apart["evidence"] = judge.evidence
     incidents = _incidents(config, folder)

@@ -424,3 +424,8 @@ def test_concerns_must_come_in_a_row() -> None:
     assert [runs.add({"a": concern}) for concern in (True, True, False, True, True)] == [()] * 5
     assert runs.add({"a": True}) == ("a",)
     assert runs.add({"a": True}) == ()
+
+
+def test_a_loss_of_zero_needs_no_gradient() -> None:
+    done = [signals(step, norms=(0.0, 0.0), loss=0.0) for step in range(40)]
+    assert run(ZeroGradient(), done) == []

@@ -1,7 +1,6 @@
 """A hook on somebody else's model that can do no harm there."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, final
 
 import torch
@@ -17,8 +16,10 @@ class SilentHook:
     def __call__(self, *args: Any) -> None:
         """Pass on what the hook was called with."""
         if self._tell is not None and not torch.compiler.is_compiling():
-            with suppress(Exception):  # why: a pass that cannot be remembered is still the loop's pass
+            try:
                 self._tell(*args)
+            except Exception:  # why: a pass that cannot be remembered is still the loop's pass
+                return
 
     def __deepcopy__(self, _: Any) -> "SilentHook":
         return SilentHook()

@@ -28,7 +28,10 @@ class WeightEdits:
         self._before: Tensor | None = None
         hook = SilentHook(self.expect)
         modules = model.modules() if hooked else ()
-        self._handles: list[RemovableHandle] = [each.register_load_state_dict_pre_hook(hook) for each in modules]
+        self._handles: list[RemovableHandle] = [
+            each.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
+            for each in modules
+        ]
 
     def expect(self, *_: Any) -> None:
         """Weights may be about to change."""

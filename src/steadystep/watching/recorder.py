@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from steadystep.accumulation import Taped, Work
 from steadystep.accumulation.draws import Draws
 from steadystep.measuring import draws
+from steadystep.signals.silent_hook import SilentHook
 from steadystep.watching.tape import Mode, Tape
 
 _FAILURES = 8  # passes in a row that could not be kept: then this loop is not one that can be
@@ -39,8 +40,8 @@ class Recorder:
         self.paused = False
         """The guard itself is running the model."""
         self._handles: list[RemovableHandle] = [
-            model.register_forward_pre_hook(_Hook(self._begin), with_kwargs=True, prepend=True),
-            model.register_forward_hook(_Hook(self._end)),
+            model.register_forward_pre_hook(SilentHook(self._begin), with_kwargs=True, prepend=True),
+            model.register_forward_hook(SilentHook(self._end)),
         ]
 
     def remove(self) -> None:
@@ -127,24 +128,3 @@ class Recorder:
 def _is_transformed() -> bool:
     """Inside `torch.func`: what is seen there are not the tensors of the loop."""
     return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-@final
-class _Hook:
-    """A hook that stays behind when the model is copied or saved."""
-
-    def __init__(self, tell: Callable[..., None] | None = None) -> None:
-        self._tell = tell
-
-    def __call__(self, *args: Any) -> None:
-        if self._tell is not None and not torch.compiler.is_compiling():
-            try:
-                self._tell(*args)
-            except Exception:  # why: a forward pass that cannot be remembered is still the loop's forward pass
-                return
-
-    def __deepcopy__(self, _: Any) -> "_Hook":
-        return _Hook()
-
-    def __reduce__(self) -> Any:
-        return _Hook, ()

@@ -1,0 +1,130 @@
+"""Weights that the loop replaces on purpose are not put back."""
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import steadystep
+from tests.loops import assert_same, full_state
+
+STEPS, AT = 140, 90
+Edit = Callable[[nn.Module, Any], None]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 1))
+
+
+def run(way: str, edit: Edit) -> tuple[dict[str, Any], list[str], str]:
+    """A regression whose loop changes the weights at step 90."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    guard = steadystep.Guard(model, optimizer) if way == "guard" else None
+    watcher = steadystep.watch(model, optimizer) if way == "watch" else None
+    told: list[str] = []
+    rng = torch.Generator().manual_seed(5)
+    for step in range(STEPS):
+        if step == AT:
+            edit(model, guard or (watcher and watcher.guard))
+        x = torch.randn(32, 6, generator=rng)
+        if guard is not None:
+            outcome = guard.step(lambda b: (model(b).squeeze(-1) - b.sum(-1)).square().mean(), batch=x)
+        else:
+            optimizer.zero_grad()
+            (model(x).squeeze(-1) - x.sum(-1)).square().mean().backward()
+            optimizer.step()
+            outcome = watcher.outcome if watcher is not None else None
+        if outcome is not None:
+            told += [f"{step} {found.detector}" for found in outcome.findings if found.severity != "info"]
+            told += [] if outcome.plan.proceeds else [f"{step} {outcome.plan.steps}"]
+    state = full_state(model, optimizer)
+    by = guard or (watcher.guard if watcher is not None else None)
+    cause = by.diagnose()[0].cause if by is not None else ""
+    if guard is not None:
+        guard.close()
+    if watcher is not None:
+        watcher.remove()
+    return state, told, cause
+
+
+def rewind(model: nn.Module, _: Any) -> None:
+    model.load_state_dict(net().state_dict())
+
+
+def rewind_a_part(model: nn.Module, _: Any) -> None:
+    assert isinstance(model, nn.Sequential)
+    model[0].load_state_dict(net()[0].state_dict())
+
+
+def reset_and_say_so(model: nn.Module, guard: Any) -> None:
+    if guard is None:
+        return reset(model)
+    with guard.editing():
+        return reset(model)
+
+
+def reset(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+
+
+@pytest.mark.parametrize("way", ["guard", "watch"])
+@pytest.mark.parametrize("edit", [rewind, rewind_a_part, reset_and_say_so])
+def test_what_the_loop_loads_stays(way: str, edit: Edit) -> None:
+    expected, *_ = run("plain", edit)
+    state, told, cause = run(way, edit)
+    assert told == []
+    assert_same(state, expected)
+    assert cause == "healthy"
+
+
+def test_what_nobody_announced_is_still_damage() -> None:
+    _, told, _ = run("guard", lambda model, _: reset(model))
+    assert told
+
+
+def test_a_swap_that_is_undone_is_none() -> None:
+    """Averaged weights loaded for a validation, and the trained ones again: the states in memory are still good."""
+
+    def swap(model: nn.Module, guard: steadystep.Guard) -> None:
+        trained = copy.deepcopy(model.state_dict())
+        model.load_state_dict(net().state_dict())
+        model.load_state_dict(trained)
+        assert guard._recovery.states
+
+    model = net()
+    guard = steadystep.Guard(model, torch.optim.Adam(model.parameters(), lr=1e-2))
+    for step in range(60):
+        x = torch.randn(8, 6)
+        if step == 50:
+            swap(model, guard)
+        guard.step(lambda b: model(b).square().mean(), batch=x)
+        assert step < 25 or guard._recovery.states
+
+
+def test_loaded_weights_that_are_not_finite_are_damage() -> None:
+    def broken(model: nn.Module, _: Any) -> None:
+        spoiled = {name: torch.full_like(value, torch.nan) for name, value in model.state_dict().items()}
+        model.load_state_dict(spoiled)
+
+    state, told, _ = run("guard", broken)
+    assert any("rollback" in line for line in told)
+    assert all(bool(value.isfinite().all()) for value in state.values())
+
+
+def test_the_hooks_stay_behind() -> None:
+    model = net()
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(net().state_dict())
+    torch.save(model, io.BytesIO())
+    assert not guard._judge.edits.made()
+    guard.close()
+    assert not any(module._load_state_dict_pre_hooks for module in model.modules())
