@@ -46,6 +46,7 @@ def test_what_is_no_jump() -> None:
     lrs = [0.1] * 10 + [10.0] * 3
     assert fed([*STEADY, 11.0, 13.0, 19.0], lrs=lrs) == []  # updates a hundred times as large
     assert fed([0.0] * 40) == []
+    assert fed([4.0] * 10 + [6.5, 9.0]) == []  # a group that was frozen begins to learn
     detector = WeightJump()
     for step in range(40):  # a bias around zero
         norms = (10.0, 0.01 if step < 30 else 0.7)

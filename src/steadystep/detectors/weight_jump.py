@@ -68,6 +68,8 @@ class WeightJump:
             return False
         if norm == 0.0 and last > _TRIFLE * largest:  # why without a floor: no update hits zero in every element
             return True
+        if not any(changes):  # why: a group whose rate was 0 begins to learn, and how fast nobody has seen
+            return False
         change = abs(norm - last)
         return change > _SHARE * max(last, _FLOOR * largest) and change > _TIMES * max(changes) * self._rate
 
