@@ -316,3 +316,11 @@ def test_one_norm_alone_is_judged_by_the_factor_itself() -> None:
         for i in range(640):
             detector.update(look(i, 2.0, loss=2.0 + 0.02 * math.sin(i), tensors=(2.0,)))
         assert [f.severity for f in detector.update(look(640, norm, loss=loss, tensors=(norm,)))] == said
+
+
+def test_one_outlier_that_hardly_is_one_does_not_hide_a_spike() -> None:
+    detector = after(200)
+    assert detector.update(look(200, 6.4)) == ()  # 3.2 times, in all tensors
+    assert fed(detector, [2.0] * 100, start=201) == []
+    (found,) = detector.update(look(301, 20.0))
+    assert found.severity == "act"

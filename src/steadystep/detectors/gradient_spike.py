@@ -18,6 +18,7 @@ _TOGETHER = 0.6  # of the limit: enough when nearly all tensors rose alike while
 _ALIKE = 0.5  # of the whole norm's rise: four tensors in five must have risen by so much
 _CALM = 2.0  # sigma of the loss: as usual
 _OUTLIER = math.log(3.0)  # above the median: where the tail begins
+_LIGHT = 3  # exceedances of nothing: what reaches all tensors while the loss is as usual is rare in any run
 _PARTLY = 3.0  # times the factor: what single tensors may do, without all others rising alike
 _EXPLAINED = 10.0  # times the factor: what a batch may do whose loss is high too, such as one with a single sample
 _FAMILIAR = 10.0  # times the factor: what may happen below the largest update that this run has survived
@@ -58,7 +59,7 @@ class GradientSpike:
         self._level = Level(history)
         self._losses = Level(history)
         self._tail = Tail(above=_OUTLIER)
-        self._calm_tail = Tail(above=_OUTLIER)
+        self._calm_tail = Tail(above=_OUTLIER, light=_LIGHT)
         """Of steps whose loss was as usual, without outliers of a few tensors: what those do says nothing of all."""
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._tensors: deque[tuple[float, ...]] = deque(maxlen=_REMEMBERED)

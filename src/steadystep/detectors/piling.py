@@ -22,7 +22,7 @@ _BEFORE = math.log(1.5)  # the median of the 16 norms before: it must have begun
 _REST = 16
 _SMOOTH = 0.5  # of the usual change from step to step
 _NOISY = 0.1  # logarithm of that change: with less, single gradients are as smooth as a sum
-_CALM = 1.0  # sigma of the loss: a loss that rises has gradients of its own
+_CALM = 1.5  # sigma of the loss: a loss that rises has gradients of its own
 _RATE = 1.0 / 64.0
 
 

@@ -14,7 +14,8 @@ class Tail:
 
     A Pareto tail of norms is an exponential one of their logarithms, so light tails give a low limit and heavy tails a
     high one. Without exceedances there is no tail to follow. With few of them the mean is uncertain and is taken at its
-    upper end.
+    upper end; where a light tail is expected, `light` exceedances of nothing are counted beside them, so that a single
+    one that hardly counts as such does not make the limit infinite.
 
     >>> tail = Tail(above=1.0)
     >>> for value in (0.0,) * 95 + (2.0,) * 5:
@@ -23,10 +24,11 @@ class Tail:
     25.9
     """
 
-    __slots__ = ("_above", "_excess", "_seen")
+    __slots__ = ("_above", "_excess", "_light", "_seen")
 
-    def __init__(self, *, above: float) -> None:
+    def __init__(self, *, above: float, light: int = 0) -> None:
         self._above = above
+        self._light = light
         self._excess: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
         self._seen = 0
 
@@ -44,7 +46,8 @@ class Tail:
             return self._above
         since = self._excess[0][0] if count == _REMEMBERED else 0
         rate = count / max(self._seen - since, count)
-        mean = sum(excess for _, excess in self._excess) / count * (1.0 + 2.0 / math.sqrt(count))
+        counted = count + self._light
+        mean = sum(excess for _, excess in self._excess) / counted * (1.0 + 2.0 / math.sqrt(counted))
         return self._above + mean * max(math.log(rate * _ONCE_IN), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
