@@ -25,7 +25,7 @@ from steadystep.judge import Judge
 from steadystep.keeping import Keeping
 from steadystep.look import Look
 from steadystep.measuring import measuring_for
-from steadystep.notices import warn
+from steadystep.notices import note, warn
 from steadystep.noticing import MEASURED_BY_THE_PAST, beta2_of, detectors, is_scale_free
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands, Precision
@@ -37,6 +37,7 @@ from steadystep.recovery.checkpointing import Checkpointing, Every
 from steadystep.recovery.data_position import DataPosition
 from steadystep.recovery.from_disk import FromDisk
 from steadystep.recovery.loop_state import LoopState
+from steadystep.recovery.placement import without_replay
 from steadystep.recovery.run_lock import RunLock
 from steadystep.recovery.snapshots import Kept
 from steadystep.schedule import Schedule
@@ -183,6 +184,8 @@ def build(
     plateau = learning_rate.plateau
     returning = going_back | ({} if plateau is None else {"plateau": plateau})
     returning |= {} if limits.skips_batches else {"data": data}
+    if ranks.size > 1 and ranks.rank == 0 and limits.rolls_back and config.mode == "autopilot":
+        note(without_replay(config.recovery.trust_steps, f"there are {ranks.size} ranks"))
     backlog = Backlog(max_bytes=_backlog_bytes(config, ranks))
     kept_apart: dict[str, Stateful] = {} if measuring.memory is None else {"memory": measuring.memory}
     kept_apart |= {"backlog": backlog, "learning_rate": learning_rate, "budget": budget, "casebook": casebook}

@@ -115,6 +115,30 @@ def test_a_nan_in_a_run_on_token_ids_is_refused(tmp_path: Path, adapters: bool) 
     assert list((tmp_path / "steadystep" / "incidents").glob("incident-*/batch"))
 
 
+def with_lora(net: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    return get_peft_model(net, LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True))
+
+
+def test_lora_of_peft_is_bit_identical_and_a_nan_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    ends, callback = [], StabilityCallback()
+    for callbacks in ([], [callback]):
+        run = of_tokens(with_lora(model()), tmp_path, list(callbacks))
+        run.train()
+        ends.append(state_of(run))
+    assert callback.incidents == []
+    assert_same(*ends)
+    assert sum("lora_" in name for name in ends[0]) == 4
+    callback = StabilityCallback()
+    run = of_tokens(spoiled(with_lora(model()), at=5), tmp_path, [callback])
+    run.train()
+    assert [outcome.step for outcome in callback.incidents] == [5]
+    assert is_finite(state_of(run))
+
+
 def tokenizer() -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

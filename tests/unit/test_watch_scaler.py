@@ -105,3 +105,12 @@ def test_a_fused_optimizer_keeps_its_own_contract() -> None:
         states.append(full_state(model, opt))
     assert is_finite(states[1])
     assert_same(*states)
+
+
+def test_it_says_at_attach_that_updates_cannot_be_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="steadystep")
+    loop(count=40)
+    said = [record.getMessage() for record in caplog.records if "a rollback loses" in record.getMessage()]
+    assert said == [
+        "a rollback loses 20 updates or more here, they are not made again: the scale of a GradScaler moves"
+    ]

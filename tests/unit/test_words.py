@@ -47,18 +47,23 @@ def test_compare_says_which_had_nothing_to_compare() -> None:
     )
 
 
-def test_large_weights_are_said_to_be_those_after_the_first_update() -> None:
-    """They were small to begin with: a learning rate of 300 made them so."""
+@pytest.mark.parametrize(("times", "lr"), [(1.0, 300.0), (30.0, 1e-4)])
+def test_large_weights_are_blamed_on_the_beginning_where_no_update_made_them(times: float, lr: float) -> None:
+    """They are first seen after the first update, and a learning rate of 300 makes small ones large by then."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    assert all(p.abs().max() < 1.0 for p in model.parameters())
-    guard = steadystep.Guard(model, torch.optim.Adam(model.parameters(), lr=300.0), config=steadystep.observe())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(times)
+    guard = steadystep.Guard(model, torch.optim.Adam(model.parameters(), lr=lr), config=steadystep.observe())
     for _ in range(40):
         x = torch.randn(16, 4)
         guard.step(lambda x: (model(x) - x.sum(-1, keepdim=True)).square().mean(), batch=x)
-    evidence = [found.evidence for found in guard.diagnose()]
-    assert any("variance above 10 after the first update" in text for text in evidence)
-    assert not any("began with" in text for text in evidence)
+    found = guard.diagnose()
+    said = any("variance above 10 after the first update" in diagnosis.evidence for diagnosis in found)
+    assert said == (times > 1.0)
+    assert found[0].cause == ("poor-initialisation" if said else "learning-rate-too-high")
+    assert not any("began with" in diagnosis.evidence for diagnosis in found)
 
 
 def test_the_initial_weights_are_not_called_a_step() -> None:

@@ -63,5 +63,14 @@ def protection(placed: Placement, *, interval: int, trust_steps: int, checkpoint
     return f"{begin}rollbacks to {where}{compact}, one every {interval} steps, trusted after {trust_steps}{saved}"
 
 
+def without_replay(trust_steps: int, why: str) -> str:
+    """What a rollback costs where updates cannot be made again.
+
+    >>> print(without_replay(20, "4 ranks"))
+    a rollback loses 20 updates or more here, they are not made again: 4 ranks
+    """
+    return f"a rollback loses {trust_steps} updates or more here, they are not made again: {why}"
+
+
 def _states(count: int) -> str:
     return "1 state" if count == 1 else f"{count} states"

@@ -32,6 +32,7 @@ from steadystep.watching.hooked_step import HookedStep
 from steadystep.watching.judges import judges_for
 from steadystep.watching.loss_scaling import LossScaling
 from steadystep.watching.recorder import Recorder
+from steadystep.watching.replayable import say_what_is_lost, why_not
 from steadystep.watching.reruns import Again, Reruns
 from steadystep.watching.rounds import Rounds
 from steadystep.watching.schedulers import Schedulers
@@ -132,7 +133,7 @@ class Watcher:
         self._optimizer = one
         self._tell = tell
         parts = self.guard._parts
-        self._recorder = self._recorded(model, scaler) if find_loss else None
+        self._recorder = self._recorded(model, why_not(one, scaler, finds_loss=find_loss))
         self._seen = Collected(parts.looker.versions, parts.looker.norms, self._recorder)
         signs = signs_scaling and settings.mode != "observe"
         self._scaling = [LossScaling(each, scaler, signs=signs) for each in each_of(one)]
@@ -271,11 +272,12 @@ class Watcher:
             self._schedulers.advance(outcome.caught_up)
         self._schedulers.after_step(refused=not outcome.stepped and updates == self.guard.updates)
 
-    def _recorded(self, model: nn.Module, scaler: GradScaler | None) -> Recorder | None:
-        """Where updates can be made again: not with a loss scale, which moves, nor with a line search."""
-        parts, one = self.guard._parts, self._optimizer
-        scaled = scaler is not None and scaler.is_enabled()
-        if not parts.recovery.remembers or scaled or needs_closure(one):
+    def _recorded(self, model: nn.Module, obstacle: str) -> Recorder | None:
+        """Where updates can be made again."""
+        parts = self.guard._parts
+        if obstacle:
+            say_what_is_lost(self.guard.config, obstacle)
+        if obstacle or not parts.recovery.remembers:
             return None
         parameters = parts.looker.parameters
         return Recorder(model, lambda: parts.looker.parameters, parameters[0].device)
