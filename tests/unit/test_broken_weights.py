@@ -55,6 +55,18 @@ class Run:
         return all(bool(p.isfinite().all()) for p in self.model.parameters())
 
 
+@pytest.mark.parametrize("at", [3, 8, 48, 68])
+def test_without_batches_a_masked_weight_costs_no_more_than_47_updates(at: int) -> None:
+    """Found at the next look, 20 steps later at most; the state it goes back to is 20 to 40 steps older than that."""
+    run = Run(None, {})
+    run.go(at + 20, damage=(at,))
+    (acted,) = [o for o in run.outcomes if o.plan.steps]
+    assert acted.restored is not None
+    assert acted.step - at < 20
+    assert acted.step - acted.restored <= 47
+    assert run.is_finite
+
+
 @pytest.mark.parametrize("value", [1e38, -1e100])
 def test_a_huge_weight_is_broken_where_its_norm_is_finite(value: float) -> None:
     """In fp64, behind a gate, before enough looks were made to know what updates change."""
