@@ -42,7 +42,7 @@ class Judge:
     evidence: Evidence = field(default_factory=Evidence)
     turns: Turns = field(default_factory=Turns)
     sudden_zero: SuddenZero = field(default_factory=SuddenZero)
-    edits: WeightEdits
+    edits: WeightEdits = field(default_factory=WeightEdits.none)
     """Weights that the loop replaces by itself."""
     beginnings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name, what detectors that measure a run by its past know before the first step."""

@@ -33,6 +33,11 @@ class WeightEdits:
             for each in modules
         ]
 
+    @classmethod
+    def none(cls) -> "WeightEdits":
+        """Of no model."""
+        return cls(nn.Module(), tuple, hooked=False)
+
     def expect(self, *_: Any) -> None:
         """Weights may be about to change."""
         if self._before is None:
