@@ -3,8 +3,9 @@
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -50,12 +51,27 @@ def with_watch(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path)
     steadystep.watch(model, optimizer, run_dir=folder).remove()
 
 
+@pytest.fixture
+def _rich_is_not_imported_yet() -> Iterator[None]:
+    """It draws when it is imported. Afterwards all of it is as before: two copies do not know each other's classes."""
+
+    def taken() -> dict[str, ModuleType]:
+        names = [n for n in sys.modules if n.split(".")[0] == "rich" or n == "steadystep.track.terminal"]
+        return {name: sys.modules.pop(name) for name in names}
+
+    before = taken()
+    yield
+    taken()
+    sys.modules.update(before)
+    for name, module in before.items():
+        package, _, part = name.rpartition(".")
+        if package in sys.modules:
+            setattr(sys.modules[package], part, module)
+
+
+@pytest.mark.usefixtures("_rich_is_not_imported_yet")
 @pytest.mark.parametrize("attach", [with_guard, with_watch])
-def test_attaching_leaves_every_random_state(
-    attach: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "rich" or name == "steadystep.track.terminal"]:
-        monkeypatch.delitem(sys.modules, name)  # rich draws when it is imported
+def test_attaching_leaves_every_random_state(attach: Callable[..., None], tmp_path: Path) -> None:
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     python, numpy, ours = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
