@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -28,4 +29,8 @@ def _repeatable() -> Iterator[None]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and (dynamo.utils.counters or any(dynamo.eval_frame.cached_backends.values())):
+        dynamo.reset()  # why: `watch` keeps out of a process that compiles, and the next test may be about `watch`
+        dynamo.utils.counters.clear()
     gc.collect()

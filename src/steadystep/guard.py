@@ -304,6 +304,7 @@ class Guard:
         self._data.use()
         self.updates = self.updates + outcome.stepped if outcome.restored is None else outcome.restored
         self._metrics = {}
+        self._judge.edits.forget()  # why: what a rollback has put back is no edit of the loop's
         self._budget.count(outcome)
         self._parts.record(outcome, updates=self.updates)
         if "stop" in outcome.plan.steps and not outcome.stepped:

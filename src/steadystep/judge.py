@@ -41,9 +41,11 @@ class Judge:
     """Adds the norms of the weights, which healthy steps are not asked for."""
     evidence: Evidence = field(default_factory=Evidence)
     turns: Turns = field(default_factory=Turns)
-    sudden_zero: SuddenZero = field(default_factory=SuddenZero)
+    sudden_zero: SuddenZero = field(default_factory=SuddenZero, init=False)
     edits: WeightEdits = field(default_factory=WeightEdits.none)
     """Weights that the loop replaces by itself."""
+    edition: list[int] = field(default_factory=lambda: [0], init=False)
+    """Of the weights, when this judge saw them last."""
     beginnings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name, what detectors that measure a run by its past know before the first step."""
     rolls: dict[tuple[bool, ...], tuple[Detector, ...]] = field(default_factory=dict, init=False)
@@ -61,7 +63,7 @@ class Judge:
             clipped_norm: measures the gradients again, where the loop has clipped them since.
         """
         self.turns.take()
-        if self.edits.made():
+        if self.edits.edition() != self.edition[0]:
             self._start_again()
         asked = self._asked(look.signals) if look.signals.probe is None else self.detectors
         found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
@@ -111,6 +113,7 @@ class Judge:
 
     def _start_again(self) -> None:
         """The loop has put other weights in: their past is another one, and there is nothing to go back to."""
+        self.edition[0] = self.edits.edition()
         self.recovery.forget()
         if self.evidence.finding is not None:
             self.evidence.close(self.evidence.finding.step)

@@ -226,7 +226,7 @@ def build(
         edits=WeightEdits(model, lambda: gradients.parameters, hooked=ranks.size == 1),
         beginnings={d.name: d.state_dict() for d in noticing if d.name in MEASURED_BY_THE_PAST},
     )
-    kept_apart["evidence"] = judge.evidence
+    kept_apart |= {"evidence": judge.evidence, "sudden zero": judge.sudden_zero}
     incidents = _incidents(config, folder)
     # why not with several ranks: the others wait inside their backward pass for the one that raised
     most = config.recovery.max_exceptions if ranks.size == 1 else 0

@@ -144,7 +144,6 @@ def test_a_rate_too_high_for_a_normalised_transformer_is_named_live(
     lr: float, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its loss only falls less far, because norms hide large weights; the logits of its attention tell."""
-    torch._dynamo.utils.counters.clear()  # of another test of this process: compiled code would be compiled again
     torch.manual_seed(0)
     text = torch.tensor(list(Path(argparse.__file__).read_bytes())) % 128
     model = nn.Sequential(nn.Embedding(128, 32), Block(32), Block(32), nn.LayerNorm(32), nn.Linear(32, 128))

@@ -17,12 +17,6 @@ def task(seed: int = 0) -> tuple[nn.Module, list[torch.Tensor]]:
     return model, [torch.randn(32, 6, generator=rng) for _ in range(220)]
 
 
-@pytest.fixture(autouse=True)
-def nothing_was_compiled() -> None:
-    """By another test of this process: `watch` then keeps its mode out of the way."""
-    torch._dynamo.utils.counters.clear()
-
-
 @pytest.mark.parametrize("again", [True, False])
 def test_ruined_weights_are_rolled_back_and_the_scheduler_with_them(again: bool) -> None:
     """Where the loop says how a batch is run again, and where it is seen."""

@@ -20,12 +20,6 @@ from steadystep.watching.clipping import _scaled
 COUNT, AT = 200, 120
 
 
-@pytest.fixture(autouse=True)
-def nothing_was_compiled() -> None:
-    """By another test of this process: `watch` then keeps its mode out of the way."""
-    torch._dynamo.utils.counters.clear()
-
-
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 3))

@@ -1,7 +1,12 @@
 """Weights that the loop replaces on purpose are not put back."""
 
 import copy
+import gc
 import io
+import math
+import pickle
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +130,93 @@ def test_the_hooks_stay_behind() -> None:
     copied = copy.deepcopy(model)
     copied.load_state_dict(net().state_dict())
     torch.save(model, io.BytesIO())
-    assert not guard._judge.edits.made()
+    assert guard._judge.edits.edition() == 0
     guard.close()
-    assert not any(module._load_state_dict_pre_hooks for module in model.modules())
+    assert not hooks(model)
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(module._load_state_dict_pre_hooks) for module in model.modules())
+
+
+def test_a_saved_model_loads_without_this_package() -> None:
+    model = net()
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    saved = pickle.dumps(model)
+    guard.close()
+    assert b"steadystep" not in saved
+    loaded = pickle.loads(saved)
+    loaded.load_state_dict(net().state_dict())
+    torch.testing.assert_close(loaded.state_dict(), net().state_dict())
+
+
+def test_a_model_keeps_no_guard_that_was_dropped() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gone = weakref.ref(optimizer)
+    guard = steadystep.Guard(model, optimizer)
+    guard.step(lambda: model(torch.ones(2, 6)).square().mean())
+    del guard, optimizer
+    gc.collect()
+    assert gone() is None
+    assert not hooks(model)
+
+
+def test_models_that_cannot_be_hooked_or_measured_are_guarded_all_the_same() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scripted = torch.jit.script(nn.Linear(6, 6))
+            self.out = nn.Linear(6, 1)
+            self.scale = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.out(self.scripted(x))
+            return out
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about its own scripting
+        model = Mixed()
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with guard.editing():
+        model.out.reset_parameters()
+    assert guard.step(lambda: model(torch.ones(2, 6)).square().mean()).stepped
+
+
+def test_double_precision_is_no_obstacle() -> None:
+    model = net().double()
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.load_state_dict(net().double().state_dict())
+    assert guard._judge.edits.edition() == 0  # the same weights
+    with guard.editing():
+        reset(model)
+    assert guard._judge.edits.edition() == 1
+
+
+def test_a_part_of_the_model_that_is_kept_is_no_edit_after_a_rollback() -> None:
+    model = net()
+    guard = steadystep.Guard(model, torch.optim.Adam(model.parameters(), lr=1e-2))
+    guard.keep("head", model[2])
+    for step in range(100):
+        if step == 80:
+            with torch.no_grad():
+                model[0].weight[0, 0] = math.nan
+        outcome = guard.step(lambda b: model(b).square().mean(), batch=torch.randn(8, 6))
+        if step == 80:
+            assert outcome.restored is not None
+        if step == 81:
+            assert guard._recovery.states
+            assert guard._judge.edits.edition() == 0
+
+
+def test_every_judge_of_several_optimizers_hears_of_it() -> None:
+    model = net()
+    halves = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)]
+    watcher = steadystep.watch(model, halves)
+    judges = watcher._judges if hasattr(watcher, "_judges") else [watcher.guard._judge]
+    edits = watcher.guard._judge.edits
+    edits.expect()
+    reset(model)
+    assert [edits.edition() for _ in range(2)] == [1, 1]  # asking does not use it up
+    assert all(judge.edition == [0] for judge in judges)
+    watcher.remove()

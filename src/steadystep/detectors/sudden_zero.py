@@ -1,6 +1,6 @@
 """A gradient that is exactly zero for the first time in a while: a reason to look at the weights, and no finding."""
 
-from typing import final
+from typing import Any, final
 
 from steadystep.records import Signals
 
@@ -11,8 +11,7 @@ _STEPS = 64  # without a zero: experts that are not chosen and losses that reach
 class SuddenZero:
     """A layer whose weights became zero passes nothing on, so its neighbours get a gradient of exactly zero at once.
 
-    A few updates later neither the gradients nor the norm of the layer show it. It has no state to resume: one look
-    at the weights more or less decides nothing.
+    A few updates later neither the gradients nor the norm of the layer show it.
     """
 
     def __init__(self) -> None:
@@ -26,3 +25,11 @@ class SuddenZero:
         sudden = self._without >= _STEPS
         self._without = 0
         return sudden
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"without": self._without}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._without = int(state["without"])

@@ -148,7 +148,7 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 def _norm(tensor: Tensor) -> Tensor:
     """As weights are measured at every look."""
     half = tensor.dtype in (torch.float16, torch.bfloat16)
-    usable = tensor.is_floating_point() and tensor.numel() and tensor.layout is torch.strided
+    usable = tensor.dtype in _KINDS and tensor.numel() and tensor.layout is torch.strided
     return torch.linalg.vector_norm(tensor, dtype=torch.float32 if half else None) if usable else torch.zeros(1)
 
 

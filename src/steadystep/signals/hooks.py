@@ -1,5 +1,6 @@
 """What hooks on a user's modules have to mind."""
 
+import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -23,6 +24,17 @@ def open_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def numbers_may_leave() -> bool:
     """False inside a compiled function or a torch.func transform: no number must get out of these."""
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None
+
+
+def compiles() -> bool:
+    """Whether something is compiled in this process: what it traces must not be replaced, nor stand on a stack."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return False
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    # why both: `torch.compile` with `fullgraph` counts no frames, and one that is under way has no backend yet
+    backends = getattr(frames, "cached_backends", {})
+    return bool(dynamo.counters["frames"]) or any(backend is not None for backend in backends.values())
 
 
 def spread(items: Sequence[Named], most: int) -> list[Named]:

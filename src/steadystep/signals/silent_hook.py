@@ -1,6 +1,7 @@
 """A hook on somebody else's model that can do no harm there."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, final
 
 import torch
@@ -25,4 +26,4 @@ class SilentHook:
         return SilentHook()
 
     def __reduce__(self) -> Any:
-        return SilentHook, ()
+        return getattr, (nullcontext(), "__exit__")  # why: takes anything, does nothing, and loads without this package

@@ -4,15 +4,24 @@ A lottery ticket rewound, a better member of a population copied, an average swa
 damage, and is meant. What is swapped in and out again between two steps changes nothing.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
+from steadystep.clip.sharded import local_part
 from steadystep.signals.silent_hook import SilentHook
+
+_MEASURED_IN = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
 
 
 @final
@@ -26,44 +35,50 @@ class WeightEdits:
     def __init__(self, model: nn.Module, parameters: Callable[[], Sequence[Parameter]], *, hooked: bool = True) -> None:
         self._parameters = parameters
         self._before: Tensor | None = None
-        hook = SilentHook(self.expect)
-        modules = model.modules() if hooked else ()
+        self._edition = 0
+        told = weakref.WeakMethod(self.expect)  # why: the model must not keep a guard that was dropped, nor its moments
+        hook = SilentHook(lambda *_: (expect := told()) and expect())
+        modules = [each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule)] if hooked else []
         self._handles: list[RemovableHandle] = [
             each.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
             for each in modules
         ]
+        weakref.finalize(self, _remove, self._handles)
 
     @classmethod
     def none(cls) -> "WeightEdits":
         """Of no model."""
         return cls(nn.Module(), tuple, hooked=False)
 
-    def expect(self, *_: Any) -> None:
+    def expect(self) -> None:
         """Weights may be about to change."""
         if self._before is None:
             self._before = self._norms()
 
-    def made(self) -> bool:
-        """Whether they have changed since, to something finite; asked once per step."""
-        if self._before is None:
-            return False
-        before, self._before = self._before, None
-        now = self._norms()
-        same = now.shape == before.shape and torch.equal(now, before)  # sync: only after a `load_state_dict`
-        return not same and bool(now.isfinite().all())
+    def edition(self) -> int:
+        """How often they have changed so far, to something finite; asked once per step, by each judge."""
+        if self._before is not None:
+            before, self._before = self._before, None
+            now = self._norms()
+            same = now.shape == before.shape and torch.equal(now, before)  # sync: only after a `load_state_dict`
+            self._edition += not same and bool(now.isfinite().all())
+        return self._edition
 
     def remove(self) -> None:
         """The model is as it was."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        _remove(self._handles)
 
     def forget(self) -> None:
         """What was loaded belongs to a state that the guard is given too."""
         self._before = None
 
     def _norms(self) -> Tensor:
-        weights = [weight.detach() for weight in self._parameters()]
-        norms = [torch.linalg.vector_norm(weight, dtype=torch.float32).reshape(()) for weight in weights]
+        weights = [local_part(weight).detach() for weight in self._parameters() if weight.dtype in _MEASURED_IN]
+        norms = [torch.linalg.vector_norm(weight, dtype=_MEASURED_IN[weight.dtype]) for weight in weights]
         device = norms[0].device if norms else None
-        return torch.stack([norm.to(device) for norm in norms]) if norms else torch.zeros(0)
+        return torch.cat([norm.reshape(1).to(device) for norm in norms]) if norms else torch.zeros(0)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()

@@ -179,6 +179,10 @@ class EarlyStopping(State):  # noqa: D101
     since_best: Count
 
 
+class SuddenZero(State):  # noqa: D101
+    without: Count
+
+
 class Evidence(State):  # noqa: D101
     quiet_until: Step
     told_until: Step
@@ -213,6 +217,7 @@ PARTS: dict[str, Any] = {
     "inputs": Inputs,
     "early stopping": EarlyStopping,
     "evidence": Evidence,
+    "sudden zero": SuddenZero,
 }
 
 

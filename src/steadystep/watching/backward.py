@@ -74,6 +74,7 @@ def _replaced() -> Callable[..., None] | None:
 
 def listen(listener: Listener) -> None:
     """Tell `listener` until `stop` is called with it, or it is gone."""
+    _LISTENERS[:] = [reference for reference in _LISTENERS if reference() is not None]
     _LISTENERS.append(weakref.ref(listener))
     if _replaced() is None:
         torch.Tensor.backward = _told(torch.Tensor.backward)  # type: ignore[method-assign]

@@ -7,7 +7,6 @@ kept; outputs and graphs are not.
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, final
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from steadystep.rng import RngState
+from steadystep.signals.hooks import compiles
 
 _MOST = 64  # functions between forward and backward: beyond that it is another network, and it costs
 _MOST_CALLS = 1024  # of all kinds: `zero_grad` reads and writes the gradient of each parameter
@@ -182,7 +182,7 @@ class Mode(TorchFunctionMode):
 
     def push(self) -> bool:  # type: ignore[override]
         """Begin to listen; not inside somebody else's mode, nor where loss functions are compiled."""
-        if torch._C._len_torch_function_stack() > _default_modes() or _compiles():
+        if torch._C._len_torch_function_stack() > _default_modes() or compiles():
             return False
         _modes._push_mode(self)
         return True
@@ -214,12 +214,6 @@ def _default_modes() -> int:
     if not torch._C._len_torch_function_stack():
         return 0
     return int(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not None)
-
-
-def _compiles() -> bool:
-    """Something has been compiled in this process: a mode on the stack would be compiled with the next one."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])
 
 
 def _cast_of(device: str) -> _Cast:
