@@ -99,7 +99,7 @@ class HookedStep:
         parts.around.abandon()
         if self._fresh is not None:
             if self._fresh != self._versions():  # loaded since: what was remembered is not what is trained
-                parts.recovery.forget()
+                parts.recovery.outdate()
             self._fresh = None
         shrunk = self._seen.touched  # a scaler's unscaling does not count as a touch
         scaled = self.scaling.open()
