@@ -316,7 +316,7 @@ def _recovery(
         checkpoints=folder is not None and bool(config.monitoring.save_checkpoints),
         ranks=ranks,
     )
-    return InMemory(snapshots, passes, parts, backlog=backlog, trust_steps=limits.trust_steps)
+    return InMemory(snapshots, passes, parts, backlog=backlog, trust_steps=limits.trust_steps, ranks=ranks)
 
 
 def _learn(noticing: Sequence[Detector], signals: Signals) -> None:

@@ -1,6 +1,7 @@
 """What differs between ranks by nature: counts of tokens, a closure that fails on one of them, who reaches the end."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import steadystep
+from steadystep.clip.sharded import local_part
 from steadystep.incidents.bundle import read_bundle
 from steadystep.recovery.shared_shelf import SharedShelf
+from tests.distributed.agreement import Says
 from tests.distributed.setting import (
     assert_one_decision,
     assert_replicas,
@@ -108,6 +111,55 @@ def an_end_that_was_agreed_is_over(kind: str) -> None:
     guard.close()
 
 
+def kept_by_one_rank(kind: str) -> None:
+    """What outdates the states of one rank: all drop theirs together, and go on to choose the same ones."""
+    for watches in (False, True):
+        model, optimizer = made(kind)
+        given = {"config": {"recovery": {"trust_steps": 4}}, "detectors": [Says(at=36)]}
+        watcher = steadystep.watch(model, optimizer, **given) if watches else None
+        guard = watcher.guard if watcher is not None else steadystep.Guard(model, optimizer, **given)
+        rank, average, outcomes = dist.get_rank(), nn.Linear(2, 2), []
+        for step in range(50):
+            x = batch(step, rank)
+            if step == 0 and rank == 0:
+                local_part(next(iter(model.parameters()))).detach().mul_(1.0)  # touched after watch()
+            if step in (3, 25) and rank == 0:
+                guard.keep(f"average {step}", average)
+            if step == 46 and rank == 0:
+                average.weight.data.fill_(math.nan)
+            if watcher is None:
+                outcomes.append(guard.step(lambda x, model=model: squared(model, x), batch=x))
+            else:
+                optimizer.zero_grad()
+                squared(model, x).backward()
+                optimizer.step()
+                outcomes.append(watcher.outcome)
+            held = everywhere([state.step for state in guard._recovery.states])
+            assert all(each == held[0] for each in held), (step, held)
+        assert_one_decision(outcomes)
+        acted = [(o.step, o.plan.steps[0]) for o in outcomes if o.plan.steps]
+        assert acted == [(36, "rollback"), (47, "restore-kept")], acted
+        assert bool(average.weight.isfinite().all())
+        if kind == "ddp":
+            assert_replicas(model, optimizer)
+        guard.close() if watcher is None else watcher.remove()
+
+
+def edited_on_one_rank(kind: str) -> None:
+    """Against the rules, and states are then of different steps: an error everywhere when they are asked for."""
+    model, optimizer = made(kind)
+    guard = steadystep.Guard(model, optimizer)
+    for step in range(28):
+        if step == 25 and dist.get_rank() == 0:
+            with guard.editing():
+                pass
+        if step == 27:
+            local_part(optimizer.state[next(iter(model.parameters()))]["exp_avg"]).fill_(math.nan)
+        with pytest.raises(steadystep.MisuseError, match="different steps") if step == 27 else nullcontext():
+            guard.step(lambda x: squared(model, x), batch=batch(step, dist.get_rank()))
+    guard.close()
+
+
 def a_save_that_fails_on_the_first_rank(kind: str, folder: Path) -> None:
     """All ranks hear of it, and none waits."""
     model, optimizer = made(kind)
@@ -134,6 +186,8 @@ ALL = {
     "tokens": counts_of_tokens,
     "evaluations": one_ranks_evaluation_of_several,
     "end": an_end_that_was_agreed_is_over,
+    "kept by one": kept_by_one_rank,
+    "edited on one": edited_on_one_rank,
 }
 
 

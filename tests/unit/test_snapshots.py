@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+import steadystep
 from steadystep.recovery import Holdings, Snapshots
 from steadystep.recovery.ring import interval_mult, to_replace
 from tests.loops import OPTIMIZERS, assert_same, batches, full_state, small_net, squared
@@ -281,10 +282,12 @@ class TestGoingBack:
 
     def test_states_from_before_something_was_kept_are_dropped(self) -> None:
         model = small_net()
-        kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        take(kept, 0)
-        kept.keep("net", nn.Linear(1, 1))
-        assert kept.states == ()
+        with steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1)) as guard:
+            for x in batches(2):
+                guard.step(lambda x: squared(model, x), batch=x)
+                assert [state.step for state in guard._recovery.states] == [guard.attempts - 2]
+                guard.keep("net", nn.Linear(1, 1))
+                assert guard._recovery.states == ()
 
     def test_frozen_parameters_are_left_out_and_alone(self) -> None:
         model = small_net()

@@ -264,9 +264,13 @@ class Fakes:
 
     def take(self, **more: Any) -> None:
         self.taken.append(more)
+        self.states = (*self.states, SimpleNamespace(**more))
 
     def keep(self, name: str, thing: Any, update: Any = None) -> None:
         pass
+
+    def forget(self) -> None:
+        self.states = ()
 
 
 def state(step: int, *, lr: float = 0.1, largest: float = 0.1) -> Any:

@@ -12,6 +12,7 @@ from steadystep.dist.alike import Sections
 from steadystep.look import Look
 
 Wish = Callable[[], bool]
+Act = Callable[[], None]
 Named = Callable[[], tuple[tuple[str, ...], tuple[Tensor, ...]]]
 """All parameters of the optimizer, with names; the same objects while nothing changes."""
 
@@ -54,6 +55,10 @@ class Ranks(Protocol):
 
         It is asked at each `agree`, so all ranks must make the same wishes in the same order, before the first one.
         """
+        ...
+
+    def on_all(self, act: Act) -> Act:
+        """To be called by any rank: all of them then do `act`, within the next `agree`. Made as a wish is."""
         ...
 
     def all(self, flag: bool) -> bool:
@@ -122,6 +127,10 @@ class Alone:
     def wish(self, wanted: Wish) -> Wish:
         """Granted at once."""
         return wanted
+
+    def on_all(self, act: Act) -> Act:
+        """Done at once."""
+        return act
 
     def all(self, flag: bool) -> bool:
         """As it is."""

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from steadystep.clip.sharded import is_sharded
 from steadystep.dist.alike import SECTIONS, Sections, checksum, difference
 from steadystep.dist.ballot import Agreed, Form, count, damaged, fill
-from steadystep.dist.ranks import Named, Wish
+from steadystep.dist.ranks import Act, Named, Wish
 from steadystep.dist.replicas import Replicas, healthy_rank, odd_ones
 from steadystep.dist.shards import counts_here, reshard
 from steadystep.errors import MisuseError, UnsupportedError
@@ -44,6 +44,7 @@ class Together:
         self._device = _device_for(model, group)
         self._wishes: list[Wish] = []
         self._granted: tuple[bool, ...] = ()
+        self._after_agreeing: list[Act] = []
         self._form: Form | None = None
         self._shares: dict[str, bool] = {}
         self._replicas = Replicas(model)
@@ -82,6 +83,8 @@ class Together:
         self._check(agreed, mine.step)
         self._granted = agreed.wishes
         self.agreements += 1
+        for act in self._after_agreeing:
+            act()
         self._fitting = mine.probe if agreed.probe_fits else None
         odd, healthy = ((), None) if agreed.same_weights else self._odd_ones()
         look.signals = replace(agreed.signals, odd_replicas=odd, healthy_rank=healthy) if odd else agreed.signals
@@ -95,6 +98,19 @@ class Together:
         place = len(self._wishes)
         self._wishes.append(wanted)
         return lambda: place < len(self._granted) and self._granted[place]
+
+    def on_all(self, act: Act) -> Act:
+        """A wish, and what follows when it is granted."""
+        asked: list[bool] = []
+        granted = self.wish(lambda: bool(asked))
+
+        def obey() -> None:
+            if granted():
+                asked.clear()
+                act()
+
+        self._after_agreeing.append(obey)
+        return lambda: asked.append(True)
 
     def all(self, flag: bool) -> bool:
         """True when it is true on every rank."""

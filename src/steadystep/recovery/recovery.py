@@ -7,6 +7,7 @@ from typing import Any, Protocol, final
 
 from steadystep import state
 from steadystep.accumulation import Passes, Work
+from steadystep.dist import Alone, Ranks
 from steadystep.records import WEIGHTS_EVERY, Outcome, Signals, Witness
 from steadystep.recovery.backlog import Backlog, Done
 from steadystep.recovery.snapshots import Kept, Snapshot, Snapshots
@@ -115,7 +116,11 @@ class Recovery(Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop what is remembered: somebody else replaced the weights."""
+        """Drop what is remembered: somebody else replaced the weights. Called by every rank."""
+        ...
+
+    def outdate(self) -> None:
+        """The states no longer fit, which one rank may know alone: all drop theirs when they agree next."""
         ...
 
 
@@ -200,6 +205,9 @@ class NoRecovery:
     def forget(self) -> None:
         """Nothing to forget."""
 
+    def outdate(self) -> None:
+        """There are none."""
+
 
 @final
 class InMemory:
@@ -213,8 +221,10 @@ class InMemory:
         *,
         backlog: Backlog | None = None,
         trust_steps: int = 20,
+        ranks: Ranks | None = None,
     ) -> None:
         self._snapshots = snapshots
+        self._drop_on_all = (ranks or Alone()).on_all(self._drop)
         self._backlog = backlog or Backlog(max_bytes=0)
         self._trust_steps = trust_steps
         self._reach = trust_steps + 2 * WEIGHTS_EVERY + _SPARE + _DOUBT
@@ -239,9 +249,9 @@ class InMemory:
         return self._snapshots.finite()
 
     def keep(self, name: str, thing: Kept, update: Callable[[], object] | None = None) -> None:
-        """Let `thing` go back together with the weights."""
+        """Let `thing` go back together with the weights. States from before do not know it."""
         self._snapshots.keep(name, thing, update)
-        self._due = math.inf
+        self.outdate()
 
     def follow(self) -> None:
         """Those that came with a way to do it."""
@@ -363,8 +373,16 @@ class InMemory:
 
     def forget(self) -> None:
         """Drop all states."""
-        self._snapshots.forget()
         self._backlog.clear()
+        self._drop()
+
+    def outdate(self) -> None:
+        """All ranks hold states of the same steps, so a rank without any has nobody to tell."""
+        if self._snapshots.states:
+            self._drop_on_all()
+
+    def _drop(self) -> None:
+        self._snapshots.forget()
         self._due = math.inf
 
     def _take(self, step: int, updates: int, lr: float) -> None:

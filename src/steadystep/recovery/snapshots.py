@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep.dist import Alone, Ranks
+from steadystep.errors import MisuseError
 from steadystep.optimizers import put_into
 from steadystep.recovery.finite import bad_names
 from steadystep.recovery.holdings import Holdings, Key, Numbers
@@ -117,12 +119,11 @@ class Snapshots:
         return tuple(self._states)
 
     def keep(self, name: str, thing: Kept, update: Callable[[], object] | None = None) -> None:
-        """Let `thing` go back together with the weights. States from before do not know it and are dropped."""
+        """Let `thing` go back together with the weights. States from before do not know it: `forget` them."""
         self._kept[name] = thing
         self._updates.pop(name, None)
         if update is not None:
             self._updates[name] = update
-        self.forget()
 
     def follow(self) -> None:
         """Update what follows the weights, as the loop does after each step."""
@@ -243,6 +244,14 @@ class Snapshots:
 
     def _on_all_ranks(self, flags: Sequence[bool]) -> list[bool]:
         """Which of them are true everywhere: all ranks keep states of the same steps, and have to choose the same."""
+        if self._ranks.size == 1:
+            return list(flags)
+        held = float(crc32(repr([state.step for state in self._states]).encode()))
+        if self._ranks.least(held) != -self._ranks.least(-held):  # more or fewer flags than elsewhere would never add up
+            raise MisuseError(
+                "the ranks hold states of different steps, as after a guard.editing() or load_state_dict() on some of "
+                "them: call it on every rank"
+            )
         return [mean == 1.0 for mean in self._ranks.mean([float(flag) for flag in flags])] if flags else []
 
     def forget(self) -> None:

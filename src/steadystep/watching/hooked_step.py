@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -64,6 +65,7 @@ class HookedStep:
         """The decision at hand is about all optimizers."""
         self._works: tuple[Work, ...] = ()
         self._options: tuple[Mapping[str, Any], ...] = ()
+        self._taken: Callable[[], None] | None = None
         self.busy = False
         """A step of the optimizer is the guard's own: an update is made again."""
         self._undo: Undo | None = None
@@ -99,7 +101,7 @@ class HookedStep:
         parts.around.abandon()
         if self._fresh is not None:
             if self._fresh != self._versions():  # loaded since: what was remembered is not what is trained
-                parts.recovery.forget()
+                parts.recovery.outdate()
             self._fresh = None
         shrunk = self._seen.touched  # a scaler's unscaling does not count as a touch
         scaled = self.scaling.open()
@@ -185,15 +187,23 @@ class HookedStep:
             undo.back()
         parts = self._parts
         parts.around.after(outcome)
+        self._taken = None
         if self._works and outcome.stepped:
             rate, mult = parts.learning_rate, outcome.lr_mult
             used = self._options if mult == 1.0 else rate.times(self._options, mult)
-            parts.recovery.remember(self._works, outcome, updates=self._guard.updates + 1, options=used)
+            updates = self._guard.updates + 1
+            self._taken = partial(parts.recovery.remember, self._works, outcome, updates=updates, options=used)
         self._works = ()
         outcome, self._case = self._parts.examiner.close(outcome, self._case), None
         self._seen.clear()
         self._reruns.clear()
         return outcome
+
+    def remember(self) -> None:
+        """The update that was closed can be made again as it was taken: by all that it is about."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            taken()
 
     def abandon(self) -> None:
         """A step that raised leaves the learning rate as the user set it, and a refused one nothing at all."""

@@ -73,10 +73,22 @@ class Rounds:
         """The decision at hand is about all of them."""
         return len(self._included) == len(self._all)
 
+    @property
+    def all_stepped(self) -> bool:
+        """Every one that the decision at hand is about has been stepped."""
+        return self._included <= self._stepped
+
     def ends_with(self, optimizer: Optimizer) -> bool:
         """A step is over; whether it was the last one of its decision."""
         self._stepped.add(self.place(optimizer))
         return self._followers.get(self._leader, set()) <= self._stepped
+
+    def before_backward(self) -> None:
+        """A gradient that is gone by now will be a new one, even where it comes to lie in the old one's place."""
+        self._marks = [
+            [None if p.grad is None else mark for p, mark in zip(_parameters(optimizer), marks, strict=False)]
+            for optimizer, marks in zip(self._all, self._marks, strict=True)
+        ]
 
     def close(self) -> None:
         """The decision is closed."""

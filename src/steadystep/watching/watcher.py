@@ -150,7 +150,7 @@ class Watcher:
         eager: Any = torch.compiler.disable  # why: a compiled optimizer.step would trace hooks and all that they call
         self._handles = [each.register_step_pre_hook(eager(self._before)) for each in each_of(one)]
         self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of(one)]
-        self._seen.before = self._close_late
+        self._seen.before = self._before_backward
         if find_loss:
             backward.listen(self._seen)
             clipping.hear(self._seen)
@@ -167,6 +167,8 @@ class Watcher:
         if again is not None and not callable(again):
             raise MisuseError(f"again = {again!r}: must be a function that computes this loss again")
         self._seen.give(loss)
+        if self._rounds is not None:  # why: a loop that is not listened to says no more of its backward pass than this
+            self._rounds.before_backward()
         if batch is not None or again is not None:
             self._reruns.add(again, batch)
         return loss
@@ -243,6 +245,11 @@ class Watcher:
         if refused and not self._open and self.guard.config.mode != "observe":
             self._late = Undo(optimizer, rng=True)
 
+    def _before_backward(self) -> None:
+        self._close_late()
+        if self._rounds is not None:
+            self._rounds.before_backward()
+
     def _close_late(self) -> None:
         """The loop goes on without a step that used to follow."""
         if self._open:
@@ -252,6 +259,8 @@ class Watcher:
         """The last step of a decision was called."""
         self._open = False
         outcome = self._step.close()
+        if self._rounds is None or self._rounds.all_stepped:  # or in a later step, which comes here too
+            self._step.remember()
         if self._rounds is not None:
             self._rounds.close()
         if outcome is None:  # a closure that was never called
