@@ -165,6 +165,107 @@ def test_updates_of_several_optimizers_are_made_again(clips: bool) -> None:
     assert_same(clean, state)
 
 
+def halves(model: nn.Module) -> list[Optimizer]:
+    parameters = list(model.parameters())
+    return [Adam(parameters[:2], lr=0.01), Adam(parameters[2:], lr=0.01)]
+
+
+@pytest.mark.parametrize("width", [4, 16, 64])
+def test_gradients_that_lie_where_the_last_ones_lay_are_new(width: int) -> None:
+    """Cleared at the start of the loop, after the decision was closed: the allocator gives the same places again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1))
+    optimizers = halves(model)
+    with steadystep.watch(model, optimizers) as watcher:
+        for _ in range(100):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            model(torch.randn(16, 8)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert (watcher.guard.attempts, watcher.guard.updates) == (100, 100)
+
+
+def test_they_are_new_in_a_loop_that_says_its_losses_too() -> None:
+    """The very same tensors, to have the same places in every run."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizers = halves(model)
+    gradients = [torch.ones_like(p) for p in model.parameters()]
+    with steadystep.watch(model, optimizers, find_loss=False) as watcher:
+        for count in range(1, 6):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            watcher.loss(torch.tensor(1.0))
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            for optimizer in optimizers:
+                optimizer.step()
+            assert watcher.guard.attempts == count
+
+
+def test_a_loss_that_was_said_once_serves_optimizers_that_are_decided_about_by_themselves() -> None:
+    """Their gradients are unscaled one by one, each in its step."""
+    model = small_net(dropout=0.0)
+    optimizers = halves(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with steadystep.watch(model, optimizers, scaler=scaler, find_loss=False) as watcher:
+        for x in batches(5):
+            scaler.scale(watcher.loss(squared(model, x))).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+            scaler.update()
+        assert watcher.guard.updates == 10
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("to_none", [False, True])
+def test_no_optimizer_is_stepped_again_that_the_loop_did_not_step(every: int, to_none: bool) -> None:
+    """The second one is stepped every third time, after the same loss: then a rollback loses the updates since."""
+    model = small_net(dropout=0.0)
+    optimizers = halves(model)
+    first, second = (optimizer.state for optimizer in optimizers)
+    taken: dict[int, int] = {}
+    with steadystep.watch(model, optimizers) as watcher:
+        for step, x in enumerate(batches(71)):
+            if step == 70:
+                with torch.no_grad():
+                    model[-1].weight[0, 0] = math.nan
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=to_none)
+            squared(model, x).backward()
+            for optimizer in optimizers[: 1 if (step + 1) % every else 2]:
+                optimizer.step()
+            if every <= step + 1 < 71:
+                taken[steps_of(first)] = steps_of(second)
+    assert watcher.outcome.restored is not None
+    assert "rollback" in watcher.outcome.plan.steps
+    if every == 1:
+        assert watcher.outcome.exact
+        assert (steps_of(first), steps_of(second)) == (71, 71)
+    else:
+        assert watcher.outcome.caught_up == 0
+        assert steps_of(second) == taken[steps_of(first)]
+
+
+def test_the_first_update_is_made_again_though_it_was_closed_before_its_last_step() -> None:
+    """Who follows whom is not known by then."""
+    model = small_net(dropout=0.0)
+    optimizers = halves(model)
+    with steadystep.watch(model, optimizers) as watcher:
+        for x in batches(5):
+            squared(model, x).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        missed = watcher.guard._parts.recovery.missed(0)
+    assert [done.updates for done in missed] == [1, 2, 3, 4, 5]
+
+
+def steps_of(state: Any) -> int:
+    return int(next(iter(state.values()))["step"])
+
+
 class Gan:
     """A generator and its critic, each with an optimizer and a loss of its own."""
 

@@ -149,7 +149,7 @@ class Collected:
 
     def clear(self) -> None:
         """The step is over."""
-        self._last = (self._found, self._given)
+        self._last = (self._found, self._given + self._waiting)
         self._found, self._given, self._waiting, self.norms = [], [], [], None
         self._marks = self._clipped = None
         self._clips = []

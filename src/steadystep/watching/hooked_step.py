@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -65,7 +64,7 @@ class HookedStep:
         """The decision at hand is about all optimizers."""
         self._works: tuple[Work, ...] = ()
         self._options: tuple[Mapping[str, Any], ...] = ()
-        self._taken: Callable[[], None] | None = None
+        self._taken: tuple[tuple[Work, ...], Outcome, int, tuple[Mapping[str, Any], ...]] | None = None
         self.busy = False
         """A step of the optimizer is the guard's own: an update is made again."""
         self._undo: Undo | None = None
@@ -191,8 +190,7 @@ class HookedStep:
         if self._works and outcome.stepped:
             rate, mult = parts.learning_rate, outcome.lr_mult
             used = self._options if mult == 1.0 else rate.times(self._options, mult)
-            updates = self._guard.updates + 1
-            self._taken = partial(parts.recovery.remember, self._works, outcome, updates=updates, options=used)
+            self._taken = self._works, outcome, self._guard.updates + 1, used
         self._works = ()
         outcome, self._case = self._parts.examiner.close(outcome, self._case), None
         self._seen.clear()
@@ -203,7 +201,8 @@ class HookedStep:
         """The update that was closed can be made again as it was taken: by all that it is about."""
         taken, self._taken = self._taken, None
         if taken is not None:
-            taken()
+            works, outcome, updates, options = taken
+            self._parts.recovery.remember(works, outcome, updates=updates, options=options)
 
     def abandon(self) -> None:
         """A step that raised leaves the learning rate as the user set it, and a refused one nothing at all."""

@@ -246,8 +246,8 @@ class Watcher:
             self._late = Undo(optimizer, rng=True)
 
     def _before_backward(self) -> None:
-        self._close_late()
         if self._rounds is not None:
+            self._close_late()
             self._rounds.before_backward()
 
     def _close_late(self) -> None:
