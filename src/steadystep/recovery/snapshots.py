@@ -247,7 +247,9 @@ class Snapshots:
         if self._ranks.size == 1:
             return list(flags)
         held = float(crc32(repr([state.step for state in self._states]).encode()))
-        if self._ranks.least(held) != -self._ranks.least(-held):  # more or fewer flags than elsewhere would never add up
+        if self._ranks.least(held) != -self._ranks.least(
+            -held
+        ):  # more or fewer flags than elsewhere would never add up
             raise MisuseError(
                 "the ranks hold states of different steps, as after a guard.editing() or load_state_dict() on some of "
                 "them: call it on every rank"
