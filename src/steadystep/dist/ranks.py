@@ -65,6 +65,10 @@ class Ranks(Protocol):
         """True when it is true on every rank."""
         ...
 
+    def same(self, thing: object) -> bool:
+        """Whether all ranks say the same of it, by its `repr`."""
+        ...
+
     def mean(self, numbers: Sequence[float]) -> list[float]:
         """Each averaged over the ranks."""
         ...
@@ -135,6 +139,10 @@ class Alone:
     def all(self, flag: bool) -> bool:
         """As it is."""
         return flag
+
+    def same(self, thing: object) -> bool:
+        """There is nobody to differ from."""
+        return True
 
     def mean(self, numbers: Sequence[float]) -> list[float]:
         """As they are."""

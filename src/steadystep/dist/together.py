@@ -21,6 +21,7 @@ from steadystep.dist.alike import SECTIONS, Sections, checksum, difference
 from steadystep.dist.ballot import Agreed, Form, count, damaged, fill
 from steadystep.dist.ranks import Act, Named, Wish
 from steadystep.dist.replicas import Replicas, healthy_rank, odd_ones
+from steadystep.dist.sameness import is_same, mark
 from steadystep.dist.shards import counts_here, reshard
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.look import Look
@@ -58,8 +59,8 @@ class Together:
         self._named, self._buffers, self._micro_batches = named, tuple(buffers), micro_batches
         if self._wrapped is not None or self.sharded:  # torch has seen to it
             return
-        mark = float(crc32("\n".join(named()[0]).encode()))
-        if self.least(mark) != -self.least(-mark):
+        names = float(crc32("\n".join(named()[0]).encode()))
+        if self.least(names) != -self.least(-names):
             raise UnsupportedError(
                 "the ranks hold parameters of different names, as the stages of a pipeline or the experts of a mixture "
                 "do: such a model cannot be guarded. DistributedDataParallel and fully_shard (FSDP2) can"
@@ -115,6 +116,11 @@ class Together:
     def all(self, flag: bool) -> bool:
         """True when it is true on every rank."""
         return self._summed([float(flag)])[0] == self.size
+
+    def same(self, thing: object) -> bool:
+        """One all-reduce of two numbers."""
+        total, squares = self._summed(mark(thing))
+        return is_same(total, squares, self.size)
 
     def mean(self, numbers: Sequence[float]) -> list[float]:
         """Each averaged over the ranks."""

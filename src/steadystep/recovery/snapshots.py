@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -244,14 +243,8 @@ class Snapshots:
 
     def _on_all_ranks(self, flags: Sequence[bool]) -> list[bool]:
         """Which of them are true everywhere: all ranks keep states of the same steps, and have to choose the same."""
-        if self._ranks.size == 1:
-            return list(flags)
-        held = float(crc32(repr([state.step for state in self._states]).encode()))
-        if self._ranks.least(held) != -self._ranks.least(-held):  # more or fewer flags than elsewhere would never add up
-            raise MisuseError(
-                "the ranks hold states of different steps, as after a guard.editing() or load_state_dict() on some of "
-                "them: call it on every rank"
-            )
+        if not self._ranks.same([state.step for state in self._states]):  # other numbers of flags would never add up
+            raise MisuseError("the ranks hold states of different steps: call guard.editing() on every rank or on none")
         return [mean == 1.0 for mean in self._ranks.mean([float(flag) for flag in flags])] if flags else []
 
     def forget(self) -> None:
