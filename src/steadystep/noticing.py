@@ -27,6 +27,7 @@ from steadystep.detectors import (
     LearningRateJump,
     LossScale,
     LossSpike,
+    LostMoments,
     MetricBounds,
     NoLearning,
     NonFinite,
@@ -52,7 +53,10 @@ if TYPE_CHECKING:
 
 MEASURED_BY_THE_PAST = frozenset(
     kind.name
-    for kind in (EarlyDivergence, GradientSpike, LossSpike, NotHealing, SlowDivergence, WeightJump, WorseThanBest)
+    for kind in (
+        *(EarlyDivergence, GradientSpike, LossSpike, LostMoments, NotHealing, SlowDivergence, WeightJump),
+        WorseThanBest,
+    )
 )
 """Their limits come from steps before; weights that the loop has replaced begin a past of their own."""
 
@@ -64,13 +68,14 @@ def detectors(
     *,
     scheduled: bool = False,
     beta2: float | None = None,
+    decay: float | None = None,
     scale_free: bool = False,
     extra: Sequence[Detector] = (),
 ) -> tuple[Detector, ...]:
     """All detectors these settings ask for, the gate first.
 
     `scheduled` says that the guard sets the learning rate, `scale_free` that the optimizer divides by the size of the
-    gradient.
+    gradient; `decay` is the least beta2 of an optimizer that is known to be Adam.
     """
     training, watch = config.training, config.monitoring
     if not training.stability_monitoring:
@@ -116,6 +121,8 @@ def detectors(
         found += [LearningRateJump(), LearningRateCreep()]
     if beta2 is not None:
         found.append(ShortWarmup(beta2=beta2))
+    if decay is not None:
+        found.append(_rationed(LostMoments(beta2=decay)))
     if watch.lr_min is not None or watch.lr_max is not None:
         found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
     if training.clip_norm is not None:
@@ -136,6 +143,16 @@ def beta2_of(optimizer: "Optimizer") -> float | None:
     if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(betas[1], float):
         return None
     return betas[1] if 0.0 < betas[1] < 1.0 else None
+
+
+def decay_of(optimizer: "Optimizer") -> float | None:
+    """The least beta2 of torch's own Adam and its like; None where others may change second moments by other rules."""
+    each = getattr(optimizer, "each", (optimizer,))
+    if not all(type(one).__module__.startswith("torch.optim.") for one in each):
+        return None
+    known = [beta2_of(one) for one in each if type(one).__name__ in ("Adam", "AdamW", "NAdam", "RAdam")]
+    decays = [group["betas"][1] for one in each for group in one.param_groups if "betas" in group]
+    return min(decays) if known and None not in known and all(isinstance(beta, float) for beta in decays) else None
 
 
 def is_scale_free(optimizer: "Optimizer") -> bool:

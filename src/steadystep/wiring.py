@@ -26,7 +26,8 @@ from steadystep.keeping import Keeping
 from steadystep.look import Look
 from steadystep.measuring import measuring_for
 from steadystep.notices import note, warn
-from steadystep.noticing import MEASURED_BY_THE_PAST, beta2_of, detectors, is_scale_free
+from steadystep.noticing import MEASURED_BY_THE_PAST, beta2_of, decay_of, detectors, is_scale_free
+from steadystep.optimizers import each_of
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands, Precision
 from steadystep.records import Outcome, Signals
@@ -169,7 +170,8 @@ def build(
         raise
     measuring.looker.planned = lambda: learning_rate.announced
     traits = {"scheduled": learning_rate.scheduled, "scale_free": is_scale_free(optimizer)}
-    noticing = detectors(config, beta2=beta2_of(optimizer), extra=extra_detectors, **traits)
+    decay = decay_of(optimizer) if ranks.size == 1 else None  # why: each rank sees the peaks of its own part
+    noticing = detectors(config, beta2=beta2_of(optimizer), decay=decay, extra=extra_detectors, **traits)
     casebook, limits, budget = Casebook(), _limits(config, ranks), _budget(config)
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
     data = DataPosition(device)
@@ -223,7 +225,7 @@ def build(
         limits=limits,
         mode=config.mode,
         weigh=measuring.looker.with_weights,
-        edits=WeightEdits(model, lambda: gradients.parameters, hooked=ranks.size == 1),
+        edits=WeightEdits(model, lambda: gradients.parameters, each_of(optimizer), hooked=ranks.size == 1),
         beginnings={d.name: d.state_dict() for d in noticing if d.name in MEASURED_BY_THE_PAST},
     )
     kept_apart |= {"evidence": judge.evidence, "sudden zero": judge.sudden_zero}

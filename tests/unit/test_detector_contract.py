@@ -24,6 +24,7 @@ from steadystep.detectors import (
     LearningRateCreep,
     LearningRateJump,
     LossSpike,
+    LostMoments,
     MetricBounds,
     NonFinite,
     NotHealing,
@@ -70,6 +71,7 @@ FACTORIES: dict[str, Callable[[], Detector]] = {
     "learning-rate-bounds": lambda: LearningRateBounds(1e-4, 5e-3),
     "gradient-spike": GradientSpike,
     "loss-spike": LossSpike,
+    "lost-moments": lambda: LostMoments(beta2=0.999),
     "slow-divergence": SlowDivergence,
     "worse-than-best": WorseThanBest,
 }

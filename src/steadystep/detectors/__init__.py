@@ -21,6 +21,7 @@ from steadystep.detectors.learning_rate_creep import LearningRateCreep
 from steadystep.detectors.learning_rate_jump import LearningRateJump
 from steadystep.detectors.loss_scale import LossScale
 from steadystep.detectors.loss_spike import LossSpike
+from steadystep.detectors.lost_moments import LostMoments
 from steadystep.detectors.metric_bounds import MetricBounds
 from steadystep.detectors.no_learning import NoLearning
 from steadystep.detectors.non_finite import NonFinite
@@ -62,6 +63,7 @@ __all__ = [
     "LearningRateJump",
     "LossScale",
     "LossSpike",
+    "LostMoments",
     "MetricBounds",
     "NoLearning",
     "NonFinite",

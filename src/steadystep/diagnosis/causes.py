@@ -42,6 +42,7 @@ class Cause(StrEnum):
     ATTENTION_LOGIT_GROWTH = "attention-logit-growth"
     POOR_INITIALISATION = "poor-initialisation"
     POISONED_MOMENTS = "poisoned-moments"
+    LOST_MOMENTS = "lost-moments"
     DAMAGED_WEIGHTS = "damaged-weights"
     ODD_REPLICA = "odd-replica"
     # the policy
@@ -113,6 +114,8 @@ ADVICE: dict[Cause, str] = {
     "steadystep.init.initialise_ with a recipe that suits the activations",
     Cause.POISONED_MOMENTS: "one huge gradient went into the optimizer's moments and will hold back updates for "
     "hundreds of steps: clip the gradient, or use a smaller beta2 (0.95)",
+    Cause.LOST_MOMENTS: "what the optimizer had learned about the gradients is gone: load its state together with the "
+    "weights, and keep one optimizer for the whole run; if it was meant, warm the learning rate up again",
     Cause.DAMAGED_WEIGHTS: "the weights themselves have become worse: go back to a checkpoint from before the first "
     "sign, with a lower learning rate",
     Cause.ODD_REPLICA: "all ranks took the same updates, and their weights differ: suspect the memory or the "

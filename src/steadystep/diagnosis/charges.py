@@ -60,6 +60,7 @@ CHARGES: tuple[Charge, ...] = (
     Charge(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-creep")),
     Charge(Cause.POISONED_MOMENTS, 1.0, warned("poisoned-moments")),
     Charge(Cause.POISONED_MOMENTS, 1.0, warned("damaged-state")),
+    Charge(Cause.LOST_MOMENTS, 1.0, warned("lost-moments")),
     Charge(Cause.DAMAGED_WEIGHTS, 1.0, warned("weight-jump")),
     Charge(Cause.REPEATED_BATCH, 1.0, warned("same-batch")),
     Charge(Cause.POLICY_DRIFT, 1.0, warned("kl-blow-up")),

@@ -89,6 +89,7 @@ RULES: tuple[Rule, ...] = (
     (Cause.LEARNING_RATE_TOO_HIGH, lambda c: _LASTING(c) and (c.big_updates or c.risen)),
     (Cause.DAMAGED_WEIGHTS, lambda c: "not-healing" in c.loudest and _convicted(c)),
     (Cause.POISONED_MOMENTS, _loud("poisoned-moments", "damaged-state")),
+    (Cause.LOST_MOMENTS, _loud("lost-moments")),
     (Cause.LEARNING_RATE_TOO_HIGH, _LASTING),
     (Cause.BAD_BATCH, lambda c: "gradient-spike" in c.loudest and "loss-spike" in c.any),
     (Cause.EXPLODING_GRADIENT, _loud("gradient-spike")),

@@ -21,6 +21,7 @@ _KNOWN = frozenset(
         *("learning-rate-jump", "learning-rate-creep", "learning-rate-bounds", "oscillation", "vanishing-gradient"),
         *("zero-gradient", "buffer-jump", "input-scale", "same-batch", "weight-jump", "damaged-state"),
         *("growing-gradient", "clip-rate", "update-ratio", "poisoned-moments", "rms-surprise", "loss-scale"),
+        "lost-moments",
         *("dead-units", "saturated-units", "no-learning", "suspicious-perfection"),
         *("embedding-growth", "attention-logit-growth"),
         *("kl-blow-up", "entropy-collapse", "flat-reward", "metric-bounds"),

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from steadystep.clip.sharded import local_part
@@ -32,10 +33,19 @@ class WeightEdits:
     them missed would part them.
     """
 
-    def __init__(self, model: nn.Module, parameters: Callable[[], Sequence[Parameter]], *, hooked: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Callable[[], Sequence[Parameter]],
+        optimizers: Sequence[Optimizer] = (),
+        *,
+        hooked: bool = True,
+    ) -> None:
         self._parameters = parameters
         self._before: Tensor | None = None
         self._edition = 0
+        self._replaced = False
+        """The optimizer's state was."""
         told = weakref.WeakMethod(self.expect)  # why: the model must not keep a guard that was dropped, nor its moments
         hook = SilentHook(lambda *_: (expect := told()) and expect())
         modules = [each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule)] if hooked else []
@@ -43,6 +53,10 @@ class WeightEdits:
             each.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
             for each in modules
         ]
+        gone = weakref.WeakMethod(self._replace)
+        hook = SilentHook(lambda *_: (replace := gone()) and replace())
+        if hooked:
+            self._handles += [each.register_load_state_dict_pre_hook(hook) for each in optimizers]
         weakref.finalize(self, _remove, self._handles)
 
     @classmethod
@@ -61,7 +75,9 @@ class WeightEdits:
             before, self._before = self._before, None
             now = self._norms()
             same = now.shape == before.shape and torch.equal(now, before)  # sync: only after a `load_state_dict`
-            self._edition += not same and bool(now.isfinite().all())
+            self._replaced = self._replaced or (not same and bool(now.isfinite().all()))
+        self._edition += self._replaced
+        self._replaced = False
         return self._edition
 
     def remove(self) -> None:
@@ -70,7 +86,10 @@ class WeightEdits:
 
     def forget(self) -> None:
         """What was loaded belongs to a state that the guard is given too."""
-        self._before = None
+        self._before, self._replaced = None, False
+
+    def _replace(self) -> None:
+        self._replaced = True
 
     def _norms(self) -> Tensor:
         weights = [local_part(weight).detach() for weight in self._parameters() if weight.dtype in _MEASURED_IN]

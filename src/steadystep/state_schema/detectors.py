@@ -191,6 +191,12 @@ class DamagedState(State):  # noqa: D101
     in_a_row: dict[str, Count]
 
 
+class LostMoments(State):  # noqa: D101
+    at: Step
+    peaks: dict[str, Size]
+    before: dict[str, Size]
+
+
 class EarlyDivergence(State):  # noqa: D101
     first: float | None
     seen: Count
@@ -257,6 +263,7 @@ DETECTORS: dict[str, Any] = {
     "clip-rate": ClipRate,
     "constant-prediction": ConstantPrediction,
     "damaged-state": DamagedState,
+    "lost-moments": LostMoments,
     "dead-units": Runs,
     "early-divergence": EarlyDivergence,
     "embedding-growth": Growth,

@@ -105,6 +105,8 @@ def _probed(step: int, rng: random.Random) -> dict[str, Any]:
         found |= {
             "weights": _NAMES,
             "weight_norms": (1.0, math.nan if step == 167 else 2.0, 1e3 if step > 300 else 3.0),
+            "state": tuple(f"exp_avg_sq of {name}" for name in _NAMES),
+            "state_peaks": (1e-3 if step > 220 else 1.0, math.nan if step == 147 else 1e-6 if step > 220 else 2.0, 0.0),
         }
     if step % 25 == 24:
         found["probe"] = _probe(step - 1, rng, wild=step > 200)
