@@ -1,13 +1,21 @@
 """NOTICE ─► EXPLAIN ─► DECIDE for one look. The stages do not know each other; here they meet."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from steadystep.actions import LearningRate
 from steadystep.claims import Turns
-from steadystep.detectors import DamagedState, Detector, NoLearning, WeightJump, has_what_it_needs, occasional
+from steadystep.detectors import (
+    DamagedState,
+    Detector,
+    LostMoments,
+    NoLearning,
+    WeightJump,
+    has_what_it_needs,
+    occasional,
+)
 from steadystep.detectors.sudden_zero import SuddenZero
 from steadystep.diagnosis import LASTING, Evidence, Verdict, explain, first_sign, needs_witness, weigh
 from steadystep.look import Look
@@ -99,6 +107,8 @@ class Judge:
             limits=self.limits,
             ceiling=self.learning_rate.ceiling.lr,
         )
+        if "restore-moments" in plan.steps:  # what they fall to is our doing
+            self._learn_again((LostMoments.name,))
         if "rollback" in plan.steps and self.evidence.finding is not None:
             self.evidence.close(look.signals.step)  # what was compared with are other weights from now on
         return diagnosis, plan
@@ -117,8 +127,11 @@ class Judge:
         self.recovery.forget()
         if self.evidence.finding is not None:
             self.evidence.close(self.evidence.finding.step)
+        self._learn_again(self.beginnings)
+
+    def _learn_again(self, names: Container[str]) -> None:
         for detector in self.detectors:
-            if detector.name in self.beginnings:
+            if detector.name in names and detector.name in self.beginnings:
                 detector.load_state_dict(deepcopy(dict(self.beginnings[detector.name])))
 
     def _about_weights(self, look: Look) -> tuple[Finding, ...]:

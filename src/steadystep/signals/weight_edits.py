@@ -6,6 +6,7 @@ damage, and is meant. What is swapped in and out again between two steps changes
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import final
 
 import torch
@@ -56,7 +57,8 @@ class WeightEdits:
         gone = weakref.WeakMethod(self._replace)
         hook = SilentHook(lambda *_: (replace := gone()) and replace())
         if hooked:
-            self._handles += [each.register_load_state_dict_pre_hook(hook) for each in optimizers]
+            with suppress(AttributeError):  # why: an optimizer that wraps another one need not have hooks
+                self._handles += [each.register_load_state_dict_pre_hook(hook) for each in optimizers]
         weakref.finalize(self, _remove, self._handles)
 
     @classmethod

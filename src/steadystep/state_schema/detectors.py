@@ -192,9 +192,7 @@ class DamagedState(State):  # noqa: D101
 
 
 class LostMoments(State):  # noqa: D101
-    at: Step
-    peaks: dict[str, Size]
-    before: dict[str, Size]
+    looks: list[tuple[Step, dict[str, Size]]]
 
 
 class EarlyDivergence(State):  # noqa: D101
