@@ -10,6 +10,7 @@ from steadystep.claims import Turns
 from steadystep.detectors import (
     DamagedState,
     Detector,
+    LossSpike,
     LostMoments,
     NoLearning,
     WeightJump,
@@ -82,7 +83,8 @@ class Judge:
             return _HEALTHY
         if clipped_norm is not None:
             found = _held_back(look, found, clipped_norm)
-        doubtful = doubtful or any(finding.severity in _GRAVE for finding in found)
+        # why a jump of the loss too: a zeroed embedding is half learned again by the next look at the weights
+        doubtful = doubtful or any(f.severity in _GRAVE or f.detector == LossSpike.name for f in found)
         if doubtful and not look.signals.weight_norms:
             found += self._about_weights(look)
         if has_broken_weights(found) or any(finding.detector == DamagedState.name for finding in found):
