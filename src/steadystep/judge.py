@@ -8,6 +8,7 @@ from typing import Any, final
 from steadystep.actions import LearningRate
 from steadystep.claims import Turns
 from steadystep.detectors import (
+    ConstantPrediction,
     DamagedState,
     Detector,
     LossSpike,
@@ -26,6 +27,7 @@ from steadystep.recovery import Recovery, Snapshot
 from steadystep.signals.weight_edits import WeightEdits
 
 _GRAVE = ("act", "critical")
+_OF_RESTING_LOSSES = (ConstantPrediction.name, NoLearning.name)
 _HEALTHY = (Diagnosis(), Plan())  # what nearly every step comes to; made once
 _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders (a DQN's rises tenfold at first)
 _HELD = 7  # batches that were remembered; with the one at hand they are enough
@@ -77,7 +79,7 @@ class Judge:
         asked = self._asked(look.signals) if look.signals.probe is None else self.detectors
         found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
         if found and self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
-            found = tuple([finding for finding in found if finding.detector != NoLearning.name])
+            found = tuple([finding for finding in found if finding.detector not in _OF_RESTING_LOSSES])
         doubtful = self.sudden_zero.update(look.signals)
         if not found and not doubtful and self.evidence.finding is None:
             return _HEALTHY

@@ -360,7 +360,8 @@ class TestJudge:
         assert memory.compared == []
 
     def test_guards_that_take_turns_get_notes(self) -> None:
-        for detector in ("not-healing", "slow-divergence"):
+        """Nor are losses that rest told of: a critic at ln 4 has met its match."""
+        for detector in ("not-healing", "slow-divergence", "no-learning", "constant-prediction"):
             one, other = judge_of(Memory(1.0, 3.0), suspicion(detector)), judge_of(Memory(1.0, 1.0), suspicion(step=-1))
             for step in range(500):
                 for judge in (one, other):
