@@ -25,9 +25,9 @@ def plain_end(run: Run) -> End:
     return _through(run, None)
 
 
-def guarded_end(run: Run) -> End:
+def guarded_end(run: Run, notes: Notes | None = None) -> End:
     """The program with steadystep; an error is part of how it ended."""
-    return _through(run, Notes())
+    return _through(run, Notes() if notes is None else notes)
 
 
 def row_of(run: Run) -> Row:
@@ -121,7 +121,7 @@ def _spread(run: Run, clean: End) -> float:
 
 
 def _through(run: Run, notes: Notes | None) -> End:
-    with _silence():
+    with silence():
         program = Program.of(run)
         try:
             return _loop(run.face, notes)(program)
@@ -130,7 +130,7 @@ def _through(run: Run, notes: Notes | None) -> End:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """No warnings and no log lines; afterwards everything is as loud as before."""
     loggers = [logging.getLogger(name) for name in ("steadystep", "lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
