@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 
-from steadystep.lab.bench.overhead_models import Setup, mlp
-from steadystep.lab.bench.overhead_steps import Step, plain_step
-from steadystep.lab.bench.overhead_timing import never_trim_the_heap, seconds
+from steadystep.checkpoints.background_writer import BackgroundWriter
+from steadystep.checkpoints.store import CheckpointStore
+from steadystep.lab.bench.overhead import never_trim_the_heap, seconds
+from steadystep.lab.bench.overhead_steps import Setup, TimedStep, mlp, plain_step
 from steadystep.lab.gpt import GPT, GPTSize
-from steadystep.recovery import BackgroundWriter, Shelf
 
 EVERY = 50
 
@@ -63,7 +63,7 @@ class Saving:
             self.steps += 1
             return loss.item()
 
-        self.step: Step = step
+        self.step: TimedStep = step
 
     def block(self) -> tuple[float, float]:
         """Seconds by the clock and of processor time for `EVERY` steps, one checkpoint among them."""
@@ -79,7 +79,7 @@ class Saving:
         return time.perf_counter() - started, time.process_time() - busy
 
 
-def plain_block(step: Step) -> tuple[float, float]:
+def plain_block(step: TimedStep) -> tuple[float, float]:
     busy = time.process_time()
     return seconds(step, EVERY), time.process_time() - busy
 
@@ -100,7 +100,7 @@ def measure(make: Callable[[], Setup], folder: Path, *, blocks: int) -> dict[str
         return make()
 
     first, second, third = (plain_step(fresh()) for _ in range(3))
-    saving = Saving(fresh(), BackgroundWriter(Shelf(folder)))
+    saving = Saving(fresh(), BackgroundWriter(CheckpointStore(folder)))
     for step in (first, second, third, saving.step):
         seconds(step, 3)
     saving.block()  # allocates the buffers
@@ -113,7 +113,7 @@ def measure(make: Callable[[], Setup], folder: Path, *, blocks: int) -> dict[str
         noise.append(against(again, between, after))
         told = [f"{ratio:.3f}" for ratio in (*found[-1], *noise[-1])]
         print("  saving/plain {} cpu {}   plain/plain {} cpu {}".format(*told), file=sys.stderr, flush=True)
-    newest = Shelf(folder).newest()
+    newest = CheckpointStore(folder).newest()
     assert newest is not None
     return {
         "parameters": sum(p.numel() for p in saving.model.parameters()),

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from steadystep.clip import clip_global_norm_
-from steadystep.lab.bench.overhead_timing import never_trim_the_heap
+from steadystep.lab.bench.overhead import never_trim_the_heap
 
 Clip = Callable[[list[nn.Parameter], float], object]
 

@@ -8,8 +8,9 @@ import argparse
 import time
 from collections import Counter
 
-from steadystep.curves import Reading, diagnose
-from steadystep.lab.curves import KINDS, made_up
+from steadystep.lab.curves import CURVE_KINDS, made_up
+from steadystep.runs.diagnose import diagnose
+from steadystep.runs.reading import Reading
 
 # The first of these that a reading holds is what it calls the curve.
 ORDER = {
@@ -40,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     began, actions = time.perf_counter(), 0
     print(f"{'kind':<14}{'right':>8}   taken for")
-    for kind in KINDS:
+    for kind in CURVE_KINDS:
         told: Counter[str] = Counter()
         for seed in range(options.first, options.first + options.count):
             run = made_up(kind, seed, longest=options.longest)

@@ -12,8 +12,8 @@ import sys
 import torch
 
 from steadystep.lab.bench.overhead import STUDY
-from steadystep.lab.bench.overhead_models import MODELS
-from steadystep.lab.bench.study import Job
+from steadystep.lab.bench.overhead_steps import MODELS
+from steadystep.lab.bench.study import StudyJob
 
 
 def main() -> int:
@@ -23,7 +23,7 @@ def main() -> int:
     options = parser.parse_args()
     results = {}
     for name in MODELS:
-        job = Job(key=name, args={"who": "steadystep", "model": name, "blocks": options.blocks})
+        job = StudyJob(key=name, args={"who": "steadystep", "model": name, "blocks": options.blocks})
         results[name] = r = STUDY.run(job)
         if not options.json:
             print(

@@ -63,9 +63,9 @@ def _every(path: Path) -> int:
 
 def replay(points: Iterable[Point]) -> list[Finding]:
     """All that the detectors of the default configuration say."""
-    from steadystep.noticing import detectors
+    from steadystep.detectors.build import build_detectors
 
-    made = detectors(Config())
+    made = build_detectors(Config())
     return [
         finding
         for step, (loss, norm, lr) in enumerate(points)

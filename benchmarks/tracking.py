@@ -26,7 +26,7 @@ from torch import nn
 
 import steadystep
 from steadystep.records import Outcome, Signals
-from steadystep.track import Broadcast, GradientSample, RunLog, RunStart, TensorBoard, Tracking
+from steadystep.tracking import Broadcast, GradientSample, RunLog, RunStart, TensorBoard, Tracking
 
 Step = Callable[[], object]
 Times = tuple[float, float, float]

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import steadystep
-from steadystep.track import read
+from steadystep.tracking import read
 
 
 def data(rows: int, seed: int) -> TensorDataset:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import steadystep
 from steadystep.testing import check_sink
-from steadystep.track import GradientSample, Incident, RunStart, StepRow
+from steadystep.tracking import GradientSample, Incident, RunStart, StepRow
 
 
 class Diary:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from failure_runs import Trail, deep, policy_metrics, quiet, sharp
-from steadystep.lab.bench.drawing import pyplot
+from steadystep.lab.bench.study import pyplot
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images" / "failures"

@@ -12,8 +12,8 @@ from torch.nn import functional
 import steadystep
 from steadystep import faults
 from steadystep.lab.tasks import TASKS, Task
-from steadystep.lab.tasks.classifier import classifier
-from steadystep.lab.tasks.clusters import Clusters
+from steadystep.lab.tasks.classification import Clusters
+from steadystep.lab.tasks.task import classifier
 from steadystep.records import Outcome
 
 Make = Callable[[int], Task]

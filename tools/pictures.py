@@ -21,11 +21,10 @@ import yaml
 from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
-from steadystep.report import report_page
-from steadystep.track import Incident, Run, read
-from steadystep.track.display import card, live
-from steadystep.track.progress import Progress
-from steadystep.track.sink import StepRow
+from steadystep.pages.report import report_page
+from steadystep.tracking import Incident, Run, read
+from steadystep.tracking.display import Progress, card, live
+from steadystep.tracking.sink import StepRow
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"

@@ -30,8 +30,9 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import steadystep
-from steadystep.notices import quiet_log
-from steadystep.recovery import Shelf, read_checkpoint
+from steadystep._utils.text import quiet_log
+from steadystep.checkpoints.checkpoint import read_checkpoint
+from steadystep.checkpoints.store import CheckpointStore
 
 _STEPS = 140
 _AVERAGE = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
@@ -239,12 +240,12 @@ def older_version(seed: int) -> tuple[str, str, float, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         Run(seed, "dense", "AdamW", weight, ()).guarded(folder, {}, until=40)
-        good = Shelf(folder / "checkpoints").newest()
+        good = CheckpointStore(folder / "checkpoints").newest()
         assert good is not None
         for step in (42, 44, 46):
             parameters = {key: t * math.nan for key, t in good.state["parameters"].items()}
             poisoned = {key: part for key, part in good.state.items() if key != "finite"} | {"parameters": parameters}
-            Shelf(folder / "checkpoints", keep_last=9).put(poisoned, step=step, updates=step)
+            CheckpointStore(folder / "checkpoints", keep_last=9).put(poisoned, step=step, updates=step)
         run = Run(seed, "dense", "AdamW", weight, ())
         said = run.guarded(folder, {})
         bad = not_finite(tensors_of(run.model, run.optimizer))

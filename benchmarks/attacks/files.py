@@ -33,9 +33,9 @@ from file_samples import Sample, make_samples
 from table import Rows, arguments
 
 import steadystep
+from steadystep._utils.text import quiet_log
 from steadystep.cli.app import app, told
 from steadystep.errors import SteadystepError
-from steadystep.notices import quiet_log
 
 _BYTES = 16 << 30
 _SECONDS = 20.0  # of processor time: an idle machine needs well below one

@@ -25,8 +25,8 @@ from bad_calls import Case, OwnError, cases
 from stage import STEPS, Stage
 from table import Rows, arguments
 
+from steadystep._utils.text import quiet_log
 from steadystep.errors import SteadystepError
-from steadystep.notices import quiet_log
 
 _REMEDY = re.compile(
     r"\b(use|call|give|takes?|pass|make|keep it|expected|must|leave|first|needs?|see|try|did you mean|instead|set|"

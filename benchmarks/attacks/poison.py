@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 import steadystep
+from steadystep._utils.text import quiet_log
+from steadystep.checkpoints.checkpoint import read_checkpoint
 from steadystep.errors import SteadystepError
-from steadystep.notices import quiet_log
-from steadystep.recovery import read_checkpoint
 
 _STEPS = 120
 _VALUES = {"NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "1e38": 1e38, "-1e38": -1e38}

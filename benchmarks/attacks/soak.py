@@ -35,7 +35,7 @@ from table import Rows, arguments
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.notices import quiet_log
+from steadystep._utils.text import quiet_log
 
 _SLACK = 24 << 20  # bytes of resident memory: what allocators keep
 _BUNDLES = 20

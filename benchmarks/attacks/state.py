@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import steadystep
-from steadystep.recovery import read_checkpoint
+from steadystep.checkpoints.checkpoint import read_checkpoint
 
 
 class Net(nn.Module):

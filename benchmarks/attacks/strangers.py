@@ -26,8 +26,8 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 from torch.optim import Optimizer
 
 import steadystep
+from steadystep._utils.text import quiet_log
 from steadystep.errors import SteadystepError
-from steadystep.notices import quiet_log
 
 _STEPS = 110
 _VALUES = {"NaN": math.nan, "inf": math.inf, "1e38": 1e38}

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import steadystep
 from killing.moments import Moments
 from killing.variants import Variant
-from steadystep.rng import all_random_state
+from steadystep._utils.rng import all_random_state
 
 ROWS, BATCH, WIDTH = 44, 4, 32
 

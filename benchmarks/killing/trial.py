@@ -13,8 +13,8 @@ from killing.jobs import Job
 from killing.moments import IN_THE_LOOP, ON_DISK, Moment
 from killing.nursery import Nursery
 from killing.variants import Variant
+from steadystep.checkpoints.checkpoint import read_checkpoint
 from steadystep.errors import CheckpointError
-from steadystep.recovery.checkpoint import read_checkpoint
 
 BY_THE_CLOCK = "by the clock"
 KINDS = (BY_THE_CLOCK, *ON_DISK, BY_THE_CLOCK, *IN_THE_LOOP)

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 
 from rivals.studies import RESULTS, STUDIES
-from steadystep.cli.bench_screen import show
+from steadystep.cli.bench import show
 from steadystep.errors import SteadystepError
-from steadystep.lab.bench.seeds import parse_seeds
-from steadystep.lab.bench.study import Choice
+from steadystep.lab.bench.study import Choice, parse_seeds
 
 
 def main() -> int:

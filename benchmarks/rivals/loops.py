@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch.optim import Optimizer
 
-from steadystep.lab.bench.faulty.trainer import Stopped, Tick, Work
+from steadystep.lab.bench.faulty_run import BatchLoss, Stopped, Tick
 from steadystep.lab.tasks import Task
 
 Before = Callable[[torch.Tensor], tuple[str, ...] | None]
@@ -37,7 +37,7 @@ class Loop:
         self._before, self._update, self._penalty, self._close = before, update, penalty, close
         self._taken = 0
 
-    def step(self, work: Work, batch: Any) -> Tick:
+    def step(self, work: BatchLoss, batch: Any) -> Tick:
         """One batch. The tool's cut of the learning rate comes on top of what the loop (or the fault) has set."""
         given = float(self.optimizer.param_groups[0]["lr"])
         self.optimizer.zero_grad()

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from rivals.adapters import RIVALS, Rival
+from steadystep.lab.bench import faulty_jobs as faulty
 from steadystep.lab.bench import overhead
-from steadystep.lab.bench.faulty import jobs as faulty
-from steadystep.lab.bench.faulty.run import run
-from steadystep.lab.bench.overhead_models import Setup
-from steadystep.lab.bench.overhead_steps import Step, adamw
-from steadystep.lab.bench.study import Choice, Job, Row, Study
+from steadystep.lab.bench.faulty_run import run
+from steadystep.lab.bench.overhead_steps import Setup, TimedStep, adamw
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob
 from steadystep.lab.tasks import Task
 
 TIMED = ("arc-training", "stabilityguard", "zclip")
@@ -25,7 +24,7 @@ def _by_name() -> dict[str, Rival]:
     return {rival.name: rival for rival in RIVALS}
 
 
-def _recovery_jobs(choice: Choice) -> list[Job]:
+def _recovery_jobs(choice: Choice) -> list[StudyJob]:
     scope = faulty.Scope.of(choice)
     few = scope.seeds[: faulty.RULE_SEEDS]
     jobs = [
@@ -36,23 +35,23 @@ def _recovery_jobs(choice: Choice) -> list[Job]:
     return [job for job in jobs if not (_by_name()[job.args["arm"]].only_adam and job.args["task"] == "clusters")]
 
 
-def _recovery_run(job: Job) -> Row:
+def _recovery_run(job: StudyJob) -> Row:
     args = job.args
     rival = _by_name()[args["arm"]]
     return run(rival.make, task=args["task"], seed=args["seed"], num_steps=args["num_steps"], trial=args["trial"])
 
 
-def _overhead_jobs(choice: Choice) -> list[Job]:
+def _overhead_jobs(choice: Choice) -> list[StudyJob]:
     names = [name for name, rival in _by_name().items() if rival.package in TIMED]
     return [job for name in names for job in overhead.jobs(name, quick=choice.quick)]
 
 
-def _overhead_run(job: Job) -> Row:
+def _overhead_run(job: StudyJob) -> Row:
     return overhead.measured(job, _stepper(_by_name()[job.args["who"]]))
 
 
-def _stepper(rival: Rival) -> Callable[[Setup], Step]:
-    def make(setup: Setup) -> Step:
+def _stepper(rival: Rival) -> Callable[[Setup], TimedStep]:
+    def make(setup: Setup) -> TimedStep:
         model, compute = setup
         task = Task(
             model=model,

@@ -12,18 +12,19 @@ from steadystep.version import __version__
 
 if TYPE_CHECKING:
     from steadystep import (
+        checkpoints,
         clip,
         detectors,
         faults,
         groups,
+        incidents,
         init,
         layers,
         memory,
         precision,
-        recovery,
         schedule,
         testing,
-        track,
+        tracking,
     )
     from steadystep.config import Config, autopilot, careful, observe
     from steadystep.errors import (
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from steadystep.guard import Guard
-    from steadystep.probe import find_lr
+    from steadystep.lr_finder import find_lr
     from steadystep.records import Diagnosis, Finding, Outcome, Plan, Signals
     from steadystep.watching import watch
 
 _HOMES = {
     "Guard": "guard",
-    "find_lr": "probe",
+    "find_lr": "lr_finder",
     "watch": "watching",
     "Config": "config",
     "observe": "config",
@@ -60,6 +61,7 @@ _HOMES = {
     "TrainingHalted": "errors",
 }
 _PARTS = (
+    "checkpoints",
     "clip",
     "detectors",
     "faults",
@@ -69,10 +71,9 @@ _PARTS = (
     "layers",
     "memory",
     "precision",
-    "recovery",
     "schedule",
     "testing",
-    "track",
+    "tracking",
 )
 
 __all__ = [
@@ -92,6 +93,7 @@ __all__ = [
     "__version__",
     "autopilot",
     "careful",
+    "checkpoints",
     "clip",
     "detectors",
     "faults",
@@ -103,10 +105,9 @@ __all__ = [
     "memory",
     "observe",
     "precision",
-    "recovery",
     "schedule",
     "testing",
-    "track",
+    "tracking",
     "watch",
 ]
 

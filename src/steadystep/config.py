@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from steadystep._utils.text import text_of
 from steadystep.errors import ConfigError
-from steadystep.given_file import text_of
 from steadystep.schedule import NAMES, Schedule, named
 
 DEFAULT_MAX_NORM = 1.0  # what `gradient_clipping: true` means without a number

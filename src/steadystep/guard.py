@@ -15,25 +15,26 @@ from typing import Any, NoReturn, Self, TypeVar, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep import by_hand, calls, state
-from steadystep.accumulation import Closure
-from steadystep.claims import claim, needs_closure, release
+from steadystep import state
+from steadystep._utils.rng import host_random_kept
+from steadystep._utils.text import warn
+from steadystep.actions import manual_update
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.diagnosis import not_repeatable
-from steadystep.dist import Meeting
+from steadystep.engine import arguments
+from steadystep.engine.build import build
+from steadystep.engine.closures import Closure
+from steadystep.engine.ownership import claim, needs_closure, refuse_foreign_steps, release
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.look import Look
-from steadystep.notices import warn
 from steadystep.optimizers import as_one
+from steadystep.parallel import Meeting
 from steadystep.records import Diagnosis, Outcome, Plan
-from steadystep.recovery.snapshots import Kept
-from steadystep.rng import host_random_kept
 from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
-from steadystep.track import Sink
-from steadystep.who_steps import refuse_foreign_steps
-from steadystep.wiring import build
+from steadystep.signals.gradients import GradientView
+from steadystep.snapshots.snapshots import KeptObject
+from steadystep.tracking import Sink
 
 Batch = TypeVar("Batch")
 
@@ -67,13 +68,15 @@ class Guard:
     ) -> None:
         meeting = Meeting()
         with meeting.telling(model):
-            calls.check_extras(detectors, sinks)
+            arguments.check_extras(detectors, sinks)
             refuse_foreign_steps(model, optimizer)
             self.config = Config.load(config)
             if optimizer is None:
-                calls.check_model(model)
-                by_hand.check_settings(schedule, self.config.training.learning_rate, self.config.training.lr_scheduler)
-                optimizer = by_hand.ByHand(model)
+                arguments.check_model(model)
+                manual_update.check_by_hand(
+                    schedule, self.config.training.learning_rate, self.config.training.lr_scheduler
+                )
+                optimizer = manual_update.ByHand(model)
         self.updates = 0
         """Updates contained in the weights: the position of the schedule."""
         self.attempts = 0
@@ -81,7 +84,7 @@ class Guard:
         self._optimizer: Optimizer = as_one(optimizer)
         self._metrics: dict[str, float | Tensor] = {}
         self._closed = False
-        self._inspected: Look | None = None
+        self._inspected: GradientView | None = None
         with meeting.telling(model):
             claim(self, model, self._optimizer)
         self._chooses = needs_closure(self._optimizer)
@@ -89,8 +92,8 @@ class Guard:
         """Steps are the loop's own."""
         try:
             with meeting.telling(model):
-                calls.check_storage(model)
-                calls.check_rates(self._optimizer)
+                arguments.check_storage(model)
+                arguments.check_rates(self._optimizer)
             with host_random_kept(), meeting.telling(model):
                 parts = build(
                     self,
@@ -98,9 +101,9 @@ class Guard:
                     model,
                     self._optimizer,
                     schedule,
-                    None if run_dir is None else calls.folder("run_dir", run_dir),
-                    extra_detectors=calls.sequence("detectors", detectors),
-                    extra_sinks=calls.sequence("sinks", sinks),
+                    None if run_dir is None else arguments.folder("run_dir", run_dir),
+                    extra_detectors=arguments.sequence("detectors", detectors),
+                    extra_sinks=arguments.sequence("sinks", sinks),
                     force=force,
                     meeting=meeting,
                 )
@@ -137,16 +140,16 @@ class Guard:
                 f"{type(self._optimizer).__name__} calls the closure itself, several times per step: "
                 "use steadystep.watch(model, optimizer) and leave the loop as it is"
             )
-        if isinstance(self._optimizer, by_hand.ByHand):
-            raise MisuseError(by_hand.HOW)
+        if isinstance(self._optimizer, manual_update.ByHand):
+            raise MisuseError(manual_update.BY_HAND_USAGE)
         if self._watches:
             raise MisuseError(
                 "this guard watches a loop that steps by itself: call loss.backward() and optimizer.step()"
             )
         # Before anything is changed: what is wrong with a call costs nothing but that call.
-        calls.refuse_inside("step", busy=self._passes.busy)
-        calls.check_work(closure_or_loss)
-        calls.check_rates(self._optimizer)
+        arguments.refuse_inside("step", busy=self._passes.busy)
+        arguments.check_work(closure_or_loss)
+        arguments.check_rates(self._optimizer)
         number = self._passes.group.weight_of(weight)
         numbers = checked(metrics) if metrics else {}
         if not self._data.open and not isinstance(closure_or_loss, Tensor):
@@ -182,8 +185,8 @@ class Guard:
 
         In a distributed run every rank calls it, and the mean counts; one that did not validate gives NaN.
         """
-        metrics = {name: calls.number(name, value) for name, value in metrics.items()}
-        loss = self._ranks.validation(calls.number("val_loss", val_loss))
+        metrics = {name: arguments.number(name, value) for name, value in metrics.items()}
+        loss = self._ranks.validation(arguments.number("val_loss", val_loss))
         self._lr.validated(loss)
         self._keeping.validated(loss)
         self._parts.log.validated(self.attempts, {"val_loss": loss, **metrics})
@@ -200,7 +203,7 @@ class Guard:
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The loader's batches, from where a resumed run was; a short last group is flushed when they end."""
-        calls.check_loader(loader)
+        arguments.check_loader(loader)
         return self._batches(loader)
 
     def _batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -208,7 +211,7 @@ class Guard:
         self.flush()
 
     def keep(
-        self, name: str, thing: Kept, *, check: bool | None = None, update: Callable[[], object] | None = None
+        self, name: str, thing: KeptObject, *, check: bool | None = None, update: Callable[[], object] | None = None
     ) -> None:
         """Let something else with a state (EMA weights, a scheduler) be saved and go back together with the weights.
 
@@ -216,7 +219,7 @@ class Guard:
         are made again after a rollback, so is this. With `check`, the default for modules, its tensors are looked at
         every 20 steps together with the weights, and put back by themselves when they are no longer finite.
         """
-        calls.check_kept(name, thing)
+        arguments.check_kept(name, thing)
         self._keeping.check(name, thing)
         if update is not None and not callable(update):
             raise MisuseError(f"update = {update!r}: must be a function of no argument that updates {name!r}")
@@ -230,7 +233,7 @@ class Guard:
         `model.load_state_dict` between two steps is taken for one by itself, in one process. With several ranks every
         rank announces it.
         """
-        calls.refuse_inside("editing", busy=self._passes.busy)
+        arguments.refuse_inside("editing", busy=self._passes.busy)
         self._judge.edits.expect()
         yield
 
@@ -265,8 +268,8 @@ class Guard:
         `plan.proceeds` says whether the update may be applied; tell the guard with `commit` what you did. Weights and
         learning rates stay yours: there is no rolling back here.
         """
-        calls.check_loss("inspect", loss)
-        calls.check_rates(self._optimizer)
+        arguments.check_loss("inspect", loss)
+        arguments.check_rates(self._optimizer)
         with self._passes:
             self._lr.place(self.updates)
             seen = self._looker.look(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
@@ -281,7 +284,7 @@ class Guard:
         look, (diagnosis, plan), self._inspected = self._inspected, self._verdict, None
         return self._settled(self._action.report(plan, look, diagnosis, stepped=stepped))
 
-    def _look(self, kept: Sequence[int]) -> Look:
+    def _look(self, kept: Sequence[int]) -> GradientView:
         self._passes.finish(kept)
         members = [self._passes.group.members[i] for i in kept]
         look = self._looker.look(
@@ -323,8 +326,8 @@ class Guard:
         Raises:
             CheckpointError: this guard could not have written it; nothing was changed.
         """
-        calls.refuse_inside("load_state_dict", busy=self._passes.busy)
-        loaded = state.load_checked(self._parts.stateful, calls.saved_state(saved))
+        arguments.refuse_inside("load_state_dict", busy=self._passes.busy)
+        loaded = state.load_checked(self._parts.stateful, arguments.saved_state(saved))
         self.attempts, self.updates = loaded["attempts"], loaded["updates"]
         self._passes.reset()
         self._recovery.forget()
@@ -352,15 +355,15 @@ class Guard:
 
     def save(self, path: str | Path | None = None) -> Path:
         """Write a checkpoint now and wait for it; to `run_dir/checkpoints`, or into the folder `path`."""
-        calls.refuse_inside("save", busy=self._passes.busy)
-        where = None if path is None else calls.folder("path", path)
+        arguments.refuse_inside("save", busy=self._passes.busy)
+        where = None if path is None else arguments.folder("path", path)
         if self._passes.group.members:
             raise MisuseError("save() in the middle of a group of micro-batches: call flush() first, or a step later")
         return self._keeping.save(where, self.attempts, self.updates)
 
     def restore_best(self) -> bool:
         """Put the weights of the best validation back; False when there are none."""
-        calls.refuse_inside("restore_best", busy=self._passes.busy)
+        arguments.refuse_inside("restore_best", busy=self._passes.busy)
         self._recovery.forget()
         return self._keeping.restore_best(self.attempts, self.updates)
 
@@ -374,7 +377,7 @@ class Guard:
 
     def close(self) -> None:
         """Save the last state, write the log's last lines and let go of the optimizer."""
-        calls.refuse_inside("close", busy=self._passes.busy)
+        arguments.refuse_inside("close", busy=self._passes.busy)
         self._end(save=sys.exc_info()[0] is None)
 
     def _end(self, *, save: bool) -> None:
@@ -390,7 +393,7 @@ class Guard:
                 release(self._optimizer)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        calls.refuse_copy()
+        arguments.refuse_copy()
 
     def __enter__(self) -> Self:
         return self

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from steadystep.report import report_page
-from steadystep.report.verdict import Verdict
+from steadystep.pages.episodes import Headline
+from steadystep.pages.report import report_page
 from tests.unit.report_runs import made_run
 
 
@@ -14,7 +14,7 @@ from tests.unit.report_runs import made_run
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("report") / "report.html"
     run = made_run(3000, name="</script><script>alert(1)</script>")
-    path.write_text(report_page(run, Verdict(said="All is well.", healthy=True)))
+    path.write_text(report_page(run, Headline(said="All is well.", healthy=True)))
     return path.as_uri()
 
 

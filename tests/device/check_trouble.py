@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import steadystep
+from steadystep.checkpoints import background_writer
 from steadystep.incidents import replay
-from steadystep.recovery import Holdings, Snapshots, background_writer
+from steadystep.snapshots.snapshots import Snapshots
+from steadystep.snapshots.tensor_state import TensorState
 from tests.device import notgpu
 from tests.device.loops import Batch, closure_of, data, net, plain_step, scaler_for, seed
 from tests.loops import assert_same, full_state, is_finite
@@ -75,7 +77,7 @@ def test_states_on_disk_come_back_exactly(tmp_path: Path) -> None:
 def test_counts_of_steps_stay_on_the_host_after_a_rollback() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    holdings = Holdings(model, optimizer, lambda: list(model.parameters()))
+    holdings = TensorState(model, optimizer, lambda: list(model.parameters()))
     kept = Snapshots(holdings, count=1, device=torch.device(D))
     closure_of(model)(BATCHES[0]).backward()
     optimizer.step()

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 import steadystep
-from steadystep.clip.sharded import local_part
+from steadystep._utils.tensors import local_part
 from steadystep.records import Finding, Signals
 from tests.distributed.setting import (
     STEPS,

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from steadystep.train import RunPlan, train
-from steadystep.train.crew import Crew
+from steadystep.train.loop import Crew
 
 STEPS = 24
 PLAN = f"""

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import steadystep
-from steadystep.clip.sharded import local_part
+from steadystep._utils.tensors import local_part
 
 STEPS = 12
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import steadystep
-from steadystep.recovery import read_checkpoint
+from steadystep.checkpoints.checkpoint import read_checkpoint
 from tests.distributed import dying, saving
 from tests.distributed.launch import ROOT, torchrun
 

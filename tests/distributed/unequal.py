@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import steadystep
-from steadystep.clip.sharded import local_part
+from steadystep._utils.tensors import local_part
+from steadystep.checkpoints.shared_store import SharedCheckpointStore
 from steadystep.incidents.bundle import read_bundle
-from steadystep.recovery.shared_shelf import SharedShelf
 from tests.distributed.agreement import Says
 from tests.distributed.setting import (
     assert_one_decision,
@@ -167,21 +167,21 @@ def a_save_that_fails_on_the_first_rank(kind: str, folder: Path) -> None:
     """All ranks hear of it, and none waits."""
     model, optimizer = made(kind)
     guard = steadystep.Guard(model, optimizer)
-    plain = SharedShelf.put
+    plain = SharedCheckpointStore.put
 
-    def refused(self: SharedShelf, *args: Any, **kwargs: Any) -> Path:
+    def refused(self: SharedCheckpointStore, *args: Any, **kwargs: Any) -> Path:
         if dist.get_rank() == 0:
             raise steadystep.CheckpointError("the disk is full")
         return plain(self, *args, **kwargs)
 
-    SharedShelf.put = refused  # type: ignore[method-assign]
+    SharedCheckpointStore.put = refused  # type: ignore[method-assign]
     try:
         with pytest.raises(
             steadystep.CheckpointError, match="disk is full" if dist.get_rank() == 0 else "another rank"
         ):
             guard.save(folder / f"{kind}-full")
     finally:
-        SharedShelf.put = plain  # type: ignore[method-assign]
+        SharedCheckpointStore.put = plain  # type: ignore[method-assign]
     guard.close()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from steadystep.notices import quiet_log
+from steadystep._utils.text import quiet_log
 
 ROOT = Path(__file__).parent.parent.parent
 BY_HAND = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from steadystep.track import read
+from steadystep.tracking import read
 from tests.integrations.test_examples import EXAMPLES, example
 
 ROOT = EXAMPLES.parent

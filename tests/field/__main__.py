@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import steadystep
-from steadystep.lab.bench.study import Job
-from steadystep.lab.bench.workers import each
+from steadystep.lab.bench.study import StudyJob, each
 from tests.field import table
 from tests.field.plan import Run, healthy_runs, run_of, runs
 from tests.field.row import for_json, made, made_alone
@@ -47,7 +46,7 @@ def _wanted(asked: argparse.Namespace) -> list[Run]:
 
 
 def _make(wanted: Sequence[Run], asked: argparse.Namespace) -> dict[int, Row]:
-    jobs = [Job(key=str(run.index), args=asdict(run)) for run in wanted]
+    jobs = [StudyJob(key=str(run.index), args=asdict(run)) for run in wanted]
     found: dict[int, Row] = {}
     began, code = time.monotonic(), code_hash()
     work = made if asked.alarms is None else made_alone

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from steadystep.lab.bench.study import Job
+from steadystep.lab.bench.study import StudyJob
 from tests.field import loops
 from tests.field.plan import Run
 from tests.field.program import End, Notes, Program, ended
@@ -100,12 +100,12 @@ def _worse_again(run: Run, row: Row) -> int:
     return 1 + sum(compared(guarded, plain, **sense) == "worse" for guarded, plain in ends)
 
 
-def made(job: Job) -> Row:
+def made(job: StudyJob) -> Row:
     """The row of one job. Here and not in `__main__`, which a worker process does not import."""
     return row_of(Run(**job.args))
 
 
-def made_alone(job: Job) -> Row:
+def made_alone(job: StudyJob) -> Row:
     """The row of one job that only counts false alarms."""
     return alarms_of(Run(**job.args))
 

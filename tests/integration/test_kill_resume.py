@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import steadystep
+from steadystep.checkpoints.store import CheckpointStore
 from steadystep.policy import EarlyStopping
-from steadystep.recovery import Shelf
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from kill_resume import study, summary
@@ -348,7 +348,7 @@ def test_a_state_that_nobody_keeps_any_more_is_said(tmp_path: Path) -> None:
 
 
 def there_steps(folder: Path) -> list[int]:
-    return Shelf(folder / "checkpoints").steps()
+    return CheckpointStore(folder / "checkpoints").steps()
 
 
 def test_what_is_ignored_on_purpose_stays_ignored(tmp_path: Path) -> None:

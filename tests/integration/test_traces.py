@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from steadystep.config import Config
-from steadystep.curves import diagnose, open_run
-from steadystep.noticing import detectors
+from steadystep.detectors.build import build_detectors
 from steadystep.records import Finding, Signals
-from steadystep.track.run import Run, Series
+from steadystep.runs.diagnose import diagnose
+from steadystep.runs.open import open_run
+from steadystep.runs.run import Run, Series
 
 FOLDER = Path(os.environ.get("STEADYSTEP_TRACES", "/nowhere"))
 HEALTHY = ["llmc_gpt2_124M_20k", "optimizers_8d61", "quantfp4_433c", "scaleup1B_a", "valueembed_75a3"]
@@ -30,7 +31,7 @@ def curve(name: str) -> list[tuple[float, float, float]]:
 
 def findings(points: list[tuple[float, float, float]]) -> list[Finding]:
     """The curves know of no tensors, so all of them count as one."""
-    noticing = detectors(Config())
+    noticing = build_detectors(Config())
     looks = (
         Signals(step=step, loss=loss, grad_norm=norm, norms=(norm,), names=("all",), lr=lr)
         for step, (loss, norm, lr) in enumerate(points)

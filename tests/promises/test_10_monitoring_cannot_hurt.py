@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import steadystep
-from steadystep.track import GradientSample, Incident, RunStart, StepRow, TensorBoard
+from steadystep.tracking import GradientSample, Incident, RunStart, StepRow, TensorBoard
 from tests.loops import OPTIMIZERS, assert_same, batches, full_state, plain_run, small_net, squared
 
 METHODS = ["start", "step", "validation", "layers", "histograms", "incident", "close"]

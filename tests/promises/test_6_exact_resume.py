@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steadystep.recovery import background_writer
+from steadystep.checkpoints import background_writer
 from tests.loops import assert_same
 from tests.unit.test_resume import CrashedError, train
 

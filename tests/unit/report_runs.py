@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from steadystep.cli.app import main
-from steadystep.track.run import Incident, LayerNorms, Run, Series
+from steadystep.runs.run import Incident, LayerNorms, Run, Series
 
 SETTINGS: Mapping[str, Any] = {
     "mode": "autopilot",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.accumulation import Group, MicroBatch
+from steadystep.engine.microbatch_group import Group, MicroBatch
 from tests.loops import assert_same, batches, full_state, small_net, squared
 
 
@@ -289,7 +289,7 @@ def test_one_process_does_not_ask_each_gradient_whether_it_is_spread(monkeypatch
     def asked(_: Tensor) -> Tensor:
         raise AssertionError
 
-    monkeypatch.setattr("steadystep.accumulation.passes.local_part", asked)
+    monkeypatch.setattr("steadystep.engine.microbatches.local_part", asked)
     model = nn.Linear(6, 1)
     guard = guarded(model, 2)
     for weight, x in zip((1, 2), batches(2), strict=True):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from steadystep.config import Config
-from steadystep.dist.alike import SECTIONS, checksum, difference, sections
+from steadystep.parallel.ranks import SECTIONS, checksum, difference, sections
 
 
 def told(

@@ -56,7 +56,7 @@ def _rich_is_not_imported_yet() -> Iterator[None]:
     """It draws when it is imported. Afterwards all of it is as before: two copies do not know each other's classes."""
 
     def taken() -> dict[str, ModuleType]:
-        names = [n for n in sys.modules if n.split(".")[0] == "rich" or n == "steadystep.track.terminal"]
+        names = [n for n in sys.modules if n.split(".")[0] == "rich" or n == "steadystep.tracking.terminal"]
         return {name: sys.modules.pop(name) for name in names}
 
     before = taken()

@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 import torch
 
+from steadystep.checkpoints.background_writer import BackgroundWriter
+from steadystep.checkpoints.store import CheckpointStore
 from steadystep.errors import CheckpointError, MisuseError
-from steadystep.recovery import BackgroundWriter, Shelf
 
 
 class Held:
     """A disk that waits until it is let go."""
 
-    def __init__(self, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
         self._put = shelf.put
         monkeypatch.setattr(shelf, "put", self._wait)
@@ -35,11 +36,11 @@ class Held:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "checkpoints")
+def shelf(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
 
 
-def test_the_state_is_that_of_the_moment_of_saving(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_is_that_of_the_moment_of_saving(shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     held, writer = Held(shelf, monkeypatch), BackgroundWriter(shelf)
     weight = torch.nn.Parameter(torch.ones(3, 4))
     live = {"w": weight, "t": weight.t()[1:], "a": np.zeros(3), "list": [1, [2]], "z": torch.ones(2) * 1j}
@@ -63,19 +64,21 @@ def test_the_state_is_that_of_the_moment_of_saving(shelf: Shelf, monkeypatch: py
 
 
 def test_another_writer_of_the_folder_begins_when_the_first_one_is_through(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, writer = Held(shelf, monkeypatch), BackgroundWriter(shelf)
     assert writer.save({"n": 1}, step=1, updates=1)
     assert held.begun.wait(60)
     letting_go = threading.Timer(0.05, held.go.set)
     letting_go.start()
-    BackgroundWriter(Shelf(shelf.folder))
+    BackgroundWriter(CheckpointStore(shelf.folder))
     assert shelf.steps() == [1]
     letting_go.join()
 
 
-def test_while_one_is_written_the_next_is_refused_or_waits(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_one_is_written_the_next_is_refused_or_waits(
+    shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held, writer = Held(shelf, monkeypatch), BackgroundWriter(shelf)
     assert writer.save({"n": 1}, step=1, updates=1)
     assert held.begun.wait(60)
@@ -91,7 +94,7 @@ def test_while_one_is_written_the_next_is_refused_or_waits(shelf: Shelf, monkeyp
     assert shelf.steps() == [1, 3]
 
 
-def test_buffers_are_used_again_and_follow_the_state(shelf: Shelf) -> None:
+def test_buffers_are_used_again_and_follow_the_state(shelf: CheckpointStore) -> None:
     writer = BackgroundWriter(shelf)
     with torch.inference_mode():
         writer.save({"w": torch.ones(4), "v": torch.ones(2), "old": torch.ones(1)}, step=1, updates=1)
@@ -108,7 +111,7 @@ def test_buffers_are_used_again_and_follow_the_state(shelf: Shelf) -> None:
     assert writer._buffers == {}
 
 
-def test_tensors_of_every_kind(shelf: Shelf) -> None:
+def test_tensors_of_every_kind(shelf: CheckpointStore) -> None:
     writer = BackgroundWriter(shelf)
     dtypes = (torch.bfloat16, torch.bool, torch.uint64, torch.float8_e4m3fn, torch.complex128, torch.int8)
     state = {str(dtype): torch.tensor([[0, 1], [1, 1]]).to(dtype).t() for dtype in dtypes}
@@ -122,7 +125,9 @@ def test_tensors_of_every_kind(shelf: Shelf) -> None:
         assert torch.equal(back.state[name].to(torch.complex64), tensor.to(torch.complex64))
 
 
-def test_nothing_but_the_copy_happens_in_the_callers_thread(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_the_copy_happens_in_the_callers_thread(
+    shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads = []
     put = shelf.put
     monkeypatch.setattr(shelf, "put", lambda *a, **k: (threads.append(threading.current_thread()), put(*a, **k)))
@@ -144,7 +149,7 @@ def no_file_over(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_failure_is_said_once_and_so_is_its_end(shelf: Shelf) -> None:
+def test_a_failure_is_said_once_and_so_is_its_end(shelf: CheckpointStore) -> None:
     writer = BackgroundWriter(shelf)
     large = {"w": torch.ones(400_000)}
     writer.save(large, step=1, updates=1)
@@ -167,7 +172,7 @@ def test_a_failure_is_said_once_and_so_is_its_end(shelf: Shelf) -> None:
     assert shelf.steps() == [1, 4, 5]
 
 
-def test_the_next_save_tells_and_goes_on(shelf: Shelf) -> None:
+def test_the_next_save_tells_and_goes_on(shelf: CheckpointStore) -> None:
     writer = BackgroundWriter(shelf)
     shutil.rmtree(shelf.folder)
     shelf.folder.write_text("a file where a folder should be")
@@ -183,7 +188,9 @@ def test_the_next_save_tells_and_goes_on(shelf: Shelf) -> None:
         writer.flush()
 
 
-def test_whatever_goes_wrong_in_the_thread_is_a_failure(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_goes_wrong_in_the_thread_is_a_failure(
+    shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def explode(state: Any, **details: Any) -> Path:
         raise MemoryError("no room")
 
@@ -196,7 +203,7 @@ def test_whatever_goes_wrong_in_the_thread_is_a_failure(shelf: Shelf, monkeypatc
     writer.report()
 
 
-def test_a_full_disk(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = BackgroundWriter(shelf)
 
     def full(handle: int) -> None:
@@ -211,7 +218,7 @@ def test_a_full_disk(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shelf.newest().state["n"] == 1  # type: ignore[union-attr]
 
 
-def test_a_state_without_form_is_an_error_at_first_and_a_failure_later(shelf: Shelf) -> None:
+def test_a_state_without_form_is_an_error_at_first_and_a_failure_later(shelf: CheckpointStore) -> None:
     writer = BackgroundWriter(shelf)
     with pytest.raises(CheckpointError, match=r"^a is a object"):
         writer.save({"a": object()}, step=1, updates=1)
@@ -222,7 +229,7 @@ def test_a_state_without_form_is_an_error_at_first_and_a_failure_later(shelf: Sh
     assert shelf.steps() == [1]
 
 
-def test_after_close_there_is_no_saving(shelf: Shelf) -> None:
+def test_after_close_there_is_no_saving(shelf: CheckpointStore) -> None:
     writer = BackgroundWriter(shelf)
     writer.close()
     writer.close()
@@ -234,7 +241,7 @@ END = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import torch
-from steadystep.recovery import BackgroundWriter, Shelf, background_writer
+from steadystep.checkpoints import BackgroundWriter, Shelf, background_writer
 
 def begin(how, folder):
     shelf = Shelf(folder)
@@ -258,5 +265,5 @@ for how in ("slow", "hangs"):
 
 def test_at_the_end_of_the_program_a_write_is_completed_unless_it_hangs(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", END, str(tmp_path)], check=True, timeout=120)
-    assert Shelf(tmp_path / "slow").steps() == [1]
-    assert Shelf(tmp_path / "hangs").steps() == []
+    assert CheckpointStore(tmp_path / "slow").steps() == [1]
+    assert CheckpointStore(tmp_path / "hangs").steps() == []

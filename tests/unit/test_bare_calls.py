@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from steadystep import Guard, bare_calls
+from steadystep import Guard
+from steadystep.optimizers import bare_calls
 
 
 def made(kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> torch.optim.Optimizer:

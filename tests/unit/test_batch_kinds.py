@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadystep
-from steadystep.batch_tensors import tensors_in
-from steadystep.signals.batch import is_finite
-from steadystep.signals.batch_rms import batch_rms
-from steadystep.signals.inputs import Inputs
+from steadystep._utils.tree import tensors_in
+from steadystep.signals.batches import Inputs, batch_is_finite, batch_rms
 from tests.loops import assert_same, full_state
 
 X = torch.full((4, 3), 2.0)
@@ -195,9 +193,9 @@ def test_a_nan_is_found_wherever_it_is() -> None:
         bad.to_sparse(),
         {"a": (X, Graph(y=bad))},
     ):
-        assert is_finite(batch) is False
-    assert is_finite(Graph(x=X)) is True
-    assert is_finite([Lazy(), Hostile(), IDS]) is None
+        assert batch_is_finite(batch) is False
+    assert batch_is_finite(Graph(x=X)) is True
+    assert batch_is_finite([Lazy(), Hostile(), IDS]) is None
     assert [name for name, _ in tensors_in({"a": (X, Graph(y=X))}, "batch")] == [
         "batch['a'][0]",
         "batch['a'][1]._store['y']",

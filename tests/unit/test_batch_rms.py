@@ -12,7 +12,7 @@ from torch import nn
 import steadystep
 from steadystep.detectors import InputScale, SameBatch
 from steadystep.records import Finding, Signals
-from steadystep.signals.batch_rms import batch_rms
+from steadystep.signals.batches import batch_rms
 
 
 def fed(detector: InputScale | SameBatch, sizes: list[float | None]) -> list[Finding]:

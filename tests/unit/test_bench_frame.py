@@ -20,19 +20,17 @@ from typer.testing import CliRunner
 from steadystep.cli.app import app
 from steadystep.errors import ConfigError
 from steadystep.lab import bench
-from steadystep.lab.bench import STUDIES, Choice, Job, Row, Study, load
+from steadystep.lab.bench import STUDIES, Choice, Row, Study, StudyJob, load
 from steadystep.lab.bench.header import Header, code, commit
-from steadystep.lab.bench.runner import run, stored
-from steadystep.lab.bench.seeds import parse_seeds
-from steadystep.lab.bench.store import Store
-from steadystep.lab.bench.workers import each
+from steadystep.lab.bench.runner import Store, run, stored
+from steadystep.lab.bench.study import each, parse_seeds
 
 
-def squares(choice: Choice) -> list[Job]:
-    return [Job(key=f"square/{n}", args={"n": n}) for n in choice.pick(full=range(4), quick=range(2))]
+def squares(choice: Choice) -> list[StudyJob]:
+    return [StudyJob(key=f"square/{n}", args={"n": n}) for n in choice.pick(full=range(4), quick=range(2))]
 
 
-def square(job: Job) -> Row:
+def square(job: StudyJob) -> Row:
     n = job.args["n"]
     if n == 13:
         raise ValueError("thirteen is unlucky")
@@ -157,9 +155,11 @@ def test_processes_share_the_jobs_and_a_dead_one_is_replaced() -> None:
     assert "thirteen" in done[13].error
 
 
-def follow(choice: Choice, rows: Sequence[Row]) -> list[Job]:
+def follow(choice: Choice, rows: Sequence[Row]) -> list[StudyJob]:
     """Every square below 300 is squared as well."""
-    return [Job(key=f"square/{row['square']}", args={"n": row["square"]}) for row in rows if 1 < row["square"] < 300]
+    return [
+        StudyJob(key=f"square/{row['square']}", args={"n": row["square"]}) for row in rows if 1 < row["square"] < 300
+    ]
 
 
 def test_jobs_that_follow_from_rows(tmp_path: Path) -> None:

@@ -6,10 +6,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from steadystep.lab.bench import overhead_timing
+from steadystep.lab.bench import overhead
 from steadystep.lab.bench.overhead import STUDY, summary, table
-from steadystep.lab.bench.overhead_models import MODELS, fresh, mlp
-from steadystep.lab.bench.overhead_steps import bytes_within, guarded_step, plain_step, reads_per_step
+from steadystep.lab.bench.overhead_steps import (
+    MODELS,
+    bytes_within,
+    fresh,
+    guarded_step,
+    mlp,
+    plain_step,
+    reads_per_step,
+)
 from steadystep.lab.bench.study import Choice
 
 
@@ -21,8 +28,8 @@ def test_a_ratio_is_the_candidate_over_its_two_plain_neighbours(monkeypatch: pyt
         order.append(step)
         return cost[step] * repeats
 
-    monkeypatch.setattr(overhead_timing, "seconds", seconds)
-    assert overhead_timing.ratios("a", "mine", "b", blocks=2, repeats=7) == [2.0, 2.0]
+    monkeypatch.setattr(overhead, "seconds", seconds)
+    assert overhead.ratios("a", "mine", "b", blocks=2, repeats=7) == [2.0, 2.0]
     assert order == ["a", "mine", "b"] * 2  # interleaved
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from steadystep.lab.bench import Choice, Job, Row, precision_run
-from steadystep.lab.bench.precision import SETTINGS, STUDY, figure, summary, table
-from steadystep.lab.bench.precision_run import FORMATS, Training
+from steadystep.lab.bench import Choice, Row, StudyJob, precision
+from steadystep.lab.bench.precision import FORMATS, SETTINGS, STUDY, PrecisionTraining, figure, summary, table
 from steadystep.precision import underflow_share
 
 
@@ -70,7 +69,7 @@ def test_the_figure_is_a_picture(tmp_path: Path) -> None:
 
 
 def zeros(name: str, divisor: float) -> float:
-    training = Training(name, divisor=divisor, seed=0)
+    training = PrecisionTraining(name, divisor=divisor, seed=0)
     for _ in range(2):
         assert training.backward(training.text.batch())
         training.update(finite=True)
@@ -86,7 +85,7 @@ def test_small_gradients_are_lost_in_fp16_and_a_scale_saves_them() -> None:
 
 
 def test_the_divisor_alone_changes_nothing_but_the_size_of_gradients() -> None:
-    one, small = (Training("fp32", divisor=divisor, seed=3) for divisor in (1.0, 4096.0))
+    one, small = (PrecisionTraining("fp32", divisor=divisor, seed=3) for divisor in (1.0, 4096.0))
     one.backward(one.text.batch())
     small.backward(small.text.batch())
     for a, b in zip(one.grads(), small.grads(), strict=True):
@@ -94,7 +93,10 @@ def test_the_divisor_alone_changes_nothing_but_the_size_of_gradients() -> None:
 
 
 def test_unscaled_gradients_are_those_of_the_loss_itself() -> None:
-    plain, scaled = Training("fp32", divisor=1.0, seed=1), Training("fp16 + scaling", divisor=1.0, seed=1)
+    plain, scaled = (
+        PrecisionTraining("fp32", divisor=1.0, seed=1),
+        PrecisionTraining("fp16 + scaling", divisor=1.0, seed=1),
+    )
     plain.backward(plain.text.batch())
     scaled.backward(scaled.text.batch())
     a, b = (torch.nn.utils.get_total_norm(training.grads()).item() for training in (plain, scaled))
@@ -103,7 +105,7 @@ def test_unscaled_gradients_are_those_of_the_loss_itself() -> None:
 
 def test_an_overflow_is_refused_with_a_scale_and_taken_without() -> None:
     for name, kept in (("fp16 + scaling", True), ("fp16, no scaling", False)):
-        training = Training(name, divisor=1e-9, seed=0)
+        training = PrecisionTraining(name, divisor=1e-9, seed=0)
         before = [p.detach().clone() for p in training.model.parameters()]
         finite = training.backward(training.text.batch())
         assert not finite
@@ -114,11 +116,13 @@ def test_an_overflow_is_refused_with_a_scale_and_taken_without() -> None:
 
 def test_a_short_run_of_each_kind() -> None:
     fp32, half = (
-        STUDY.run(Job(key="", args={"what": "training", "setting": "loss", "format": f, "seed": 0, "num_steps": 2}))
+        STUDY.run(
+            StudyJob(key="", args={"what": "training", "setting": "loss", "format": f, "seed": 0, "num_steps": 2})
+        )
         for f in ("fp32", "bf16")
     )
     assert half["saved_bytes"] < 0.8 * fp32["saved_bytes"]
     assert half["held_out"] == pytest.approx(fp32["held_out"], abs=0.01)
-    told = precision_run.speed(num_rounds=1, num_steps=1)
+    told = precision.speed(num_rounds=1, num_steps=1)
     assert told["fp32"] == 1.0
     assert told.keys() == FORMATS.keys()

@@ -7,15 +7,12 @@ import math
 import pytest
 from rich.console import Console
 
-from steadystep.lab.bench import header, rivals
+from steadystep.lab.bench import faulty_jobs as faulty
+from steadystep.lab.bench import header
 from steadystep.lab.bench.detection import STUDY as DETECTION
-from steadystep.lab.bench.faulty import jobs as faulty
-from steadystep.lab.bench.faulty.outcomes import Twins
-from steadystep.lab.bench.faulty.run import run
-from steadystep.lab.bench.faulty.trainer import Stopped, Tick
-from steadystep.lab.bench.faulty.trials import TRIALS
-from steadystep.lab.bench.recovery import STUDY
-from steadystep.lab.bench.recovery_table import summary, table
+from steadystep.lab.bench.faulty_outcomes import Twins
+from steadystep.lab.bench.faulty_run import TRIALS, Stopped, Tick, run
+from steadystep.lab.bench.recovery import STUDY, summary, table
 from steadystep.lab.bench.rules import RULES
 from steadystep.lab.bench.runner import run as run_study
 from steadystep.lab.bench.study import Choice
@@ -100,10 +97,10 @@ def test_rivals_are_shown_when_there_are_rows_of_the_same_runs(tmp_path) -> None
     lines = [{"header": {}}, {"key": "a", "row": mine}, {"key": "b", "row": other}]
     text = "\n".join(json.dumps(line) for line in lines) + '\n{"key": "c", "ro'
     (folder / "rivals.jsonl").write_text(text)
-    assert len(rivals.stored_rows()) == 2
+    assert len(header.stored_rows()) == 2
     arms = {line["arm"]: line for line in summary(study_rows())["arms"]}
     assert (arms["zclip 1.0.0"]["runs"], arms["zclip 1.0.0"]["within"]) == (1, 1)
-    assert rivals.stored_rows("nothing") == []
+    assert header.stored_rows("nothing") == []
 
 
 def test_both_studies_depend_on_the_same_code() -> None:

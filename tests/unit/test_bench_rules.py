@@ -6,16 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from steadystep.lab.bench.faulty.plain import Ruled, times_zero
-from steadystep.lab.bench.rules import RULES, Sample, Verdict
-from steadystep.lab.bench.rules.adagc import AdaGC
-from steadystep.lab.bench.rules.autoclip import AutoClip
-from steadystep.lab.bench.rules.fixed_clip import FixedClip
-from steadystep.lab.bench.rules.kill_loss_spike import KillLossSpike
-from steadystep.lab.bench.rules.skip_step import SkipStep
-from steadystep.lab.bench.rules.spike_detection import SpikeDetection
-from steadystep.lab.bench.rules.tensors import Spam, clip_units, measured, one_group_each, shrink_updates
-from steadystep.lab.bench.rules.zclip import ZClip
+from steadystep.lab.bench.faulty_arms import Ruled, times_zero
+from steadystep.lab.bench.rules import RULES, RuleAlarm, Sample
+from steadystep.lab.bench.rules.norms import AdaGC, AutoClip, FixedClip, KillLossSpike, SkipStep, SpikeDetection, ZClip
+from steadystep.lab.bench.rules.rule import Spam, clip_units, measured, one_group_each, shrink_updates
 from steadystep.lab.tasks import TASKS, Task
 
 NAN = math.nan
@@ -31,10 +25,10 @@ def losses(rule, *values: float) -> list[bool]:
 
 def test_the_fixed_clip_scales_to_one() -> None:
     rule = FixedClip()
-    assert rule.update(norm(0.9)) == Verdict()
-    assert rule.update(norm(4.0)) == Verdict(alarm=True, scale=pytest.approx(0.25, rel=1e-5))
+    assert rule.update(norm(0.9)) == RuleAlarm()
+    assert rule.update(norm(4.0)) == RuleAlarm(alarm=True, scale=pytest.approx(0.25, rel=1e-5))
     assert math.isnan(rule.update(norm(NAN)).scale)
-    assert rule.update(norm(math.inf)) == Verdict(alarm=True, scale=0.0)
+    assert rule.update(norm(math.inf)) == RuleAlarm(alarm=True, scale=0.0)
 
 
 def test_zclip_by_hand() -> None:
@@ -66,7 +60,7 @@ def test_skip_step_is_one_sided_and_leaves_the_present_out_of_its_window() -> No
         rule = SkipStep()
         assert not any(losses(rule, *past))
         verdict = rule.update(norm(1.0, value))
-        assert verdict == (Verdict(alarm=True, scale=0.0) if alarm else Verdict())
+        assert verdict == (RuleAlarm(alarm=True, scale=0.0) if alarm else RuleAlarm())
     short = SkipStep()
     assert not any(losses(short, *past[:62]))
     assert losses(short, 100.0) == [False]  # the 63rd: not yet

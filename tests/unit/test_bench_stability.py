@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from steadystep.lab.bench import Choice, Job, Row, stability, stability_run
+from steadystep.lab.bench import Choice, Row, StudyJob, stability
 from steadystep.lab.bench.stability import ARMS, STUDY, failed, figure, steps_to, summary, table
 
 NAN = math.nan
@@ -90,10 +90,10 @@ def test_the_figure_is_a_picture(tmp_path: Path) -> None:
 
 
 def test_without_measures_it_is_lost_and_with_everything_it_learns() -> None:
-    none = STUDY.run(Job(key="a", args={"arm": "no measures", "seed": 1, "num_steps": 40}))
+    none = STUDY.run(StudyJob(key="a", args={"arm": "no measures", "seed": 1, "num_steps": 40}))
     assert math.isnan(none["held_out"])
     assert none["curve"][-1][0] < 40  # it was not trained on after that
-    everything = STUDY.run(Job(key="b", args={"arm": "everything", "seed": 0, "num_steps": 40}))
+    everything = STUDY.run(StudyJob(key="b", args={"arm": "everything", "seed": 0, "num_steps": 40}))
     assert everything["held_out"] < 3.4
     assert everything["curve"][0][1] == pytest.approx(math.log(256), rel=0.02)
 
@@ -101,27 +101,27 @@ def test_without_measures_it_is_lost_and_with_everything_it_learns() -> None:
 def test_clipping_and_warm_up_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     clipped, rates = [], []
 
-    def trained(model: object, step: object, *, seed: int, num_steps: int) -> stability_run.Run:
-        text = stability_run.TopicsText(context=32, batch_size=8, seed=seed)
+    def trained(model: object, step: object, *, seed: int, num_steps: int) -> stability.Run:
+        text = stability.TopicsText(context=32, batch_size=8, seed=seed)
         for _ in range(3):
             step(text.batch())  # type: ignore[operator]
-        return stability_run.Run(held_out=0.0, curve=(), seconds=0.0)
+        return stability.Run(held_out=0.0, curve=(), seconds=0.0)
 
-    monkeypatch.setattr(stability_run, "_trained", trained)
-    sgd = stability_run.torch.optim.SGD.step
+    monkeypatch.setattr(stability, "_trained", trained)
+    sgd = stability.torch.optim.SGD.step
     monkeypatch.setattr(
-        stability_run.torch.optim.SGD,
+        stability.torch.optim.SGD,
         "step",
         lambda self, *args: (rates.append(self.param_groups[0]["lr"]), sgd(self, *args))[1],
     )
-    norm = stability_run.torch.nn.utils.clip_grad_norm_
+    norm = stability.torch.nn.utils.clip_grad_norm_
     monkeypatch.setattr(
-        stability_run.torch.nn.utils, "clip_grad_norm_", lambda *args: (clipped.append(args[1]), norm(*args))[1]
+        stability.torch.nn.utils, "clip_grad_norm_", lambda *args: (clipped.append(args[1]), norm(*args))[1]
     )
-    stability_run.plain(0, num_steps=50, clip=False, warm=False)
+    stability.plain(0, num_steps=50, clip=False, warm=False)
     assert (clipped, rates) == ([], [0.5, 0.5, 0.5])
     rates.clear()
-    stability_run.plain(0, num_steps=50, clip=True, warm=True)
+    stability.plain(0, num_steps=50, clip=True, warm=True)
     assert clipped == [1.0] * 3
     assert 0.0 <= rates[0] < rates[1] < rates[2] < 0.5
     assert rates[2] - rates[1] == pytest.approx(0.05)  # a tenth of the way each, over 10 steps

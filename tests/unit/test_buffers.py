@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.buffers import Buffers
+from steadystep.snapshots.buffers import Buffers
 
 
 class Writer(nn.Module):

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.detectors import NonFinite
-from steadystep.diagnosis import Casebook, explain
-from steadystep.diagnosis.curve import Curve, guessing
+from steadystep.diagnosis import RunHistory, explain
+from steadystep.diagnosis.curves import LossCurve, guessing
 from steadystep.records import Diagnosis, Finding, InputStats, Probe, Signals, Witness
 
 
-def numbers(losses: Iterable[float], *, norm: float = 1.0, **more) -> Casebook:
-    casebook = Casebook()
+def numbers(losses: Iterable[float], *, norm: float = 1.0, **more) -> RunHistory:
+    casebook = RunHistory()
     for step, loss in enumerate(losses):
         signals = Signals(step=step, loss=loss, grad_norm=norm, lr=0.1, **more)
         casebook.note(signals, Diagnosis(), stepped=True)
     return casebook
 
 
-def first(casebook: Casebook) -> Diagnosis:
+def first(casebook: RunHistory) -> Diagnosis:
     return casebook.diagnose()[0]
 
 
@@ -150,7 +150,7 @@ def raw(**more: float) -> InputStats:
     return InputStats(batches=4, finite=True, **plain | more)
 
 
-def with_inputs(losses: list[float], inputs: InputStats, **more: Any) -> Casebook:
+def with_inputs(losses: list[float], inputs: InputStats, **more: Any) -> RunHistory:
     casebook = numbers(losses, **more)
     casebook.note(Signals(step=300, loss=1.0, grad_norm=1.0, inputs=inputs), Diagnosis(), stepped=False)
     return casebook
@@ -201,14 +201,14 @@ def test_weights_that_hardly_move_have_no_learning_rate_too_high() -> None:
 
 def test_a_run_that_only_came_back_has_learned_nothing() -> None:
     exploded = [1.6, 3.0, 50.0, 900.0, 900.0, 80.0, 20.0, 5.0] + [1.61] * 100
-    curve = Curve.read(exploded[:8], exploded)
+    curve = LossCurve.read(exploded[:8], exploded)
     assert curve is not None
     assert not curve.learned
 
 
 def test_gradients_that_are_never_cleared() -> None:
     def cause(norms: Iterable[float]) -> str:
-        casebook = Casebook()
+        casebook = RunHistory()
         for step, norm in enumerate(norms):
             casebook.note(Signals(step=step, loss=1.0, grad_norm=norm), Diagnosis(), stepped=True)
         return first(casebook).cause
@@ -276,7 +276,7 @@ def stats(std: float) -> InputStats:
     return InputStats(batches=1, mean=0.0, std=std, largest=9.0, constant_share=0.0, scale_spread=1.0, finite=True)
 
 
-def follow(casebook: Casebook, run: list[tuple[Signals, tuple[Finding, ...], bool]]) -> None:
+def follow(casebook: RunHistory, run: list[tuple[Signals, tuple[Finding, ...], bool]]) -> None:
     for signals, found, stepped in run:
         casebook.note(signals, explain(signals, found), stepped=stepped)
 
@@ -284,7 +284,7 @@ def follow(casebook: Casebook, run: list[tuple[Signals, tuple[Finding, ...], boo
 @given(st.integers(0, 10**6), st.integers(0, 100), st.integers(0, 100))
 def test_resume_is_invisible(seed: int, count: int, cut: int) -> None:
     run = attempts(seed, count)
-    whole, before, after = Casebook(), Casebook(), Casebook()
+    whole, before, after = RunHistory(), RunHistory(), RunHistory()
     follow(whole, run)
     follow(before, run[:cut])
     after.load_state_dict(json.loads(json.dumps(before.state_dict(), allow_nan=False)))
@@ -295,10 +295,10 @@ def test_resume_is_invisible(seed: int, count: int, cut: int) -> None:
 
 def test_resume_across_a_thinning() -> None:
     run = [(Signals(step=n, loss=1.0 + n, grad_norm=1.0), (), True) for n in range(1200)]
-    whole = Casebook()
+    whole = RunHistory()
     follow(whole, run)
     for cut in (511, 512, 513, 1023, 1025):
-        before, after = Casebook(), Casebook()
+        before, after = RunHistory(), RunHistory()
         follow(before, run[:cut])
         after.load_state_dict(json.loads(json.dumps(before.state_dict())))
         follow(after, run[cut:])
@@ -306,7 +306,7 @@ def test_resume_across_a_thinning() -> None:
 
 
 def test_memory_is_bounded_and_covers_the_whole_run() -> None:
-    casebook = Casebook()
+    casebook = RunHistory()
     steps = 20_000
     for step in range(steps):
         name = f"layer {step}"
@@ -325,7 +325,7 @@ def test_memory_is_bounded_and_covers_the_whole_run() -> None:
 
 
 def test_ratios_are_kept_from_the_whole_run() -> None:
-    casebook = Casebook()
+    casebook = RunHistory()
     for step in range(1000):
         casebook.note(Signals(step=step, loss=1.0, grad_norm=1.0, probe=usual(step * 1e-4)), Diagnosis(), stepped=True)
     ratios = [round(ratio * 1e4) for ratio in casebook.facts().ratios]
@@ -333,7 +333,7 @@ def test_ratios_are_kept_from_the_whole_run() -> None:
 
 
 def test_what_was_refused_is_not_part_of_the_curve() -> None:
-    casebook = Casebook()
+    casebook = RunHistory()
     for step in range(100):
         good = step % 2 == 0
         casebook.note(Signals(step=step, loss=1.0 if good else 1e9, grad_norm=1.0), Diagnosis(), stepped=good)

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.accumulation import Work
-from steadystep.accumulation.recipe import Given
+from steadystep._utils.tree import bytes_of, size_of
+from steadystep.engine.closures import BatchClosure, MicroBatchWork
 from steadystep.lab.tasks import TASKS
 from steadystep.records import Outcome, Signals
-from steadystep.recovery.backlog import Backlog, Done
-from steadystep.recovery.batch_bytes import bytes_of, size_of
+from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
 from tests.loops import assert_same, full_state
 
 STEPS = 110
@@ -253,15 +252,15 @@ def test_a_scheduler_that_is_kept_stays_where_the_updates_are() -> None:
     assert made.param_groups[0]["lr"] == pytest.approx(0.01 / (1.0 + 0.01 * STEPS))
 
 
-def done(updates: int, elements: int = 1) -> Done:
-    work = Work(Given(lambda x: x, torch.zeros(elements), None), None)
+def done(updates: int, elements: int = 1) -> RecordedUpdate:
+    work = MicroBatchWork(BatchClosure(lambda x: x, torch.zeros(elements), None), None)
     signals = Signals(step=updates, loss=1.0, grad_norm=1.0)
-    return Done((work,), signals, ({"lr": 0.1},), updates=updates)
+    return RecordedUpdate((work,), signals, ({"lr": 0.1},), updates=updates)
 
 
 @given(st.lists(st.sampled_from(["add", "forget", "keep", "gap"]), max_size=60), st.integers(0, 40))
 def test_a_backlog_gives_all_updates_since_or_none(acts: list[str], since: int) -> None:
-    backlog, now, known = Backlog(max_bytes=1e9), 0, set[int]()
+    backlog, now, known = ReplayBuffer(max_bytes=1e9), 0, set[int]()
     for act in acts:
         if act in ("add", "gap"):
             now += 1
@@ -303,7 +302,7 @@ def test_what_the_closure_holds_counts_too() -> None:
     row = torch.zeros(3, 4)
 
     def made(closure: Any) -> float:
-        return bytes_of(Work(Given(closure, row, None), None))
+        return bytes_of(MicroBatchWork(BatchClosure(closure, row, None), None))
 
     rollout, model = torch.zeros(10), nn.Linear(2, 2)
     assert made(lambda x: model(x)) == 48
@@ -312,7 +311,7 @@ def test_what_the_closure_holds_counts_too() -> None:
 
 
 def test_no_more_than_512_updates_are_held() -> None:
-    backlog = Backlog(max_bytes=1e9)
+    backlog = ReplayBuffer(max_bytes=1e9)
     for number in range(1, 1001):
         backlog.add(done(number))
     assert len(backlog.since(488, until=1000)) == 512
@@ -320,7 +319,7 @@ def test_no_more_than_512_updates_are_held() -> None:
 
 
 def test_too_large_once_is_too_large_after_a_resume() -> None:
-    backlog, other = Backlog(max_bytes=10.0), Backlog(max_bytes=10.0)
+    backlog, other = ReplayBuffer(max_bytes=10.0), ReplayBuffer(max_bytes=10.0)
     assert backlog.open
     backlog.add(done(1, elements=100))
     other.load_state_dict(json.loads(json.dumps(backlog.state_dict())))

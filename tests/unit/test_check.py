@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from steadystep.check import RULES, Report, check_path, check_script
 from steadystep.cli.app import app
 from steadystep.errors import ConfigError
+from steadystep.lint import RULES, Report, check_path, check_script
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = ROOT / "tests" / "check_scripts"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from steadystep.check import check_script
+from steadystep.lint import check_script
 
 HEAD = """import torch
 import torch.nn as nn

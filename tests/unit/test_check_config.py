@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from steadystep.check import Item, Report, check_path
-from steadystep.check.configs import check_config
-from steadystep.check.runs import check_run
 from steadystep.errors import ConfigError
+from steadystep.lint import Item, Report, check_path
+from steadystep.lint.configs import check_config
+from steadystep.lint.runs import check_run
 
 
 def config(tmp_path: Path, text: str) -> Report:

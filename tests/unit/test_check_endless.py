@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from steadystep.check import check_path, check_script
-from steadystep.check.scripts import Script
 from steadystep.cli.app import app
 from steadystep.errors import ConfigError
+from steadystep.lint import check_path, check_script
+from steadystep.lint.scripts import Script
 
 HEAD = """import torch
 import torch.nn as nn

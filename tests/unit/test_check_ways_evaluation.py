@@ -5,7 +5,7 @@ Each fault as different people write it, then what looks like it and is right.
 
 import pytest
 
-from steadystep.check import check_script
+from steadystep.lint import check_script
 
 HEAD = """import math
 import torch

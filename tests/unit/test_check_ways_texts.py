@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steadystep.check import check_script
+from steadystep.lint import check_script
 
 WAYS = Path(__file__).parent.parent / "check_scripts" / "ways"
 HEAD = """import copy, math

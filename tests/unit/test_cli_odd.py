@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from steadystep.check.configs import check_config
-from steadystep.check.runs import check_run
-from steadystep.curves import open_run
-from steadystep.curves.csv_file import _kept
 from steadystep.errors import ConfigError
-from steadystep.lab.bench.seeds import parse_seeds
-from steadystep.lab.bench.store import Store
+from steadystep.lab.bench.runner import Store
+from steadystep.lab.bench.study import parse_seeds
+from steadystep.lint.configs import check_config
+from steadystep.lint.runs import check_run
+from steadystep.runs.csv_file import _kept
+from steadystep.runs.open import open_run
 from tests.unit.report_runs import made_run, steadystep, write_log
 
 FAULTY = """import torch

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steadystep.compare import compare, compare_page, level
-from steadystep.compare.settings import differing
 from steadystep.errors import ConfigError
-from steadystep.track.run import Series
+from steadystep.pages.compare import compare_page
+from steadystep.runs.comparison import compare, curve_level, differing
+from steadystep.runs.run import Series
 from tests.unit.report_runs import SETTINGS, made_run, steadystep, write_log
 
 
@@ -21,21 +21,21 @@ def plain(name: str, loss: Series, **changes: object):  # type: ignore[no-untype
 
 
 def test_the_noise_of_a_level_is_what_repeating_it_shows() -> None:
-    found = [level(noisy(2.0, 0.1, seed=seed)) for seed in range(200)]
+    found = [curve_level(noisy(2.0, 0.1, seed=seed)) for seed in range(200)]
     spread = float(np.std([one.value for one in found if one]))
     told = float(np.mean([one.noise for one in found if one and one.noise is not None]))
     assert told == pytest.approx(spread, rel=0.3)
 
 
 def test_a_steady_fall_is_not_noise() -> None:
-    falling = level(Series(np.arange(1000), np.linspace(3, 2, 1000)))
+    falling = curve_level(Series(np.arange(1000), np.linspace(3, 2, 1000)))
     assert falling is not None
     assert falling.noise == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("points", [1, 2, 3, 4, 5, 30])
 def test_few_points_give_a_level_and_perhaps_no_noise(points: int) -> None:
-    found = level(Series(np.arange(points), np.full(points, 2.0)))
+    found = curve_level(Series(np.arange(points), np.full(points, 2.0)))
     assert found is not None
     assert found.value == 2.0
     assert (found.noise is None) == (points < 5)
@@ -43,10 +43,10 @@ def test_few_points_give_a_level_and_perhaps_no_noise(points: int) -> None:
 
 def test_a_diverged_end_has_no_level() -> None:
     values = np.r_[np.ones(90), np.full(10, np.nan)]
-    found = level(Series(np.arange(100), values))
+    found = curve_level(Series(np.arange(100), values))
     assert found is not None
     assert math.isnan(found.value)
-    assert level(Series()) is None
+    assert curve_level(Series()) is None
 
 
 def test_a_clear_difference_is_told_with_its_size() -> None:

@@ -14,13 +14,12 @@ from torch import nn
 
 import steadystep
 from steadystep.detectors import Detector
+from steadystep.detectors.bounds import LearningRateBounds
 from steadystep.detectors.clip_rate import ClipRate
-from steadystep.detectors.growing_gradient import GrowingGradient
-from steadystep.detectors.learning_rate_bounds import LearningRateBounds
-from steadystep.detectors.loss_scale import LossScale
-from steadystep.detectors.no_learning import NoLearning
+from steadystep.detectors.gradient_build_up import GrowingGradient
+from steadystep.detectors.no_learning import NoLearning, SuspiciousPerfection
+from steadystep.detectors.non_finite import LossScale
 from steadystep.detectors.oscillation import Oscillation
-from steadystep.detectors.perfection import SuspiciousPerfection
 from steadystep.records import Finding, Signals
 
 ALL: list[Callable[[], Detector]] = [

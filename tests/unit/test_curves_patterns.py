@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steadystep.curves import Pattern, PlannedAction, Reading, diagnose
-from steadystep.curves.sparkline import sparkline
-from steadystep.lab.curves import KINDS, Kind, made_up
-from steadystep.track.run import Run, Series
+from steadystep.lab.curves import CURVE_KINDS, CurveKind, made_up
+from steadystep.pages.site import sparkline
+from steadystep.runs.diagnose import diagnose
+from steadystep.runs.reading import Pattern, PlannedAction, Reading
+from steadystep.runs.run import Run, Series
 
 N = 600
 T = np.arange(N) / N
@@ -231,8 +232,8 @@ def test_a_few_points_are_too_few() -> None:
     assert diagnose(Run(name="r", path=Path("r"), source="csv")).healthy
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_generated_curves_are_told_apart(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", CURVE_KINDS)
+def test_generated_curves_are_told_apart(kind: CurveKind) -> None:
     named = {"gap": {"generalisation-gap"}, "plateau": {"plateau", "underfitting"}, "healthy": set()}.get(kind, {kind})
     others = {"overfitting", "oscillation", "generalisation-gap", "plateau", "underfitting"} - named
     right = 0
@@ -281,5 +282,5 @@ def test_a_line_of_bars() -> None:
 def test_reading_needs_no_torch() -> None:
     import subprocess
 
-    code = "import sys; from steadystep.curves import diagnose, open_run; sys.exit('torch' in sys.modules)"
+    code = "import sys; from steadystep.runs import diagnose, open_run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from steadystep.curves import Reading, diagnose, find_runs, open_run
-from steadystep.curves.roles import guess
 from steadystep.errors import ConfigError
+from steadystep.runs.diagnose import diagnose
+from steadystep.runs.open import find_runs, open_run
+from steadystep.runs.reading import Reading
+from steadystep.runs.roles import guess
 
 LOSSES = [round(2.0 / (1 + i / 10), 6) for i in range(60)]
 

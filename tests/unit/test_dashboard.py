@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from steadystep.dashboard import Library, make_app
-from steadystep.dashboard.access import COOKIE
-from steadystep.dashboard.glance import glance
-from steadystep.dashboard.places import places
-from steadystep.dashboard.serving import address, listen
-from steadystep.dashboard.summary import QUIET_S, Summary, spark_path
 from steadystep.errors import ConfigError
-from steadystep.track.run import Series
+from steadystep.pages.library import Library
+from steadystep.pages.places import glance, places
+from steadystep.pages.server import COOKIE, address, listen, make_app
+from steadystep.pages.summary import QUIET_S, RunSummary, spark_path
+from steadystep.runs.run import Series
 from tests.unit.report_runs import made_run, steadystep, write_log
 
 EVIL = "<script>alert(1)<script>"
@@ -68,7 +66,7 @@ def test_the_list_shows_every_run_with_its_health(library: Library) -> None:
     ],
 )
 def test_states(facts: dict, state: str) -> None:
-    assert Summary(**{"key": "a", "name": "a", "changed": 0.0, **facts}).state(now=1000.0) == state
+    assert RunSummary(**{"key": "a", "name": "a", "changed": 0.0, **facts}).state(now=1000.0) == state
 
 
 def test_before_anything_is_read_a_glance_shows_the_curve(folder: Path) -> None:
@@ -260,8 +258,8 @@ def test_any_free_port() -> None:
 
 def test_a_host_for_others_needs_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
-    monkeypatch.setattr("steadystep.dashboard.serving.serve", lambda library, listening, token: asked.append(token))
-    monkeypatch.setattr("steadystep.dashboard.serving.listen", lambda host, port: socket.socket())
+    monkeypatch.setattr("steadystep.pages.server.serve", lambda library, listening, token: asked.append(token))
+    monkeypatch.setattr("steadystep.pages.server.listen", lambda host, port: socket.socket())
     for arguments in ((), ("--host", "0.0.0.0"), ("--host", "0.0.0.0", "--token", "mine")):
         assert steadystep("dashboard", str(tmp_path), *arguments) == 0
     assert asked[0] is None

@@ -14,12 +14,11 @@ from starlette.datastructures import URL
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from steadystep.dashboard import Library, make_app
-from steadystep.dashboard import places as places_module
-from steadystep.dashboard.glance import glance
-from steadystep.dashboard.places import places
-from steadystep.dashboard.serving import address, listen, serve
-from steadystep.track.sinks.event_file import EventFile
+from steadystep.pages import places as places_module
+from steadystep.pages.library import Library
+from steadystep.pages.places import glance, places
+from steadystep.pages.server import address, listen, make_app, serve
+from steadystep.tracking.sinks.tensorboard import EventFile
 from tests.unit.report_runs import made_run, write_log
 
 
@@ -162,15 +161,15 @@ def test_the_reader_survives_any_failure_and_says_it_once(
 ) -> None:
     write_log(tmp_path / "bad", made_run(40, name="bad"))
     write_log(tmp_path / "good", made_run(40, name="good"))
-    from steadystep.dashboard import shelf
-    from steadystep.report.verdict import judged
+    from steadystep.pages import library
+    from steadystep.pages.episodes import headline
 
     def fails(run: Any) -> Any:
         if run.name == "bad":
             raise ZeroDivisionError("nobody thought of this")
-        return judged(run)
+        return headline(run)
 
-    monkeypatch.setattr(shelf, "judged", fails)
+    monkeypatch.setattr(library, "judged", fails)
     library = Library(tmp_path)
     library.summaries()
     with caplog.at_level(logging.WARNING, logger="steadystep"):
@@ -183,7 +182,7 @@ def test_the_reader_survives_any_failure_and_says_it_once(
 
 
 def test_the_thread_goes_on_after_a_failed_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steadystep.dashboard import library as module
+    from steadystep.pages import library as module
 
     walks = iter([OSError("gone"), OSError("gone")])
     turns = iter([False, False, False, True])
@@ -209,7 +208,7 @@ def test_a_walk_leaves_out_packages_and_has_an_end(tmp_path: Path, monkeypatch: 
 
 
 def test_an_empty_folder_is_not_walked_at_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steadystep.dashboard import library as module
+    from steadystep.pages import library as module
 
     walks: list[Path] = []
     monkeypatch.setattr(module, "places", lambda root: walks.append(root) or ())

@@ -38,21 +38,17 @@ from steadystep.detectors import (
     WorseThanBest,
     ZeroGradient,
 )
-from steadystep.detectors.buffer_jump import BufferJump
+from steadystep.detectors.batches import InputScale, SameBatch
+from steadystep.detectors.bounds import LearningRateBounds
+from steadystep.detectors.build import build_detectors
 from steadystep.detectors.clip_rate import ClipRate
-from steadystep.detectors.constant_prediction import ConstantPrediction
-from steadystep.detectors.cooldown import Cooldown
-from steadystep.detectors.early_divergence import EarlyDivergence
-from steadystep.detectors.growing_gradient import GrowingGradient
-from steadystep.detectors.input_scale import InputScale
-from steadystep.detectors.learning_rate_bounds import LearningRateBounds
-from steadystep.detectors.loss_scale import LossScale
-from steadystep.detectors.no_learning import NoLearning
+from steadystep.detectors.corruption import WeightJump
+from steadystep.detectors.detector import Cooldown
+from steadystep.detectors.divergence import EarlyDivergence
+from steadystep.detectors.gradient_build_up import GrowingGradient
+from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection
+from steadystep.detectors.non_finite import BufferJump, LossScale
 from steadystep.detectors.oscillation import Oscillation
-from steadystep.detectors.perfection import SuspiciousPerfection
-from steadystep.detectors.same_batch import SameBatch
-from steadystep.detectors.weight_jump import WeightJump
-from steadystep.noticing import detectors
 from steadystep.records import Finding, Probe, Signals
 from steadystep.testing import check_detector, signal_streams
 
@@ -193,7 +189,7 @@ def test_no_detector_warns_again_and_again(name: str) -> None:
     """What comes and goes all the time is said three times in 1,000 steps, at most, by each detector."""
     for period in (2, 10, 18, 70, 80, 160, 250):
         for share in (0.9, 0.5, 0.25):
-            watching = [d for d in detectors(Config.load(EVERYTHING), beta2=0.999) if d.name not in QUESTIONS]
+            watching = [d for d in build_detectors(Config.load(EVERYTHING), beta2=0.999) if d.name not in QUESTIONS]
             said: dict[str, list[int]] = {}
             for signals in rhythm(name, period, share):
                 for detector in watching:

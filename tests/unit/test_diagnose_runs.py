@@ -11,27 +11,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import steadystep
-from steadystep.detectors.dead_units import DeadUnits
+from steadystep.detectors.adam_moments import PoisonedMoments
 from steadystep.detectors.detector import Detector
+from steadystep.detectors.divergence import WorseThanBest
+from steadystep.detectors.gradient_build_up import GrowingGradient
 from steadystep.detectors.gradient_spike import GradientSpike
-from steadystep.detectors.growing_gradient import GrowingGradient
+from steadystep.detectors.layers import DeadUnits, SaturatedUnits, UpdateRatio
 from steadystep.detectors.learning_rate_jump import LearningRateJump
-from steadystep.detectors.loss_spike import LossSpike
-from steadystep.detectors.no_learning import NoLearning
+from steadystep.detectors.loss_spike import LossSpike, NotHealing
+from steadystep.detectors.no_learning import NoLearning, SuspiciousPerfection
 from steadystep.detectors.non_finite import NonFinite
-from steadystep.detectors.not_healing import NotHealing
 from steadystep.detectors.oscillation import Oscillation
-from steadystep.detectors.perfection import SuspiciousPerfection
-from steadystep.detectors.poisoned_moments import PoisonedMoments
-from steadystep.detectors.saturated_units import SaturatedUnits
 from steadystep.detectors.slow_divergence import SlowDivergence
-from steadystep.detectors.update_ratio import UpdateRatio
-from steadystep.detectors.vanishing_gradient import VanishingGradient
-from steadystep.detectors.worse_than_best import WorseThanBest
-from steadystep.detectors.zero_gradient import ZeroGradient
-from steadystep.diagnosis import Casebook, explain
-from steadystep.lab.gpt import GPT, GPTSize
-from steadystep.lab.text import TopicsText
+from steadystep.detectors.vanishing_gradient import VanishingGradient, ZeroGradient
+from steadystep.diagnosis import RunHistory, explain
+from steadystep.lab.gpt import GPT, GPTSize, TopicsText
 from steadystep.records import InputStats, Probe, Signals
 
 Batch = tuple[Tensor, ...]
@@ -67,7 +61,7 @@ class Run:
     loss: Callable[..., Tensor]
     num_steps: int = 240
     zero_grad: bool = True
-    casebook: Casebook = field(default_factory=Casebook)
+    casebook: RunHistory = field(default_factory=RunHistory)
 
     def go(self) -> "Run":
         watchers = detectors()

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.dist.ballot import METRICS, Form, count, fill
-from steadystep.dist.replicas import Replicas, odd_ones
-from steadystep.dist.sameness import is_same, mark
+from steadystep.parallel.payload import METRICS, PayloadLayout, decode, encode, mark, same_on_all_ranks
+from steadystep.parallel.replicas import Replicas, odd_ones
 from steadystep.records import InputStats, Probe, Signals
 
 NAMES = ("a", "b", "c")
@@ -40,8 +39,8 @@ def ranks(draw: st.DrawFn) -> list[Signals]:
     ]
 
 
-def form(rank: int, size: int, micro: int = 3, wishes: int = 0) -> Form:
-    return Form(rank=rank, size=size, names=NAMES, buffers=BUFFERS, micro_batches=micro, wishes=wishes)
+def form(rank: int, size: int, micro: int = 3, wishes: int = 0) -> PayloadLayout:
+    return PayloadLayout(rank=rank, size=size, names=NAMES, buffers=BUFFERS, micro_batches=micro, wishes=wishes)
 
 
 def with_peaks(signals: Signals, peak: float) -> Signals:
@@ -64,8 +63,8 @@ def test_every_rank_reads_what_one_process_would(said: list[Signals], peaks: lis
     # The first `sharded` parameters are spread over the ranks; of the others every rank holds a copy.
     shares = [{n: i < sharded or rank == 0 for i, n in enumerate(NAMES)} for rank in range(size)]
     forms = [form(rank, size) for rank in range(size)]
-    sums = added([fill(f, s, shares=c) for f, s, c in zip(forms, said, shares, strict=True)])
-    heard = [count(f, sums, s) for f, s in zip(forms, said, strict=True)]
+    sums = added([encode(f, s, shares=c) for f, s, c in zip(forms, said, shares, strict=True)])
+    heard = [decode(f, sums, s) for f, s in zip(forms, said, strict=True)]
     assert len({repr(agreed) for agreed in heard}) == 1, "ranks disagree"
     agreed = heard[0].signals
     assert heard[0].in_step
@@ -101,18 +100,18 @@ def test_every_rank_reads_what_one_process_would(said: list[Signals], peaks: lis
 def test_the_same_is_told_from_the_sums_alone(things: list[int]) -> None:
     marks = [mark(thing) for thing in things]
     total, squares = (sum(column) for column in zip(*marks, strict=True))
-    assert is_same(total, squares, len(things)) == (len(set(things)) == 1)
+    assert same_on_all_ranks(total, squares, len(things)) == (len(set(things)) == 1)
 
 
 def two(left: Signals, right: Signals, **more: list) -> list:
     forms = [form(rank, 2, wishes=1 if "wishes" in more else 0) for rank in (0, 1)]
     sides = [{key: values[rank] for key, values in more.items()} for rank in (0, 1)]
     ballots = [
-        fill(f, s, shares=dict.fromkeys(NAMES, f.rank == 0), **side)
+        encode(f, s, shares=dict.fromkeys(NAMES, f.rank == 0), **side)
         for f, s, side in zip(forms, (left, right), sides, strict=True)
     ]
     probes = more.get("probe", [None, None])
-    return [count(f, added(ballots), s, probe=p) for f, s, p in zip(forms, (left, right), probes, strict=True)]
+    return [decode(f, added(ballots), s, probe=p) for f, s, p in zip(forms, (left, right), probes, strict=True)]
 
 
 CALM = Signals(step=7, loss=1.0, losses=(1.0,), grad_norm=1.0, norms=(1.0, 1.0, 1.0), names=NAMES, lr=0.1)
@@ -210,6 +209,6 @@ def test_one_flipped_bit_changes_the_checksum(bit: int, element: int) -> None:
 def test_the_ballot_hardly_grows_with_the_ranks(size: int, expected: int) -> None:
     """The numbers in docs/distributed.md: 150 tensors, one micro-batch, two wishes."""
     names = tuple(f"layer {i}" for i in range(150))
-    paper = Form(rank=0, size=size, names=names, buffers=(), micro_batches=1, wishes=2)
+    paper = PayloadLayout(rank=0, size=size, names=names, buffers=(), micro_batches=1, wishes=2)
     signals = changed(names=names, norms=(1.0,) * 150)
-    assert 8 * len(fill(paper, signals, shares=dict.fromkeys(names, True), wishes=[False] * 2)) == expected
+    assert 8 * len(encode(paper, signals, shares=dict.fromkeys(names, True), wishes=[False] * 2)) == expected

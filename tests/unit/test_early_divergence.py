@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from steadystep.detectors import ConstantPrediction, Detector, EarlyDivergence
-from steadystep.diagnosis import Casebook, weigh
-from steadystep.diagnosis.opinion import Opinion
+from steadystep.diagnosis import RunHistory, weigh
+from steadystep.diagnosis.run_history import Opinion
 from steadystep.records import Diagnosis, Finding, Probe, Signals, Witness
 
 
@@ -116,7 +116,7 @@ class TestOpinion:
 
 
 def test_a_loss_of_exactly_nothing_can_be_diagnosed() -> None:
-    casebook = Casebook()
+    casebook = RunHistory()
     for step in range(400):
         probe = Probe(step=step, names=("weight",), weight_rms=(1.0,), update_rms=(0.05,)) if step % 128 == 1 else None
         signals = Signals(step=step, loss=0.0, grad_norm=0.0, lr=0.1, probe=probe)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from steadystep import Guard
-from steadystep.track import read
+from steadystep.tracking import read
 
 
 def regression(

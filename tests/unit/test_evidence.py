@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.claims import Turns
-from steadystep.diagnosis import Evidence, Verdict
-from steadystep.judge import Judge
+from steadystep.diagnosis import RollbackTrial, RollbackTrialResult
+from steadystep.engine.judge import Judge
+from steadystep.engine.ownership import Turns
 from steadystep.policy import Budget, Limits
 from steadystep.records import Diagnosis, Finding, Plan, Severity, Signals
 
@@ -29,13 +29,13 @@ def suspicion(detector: str = "not-healing", severity: Severity = "act", **more:
     return Finding(**plain | {"since": 490} | more)
 
 
-def opened(found: Finding | None = None) -> Evidence:
-    evidence = Evidence()
+def opened(found: Finding | None = None) -> RollbackTrial:
+    evidence = RollbackTrial()
     evidence.begin(found or suspicion(), state=STATE, lr=0.1)
     return evidence
 
 
-def verdict(evidence: Evidence, pairs: list[tuple[float, float]]) -> tuple[Verdict, int]:
+def verdict(evidence: RollbackTrial, pairs: list[tuple[float, float]]) -> tuple[RollbackTrialResult, int]:
     """What it comes to with so many batches; the last pair is repeated."""
     for count in range(1, 100):
         then, now = pairs[min(count, len(pairs)) - 1]
@@ -179,7 +179,7 @@ class TestSuspicion:
         assert verdict(evidence, [(3.0, 3.0)])[0] == "cleared"
 
     def test_warnings_are_rationed_and_nothing_else_is(self) -> None:
-        evidence = Evidence()
+        evidence = RollbackTrial()
         told = [evidence.once(suspicion(severity="warn", step=step)).severity for step in (100, 101, 300, 900)]
         assert told == ["warn", "info", "info", "warn"]
         for severity in ("info", "act", "critical"):

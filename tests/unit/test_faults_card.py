@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from steadystep.config import Config
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.faults import KINDS, NO_FAULT, Fault, parse, scorecard
-from steadystep.faults.card.row import End, Row
-from steadystep.faults.card.trials import TRIALS, trials
+from steadystep.faults.scorecard import SCORECARD_TRIALS, trials
+from steadystep.faults.scorecard_table import End, ScorecardRow
 from steadystep.guard import Guard
 from steadystep.lab.tasks import TASKS
 
@@ -210,7 +210,7 @@ def test_a_factory_that_lacks_something_says_what() -> None:
 
 
 def test_every_kind_is_tried() -> None:
-    assert {trial["kind"] for trial in TRIALS} == set(KINDS)
+    assert {trial["kind"] for trial in SCORECARD_TRIALS} == set(KINDS)
     for trial in trials(None, at=50):
         assert parse(
             trial | {"at": 50}, model=nn.Sequential(nn.Linear(1, 1), nn.ReLU()), optimizer=factory(0).optimizer
@@ -242,7 +242,7 @@ LOST, STOPPED = End(score=math.nan, finite=False), End(score=1.0, finite=True, s
     ],
 )
 def test_the_verdict_over_all_seeds(unguarded: list[End], guarded: list[End], verdict: str) -> None:
-    row = Row(
+    row = ScorecardRow(
         spec={},
         label="",
         tolerance=0.1,

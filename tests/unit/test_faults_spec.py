@@ -16,10 +16,10 @@ from torch import nn
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 from steadystep.faults import KINDS, NO_FAULT, Fault, parse, scaled_data, shuffled_labels, together
 from steadystep.faults.declaration import COMMON, declared
-from steadystep.faults.draw import draw
-from steadystep.faults.pick import Place, pick_layer
+from steadystep.faults.fault import draw
+from steadystep.faults.options import read_when
+from steadystep.faults.targets import Element, pick_layer
 from steadystep.faults.weights import flip
-from steadystep.faults.when import read_when
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1, momentum=0.9)
@@ -335,12 +335,12 @@ def test_draws_are_the_same_everywhere() -> None:
 
 
 def test_the_drawn_place_moves_with_the_step() -> None:
-    place = Place(MODEL, parameter=None, element=None, seed=0)
+    place = Element(MODEL, parameter=None, element=None, seed=0)
     seen = {(id(parameter), element) for parameter, element in map(place.at, range(200))}
     assert len({target for target, _ in seen}) == 4
     assert len(seen) > 15
     assert all(0 <= element < 12 for _, element in seen)
-    assert len({Place(MODEL, parameter=0, element=None, seed=seed).at(0)[1] for seed in range(20)}) > 5
+    assert len({Element(MODEL, parameter=0, element=None, seed=seed).at(0)[1] for seed in range(20)}) > 5
 
 
 def test_a_number_that_yaml_reads_as_text_is_a_number() -> None:

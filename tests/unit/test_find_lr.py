@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
-from steadystep.lab.text import TopicsText
-from steadystep.probe import LRCurve, Verdict, find_lr
+from steadystep.lab.gpt import TopicsText
+from steadystep.lr_finder import LRCurve, SweepShape, find_lr
 
 
 def quadratic(curvature: float) -> tuple[nn.Module, torch.optim.Optimizer, object]:
@@ -85,7 +85,7 @@ def test_a_loader_is_started_again_when_it_ends() -> None:
     loader = [(x[i : i + 8], x[i : i + 8].sum(1, keepdim=True)) for i in range(0, 24, 8)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     curve = find_lr(model, optimizer, loader, loss_fn=functional.mse_loss)
-    assert curve.verdict is Verdict.FOUND
+    assert curve.verdict is SweepShape.FOUND
     assert len(curve.losses) > 3
 
 
@@ -137,7 +137,7 @@ def test_a_sweep_ends_at_a_loss_that_is_not_finite() -> None:
     losses = iter([1.0, 0.9, math.nan, 0.5])
     curve = find_lr(model, optimizer, lambda: model.weight.sum() * 0 + next(losses))
     assert len(curve.losses) == 3
-    assert curve.verdict is Verdict.DIVERGES_AT_ONCE
+    assert curve.verdict is SweepShape.DIVERGES_AT_ONCE
     assert curve.suggested is None
     assert "lower min_lr" in str(curve)
 
@@ -153,21 +153,21 @@ def test_noisy_batches_do_not_end_a_sweep() -> None:
 def test_a_first_loss_that_is_not_finite() -> None:
     model, optimizer, _ = quadratic(1.0)
     curve = find_lr(model, optimizer, lambda: model.weight.sum() * math.nan)
-    assert (curve.verdict, curve.suggested, curve.largest_stable) == (Verdict.NOT_FINITE, None, None)
+    assert (curve.verdict, curve.suggested, curve.largest_stable) == (SweepShape.NOT_FINITE, None, None)
     assert "no learning rate cures that" in str(curve)
-    assert LRCurve.from_json(curve.to_json()).verdict is Verdict.NOT_FINITE
+    assert LRCurve.from_json(curve.to_json()).verdict is SweepShape.NOT_FINITE
 
 
 def test_a_loss_that_does_nothing() -> None:
     model, optimizer, _ = quadratic(1.0)
     curve = find_lr(model, optimizer, lambda: model.weight.sum() * 0 + 3.0)
-    assert (curve.verdict, curve.suggested, curve.largest_stable) == (Verdict.FLAT, None, None)
+    assert (curve.verdict, curve.suggested, curve.largest_stable) == (SweepShape.FLAT, None, None)
     assert "connected" in str(curve)
 
 
 def test_a_range_that_ends_too_early() -> None:
     curve = find_lr(*quadratic(1.0), max_lr=1e-1)
-    assert curve.verdict is Verdict.OPEN_ENDED
+    assert curve.verdict is SweepShape.OPEN_ENDED
     assert curve.largest_stable <= 1e-1
     assert "larger max_lr" in str(curve)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.probe import LRCurve, Verdict
-from steadystep.probe.reading import read, smooth
+from steadystep.lr_finder import LRCurve, SweepShape
+from steadystep.lr_finder.curve import read, smooth
 
 any_loss = st.floats(width=32)
 some_losses = st.lists(any_loss, min_size=1, max_size=80)
@@ -30,7 +30,7 @@ def test_smoothing_is_the_weighted_mean_it_says_it_is(values: list[float], beta:
 def test_whatever_came_the_answer_is_in_range_and_goes_to_json(losses, beta: float, diverged: bool) -> None:
     lrs = rates(len(losses))
     curve = read(lrs, losses, smoothing=beta, diverged=diverged)
-    known = curve.verdict in (Verdict.FOUND, Verdict.OPEN_ENDED, Verdict.LIMIT_ONLY)
+    known = curve.verdict in (SweepShape.FOUND, SweepShape.OPEN_ENDED, SweepShape.LIMIT_ONLY)
     assert (curve.suggested is not None) == (curve.largest_stable is not None) == known
     if known:
         assert lrs[0] / 10 <= curve.suggested < curve.largest_stable <= lrs[-1]
@@ -63,7 +63,7 @@ def falling(level: float = 2.0, noise: float = 0.0) -> list[float]:
 
 def test_a_plain_curve() -> None:
     curve = read(rates(100), falling(), smoothing=0.8, diverged=True)
-    assert curve.verdict is Verdict.FOUND
+    assert curve.verdict is SweepShape.FOUND
     at_four_fifths = 10 ** (-4 + 2 * 0.8)
     assert curve.suggested == pytest.approx(at_four_fifths / 1.5, rel=0.5)
     assert 5e-3 < curve.largest_stable < 1.0
@@ -71,30 +71,30 @@ def test_a_plain_curve() -> None:
 
 def test_a_curve_in_noise_is_read_much_the_same() -> None:
     calm, noisy = (read(rates(100), falling(noise=n), smoothing=0.8, diverged=True) for n in (0.0, 0.15))
-    assert noisy.verdict is Verdict.FOUND
+    assert noisy.verdict is SweepShape.FOUND
     assert noisy.suggested == pytest.approx(calm.suggested, rel=0.7)
 
 
 def test_a_fall_smaller_than_the_noise_is_no_fall() -> None:
     losses = [2.0 + 0.5 * math.sin(2.4 * i) for i in range(100)]
-    assert read(rates(100), losses, smoothing=0.8, diverged=False).verdict is Verdict.FLAT
+    assert read(rates(100), losses, smoothing=0.8, diverged=False).verdict is SweepShape.FLAT
 
 
 def test_no_fall_and_then_a_runaway_leaves_a_limit() -> None:
     losses = [2.0 + 0.5 * math.sin(2.4 * i) for i in range(80)] + [4.0, 6.0, 8.0]
     lrs = rates(100)[:83]
     curve = read(lrs, losses, smoothing=0.8, diverged=True)
-    assert curve.verdict is Verdict.LIMIT_ONLY
+    assert curve.verdict is SweepShape.LIMIT_ONLY
     assert curve.suggested == pytest.approx(curve.largest_stable / 10)
     assert curve.largest_stable == pytest.approx(lrs[79], rel=0.9)
 
 
 def test_rising_from_the_first_step_on() -> None:
     losses = [2.0 * 1.5**i for i in range(12)]
-    assert read(rates(12), losses, smoothing=0.8, diverged=True).verdict is Verdict.DIVERGES_AT_ONCE
+    assert read(rates(12), losses, smoothing=0.8, diverged=True).verdict is SweepShape.DIVERGES_AT_ONCE
 
 
 def test_a_negative_loss_can_fall_too() -> None:
     curve = read(rates(100), [loss - 10 for loss in falling()], smoothing=0.8, diverged=True)
-    assert curve.verdict is Verdict.FOUND
+    assert curve.verdict is SweepShape.FOUND
     assert curve.suggested == read(rates(100), falling(), smoothing=0.8, diverged=True).suggested

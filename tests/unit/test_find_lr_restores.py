@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from steadystep.errors import MisuseError
-from steadystep.probe import find_lr
+from steadystep.lr_finder import find_lr
 
 
 def net() -> nn.Module:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import steadystep
+from steadystep.checkpoints.checkpoint import read_checkpoint
+from steadystep.checkpoints.shared_store import finish, refuse_part, write_part
+from steadystep.checkpoints.store import CheckpointStore
 from steadystep.errors import CheckpointError
-from steadystep.recovery import Shelf, read_checkpoint
-from steadystep.recovery.parts import finish, refuse_part, write_part
 from tests.loops import batches, small_net, squared
 
 DATA = batches(80)
@@ -82,7 +83,7 @@ def test_save_says_why_nothing_was_written(tmp_path: Path) -> None:
 
 def test_those_of_an_older_version_are_passed_over_and_take_no_place(tmp_path: Path) -> None:
     trained(tmp_path, 10)
-    shelf = Shelf(tmp_path / "checkpoints", keep_last=9)
+    shelf = CheckpointStore(tmp_path / "checkpoints", keep_last=9)
     good = read_checkpoint(tmp_path / "checkpoints" / "step-00000010")
     for step in (12, 14, 16):
         state = {**good.state, "parameters": {n: t * math.nan for n, t in good.state["parameters"].items()}}
@@ -94,7 +95,7 @@ def test_those_of_an_older_version_are_passed_over_and_take_no_place(tmp_path: P
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(CheckpointError, match="holds values that are not finite"):
         steadystep.Guard.resume(model, optimizer, run_dir=tmp_path / "other", path=bad)
-    shelf = Shelf(tmp_path / "checkpoints", keep_last=2)
+    shelf = CheckpointStore(tmp_path / "checkpoints", keep_last=2)
     with pytest.warns(UserWarning, match="not finite"):
         found = shelf.newest()
     assert found is not None
@@ -140,7 +141,7 @@ def test_infinity_on_purpose_is_written_and_read(tmp_path: Path) -> None:
 
 def test_a_rank_that_refuses_its_part_is_not_waited_for(tmp_path: Path) -> None:
     staging = tmp_path / ".step.parts"
-    write_part(staging, steadystep.recovery.pack({"x": torch.zeros(1)}), rank=0)
+    write_part(staging, steadystep.checkpoints.packing.pack({"x": torch.zeros(1)}), rank=0)
     refuse_part(staging, rank=1)
     with pytest.raises(CheckpointError, match="rank 1 holds values that are not finite"):
         finish(staging, tmp_path / "step-00000002", size=2, step=2, updates=2, score=None)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import steadystep
+from steadystep.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from steadystep.errors import CheckpointError
-from steadystep.recovery import read_checkpoint, write_checkpoint
 from steadystep.state import DETECTOR
-from steadystep.state_schema.detectors import DETECTORS
-from steadystep.state_schema.parts import PARTS
+from steadystep.state.detectors import DETECTORS
+from steadystep.state.parts import PART_SCHEMAS
 from tests.loops import assert_same, full_state
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(3))
@@ -158,7 +158,7 @@ def test_a_live_guard_is_left_as_it_was(tmp_path: Path) -> None:
     saved = guard.state_dict()
     text = json.dumps(saved)
     for part in saved:
-        if part in PARTS or part.startswith(DETECTOR):
+        if part in PART_SCHEMAS or part.startswith(DETECTOR):
             with pytest.raises(CheckpointError):
                 guard.load_state_dict({**json.loads(text), part: {"x": []}, "attempts": 99} | {"updates": "x"})
             assert json.dumps(guard.state_dict()) == text
@@ -233,10 +233,10 @@ def test_every_part_fits_its_own_schema(tmp_path: Path, training: dict[str, Any]
     run(model, guard, count=100)
     saved = json.loads(json.dumps(guard.state_dict(), allow_nan=False))
     parts = saved.keys() - {"format", "attempts", "updates"}
-    unknown = {part for part in parts if part not in PARTS and part.removeprefix(DETECTOR) not in DETECTORS}
+    unknown = {part for part in parts if part not in PART_SCHEMAS and part.removeprefix(DETECTOR) not in DETECTORS}
     assert not unknown
-    for name in parts & PARTS.keys() - {"precision", "clip rule"}:
-        assert saved[name].keys() <= PARTS[name].model_fields.keys(), name
+    for name in parts & PART_SCHEMAS.keys() - {"precision", "clip rule"}:
+        assert saved[name].keys() <= PART_SCHEMAS[name].model_fields.keys(), name
     guard.load_state_dict(saved)
     guard.close()
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import steadystep
-from steadystep.check import check_script
+from steadystep._utils.text import quiet_log
 from steadystep.cli.app import told
-from steadystep.notices import quiet_log
+from steadystep.lint import check_script
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "attacks"))
 import files

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import steadystep
 from steadystep.detectors import AttentionLogitGrowth, Detector, EmbeddingGrowth
-from steadystep.diagnosis import ADVICE, Casebook, Cause, explain
-from steadystep.lab.text import TopicsText
+from steadystep.diagnosis import ADVICE, Cause, RunHistory, explain
+from steadystep.lab.gpt import TopicsText
 from steadystep.layers import BoundedEmbedding, StableAttention
 from steadystep.records import Diagnosis, Finding, Probe, Signals
 
@@ -146,7 +146,7 @@ def warning(detector: str) -> Finding:
 
 
 def causes(*detectors: str) -> list[str]:
-    casebook = Casebook()
+    casebook = RunHistory()
     for step in range(300):
         casebook.note(Signals(step=step, loss=2.0 / (1 + step / 20), grad_norm=1.0), Diagnosis(), stepped=True)
     signals = Signals(step=300, loss=0.12, grad_norm=1.0)
@@ -169,7 +169,7 @@ def test_what_makes_them_grow_comes_first() -> None:
 
 @pytest.mark.parametrize("detector", ["embedding-growth", "attention-logit-growth"])
 def test_the_overflow_they_end_in_comes_after_them(detector: str) -> None:
-    casebook = Casebook()
+    casebook = RunHistory()
     for step in range(100):
         signals = Signals(step=step, loss=math.nan if step > 90 else 1.0, grad_norm=1.0)
         found = (Finding(detector="non-finite", step=step, severity="critical", value=math.nan, limit=0.0),)

@@ -13,7 +13,7 @@ from torch.nn import functional
 import steadystep
 from steadystep.layers import BoundedEmbedding, StableAttention
 from steadystep.records import Probe
-from steadystep.signals import AttentionLogits, Gradients, Probes, RowNorms, attention_logits
+from steadystep.signals import AttentionLogits, Gradients, RowNorms, UpdateProbes, attention_logits
 from tests.loops import assert_same, full_state, plain_run
 from tests.reference.attention import bound, largest_logit, stable_heads, torch_heads
 
@@ -395,7 +395,7 @@ def test_a_probe_holds_all_numbers_in_their_places() -> None:
     model = nn.Sequential(nn.Embedding(6, 16), nn.Linear(16, 16), nn.ReLU(), StableAttention(16, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     watch, tables = AttentionLogits(model), RowNorms(model)
-    probes = Probes(Gradients(model, optimizer), optimizer, attention=watch, tables=tables, every=1)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer, attention=watch, tables=tables, every=1)
     x = torch.randint(6, (4, 8))
     with probes.watching(1):
         loss = model(x).square().mean()
@@ -406,7 +406,7 @@ def test_a_probe_holds_all_numbers_in_their_places() -> None:
     probes.after(1)
     expected_norm = model[0].weight.norm(dim=1).max().item()
     assert watch.modules == (), "its hooks may be at work again"
-    other = Probes(Gradients(model, optimizer), optimizer)
+    other = UpdateProbes(Gradients(model, optimizer), optimizer)
     other.load_state_dict(probes.state_dict())
     record = other.read([])
     assert record is not None
@@ -420,7 +420,7 @@ def test_a_refused_update_leaves_no_bound_behind() -> None:
     model = StableAttention(16, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = AttentionLogits(model)
-    probes = Probes(Gradients(model, optimizer), optimizer, attention=watch)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer, attention=watch)
     with probes.watching(1):
         model(torch.randn(1, 2, 16))
     assert watch.modules

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steadystep.buffers import Buffers
+from steadystep._utils.rng import RngState
 from steadystep.errors import CheckpointError, ConfigError
-from steadystep.incidents import Case, History, Incidents, read_bundle, write_bundle
+from steadystep.incidents import History, Incidents, RefusedStep, read_bundle, write_bundle
 from steadystep.incidents import bundle as bundles
-from steadystep.incidents.environment import environment, git_commit
+from steadystep.incidents.bundle import environment, git_commit
 from steadystep.incidents.incidents import name_of
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Finding, Outcome, Plan, Signals
-from steadystep.rng import RngState
+from steadystep.snapshots.buffers import Buffers
 
 NAN = float("nan")
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ class Loop:
     def closure(self, x: Tensor) -> Tensor:
         return self.model(x).square().mean()
 
-    def open(self, incidents: Incidents, step: int = 7, **more: Any) -> Case:
+    def open(self, incidents: Incidents, step: int = 7, **more: Any) -> RefusedStep:
         return incidents.open(step=step, updates=step - 1, model=self.model, optimizer=self.optimizer, **more)
 
     def incident(self, incidents: Incidents, step: int = 7, **more: Any) -> Path | None:

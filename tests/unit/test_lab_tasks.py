@@ -12,9 +12,9 @@ from torch import nn
 
 from steadystep.errors import ConfigError
 from steadystep.init import initialise_
-from steadystep.lab.tasks import JUDGED, TASKS, digits
-from steadystep.lab.tasks.moons import moons
-from steadystep.lab.tasks.shuffled import Shuffled
+from steadystep.lab.tasks import JUDGED, TASKS, classification
+from steadystep.lab.tasks.classification import moons
+from steadystep.lab.tasks.task import Shuffled
 from steadystep.train import RunPlan
 from steadystep.train.loop import train
 from tests.unit.test_lab import train as trained
@@ -63,7 +63,7 @@ def test_small_classifiers_get_most_of_it_right(name: str) -> None:
 
 
 def test_digits_held_out_are_not_among_the_training_ones() -> None:
-    (train_images, _), (tests, answers) = digits._split()
+    (train_images, _), (tests, answers) = classification._split()
     assert (len(train_images), len(tests)) == (1437, 360)
     assert train_images.min() == 0
     assert train_images.max() == 1
@@ -76,7 +76,7 @@ def test_without_scikit_learn_there_is_an_install_line(monkeypatch: pytest.Monke
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    digits._digits.cache_clear()
+    classification._digits.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(importlib, "import_module", missing)
         with pytest.raises(ConfigError, match=r"pip install 'steadystep\[lab\]'"):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.recovery import Holdings, Snapshots
-from steadystep.recovery.allowance import disk_bytes, memory_bytes
-from steadystep.recovery.placement import Placement, place, protection
+from steadystep.snapshots.placement import Placement, disk_bytes, memory_bytes, place, protection
+from steadystep.snapshots.snapshots import Snapshots
+from steadystep.snapshots.tensor_state import TensorState
 from tests.loops import assert_same, batches, full_state, small_net, squared
 
 SIZE = 3 * 4 * sum(p.numel() for p in small_net().parameters())
@@ -71,7 +71,7 @@ def made(
 ) -> tuple[nn.Module, torch.optim.Optimizer, Snapshots]:
     model = small_net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    holdings = Holdings(model, optimizer, lambda: list(model.parameters()))
+    holdings = TensorState(model, optimizer, lambda: list(model.parameters()))
     kept = Snapshots(holdings, count=4, device=torch.device("cpu"), memory_bytes=memory, disk_bytes=1e12, folder=folder)
     return model, optimizer, kept
 

@@ -9,19 +9,18 @@ import torch
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.accumulation import Work
-from steadystep.accumulation.recipe import Given
+from steadystep._utils.tensors import peaks
 from steadystep.config import Config
-from steadystep.norms import peaks
-from steadystep.noticing import detectors
+from steadystep.detectors.build import build_detectors
+from steadystep.engine.closures import BatchClosure, MicroBatchWork
 from steadystep.records import Finding, Signals
-from steadystep.recovery.backlog import Backlog, Done
-from steadystep.watching.closures import may_nest
+from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
+from steadystep.watching.undo import may_nest
 from tests.loops import batches, squared
 
 
 def test_a_detector_without_what_it_needs_is_unmoved() -> None:
-    needy = [detector for detector in detectors(Config()) if getattr(detector, "needs", "")]
+    needy = [detector for detector in build_detectors(Config()) if getattr(detector, "needs", "")]
     assert {detector.needs for detector in needy} == {"metrics", "batch_rms", "buffer_peaks", "odd_replicas"}  # type: ignore[attr-defined]
     for detector in needy:
         before = detector.state_dict()
@@ -65,13 +64,13 @@ def test_a_detector_is_asked_where_it_has_something_to_look_at() -> None:
     assert [step for step in asked[2].steps if step in without_probe] == [6, 7, 8, 10, 11]
 
 
-def done(updates: int, elements: int) -> Done:
-    work = Work(Given(lambda x: x, torch.zeros(elements), None), None)
-    return Done((work,), Signals(step=updates, loss=1.0, grad_norm=1.0), ({"lr": 0.1},), updates=updates)
+def done(updates: int, elements: int) -> RecordedUpdate:
+    work = MicroBatchWork(BatchClosure(lambda x: x, torch.zeros(elements), None), None)
+    return RecordedUpdate((work,), Signals(step=updates, loss=1.0, grad_norm=1.0), ({"lr": 0.1},), updates=updates)
 
 
 def test_batches_that_fit_many_times_are_weighed_together_and_others_at_once() -> None:
-    small = Backlog(max_bytes=4 * 100.0)
+    small = ReplayBuffer(max_bytes=4 * 100.0)
     for number in range(1, 101):
         small.add(done(number, elements=1))
         assert small.open
@@ -82,7 +81,7 @@ def test_batches_that_fit_many_times_are_weighed_together_and_others_at_once() -
 
 @pytest.mark.parametrize("before", [1, 5, 16, 40])
 def test_a_batch_that_is_suddenly_too_large_is_noticed_soon(before: int) -> None:
-    backlog, number = Backlog(max_bytes=4 * 1000.0), 0
+    backlog, number = ReplayBuffer(max_bytes=4 * 1000.0), 0
     for number in range(1, before + 1):
         backlog.add(done(number, elements=1))
     added = 0

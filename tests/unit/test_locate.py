@@ -155,7 +155,7 @@ def test_bad_values_are_seen_inside_whatever_a_module_returns(wrap: Callable[[Te
 
 
 def _tensors(made: Any) -> list[Tensor]:
-    from steadystep.batch_tensors import tensors_in
+    from steadystep._utils.tree import tensors_in
 
     return [tensor for _, tensor in tensors_in(made)]
 

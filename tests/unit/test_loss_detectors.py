@@ -19,7 +19,7 @@ from steadystep.detectors import (
     SlowDivergence,
     WorseThanBest,
 )
-from steadystep.detectors.planned_rise import PlannedRise
+from steadystep.detectors.learning_rate_jump import PlannedRise
 from steadystep.records import Finding, Signals
 
 Curve = Callable[[int, random.Random], float]

@@ -8,7 +8,7 @@ from torch import nn
 
 import steadystep
 from steadystep.detectors import LostMoments
-from steadystep.noticing import decay_of
+from steadystep.detectors.build import decay_of
 from steadystep.records import Finding, Signals
 
 NAMES = ("exp_avg_sq of a", "exp_avg_sq of b", "exp_avg of a")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from steadystep.track.mailbox import Mailbox
+from steadystep.tracking.broadcast import Mailbox
 
 
 class LastUser:

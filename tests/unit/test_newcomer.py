@@ -12,11 +12,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import steadystep
-from steadystep.check import check_script
 from steadystep.cli.app import app
-from steadystep.curves import open_run
-from steadystep.report.asked_rate import asked_rates
-from steadystep.report.verdict import judged
+from steadystep.lint import check_script
+from steadystep.pages.episodes import headline
+from steadystep.runs.checklist import asked_rates
+from steadystep.runs.open import open_run
 
 BAD = (52, 82, 139)
 
@@ -42,7 +42,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nan_that_were_all_refused_are_no_trouble(run_dir: Path) -> None:
-    verdict = judged(open_run(run_dir))
+    verdict = headline(open_run(run_dir))
     assert verdict.healthy
     assert verdict.said.startswith("Kept on course: the guard stepped in 3 times (non-finite-input at step 52,")
 
@@ -52,7 +52,7 @@ def test_one_that_was_not_refused_is(run_dir: Path, tmp_path: Path) -> None:
     kept = [row for row in rows if not (row.get("kind") == "incident" and row.get("step") == BAD[1])]
     assert len(kept) == len(rows) - 1
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    assert not judged(open_run(tmp_path)).healthy
+    assert not headline(open_run(tmp_path)).healthy
 
 
 def test_diagnose_tells_what_the_guard_did_and_not_what_one_would_have_done(run_dir: Path) -> None:

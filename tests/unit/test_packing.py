@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from steadystep.checkpoints.packing import Packed, pack, unpack
 from steadystep.errors import CheckpointError
-from steadystep.recovery import Packed, pack, unpack
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),

@@ -13,21 +13,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from steadystep.detectors.attention_logits import AttentionLogitGrowth
-from steadystep.detectors.dead_units import DeadUnits
-from steadystep.detectors.detector import Detector
-from steadystep.detectors.embedding_growth import EmbeddingGrowth
-from steadystep.detectors.poisoned_moments import PoisonedMoments
-from steadystep.detectors.rms_surprise import RmsSurprise
-from steadystep.detectors.runs import Runs
-from steadystep.detectors.saturated_units import SaturatedUnits
-from steadystep.detectors.update_ratio import UpdateRatio
-from steadystep.detectors.vanishing_gradient import VanishingGradient
-from steadystep.detectors.zero_gradient import ZeroGradient
+from steadystep.detectors.adam_moments import PoisonedMoments, RmsSurprise
+from steadystep.detectors.detector import Detector, Runs
+from steadystep.detectors.growth import AttentionLogitGrowth, EmbeddingGrowth
+from steadystep.detectors.layers import DeadUnits, SaturatedUnits, UpdateRatio
+from steadystep.detectors.vanishing_gradient import VanishingGradient, ZeroGradient
 from steadystep.records import Finding, Probe, Signals
 from steadystep.signals.activations import Activations
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.probes import Probes
+from steadystep.signals.probes import UpdateProbes
 
 ALL: list[Callable[[], Detector]] = [
     UpdateRatio,
@@ -336,7 +330,7 @@ def train(
     x = torch.randn(512, 12, generator=rng)
     y = (x @ torch.randn(12, 3, generator=rng)).argmax(1)
     gradients, activations = Gradients(model, optimizer), Activations(model)
-    probes = Probes(gradients, optimizer, activations=activations, every=every)
+    probes = UpdateProbes(gradients, optimizer, activations=activations, every=every)
     detectors, found = [make() for make in ALL], []
     for step in range(steps):
         due = probes.due(step)

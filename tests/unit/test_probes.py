@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from steadystep.records import InputStats, Probe
 from steadystep.signals.activations import Activations
+from steadystep.signals.batches import Inputs
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.inputs import Inputs
-from steadystep.signals.probes import Probes
+from steadystep.signals.probes import UpdateProbes
 from steadystep.signals.samples import WHOLE, Strips
 
 
-def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, probes: Probes, step: int) -> Probe:
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, probes: UpdateProbes, step: int) -> Probe:
     optimizer.zero_grad()
     loss.backward()
     probes.before()
@@ -25,7 +25,7 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, pro
     return read(probes)
 
 
-def read(probes: Probes) -> Probe:
+def read(probes: UpdateProbes) -> Probe:
     rows = probes.pending()
     record = probes.read(torch.cat(rows).tolist() if rows else [])
     assert record is not None
@@ -60,7 +60,7 @@ def obvious(
 def test_small_tensors_are_measured_exactly(dtype: torch.dtype) -> None:
     model = net().to(dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-6)
-    probes = Probes(Gradients(model, optimizer), optimizer)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
     for step in range(1, 4):
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
         record = update(model, optimizer, model(torch.randn(4, 6, dtype=dtype)).square().mean(), probes, step)
@@ -80,7 +80,7 @@ def test_large_tensors_are_sampled_evenly() -> None:
         model.weight.normal_(std=0.3)
         model.weight[:, 256:] *= 2  # half of the columns: a sample of few columns would miss the mean
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    probes = Probes(Gradients(model, optimizer), optimizer)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     record = update(model, optimizer, model(torch.randn(16, 512)).square().mean(), probes, 1)
     twin = obvious(dict(model.named_parameters()), before, optimizer, 0.999, 1e-8)
@@ -111,7 +111,7 @@ def test_memory_layout_does_not_change_what_is_compared() -> None:
         with torch.no_grad():
             model.weight.copy_(weight)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        probes = Probes(Gradients(model, optimizer), optimizer)
+        probes = UpdateProbes(Gradients(model, optimizer), optimizer)
         x = torch.linspace(-1, 1, 2 * 30 * 25).reshape(2, 30, 5, 5)
         records.append(update(model, optimizer, model(x).square().mean(), probes, 1))
     assert records[0].weight_rms == pytest.approx(records[1].weight_rms, rel=1e-5)
@@ -121,14 +121,14 @@ def test_memory_layout_does_not_change_what_is_compared() -> None:
 def test_cadence() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    probes = Probes(Gradients(model, optimizer), optimizer)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
     assert [s for s in range(300) if probes.due(s)] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
 def test_sgd_has_no_moments_and_missing_gradients_are_left_out() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
-    probes = Probes(Gradients(model, optimizer), optimizer)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
     model[0].requires_grad_(False)
     record = update(model, optimizer, model(torch.randn(4, 6)).square().mean(), probes, 1)
     assert record.names == ("2.weight", "2.bias", "4.weight", "4.bias")
@@ -141,7 +141,7 @@ def test_sgd_has_no_moments_and_missing_gradients_are_left_out() -> None:
 def test_rows_without_gradient_do_not_count_as_surprise() -> None:
     model = nn.Embedding(100, 8)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    probes = Probes(Gradients(model, optimizer), optimizer)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
     record = update(model, optimizer, model(torch.tensor([3])).sum(), probes, 1)
     assert record.zero_shares == pytest.approx([0.99], abs=1e-6)
     assert record.surprises == pytest.approx([1.0], rel=1e-3), "the first step of Adam is as large as it expects"
@@ -150,13 +150,13 @@ def test_rows_without_gradient_do_not_count_as_surprise() -> None:
 def test_sparse_gradients_and_other_optimizers_beside_adam() -> None:
     model = nn.ModuleDict({"table": nn.Embedding(50, 4, sparse=True), "head": nn.Linear(4, 1)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    probes = Probes(Gradients(model, optimizer), optimizer)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
     record = update(model, optimizer, model["head"](model["table"](torch.tensor([1, 2]))).sum(), probes, 1)
     assert math.isnan(record.zero_shares[0])
     assert record.zero_shares[1:] == (0.0, 0.0)
     assert all(rms > 0 for rms in record.update_rms)
     sparse = torch.optim.SparseAdam(model["table"].parameters(), lr=0.1)
-    probes = Probes(Gradients(model["table"], sparse), sparse)
+    probes = UpdateProbes(Gradients(model["table"], sparse), sparse)
     record = update(model["table"], sparse, model["table"](torch.tensor([1, 2])).sum(), probes, 1)
     assert record.second_moments[0] > 0
     assert record.surprises == ()
@@ -167,7 +167,7 @@ def test_parameters_on_several_devices_are_measured_apart(device: str) -> None:
     """A second device is not at hand, so only the planning is looked at: one lot each."""
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device=device)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    probes = Probes(Gradients(model, optimizer), optimizer)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     probes.before()
@@ -178,7 +178,7 @@ def test_parameters_on_several_devices_are_measured_apart(device: str) -> None:
 def test_a_refused_step_leaves_nothing_behind() -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
-    probes = Probes(Gradients(model, optimizer), optimizer)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
     model(torch.randn(4, 6)).sum().backward()
     probes.before()
     probes.cancel()
@@ -191,7 +191,7 @@ def test_a_refused_step_leaves_nothing_behind() -> None:
 def test_a_tensor_that_cannot_be_sampled_costs_the_probe_and_not_the_step() -> None:
     model = nn.Linear(100, 100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    probes = Probes(Gradients(model, optimizer), optimizer)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
     update(model, optimizer, model(torch.randn(2, 100)).sum(), probes, 1)
     model.weight.data = torch.randn(3, 3)
     model.weight.grad = torch.ones(3, 3)
@@ -206,7 +206,7 @@ def test_nothing_is_changed_and_nothing_kept() -> None:
     plain, probed = net(), net()
     probed.load_state_dict(plain.state_dict())
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (plain, probed)]
-    probes = Probes(Gradients(probed, optimizers[1]), optimizers[1])
+    probes = UpdateProbes(Gradients(probed, optimizers[1]), optimizers[1])
     for step in range(1, 6):
         x = torch.randn(4, 6)
         optimizers[0].zero_grad()
@@ -221,7 +221,7 @@ def test_what_is_pending_survives_a_save() -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
     activations = Activations(model)
-    probes = Probes(Gradients(model, optimizer), optimizer, activations=activations)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer, activations=activations)
     with activations.watching():
         loss = model(torch.randn(32, 6)).square().mean()
     loss.backward()
@@ -230,7 +230,7 @@ def test_what_is_pending_survives_a_save() -> None:
     probes.after(8)
     expected = probes._make(torch.cat(probes.pending()).tolist())
     saved: dict[str, Any] = json.loads(json.dumps(probes.state_dict(), allow_nan=False))
-    other = Probes(Gradients(model, optimizer), optimizer)
+    other = UpdateProbes(Gradients(model, optimizer), optimizer)
     other.load_state_dict(saved)
     assert expected.modules == ("1", "3")
     assert other.read([]) == read(probes) == expected

@@ -9,7 +9,7 @@ import torch
 
 import steadystep
 from steadystep import schedule
-from steadystep.actions.ceiling import Ceiling
+from steadystep.engine.lr_ceiling import Ceiling
 from tests.rates import LR, STEPS, Small, check, cut, loss_of
 
 OWNERS = ["the program, once", "the guard's schedule", "a torch scheduler", "the program, at each step"]
@@ -41,7 +41,7 @@ def test_given_back_under_a_guard(owner: str, tmp_path: Path) -> None:
     logged = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     rates = [line["lr"] for line in logged if "lr" in line and "loss" in line]
     assert rates[:100] == pytest.approx(used[:100], rel=1e-4)
-    page = steadystep.track.read(tmp_path)
+    page = steadystep.tracking.read(tmp_path)
     assert page.lr.values[:100].tolist() == pytest.approx(used[:100], rel=1e-4)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.judge import Judge
+from steadystep.engine.judge import Judge
 from steadystep.policy import Budget, Limits
 from steadystep.records import Finding, Outcome, Signals
 from steadystep.testing import check_detector

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import steadystep
-from steadystep.track.reading import read
+from steadystep.runs.run_log import read
 
 
 def guarded(run_dir: Path | None = None, **recovery: object) -> tuple[nn.Module, steadystep.Guard]:

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steadystep.cli import replay as command
+from steadystep._utils.rng import RngState
+from steadystep.cli import train as command
 from steadystep.cli.app import main
 from steadystep.errors import ConfigError
 from steadystep.incidents import Incidents, replay
 from steadystep.incidents.replay import load_factory
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Outcome, Plan, Signals
-from steadystep.rng import RngState
 
 NAN = float("nan")
 Made = tuple[nn.Module, Callable[..., Any]]

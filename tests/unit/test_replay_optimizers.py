@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 import steadystep
 from steadystep.records import Outcome
-from steadystep.track.messages import describe
+from steadystep.tracking.log_format import describe
 
 STEPS, DAMAGED = 66, 52
 Make = Callable[["Net"], Optimizer | list[Optimizer]]

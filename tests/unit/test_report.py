@@ -10,20 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadystep.compare import compare
-from steadystep.dashboard.summary import summary
-from steadystep.report import report_page
-from steadystep.report.checklist import checklist
-from steadystep.report.episodes import episodes
-from steadystep.report.heat import heat
-from steadystep.report.panels import panels
-from steadystep.report.site import environment, island, script, style
-from steadystep.report.verdict import Sign, Verdict, judged
-from steadystep.report.view import view
-from steadystep.track.run import LayerNorms, Run, Series
+from steadystep.pages.charts import heat, panels
+from steadystep.pages.episodes import Headline, Mark, episodes, headline
+from steadystep.pages.report import report_page, view
+from steadystep.pages.site import environment, island, script, style
+from steadystep.pages.summary import summary
+from steadystep.runs.checklist import checklist
+from steadystep.runs.comparison import compare
+from steadystep.runs.run import LayerNorms, Run, Series
 from tests.unit.report_runs import made_incident, made_run, steadystep, write_log
 
-GOOD = Verdict(said="All is well.", healthy=True)
+GOOD = Headline(said="All is well.", healthy=True)
 EVIL = "<script>alert(1)</script><!-- ' \" & \u2028 {{7*7}} </script>"
 
 
@@ -84,19 +81,19 @@ def test_what_one_led_to_is_the_same_story_told_by_its_end() -> None:
 
 
 def test_the_verdict_tells_what_the_guard_did() -> None:
-    told = judged(made_run(3000))
+    told = headline(made_run(3000))
     assert told.healthy
     assert told.said == (
         "Kept on course: the guard stepped in 2 times (exploding-gradient at step 1,500, damaged-weights at step "
         "2,250); the curves show no other trouble."
     )
-    watched = judged(made_run(3000, settings={"mode": "observe"}))
+    watched = headline(made_run(3000, settings={"mode": "observe"}))
     assert not watched.healthy
     assert "guard" not in watched.said
     lost = made_run(3000)
     lost.loss.values[2400:] = np.nan
-    assert not judged(lost).healthy
-    assert "The guard stepped in 2 times" in judged(lost).said
+    assert not headline(lost).healthy
+    assert "The guard stepped in 2 times" in headline(lost).said
 
 
 def test_panels_show_what_there_is() -> None:
@@ -179,7 +176,7 @@ def test_what_comes_from_a_log_is_only_text() -> None:
     incident = made_incident(
         5, cause=EVIL, evidence=EVIL, advice=EVIL, done=EVIL, origin=EVIL, bundle=EVIL, severity=EVIL
     )
-    sign = Sign(kind=EVIL, severity="warn", step=1, until=None, evidence=EVIL, advice=EVIL)
+    sign = Mark(kind=EVIL, severity="warn", step=1, until=None, evidence=EVIL, advice=EVIL)
     run = made_run(
         100,
         name=EVIL,
@@ -190,7 +187,7 @@ def test_what_comes_from_a_log_is_only_text() -> None:
         layers=LayerNorms(steps=np.arange(2), names=(EVIL,), norms=np.ones((2, 1))),
         error=EVIL,
     )
-    page = report_page(run, Verdict(said=EVIL, healthy=False, signs=(sign,)))
+    page = report_page(run, Headline(said=EVIL, healthy=False, signs=(sign,)))
     parsed = Parsed(page)
     assert [tag for tag, _ in parsed.tags if tag == "script"] == ["script", "script"]
     assert page.count("<script") == page.count("</script>") == 2

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.report import thin
-from steadystep.report.thinning import typical
-from steadystep.track.run import Series
+from steadystep.pages.charts import thin, typical
+from steadystep.runs.run import Series
 
 ANY = st.floats(width=32) | st.just(float("nan")) | st.just(float("inf"))
 

@@ -6,22 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steadystep.curves import diagnose
-from steadystep.dashboard.summary import summary
-from steadystep.report.checklist import Item, checklist
-from steadystep.report.heat import heat
-from steadystep.report.site import environment
-from steadystep.report.verdict import Verdict
-from steadystep.report.view import view
-from steadystep.track.run import LayerNorms, Run, Series
+from steadystep.pages.charts import heat
+from steadystep.pages.episodes import Headline
+from steadystep.pages.report import view
+from steadystep.pages.site import environment
+from steadystep.pages.summary import summary
+from steadystep.runs.checklist import ChecklistItem, checklist
+from steadystep.runs.diagnose import diagnose
+from steadystep.runs.run import LayerNorms, Run, Series
 from tests.unit.report_runs import made_incident, made_run, steadystep, write_log
 
 OBSERVED = {"mode": "observe", "training": {"mixed_precision": "fp32"}, "monitoring": {}}
 PLAIN = {"mode": "autopilot", "training": {"mixed_precision": "fp32"}, "monitoring": {}}
-GOOD = Verdict(said="fine", healthy=True)
+GOOD = Headline(said="fine", healthy=True)
 
 
-def item(run: Run, name: str) -> Item:
+def item(run: Run, name: str) -> ChecklistItem:
     return next(one for one in checklist(run) if one.name == name)
 
 
@@ -61,9 +61,9 @@ def test_observing_is_not_intervening() -> None:
     assert facts["interventions"] == ("0", "2 observations")
     row = summary("a", run, GOOD, 0.0)
     assert (row.interventions, row.incidents) == (0, 2)
-    from steadystep.dashboard import pages  # its templates are found once it is there
+    from steadystep.pages import dashboard  # its templates are found once it is there
 
-    assert pages
+    assert dashboard
     shown = environment().get_template("row.html").render(run=row, state="finished")
     assert "2 observations" in shown
     assert "calm" not in shown

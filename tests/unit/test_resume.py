@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import steadystep
 from steadystep import schedule
-from steadystep.recovery import write_checkpoint
-from steadystep.rng import all_random_state
+from steadystep._utils.rng import all_random_state
+from steadystep.checkpoints.checkpoint import write_checkpoint
 from tests.loops import assert_same, full_state
 
 
@@ -462,7 +462,7 @@ def test_a_save_that_was_asked_for_and_failed_is_an_error(tmp_path: Path, monkey
     def full(*_: Any, **__: Any) -> None:
         raise steadystep.CheckpointError("no space left on device")
 
-    monkeypatch.setattr("steadystep.recovery.shelf.write_checkpoint", full)
+    monkeypatch.setattr("steadystep.checkpoints.store.write_checkpoint", full)
     with pytest.warns(UserWarning, match="no space left"), pytest.raises(steadystep.CheckpointError, match="warning"):
         guard.save()
     monkeypatch.undo()

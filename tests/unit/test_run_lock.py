@@ -15,9 +15,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 import steadystep
+from steadystep.checkpoints import run_lock
+from steadystep.checkpoints.run_lock import FILE, Owner, RunLock
 from steadystep.cli.app import app
-from steadystep.recovery import run_lock
-from steadystep.recovery.run_lock import FILE, Owner, RunLock
 
 # Importing torch takes most of the time of a test: the other process is only the lock, which is all that it shows.
 OTHER = """

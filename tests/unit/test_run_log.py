@@ -13,7 +13,7 @@ import torch
 
 import steadystep
 from steadystep.records import Diagnosis, Finding, Outcome, Plan, Signals
-from steadystep.track import RunLog, read
+from steadystep.tracking import RunLog, read
 from tests.loops import batches, small_net, squared
 
 
@@ -250,7 +250,7 @@ def test_the_learning_rate_in_the_log_is_the_one_used(tmp_path: Path) -> None:
 
 def test_slow_steps_are_readable_within_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("steadystep.track.run_log.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("steadystep.tracking.run_log.time.monotonic", lambda: now[0])
     log = RunLog(tmp_path, layers_every=1000)
     for step, at in ((0, 100.2), (1, 100.9), (2, 101.1), (3, 101.2)):
         now[0] = at

@@ -12,7 +12,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from steadystep.actions import LearningRate
 from steadystep.config import Config
-from steadystep.noticing import detectors
+from steadystep.detectors.build import build_detectors
 from steadystep.records import Finding, Signals
 
 STEPS = 3000
@@ -102,7 +102,7 @@ def falling(seed: str) -> list[float]:
 
 
 def alarms(rates: Iterator[tuple[float, float]], losses: list[float], *, scheduled: bool) -> list[Finding]:
-    noticing = detectors(Config.load(None), scheduled=scheduled, beta2=0.999)
+    noticing = build_detectors(Config.load(None), scheduled=scheduled, beta2=0.999)
     rng = random.Random(0)
     found: list[Finding] = []
     for step, ((lr, announced), loss) in enumerate(zip(rates, losses, strict=True)):

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 
 import steadystep
 from steadystep.errors import MisuseError
-from steadystep.optimizers import Together, as_one
+from steadystep.optimizers import CombinedOptimizer, as_one
 from tests.loops import batches, small_net, squared
 
 
@@ -145,7 +145,7 @@ def test_a_list_of_one_is_that_one_and_the_state_of_several_is_in_the_form_of_to
     optimizers = pair(model)
     assert as_one(optimizers[:1]) is optimizers[0]
     one = as_one(optimizers)
-    assert isinstance(one, Together)
+    assert isinstance(one, CombinedOptimizer)
     squared(model, batches(1)[0]).backward()
     one.step()
     saved = one.state_dict()

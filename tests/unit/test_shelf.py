@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 import torch
 
+from steadystep.checkpoints import atomic_io
+from steadystep.checkpoints.store import CheckpointStore
 from steadystep.errors import CheckpointError, ConfigError
-from steadystep.recovery import Shelf, durable
 
 
 def state(number: int) -> dict[str, Any]:
     return {"w": torch.full((40,), float(number)), "number": number}
 
 
-def filled(folder: Path, steps: list[int], *, scores: dict[int, float] | None = None, **settings: Any) -> Shelf:
-    shelf = Shelf(folder, **settings)
+def filled(
+    folder: Path, steps: list[int], *, scores: dict[int, float] | None = None, **settings: Any
+) -> CheckpointStore:
+    shelf = CheckpointStore(folder, **settings)
     for step in steps:
         shelf.put(state(step), step=step, updates=step, score=(scores or {}).get(step))
     return shelf
@@ -39,7 +42,7 @@ def hidden_in(folder: Path) -> list[str]:
 
 
 def test_an_empty_shelf(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "run" / "checkpoints")
+    shelf = CheckpointStore(tmp_path / "run" / "checkpoints")
     assert (shelf.steps(), shelf.newest(), shelf.best()) == ([], None, None)
     shutil.rmtree(tmp_path / "run")
     assert (shelf.steps(), shelf.newest()) == ([], None)
@@ -89,7 +92,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path) -> No
 def test_one_that_was_tidied_away_while_it_was_looked_for_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf, writing = filled(tmp_path, [3], keep_last=1), Shelf(tmp_path, keep_last=1)
+    shelf, writing = filled(tmp_path, [3], keep_last=1), CheckpointStore(tmp_path, keep_last=1)
     lists = iter([[3], [6]])
 
     def listed() -> list[int]:
@@ -133,7 +136,7 @@ def test_one_that_cannot_be_removed_is_said_once(tmp_path: Path, monkeypatch: py
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("steadystep.recovery.shelf.remove", refuse)
+    monkeypatch.setattr("steadystep.checkpoints.store.remove", refuse)
     with pytest.warns(UserWarning, match=r"10 is no longer wanted and cannot be removed \(Permission denied\)"):
         shelf.put(state(20), step=20, updates=20)
     shelf.put(state(30), step=30, updates=30)  # a second warning would be an error
@@ -142,11 +145,11 @@ def test_one_that_cannot_be_removed_is_said_once(tmp_path: Path, monkeypatch: py
 
 def test_settings_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keep_last = 0"):
-        Shelf(tmp_path, keep_last=0)
+        CheckpointStore(tmp_path, keep_last=0)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="checkpoints cannot be kept there"):
-        Shelf(tmp_path / "file")
-    assert Shelf(tmp_path).steps() == []
+        CheckpointStore(tmp_path / "file")
+    assert CheckpointStore(tmp_path).steps() == []
 
 
 def leftover(folder: Path, part: str, *, host: str, pid: int, birth: str, age_s: float = 0.0) -> Path:
@@ -159,7 +162,7 @@ def leftover(folder: Path, part: str, *, host: str, pid: int, birth: str, age_s:
 def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path: Path) -> None:
     filled(tmp_path, [10])
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    here, me, dead = durable._HOST, os.getpid(), int(done.stdout)
+    here, me, dead = atomic_io._HOST, os.getpid(), int(done.stdout)
     removed = [
         leftover(tmp_path, "new", host=here, pid=dead, birth="00000000"),
         leftover(tmp_path, "old", host=here, pid=dead, birth="00000000"),
@@ -168,12 +171,12 @@ def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path
         leftover(tmp_path, "new", host="elsewhere", pid=dead, birth="00000000", age_s=90_000),
     ]
     stay = [
-        leftover(tmp_path, "new", host=here, pid=me, birth=durable._BIRTH),
+        leftover(tmp_path, "new", host=here, pid=me, birth=atomic_io._BIRTH),
         leftover(tmp_path, "new", host=here, pid=os.getppid(), birth="00000000"),
         leftover(tmp_path, "gone", host="elsewhere", pid=dead, birth="00000000"),
     ]
     (tmp_path / ".notes").mkdir()
-    Shelf(tmp_path)
+    CheckpointStore(tmp_path)
     assert [path for path in removed if path.exists()] == []
     assert [path for path in stay if not path.exists()] == []
     assert (tmp_path / ".notes").exists()
@@ -183,7 +186,7 @@ KILLED = """
 import json, os, shutil, signal, sys, warnings
 from pathlib import Path
 import torch
-from steadystep.recovery import Shelf, durable, read_checkpoint
+from steadystep.checkpoints import Shelf, durable, read_checkpoint
 warnings.simplefilter("error")
 torch.set_num_threads(1)
 durable._PIECE = 2048

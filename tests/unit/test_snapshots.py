@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import steadystep
-from steadystep.recovery import Holdings, Snapshots
-from steadystep.recovery.ring import interval_mult, to_replace
+from steadystep.snapshots.placement import interval_mult, to_replace
+from steadystep.snapshots.snapshots import Snapshots
+from steadystep.snapshots.tensor_state import TensorState
 from tests.loops import OPTIMIZERS, assert_same, batches, full_state, small_net, squared
 
 CPU = torch.device("cpu")
@@ -115,8 +116,8 @@ class TestRing:
         assert 0 <= place < len(steps)
 
 
-def holdings(model: nn.Module, optimizer: Optimizer) -> Holdings:
-    return Holdings(model, optimizer, lambda: [p for p in model.parameters() if p.requires_grad])
+def holdings(model: nn.Module, optimizer: Optimizer) -> TensorState:
+    return TensorState(model, optimizer, lambda: [p for p in model.parameters() if p.requires_grad])
 
 
 def snapshots(model: nn.Module, optimizer: Optimizer, **options: Any) -> Snapshots:
@@ -251,7 +252,7 @@ class TestGoingBack:
         model, other = small_net(), nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         parameters = list(model.parameters())
-        kept = Snapshots(Holdings(model, optimizer, lambda: parameters), count=2, device=CPU)
+        kept = Snapshots(TensorState(model, optimizer, lambda: parameters), count=2, device=CPU)
         take(kept, 0)
         optimizer.add_param_group({"params": other.parameters(), "lr": 0.5})
         parameters[:0] = other.parameters()

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.accumulation import Passes
-from steadystep.buffers import Buffers
-from steadystep.diagnosis import first_sign, needs_witness, weigh
-from steadystep.diagnosis.damage import is_worse, reach
+from steadystep.diagnosis import first_sign, needs_counterfactual, weigh
+from steadystep.diagnosis.explain import is_worse, reach
+from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.engine.rollback import InMemory
 from steadystep.precision import Precision
 from steadystep.records import Damage, Finding, Outcome, Severity, Signals, Witness
-from steadystep.recovery import InMemory
+from steadystep.snapshots.buffers import Buffers
 from tests.loops import assert_same, batches, full_state, small_net, squared
 
 CALM = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1)
@@ -48,17 +48,17 @@ class TestWhenItIsAsked:
             (finding("non-finite", "info"), 9, None, False),  # a scaler's routine
         ):
             signals = replace(CALM, refused_in_a_row=refused, input_finite=input_finite)
-            assert needs_witness(signals, (found,)) is asked, found
-            assert needs_witness(signals, (finding("loss-spike", "info"), found)) is asked, found
+            assert needs_counterfactual(signals, (found,)) is asked, found
+            assert needs_counterfactual(signals, (finding("loss-spike", "info"), found)) is asked, found
 
     def test_weights_that_are_no_longer_finite_need_no_witness(self) -> None:
         stuck = replace(CALM, refused_in_a_row=2)
         nan = finding("non-finite", "critical")
-        assert needs_witness(stuck, (nan, finding("weight-jump", "warn")))
-        assert not needs_witness(stuck, (nan, finding("weight-jump", "act")))
+        assert needs_counterfactual(stuck, (nan, finding("weight-jump", "warn")))
+        assert not needs_counterfactual(stuck, (nan, finding("weight-jump", "act")))
 
     def test_nothing_found_asks_nobody(self) -> None:
-        assert not needs_witness(replace(CALM, refused_in_a_row=9), ())
+        assert not needs_counterfactual(replace(CALM, refused_in_a_row=9), ())
 
     def test_weights_must_be_older_than_the_first_sign(self) -> None:
         assert first_sign((finding("a", since=80), finding("b", since=90), finding("c"))) == 80
@@ -142,13 +142,15 @@ class TestReach:
             assert reach(replace(CALM, **changes), found) is expected, (found, changes)
 
 
-def passes(model: nn.Module) -> tuple[Passes, torch.optim.Optimizer]:
+def passes(model: nn.Module) -> tuple[MicroBatchRunner, torch.optim.Optimizer]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     parameters = list(model.parameters())
     precision = Precision("fp32", device_type="cpu", autocast=True)
     device = torch.device("cpu")
     buffers = Buffers(model, restores=True)
-    return Passes(optimizer, precision, buffers, lambda: parameters, size=1, device=device, retry=True), optimizer
+    return MicroBatchRunner(
+        optimizer, precision, buffers, lambda: parameters, size=1, device=device, retry=True
+    ), optimizer
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

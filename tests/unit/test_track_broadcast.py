@@ -8,7 +8,7 @@ import torch
 
 import steadystep
 from steadystep.records import Outcome, Signals
-from steadystep.track import Broadcast, RunStart
+from steadystep.tracking import Broadcast, RunStart
 from tests.loops import batches, small_net, squared
 from tests.promises.test_10_monitoring_cannot_hurt import Notes
 

@@ -9,8 +9,8 @@ import pytest
 
 from steadystep.errors import ConfigError
 from steadystep.records import Diagnosis, Finding, Outcome, Signals
-from steadystep.track import RunLog, read
-from steadystep.track.allowance import Allowance
+from steadystep.tracking import RunLog, read
+from steadystep.tracking.sink import Allowance
 
 HEADER = '{"kind": "start", "steadystep": "0"}\n'
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import steadystep
-from steadystep.track import Follower, read
+from steadystep.tracking import Follower, read
 
 HEADER = '{"kind": "start", "steadystep": "0.1", "settings": {"mode": "autopilot"}, "parameters": 7, "time": 3.5}\n'
 
@@ -224,6 +224,6 @@ def test_bytes_of_any_kind_give_a_run_or_a_clear_error(tmp_path_factory, noise: 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
     write(tmp_path, HEADER, row(0))
-    code = f"import sys; from steadystep.track import read; read({str(tmp_path)!r}); print('torch' in sys.modules)"
+    code = f"import sys; from steadystep.tracking import read; read({str(tmp_path)!r}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -10,8 +10,8 @@ from rich.console import Console
 
 import steadystep
 from steadystep.testing import check_sink
-from steadystep.track import Incident, RunStart, StepRow, Terminal
-from steadystep.track.progress import Progress, Trail
+from steadystep.tracking import Incident, RunStart, StepRow, Terminal
+from steadystep.tracking.display import Progress, Trail
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 

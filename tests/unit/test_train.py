@@ -8,9 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from steadystep.checkpoints.store import CheckpointStore
 from steadystep.cli.app import app
 from steadystep.errors import ConfigError
-from steadystep.recovery import Shelf
 from steadystep.train import RunPlan, train
 from steadystep.train.job import make
 from steadystep.train.loop import prepare_folder
@@ -49,7 +49,7 @@ def run(made: RunPlan, folder: Path, *, stop_at: int | None = None) -> tuple[Any
             raise StoppedError
 
     summary = train(made, folder, watch=watch)
-    newest = Shelf(folder / "checkpoints").newest()
+    newest = CheckpointStore(folder / "checkpoints").newest()
     assert newest is not None
     tensors = {**newest.state["parameters"], **newest.state["buffers"]}
     return summary, tensors

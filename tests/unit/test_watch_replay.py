@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad, clip_grad_norm_
 
 import steadystep
-from steadystep.watching.clipping import _scaled
+from steadystep.watching.listeners import _scaled
 
 COUNT, AT = 200, 120
 

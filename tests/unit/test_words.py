@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import steadystep
-from steadystep.check.runs import _items
-from steadystep.compare import compare
 from steadystep.errors import ConfigError, TrainingHalted
+from steadystep.lint.runs import _items
 from steadystep.records import Outcome, Plan
-from steadystep.report.checklist import checklist
-from steadystep.track import describe
-from steadystep.track.run import Run, Series
+from steadystep.runs.checklist import checklist
+from steadystep.runs.comparison import compare
+from steadystep.runs.run import Run, Series
+from steadystep.tracking import describe
 from steadystep.train.plan import RunPlan
 from tests.unit.report_runs import made_incident, made_run
 

@@ -1,8 +1,8 @@
 """ACT: the only stage that changes weights, moments or learning rates."""
 
-from steadystep.actions.around import Around
-from steadystep.actions.learning_rate import LearningRate
-from steadystep.actions.tensor_clip import ByTensors, ByUnits, TensorClip
+from steadystep.actions.clip import ByTensors, ByUnits, TensorClip
+from steadystep.actions.manual_update import Around
 from steadystep.actions.update import Update
+from steadystep.engine.learning_rate import LearningRate
 
 __all__ = ["Around", "ByTensors", "ByUnits", "LearningRate", "TensorClip", "Update"]

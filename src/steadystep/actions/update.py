@@ -9,21 +9,21 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep import bare_calls
-from steadystep.accumulation import Passes
-from steadystep.actions.catch_up import CatchUp, LookAgain, Made, as_done
-from steadystep.actions.learning_rate import LearningRate
-from steadystep.actions.tensor_clip import TensorClip
-from steadystep.buffers import Buffers
-from steadystep.clip.global_norm import EPSILON, clip_global_norm_, multiply_, scale_by_norm_
-from steadystep.clip.rule import NormRule
-from steadystep.clip.value import clamp_
-from steadystep.look import Look, Probing
-from steadystep.norms import measure
+from steadystep._utils.tensors import measure
+from steadystep.actions.clip import TensorClip
+from steadystep.checkpoints.checkpoint import Checkpoint
+from steadystep.clip.global_norm import EPSILON, clamp_, clip_global_norm_, multiply_, scale_by_norm_
+from steadystep.clip.learned import NormRule
+from steadystep.engine.learning_rate import LearningRate
+from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.engine.replay import MeasureAgain, Replayed, Replayer, as_recorded
+from steadystep.engine.rollback import Recovery
+from steadystep.optimizers import bare_calls
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Outcome, Plan, Signals
-from steadystep.recovery import Checkpoint, Recovery
-from steadystep.recovery.backlog import Done
+from steadystep.signals.gradients import GradientView, Probing
+from steadystep.snapshots.buffers import Buffers
+from steadystep.snapshots.replay_buffer import RecordedUpdate
 
 _MARGIN = 1.0 + 1e-4
 _ABOUT = 8  # steps: how well the beginning of a lasting trouble is known
@@ -39,7 +39,7 @@ class Update:
         optimizer: Optimizer,
         precision: Precision,
         buffers: Buffers,
-        passes: Passes,
+        passes: MicroBatchRunner,
         learning_rate: LearningRate,
         recovery: Recovery,
         probing: Probing,
@@ -76,7 +76,7 @@ class Update:
         self._copy_from = copy_from
         self.left_at: int | None = None
         """Updates in the weights after an exception that came out of a catch-up."""
-        self._catch_up = CatchUp(
+        self._catch_up = Replayer(
             passes,
             take=self._take_again,
             undo=self._undo,
@@ -86,7 +86,7 @@ class Update:
             follow=recovery.follow,
         )
 
-    def carry_out(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: LookAgain) -> Outcome:
+    def carry_out(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, look_again: MeasureAgain) -> Outcome:
         """Do what the plan says and report it. `look_again` measures the gradients of some of the micro-batches."""
         if plan.proceeds:
             return self._take(plan, look, diagnosis)
@@ -105,7 +105,9 @@ class Update:
         self._drop_gradients(overflow=overflow)
         return self.report(plan, look, diagnosis, stepped=False)
 
-    def go_back(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, look_again: LookAgain | None = None) -> Outcome:
+    def go_back(
+        self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, look_again: MeasureAgain | None = None
+    ) -> Outcome:
         """Restore an older state; the batch at hand is dropped with everything since that cannot be made again."""
         if plan.to is None:
             return self._from_checkpoint(plan, look, diagnosis)
@@ -117,8 +119,8 @@ class Update:
         old_options = self._lr.options()
         self.passes.close()
         self._probing.cancel()
-        replayed = Made([], healed=False, exact=False)
-        missed: tuple[Done, ...] = ()
+        replayed = Replayed([], healed=False, exact=False)
+        missed: tuple[RecordedUpdate, ...] = ()
         jumped = False
         if plan.until is not None and look_again is not None:
             missed = self._recovery.missed(restored)
@@ -137,13 +139,13 @@ class Update:
             schedules()
             self._lr.put(options, in_place_of=old_options)
         self._recovery.caught_up(restored, made)
-        plan = as_done(plan, whole=whole, some=bool(made), innocent=plan.outside and not jumped)
+        plan = as_recorded(plan, whole=whole, some=bool(made), innocent=plan.outside and not jumped)
         self.prepare(plan)
         outcome = self._restored(plan, look, diagnosis, updates=restored + len(made))
         exact = bool(made) and replayed.exact and not self._recovery.leaves_behind
         return replace(outcome, caught_up=len(made), exact=exact)
 
-    def _restored(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, updates: int) -> Outcome:
+    def _restored(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, updates: int) -> Outcome:
         if "rewarm" in plan.steps:
             self._lr.ceiling.rewarm(self._rewarm_steps if plan.hold is None else min(plan.hold, self._rewarm_steps))
         signals = look.signals
@@ -157,7 +159,7 @@ class Update:
             restored=updates,
         )
 
-    def _from_checkpoint(self, plan: Plan, look: Look, diagnosis: Diagnosis) -> Outcome:
+    def _from_checkpoint(self, plan: Plan, look: GradientView, diagnosis: Diagnosis) -> Outcome:
         """No state in memory can be used: the newest checkpoint that is finite, or an end."""
         self._drop_gradients(overflow=False)
         look.grads.clear()
@@ -175,12 +177,12 @@ class Update:
     def _make_again(
         self,
         plan: Plan,
-        missed: Sequence[Done],
-        present: Sequence[Done],
-        look: Look,
+        missed: Sequence[RecordedUpdate],
+        present: Sequence[RecordedUpdate],
+        look: GradientView,
         diagnosis: Diagnosis,
-        look_again: LookAgain,
-    ) -> tuple[Made, bool]:
+        look_again: MeasureAgain,
+    ) -> tuple[Replayed, bool]:
         """Those of `missed` that go well this time, from the first on, and then the one at hand.
 
         And whether they led to where the weights had jumped to: then it was the updates after all.
@@ -188,7 +190,7 @@ class Update:
         assert plan.to is not None
         assert plan.until is not None
         if not missed:
-            return Made([], healed=False, exact=False), False
+            return Replayed([], healed=False, exact=False), False
         wanted, sign = [*missed, *present], plan.until
         made = self._catch_up.make_again(wanted, look_again, first_sign=sign, outside=plan.outside, slack=_ABOUT)
         if not plan.outside and not made.healed and any(done.signals.step >= sign for done in made.updates):
@@ -208,7 +210,7 @@ class Update:
         self._recovery.roll_back(step, replay=self._replay)
         self.passes.close()
 
-    def _jumped_again(self, look: Look, diagnosis: Diagnosis) -> bool:
+    def _jumped_again(self, look: GradientView, diagnosis: Diagnosis) -> bool:
         """The weights are again where they had jumped to: it was the updates after all."""
         jump = next(f for f in diagnosis.findings if f.detector == "weight-jump")
         now = self._weigh(look.signals).get(jump.where[0], math.nan)
@@ -225,7 +227,7 @@ class Update:
             self._copy_from(plan.rank, self._optimizer)
             self._recovery.forget()  # states in memory may be of the odd weights
 
-    def report(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, stepped: bool) -> Outcome:
+    def report(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, stepped: bool) -> Outcome:
         """What somebody else did about a plan; a batch that was not used leaves no trace in buffers."""
         if not stepped:
             self._buffers.put_back()
@@ -247,7 +249,7 @@ class Update:
         self._precision.refuse(overflow=overflow)
         self._optimizer.zero_grad()
 
-    def _take(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()) -> Outcome:
+    def _take(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()) -> Outcome:
         signals = look.signals
         clipped = self.clip_(look, limit=plan.norm)
         lr_mult = self._lr.lower(signals.lr)
@@ -273,14 +275,14 @@ class Update:
             lr_mult=lr_mult,
         )
 
-    def _present(self, look: Look) -> tuple[Done, ...]:
+    def _present(self, look: GradientView) -> tuple[RecordedUpdate, ...]:
         """The update at hand, to be made after those before it."""
         works, options = self.passes.works(), self._lr.options()
         mult = self._lr.ceiling.multiplier(look.signals.lr)
         used = self._lr.times(options, mult)
-        return (Done(works, look.signals, used),) if works and used else ()
+        return (RecordedUpdate(works, look.signals, used),) if works and used else ()
 
-    def _take_again(self, look: Look, done: Done) -> None:
+    def _take_again(self, look: GradientView, done: RecordedUpdate) -> None:
         """An update that was undone, as it was taken then."""
         touch = done.works[-1].touch
         if touch is not None:
@@ -297,7 +299,7 @@ class Update:
         self._buffers.put_back()
         self.passes.close()
 
-    def _step(self, look: Look) -> None:
+    def _step(self, look: GradientView) -> None:
         probing = self._probing.due(look.signals.step)
         if probing:
             self._probing.before()
@@ -305,14 +307,16 @@ class Update:
         if probing:
             self._probing.after(look.signals.step)
 
-    def _apply(self, look: Look) -> None:
+    def _apply(self, look: GradientView) -> None:
         if look.grads:
             self._precision.step(self._optimizer)
         else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
             self._precision.refuse(overflow=False)
             bare_calls.step(self._optimizer)
 
-    def _compute_again(self, look: Look, look_again: Callable[[Sequence[int]], Look]) -> tuple[tuple[int, ...], Look]:
+    def _compute_again(
+        self, look: GradientView, look_again: Callable[[Sequence[int]], GradientView]
+    ) -> tuple[tuple[int, ...], GradientView]:
         looks = [look]
 
         def finite(kept: Sequence[int]) -> bool:
@@ -323,7 +327,7 @@ class Update:
         kept = self.passes.compute_again(without=bad, finite=finite)
         return kept, looks[-1]
 
-    def clip_(self, look: Look, *, limit: float | None, again: bool = False) -> bool:
+    def clip_(self, look: GradientView, *, limit: float | None, again: bool = False) -> bool:
         """Hold the gradients down; `again` says that the loop has clipped them since they were measured."""
         norm = look.signals.grad_norm
         if again:  # what was measured no longer holds, and the host does not know what does
@@ -352,7 +356,7 @@ class Update:
             clamp_(look.grads, look.layout, max_value=self._clip_value)
         return norm > min(learned, fixed)
 
-    def _scale(self, look: Look, *, max_norm: float) -> None:
+    def _scale(self, look: GradientView, *, max_norm: float) -> None:
         """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
         if self._sharded is None:
             scale_by_norm_(look.grads, look.layout, look.norms, max_norm=max_norm)

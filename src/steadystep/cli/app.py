@@ -7,12 +7,8 @@ from pathlib import Path
 import typer
 
 from steadystep.cli.bench import bench
-from steadystep.cli.check import check
-from steadystep.cli.compare import compare
-from steadystep.cli.dashboard import dashboard
-from steadystep.cli.diagnose import diagnose
-from steadystep.cli.plain import plain_line
-from steadystep.cli.report import report
+from steadystep.cli.diagnose import check, diagnose, printable_line
+from steadystep.cli.pages import compare, dashboard, report
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.version import __version__
 
@@ -91,9 +87,9 @@ def find_lr(
 
     Example: steadystep find-lr gpt
     """
-    from steadystep.cli.find_lr import run
+    from steadystep.cli.train import run_find_lr
 
-    run(task, seed=seed, steps=steps, as_json=as_json)
+    run_find_lr(task, seed=seed, steps=steps, as_json=as_json)
 
 
 @app.command()
@@ -111,9 +107,9 @@ def replay(
 
     Example: steadystep replay runs/a/incidents/incident-000600-skip --factory training:make
     """
-    from steadystep.cli.replay import run
+    from steadystep.cli.train import run_replay
 
-    raise typer.Exit(run(bundle, factory=factory, precision=precision, device=device, as_json=as_json))
+    raise typer.Exit(run_replay(bundle, factory=factory, precision=precision, device=device, as_json=as_json))
 
 
 for verb in (check, diagnose, report, dashboard, compare, bench):
@@ -122,7 +118,7 @@ for verb in (check, diagnose, report, dashboard, compare, bench):
 
 def told(error: Exception) -> str:
     """A user's mistake as a few short lines: what a file said is quoted in them, and a terminal obeys some of that."""
-    lines = [plain_line(line) for line in str(error).split("\n") if line.strip()]
+    lines = [printable_line(line) for line in str(error).split("\n") if line.strip()]
     more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
     return "error: " + "\n".join([*lines[:_MOST_LINES], *more])
 

@@ -1,8 +1,19 @@
 """`steadystep bench`: the tables: stability, precision, detection, recovery, overhead."""
 
+import json
+import math
+import sys
+import time
 from pathlib import Path
+from typing import Any, final
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from steadystep.errors import ConfigError
+from steadystep.lab.bench.runner import Results, run, stored
+from steadystep.lab.bench.study import Choice, JobResult, Study
 
 
 def bench(
@@ -23,9 +34,9 @@ def bench(
 
     Example: steadystep bench stability --quick
     """
-    from steadystep.cli.bench_screen import show
+    pass
     from steadystep.lab.bench import Choice, load
-    from steadystep.lab.bench.seeds import parse_seeds
+    from steadystep.lab.bench.study import parse_seeds
 
     choice = Choice(quick=quick, seeds=parse_seeds(seeds) if seeds else None)
     raise typer.Exit(
@@ -40,3 +51,131 @@ def bench(
             figure=Path(figure) if figure else None,
         )
     )
+
+
+_LINE_EVERY_S = 10.0  # where there is no terminal
+_DRAWN = (".png", ".svg", ".pdf")
+
+
+def show(
+    study: Study,
+    choice: Choice,
+    *,
+    out: Path,
+    num_workers: int | None,
+    fresh: bool,
+    only_stored: bool,
+    as_json: bool,
+    figure: Path | None,
+) -> int:
+    """Run a study or read what is stored, and tell; the exit code."""
+    _check_figure(study, figure)
+    aside = Console(stderr=True, highlight=False)
+    if only_stored:
+        results = stored(study, choice, out=out)
+    else:
+        try:
+            with _Screen(aside, study.name) as screen:
+                results = run(study, choice, out=out, num_workers=num_workers, fresh=fresh, watch=screen.watch)
+        except KeyboardInterrupt:
+            aside.print("stopped; what has ended is stored, and the same command goes on from there", soft_wrap=True)
+            return 130
+    _tell(study, results, as_json=as_json)
+    if figure is not None and study.figure is not None and results.rows:
+        study.figure(results.rows, figure)
+        aside.print(f"drawn: {figure}", soft_wrap=True)
+    for done in results.failed:
+        aside.print(f"[red]failed[/red] {done.job.key}\n{done.error}", soft_wrap=True)
+    return 1 if results.failed else 0
+
+
+def _check_figure(study: Study, figure: Path | None) -> None:
+    """Before hours of work, not after."""
+    if figure is None:
+        return
+    if study.figure is None:
+        raise ConfigError(f"--figure: bench {study.name} has none")
+    if figure.suffix not in _DRAWN:
+        raise ConfigError(f"--figure {figure}: give it one of the endings {', '.join(_DRAWN)}")
+    if not figure.parent.is_dir():
+        raise ConfigError(f"--figure {figure}: there is no folder {figure.parent}")
+    from steadystep.lab.bench.study import pyplot
+
+    pyplot()
+
+
+def _tell(study: Study, results: Results, *, as_json: bool) -> None:
+    if as_json:
+        told = {
+            **results.header.as_dict(),
+            "runs": len(results.rows),
+            "total": results.total,
+            "failed": [done.job.key for done in results.failed],
+            "summary": study.summary(results.rows) if results.rows else {},
+        }
+        sys.stdout.write(json.dumps(_plain(told)) + "\n")
+        return
+    console = Console(highlight=False)
+    if results.rows:
+        console.print(study.table(results.rows))
+    if len(results.rows) < results.total:
+        console.print(f"[yellow]{len(results.rows)} of {results.total} runs so far[/yellow]")
+    console.print(f"[dim]{results.header}[/dim]", soft_wrap=True)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON cannot say, as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@final
+class _Screen:
+    """A bar on a terminal, else a line now and then, with the time that is left."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._console, self._name = console, name
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(name, total=None, said="")
+        self._began = self._last = time.monotonic()
+
+    def __enter__(self) -> "_Screen":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def watch(self, made: int, total: int, done: JobResult | None) -> None:
+        """One job more, or a new round of them."""
+        now = time.monotonic()
+        if done is None:
+            self._began = now
+        said = f"{_clock((now - self._began) / made * (total - made))} to go" if made else "first runs under way"
+        if done is not None and done.row is None:
+            self._console.print(f"[red]failed[/red] {done.job.key}", soft_wrap=True)
+        self._bar.update(self._task, completed=made, total=total, said=said)
+        if not self._console.is_terminal and (done is None or made == total or now - self._last >= _LINE_EVERY_S):
+            self._last = now
+            self._console.print(f"{self._name}  {made}/{total} runs  {said}", soft_wrap=True)
+
+
+def _clock(seconds: float) -> str:
+    """7:05, or 1:02:03.
+
+    >>> _clock(425.2), _clock(3723)
+    ('7:05', '1:02:03')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -8,11 +8,10 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from steadystep._utils.text import quiet_log, state_of
 from steadystep.errors import ConfigError
-from steadystep.lab.story import Arm, Ending, Story, live, num_parameters
-from steadystep.notices import quiet_log
+from steadystep.lab.story import Arm, Story, StoryEnd, live, num_parameters
 from steadystep.records import Outcome
-from steadystep.words import state_of
 
 _ARMS: tuple[Arm, ...] = ("no fault", "unguarded", "guarded")
 
@@ -24,7 +23,7 @@ def run(*, steps: int, seed: int, run_dir: str) -> None:
     story = Story(steps=steps)
     console.print(_opening(story))
     torch.set_num_threads(1)  # why: matrices this small are slower on two threads, far slower on a busy machine
-    endings: dict[Arm, Ending] = {}
+    endings: dict[Arm, StoryEnd] = {}
     with quiet_log():
         for arm in _ARMS:
             with _Screen(console, arm, steps) as screen:
@@ -120,7 +119,7 @@ def _done(outcome: Outcome) -> str:
     return "no update: as if this batch had never been seen"
 
 
-def _table(endings: dict[Arm, Ending], *, steps: int) -> Table:
+def _table(endings: dict[Arm, StoryEnd], *, steps: int) -> Table:
     clean = endings["no fault"].held_out
     table = Table(title="Three runs, the same data, the same first weights", title_justify="left", title_style="bold")
     for column in ("run", "held-out loss", "vs no fault", "updates", "weights", "time"):
@@ -137,7 +136,7 @@ def _table(endings: dict[Arm, Ending], *, steps: int) -> Table:
     return table
 
 
-def _verdict(ending: Ending) -> Group:
+def _verdict(ending: StoryEnd) -> Group:
     card = Table.grid(padding=(0, 2))
     for diagnosis in ending.diagnoses[:3]:
         card.add_row(f"  {diagnosis.cause}", diagnosis.advice)
@@ -147,9 +146,10 @@ def _verdict(ending: Ending) -> Group:
 def _pages(folder: Path) -> str:
     """The guarded run as a page, and all three over each other."""
     try:
-        from steadystep.compare import compare, compare_page
-        from steadystep.curves import open_run
-        from steadystep.report import report_page
+        from steadystep.pages.compare import compare_page
+        from steadystep.pages.report import report_page
+        from steadystep.runs.comparison import compare
+        from steadystep.runs.open import open_run
     except ImportError as error:
         return f"\nNo page: {error}"
     runs = [open_run(folder / arm.replace(" ", "-")) for arm in _ARMS]

@@ -1,22 +1,60 @@
 """`steadystep diagnose`: read the curves of any run and say what is wrong with it."""
 
 import json
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadystep.cli.columns import Columns, by_role
-from steadystep.cli.plain import plain
-from steadystep.errors import ConfigError
+from steadystep.errors import ConfigError, SteadystepError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
-    from steadystep.curves import Reading
-    from steadystep.report.verdict import Verdict
-    from steadystep.track.run import Run
+    from steadystep.lint import Report
+    from steadystep.pages.episodes import Headline
+    from steadystep.runs.reading import Reading
+    from steadystep.runs.run import Run
+
+
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="ROLE=NAME",
+        help="step, loss, grad_norm, lr or val_loss, where the names do not tell.",
+    ),
+]
+
+
+def by_role(given: list[str] | None) -> dict[str, str]:
+    """What was given, as a mapping."""
+    asked = {}
+    for pair in given or []:
+        role, equals, name = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--column {pair}: write it as ROLE=NAME, such as loss=my_loss")
+        asked[role.strip()] = name
+    return asked
+
+
+_LONGEST = 600  # letters
+
+
+def printable(text: str) -> str:
+    """Without control characters: names in a log are anybody's, and a terminal obeys some."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def printable_line(text: str) -> str:
+    """The same as one line of bearable length; what is left out is the middle, for the end says what to do."""
+    clean = printable(" ".join(text.split()))
+    half = _LONGEST // 2
+    return clean if len(clean) <= _LONGEST else f"{clean[:half]} … {clean[-half:]}"
+
 
 _MOST_PLANS = 8
 
@@ -36,20 +74,20 @@ def diagnose(
     """
     from rich.console import Console
 
-    from steadystep.curves import diagnose as read_curves
-    from steadystep.curves import find_runs, open_run
-    from steadystep.report.verdict import judged
+    from steadystep.pages.episodes import headline
+    from steadystep.runs.diagnose import diagnose as read_curves
+    from steadystep.runs.open import find_runs, open_run
 
     asked = by_role(column)
     found = find_runs(path)
-    readings: list[tuple[Run, Reading, Verdict]] = []
+    readings: list[tuple[Run, Reading, Headline]] = []
     waiting = Console(stderr=True)
     for run_path in found:
-        with waiting.status(f"reading {plain(str(run_path))}", spinner="line"):
+        with waiting.status(f"reading {printable(str(run_path))}", spinner="line"):
             try:
                 run = open_run(run_path, asked)
                 reading = read_curves(run)
-                readings.append((run, reading, judged(run, reading)))
+                readings.append((run, reading, headline(run, reading)))
             except ConfigError as error:
                 if len(found) == 1:
                     raise
@@ -67,12 +105,12 @@ def diagnose(
 
 
 def _tell(
-    console: "Console", run: "Run", reading: "Reading", verdict: "Verdict", *, notes: bool, several: bool
+    console: "Console", run: "Run", reading: "Reading", verdict: "Headline", *, notes: bool, several: bool
 ) -> None:
-    from steadystep.curves.sparkline import sparkline
+    from steadystep.pages.site import sparkline
 
     def line(text: str, style: str = "") -> None:
-        console.print(plain(text), style=style, markup=False)
+        console.print(printable(text), style=style, markup=False)
 
     if several:
         line(str(run.path), "bold")
@@ -110,7 +148,7 @@ def _tell(
 
 def _tell_incidents(line: "Callable[[str, str], None]", run: "Run") -> None:
     """What the guard of this run did: nothing has to be supposed here."""
-    from steadystep.report.episodes import episodes, interventions
+    from steadystep.pages.episodes import episodes, interventions
 
     acted = interventions(run, episodes(run))
     if not acted:
@@ -124,3 +162,83 @@ def _tell_incidents(line: "Callable[[str, str], None]", run: "Run") -> None:
         line(f"   and {len(acted) - _MOST_PLANS} more (steadystep report shows all)", "")
     for advice in dict.fromkeys(episode.head.advice for episode in acted if episode.head.advice):
         line(f"   do: {advice}", "cyan")
+
+
+def check(
+    paths: Annotated[
+        list[str], typer.Argument(help="Training scripts, YAML configs, run folders, folders of scripts.")
+    ],
+    select: str = typer.Option("", help="Only these codes, or everything beginning like them: SS101,SS2."),
+    ignore: str = typer.Option("", help="All but these codes."),
+    diff: bool | None = typer.Option(
+        None, "--diff/--no-diff", help="Every fix as a diff, or none; short ones if left out."
+    ),
+    checklist: bool = typer.Option(True, "--checklist/--no-checklist", help="The items beside the hits."),
+    as_json: bool = typer.Option(False, "--json", help="For a program."),
+) -> None:
+    """The checklist and the wiring faults, on a training script, a config or a run. Nothing is executed.
+
+    Exit code 0: no hits. 1: hits. 2: no hits, but something could not be read; the others were checked all the same.
+    `# steadystep: ignore[SS101]` on the line silences a hit, `# steadystep: ignore-file[SS101]` all of a kind.
+
+    Example: steadystep check train.py
+    """
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from steadystep.lint import check_path
+    from steadystep.lint.render import show
+
+    only, without = _codes(select), _codes(ignore)
+    console = Console(highlight=False, emoji=False)
+    reports: list[Report] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            for report in check_path(Path(path)):
+                kept = tuple(h for h in report.hits if _wanted(h.code, only, without))
+                reports.append(replace(report, hits=kept))
+        except SteadystepError as error:
+            problems += map(printable_line, str(error).split("\n"))
+    several = len(reports) > 1
+    if as_json:
+        sys.stdout.write(json.dumps({"reports": [r.as_dict() for r in reports], "errors": problems}) + "\n")
+    else:
+        for report in reports:
+            show(report, console, diff=diff, checklist=checklist and not (several and report.kind == "script"))
+        if reports:
+            console.print(_verdict(reports, checklist=checklist), soft_wrap=True)
+    for problem in problems:
+        typer.echo(f"error: {problem}", err=True)
+    if any(report.faults for report in reports):
+        raise typer.Exit(1)
+    raise typer.Exit(2 if problems else 0)
+
+
+def _codes(text: str) -> tuple[str, ...]:
+    from steadystep.lint.catalog import RULES, nearest_code
+
+    codes = tuple(code.strip().upper() for code in text.split(",") if code.strip())
+    for code in codes:
+        if not any(known.startswith(code) for known in (*RULES, "SS001")):
+            raise ConfigError(f"{code}: there is no such rule; {nearest_code(code)}")
+    return codes
+
+
+def _wanted(code: str, only: tuple[str, ...], without: tuple[str, ...]) -> bool:
+    return (not only or code.startswith(only)) and not (without and code.startswith(without))
+
+
+def _verdict(reports: "Sequence[Report]", *, checklist: bool) -> str:
+    faults = sum(len(r.faults) for r in reports)
+    advice = sum(len(r.hits) for r in reports) - faults
+    missing = sum(item.state == "absent" for r in reports for item in r.items)
+    parts = [f"[bold red]{faults} {'fault' if faults == 1 else 'faults'}[/]" if faults else "[bold green]no faults[/]"]
+    if advice:
+        parts.append(f"{advice} pieces of advice")
+    if checklist and len(reports) == 1 and missing:
+        parts.append(f"{missing} of {len(reports[0].items)} items of the checklist are not there")
+    if len(reports) > 1:
+        parts.append(f"{len(reports)} files")
+    return ", ".join(parts)

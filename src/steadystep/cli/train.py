@@ -2,21 +2,27 @@
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from steadystep.errors import TrainingHalted
-from steadystep.track import Terminal
+from steadystep._utils.text import nearest_names
+from steadystep.cli.diagnose import printable
+from steadystep.errors import ConfigError, TrainingHalted
+from steadystep.incidents.replay import Replay, load_factory, replay
+from steadystep.lab.tasks import TASKS
+from steadystep.lr_finder import find_lr
+from steadystep.tracking import Terminal
 from steadystep.train import RunPlan, Summary, train
-from steadystep.train.crew import Crew
-from steadystep.train.loop import prepare_folder
-from steadystep.train.template import write
+from steadystep.train.loop import Crew, prepare_folder
+from steadystep.train.plan import write
 
 
 def new(name: str) -> None:
@@ -102,3 +108,69 @@ def _table(summary: Summary) -> Table:
     for diagnosis in summary.diagnosis:
         table.add_row("diagnosis", diagnosis)
     return table
+
+
+def run_find_lr(task: str, *, seed: int, steps: int, as_json: bool) -> None:
+    """Sweep, and print the curve with what it says."""
+    if task not in TASKS:
+        raise ConfigError(f"task {task!r} is not built in{nearest_names(task, list(TASKS))}")
+    torch.set_num_threads(1)  # why: matrices this small are slower on two threads
+    made = TASKS[task].make(seed)
+    curve = find_lr(made.model, made.optimizer, lambda: made.loss(made.batch()), num_steps=steps)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(curve.to_json() if as_json else str(curve), markup=False)
+
+
+REPRODUCED = 1
+
+
+def run_replay(bundle: str, *, factory: str, precision: str | None, device: str | None, as_json: bool) -> int:
+    """Load, run, print; returns the exit code: 0 all is finite this time, 1 it happened again."""
+    console = Console(soft_wrap=True, highlight=False)
+    done = replay(Path(bundle), load_factory(factory), precision=precision, device=device)
+    said = _as_json(done) if as_json else "\n".join(map(printable, _as_text(done).split("\n")))
+    console.print(said, markup=False)
+    return REPRODUCED if done.reproduces else 0
+
+
+def _as_text(done: Replay) -> str:
+    now, origin = done.now, done.now.origin
+    lines = [
+        f"incident    step {done.step}: {done.what}",
+        f"then        loss {done.seen_loss:.6g}, gradient norm {done.seen_norm:.6g} ({done.recorded_precision})",
+        f"now         loss {now.loss:.6g}, gradient norm {now.grad_norm:.6g} ({done.precision})",
+    ]
+    if not now.finite:
+        lines += [f"origin      {origin.place}, {origin.phase}", f"            {origin.what}"]
+        if origin.tensor and origin.tensor not in origin.what:
+            lines.append(f"            {origin.tensor}")
+    elif done.then.phase != "none":
+        lines.append(f"origin      then {done.then.place}, {done.then.phase}; now nothing is non-finite")
+    return "\n".join([*lines, f"verdict     {_verdict(done)}"])
+
+
+def _verdict(done: Replay) -> str:
+    if done.reproduces:
+        return "reproduced"
+    if done.precision != done.recorded_precision:
+        return f"it would have survived in {done.precision}"
+    if not math.isfinite(done.seen_loss + done.seen_norm):
+        return "not reproduced: a transient fault, or something the bundle does not hold"
+    return "not reproduced: loss or gradient norm differ"
+
+
+def _as_json(done: Replay) -> str:
+    return json.dumps(
+        {
+            "bundle": str(done.bundle),
+            "step": done.step,
+            "what": done.what,
+            "reproduces": done.reproduces,
+            "precision": done.precision,
+            "recorded_precision": done.recorded_precision,
+            "then": json.loads(done.then.to_json()),
+            "now": json.loads(done.now.to_json()),
+            "verdict": _verdict(done),
+        },
+        indent=2,
+    )

@@ -4,14 +4,142 @@ Pascanu, Mikolov, Bengio: On the difficulty of training recurrent neural network
 """
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from steadystep._utils import tensors
+from steadystep._utils.tensors import Layout, dense_values, layout_of, measure, total_norm, total_norm_in_half
 from steadystep.clip.checks import limit
-from steadystep.clip.gradients import Params, gradients_of, measured
-from steadystep.clip.report import ClipReport
-from steadystep.norms import Layout, dense_values, total_norm, total_norm_in_half
+from steadystep.errors import MisuseError, UnsupportedError
+
+Params = Iterable[Parameter] | Iterable[tuple[str, Parameter]] | Parameter
+"""What every clip accepts: `model.parameters()`, `model.named_parameters()` or a single parameter."""
+
+_WANTED = "a clip takes parameters: give model.parameters(), model.named_parameters() or one parameter"
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def gradients_of(params: Params) -> list[Tensor]:
+    """The gradients there are, in order."""
+    found = _listed(params)
+    if found and isinstance(found[0], tuple):
+        found = [parameter for _, parameter in found]
+    try:
+        return [grad for parameter in found if (grad := parameter.grad) is not None]
+    except AttributeError:
+        raise MisuseError(f"{_WANTED}, got {type(params).__name__} of other things") from None
+
+
+def named(params: Params) -> dict[str, Parameter]:
+    """The parameters by name, or by position if they came without; one that comes twice is counted once."""
+    found = _listed(params)
+    seen: set[int] = set()
+    result: dict[str, Parameter] = {}
+    for position, item in enumerate(found):
+        name, parameter = item if isinstance(item, tuple) else (str(position), item)
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            result[name] = parameter
+    return result
+
+
+def _listed(params: Params) -> list[Any]:
+    if isinstance(params, Tensor):
+        return [params]
+    if not isinstance(params, Iterable):
+        raise MisuseError(f"{_WANTED}, got {type(params).__name__}")
+    return list(params)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Gradients as plain tensors this rank may write to, with their norms over all ranks still on the device."""
+
+    grads: list[Tensor]
+    parts: list[Tensor]
+    layout: Layout
+    norms: list[Tensor]
+
+    def total(self) -> Tensor:
+        """The global norm."""
+        return total_norm(self.norms, self.layout)
+
+
+def measured(grads: list[Tensor], *, rounded: bool = False) -> Measured:
+    """One pass over the gradients. Half precision is measured in fp32, or `rounded` as torch's own clipping does."""
+    if tensors.is_sharded(grads):
+        parts = [tensors.local_part(grad) for grad in grads]
+        upcast = [None if rounded or grad.dtype not in _HALVES else torch.float32 for grad in grads]
+        return Measured(grads, parts, layout_of(parts), tensors.norms_over_ranks(grads, upcast))
+    norms_of = _rounded_norms if rounded else measure
+    layout = _layout_if_alike(grads)
+    if layout is not None:
+        try:
+            return Measured(grads, grads, layout, norms_of(grads, layout))
+        except NotImplementedError:  # one of them is sparse; asking each would cost everybody else
+            pass
+    layout = layout_of(grads)
+    return Measured(grads, grads, layout, norms_of(grads, layout))
+
+
+def _rounded_norms(grads: list[Tensor], layout: Layout) -> list[Tensor]:
+    if not layout.half:
+        return measure(grads, layout)
+    values = dense_values(grads, layout, coalesce=True)
+    if len(layout.groups) == 1:
+        return list(torch._foreach_norm(values, 2.0))
+    norms: dict[int, Tensor] = {}
+    for positions in layout.groups:
+        norms.update(zip(positions, torch._foreach_norm([values[i] for i in positions], 2.0), strict=True))
+    return [norms[i].to(grads[0].device) for i in range(len(grads))]
+
+
+def _layout_if_alike(grads: list[Tensor]) -> Layout | None:
+    # Nearly every model: one dtype on one device. Sorting the positions would cost a tenth of the norms themselves.
+    if not grads or len(_group_tensors_by_device_and_dtype([[*grads]])) != 1:
+        return None
+    device, dtype = grads[0].device, grads[0].dtype
+    everything = (tuple(range(len(grads))),)
+    return Layout(len(grads), (device, dtype), everything, half=dtype in _HALVES, sparse=False)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipReport:
+    """`scale == 0.0` means: do not step, the gradients are not finite and were left alone.
+
+    Where all gradients are scaled alike, `scale` is that factor. Where rows or tensors have factors of their own
+    (`agc_`, `TensorEMAClip`) it is the global norm after ÷ before. `clip_value_` does not scale and says 1.0.
+
+    >>> report = ClipReport(norm_before=5.0, scale=0.2, clipped=True, finite=True)
+    >>> report.norm_before * report.scale
+    1.0
+    >>> ClipReport.refused(float("nan")).scale
+    0.0
+    """
+
+    norm_before: float
+    scale: float
+    clipped: bool
+    finite: bool
+
+    @classmethod
+    def refused(cls, norm: float) -> Self:
+        """The report for a norm that is not finite."""
+        return cls(norm_before=norm, scale=0.0, clipped=False, finite=False)
+
+    @classmethod
+    def scaled(cls, norm: float, scale: float) -> Self:
+        """The report for finite gradients multiplied by `scale`."""
+        return cls(norm_before=norm, scale=scale, clipped=scale < 1.0, finite=True)
+
 
 EPSILON = 1e-6  # torch's
 
@@ -91,3 +219,52 @@ def multiply_each_(grads: list[Tensor], layout: Layout, factors: list[float]) ->
             group, numbers = [values[i] for i in scaled], [factors[i] for i in scaled]
             on_cpu = group[0].is_cpu
             torch._foreach_mul_(group, torch.tensor(numbers, dtype=torch.float64).unbind() if on_cpu else numbers)
+
+
+def clip_value_(params: Params, max_value: float) -> ClipReport:
+    """Clamp gradient elements in place.
+
+    A non-finite gradient is left as it is (`report.scale == 0.0`: do not step); clamping would turn an infinity into a
+    number that looks healthy. `clipped` says whether any element was beyond the limit.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> weight.grad = torch.tensor([3.0, -0.5])
+    >>> clip_value_([weight], max_value=1.0).clipped
+    True
+    >>> weight.grad
+    tensor([ 1.0000, -0.5000])
+    """
+    limit("max_value", max_value)
+    grads = gradients_of(params)
+    tensors.refuse_unreduced(grads, "clipping by value")
+    seen = measured(grads)
+    total = seen.total()
+    norm, peak = torch.stack([total, _largest(seen).to(total)]).tolist()  # sync: the report
+    if not math.isfinite(norm):
+        return ClipReport.refused(norm)
+    clamp_(seen.parts, seen.layout, max_value=max_value)
+    return ClipReport(norm_before=norm, scale=1.0, clipped=peak > max_value, finite=True)
+
+
+@torch.no_grad()
+def clamp_(grads: list[Tensor], layout: Layout, *, max_value: float) -> None:
+    """Clamp every element; complex gradients have no order to clamp by."""
+    if any(g.is_complex() for g in grads):
+        raise UnsupportedError("clipping by value is not defined for complex gradients: clip by norm instead")
+    for grad in grads if layout.sparse else ():
+        if grad.is_sparse and not grad.is_coalesced():  # why: the sum of two clamped parts may exceed the limit
+            grad.copy_(grad.coalesce())
+    values = dense_values(grads, layout)
+    for positions in layout.groups:
+        group = [values[i] for i in positions]
+        torch._foreach_clamp_min_(group, -max_value)
+        torch._foreach_clamp_max_(group, max_value)
+
+
+@torch.no_grad()
+def _largest(seen: Measured) -> Tensor:
+    filled = [v for v in dense_values(seen.parts, seen.layout, coalesce=True) if v.numel()]
+    peaks = [torch.linalg.vector_norm(v, torch.inf) for v in filled]
+    # why: a rank whose shards are all empty takes part in the collective like every other
+    peak = torch.stack([p.to(peaks[0].device) for p in peaks]).max() if peaks else torch.zeros(())
+    return tensors.largest_over_ranks(peak, seen.grads) if seen.parts is not seen.grads else peak

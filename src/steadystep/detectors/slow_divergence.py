@@ -11,7 +11,7 @@ from collections import deque
 from itertools import pairwise
 from typing import Any, final
 
-from steadystep.detectors.planned_rise import PlannedRise
+from steadystep.detectors.learning_rate_jump import PlannedRise
 from steadystep.records import Finding, Severity, Signals
 from steadystep.stats import Cusum
 

@@ -69,3 +69,152 @@ def _ends(names: tuple[str, ...]) -> tuple[list[int], list[int]]:
     weights = [i for i, name in enumerate(names) if name.endswith("weight")]
     quarter = len(weights) // 4 if len(weights) >= _FEWEST else 0
     return weights[:quarter], weights[len(weights) - quarter :]
+
+
+_ZERO_STEPS = 8
+_ZERO_EVERY_STEPS = 4
+_EVALUATIONS = 64
+_ALIVE, _STOPPED = 8, 16  # evaluations with a gradient before, and without one since
+_MENDED = 1000  # steps with a gradient, less those without: then a new streak is news
+_QUIET_STEPS = 500  # between two warnings about single tensors
+
+
+@final
+class ZeroGradient:
+    """Warns when all gradients are zero for 8 steps, and once for a tensor that had gradients and has none for 64.
+
+    The first is said once, and again only after 1,000 steps that mostly had a gradient: a loss that is often exactly
+    zero has streaks all the time. Tensors that stop one after another are told together, every 500 steps.
+
+    A tensor that never had one in 256 steps is only worth a note: branches that are not used yet and experts that were
+    never chosen are no faults.
+    """
+
+    name = "zero-gradient"
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._zeros: dict[str, int] = {}
+        self._all_alive = 0
+        self._alive: dict[str, int] = {}
+        self._told: set[str] = set()
+        self._mended = _MENDED
+        """Steps with a gradient less those without, since a streak was told."""
+        self._until = 0
+        """No warning about single tensors before this step."""
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One warning or note when the count is reached."""
+        if signals.grad_norm != 0.0:
+            if signals.grad_norm < math.inf:
+                self._in_a_row = 0
+                self._mended += self._mended < _MENDED
+            return self._single(signals) if signals.step % _ZERO_EVERY_STEPS == 0 else ()
+        if not math.isfinite(signals.loss) or signals.loss == 0.0:  # a loss of exactly 0 has nothing left to learn
+            return ()
+        self._in_a_row += 1
+        news = self._mended >= _MENDED
+        if self._in_a_row != _ZERO_STEPS or not news:
+            self._mended -= 0 < self._mended < _MENDED
+            return ()
+        self._mended = 0
+        since = max(0, signals.step - _ZERO_STEPS + 1)
+        what = f"every gradient has been exactly zero for {_ZERO_STEPS} steps: an output that cannot learn"
+        return (
+            Finding(
+                detector=self.name, step=signals.step, severity="warn", value=0.0, limit=0.0, what=what, since=since
+            ),
+        )
+
+    def _single(self, signals: Signals) -> tuple[Finding, ...]:
+        if 0.0 not in signals.norms:
+            self._all_alive += 1
+            if self._zeros:
+                self._zeros = {}
+            return ()
+        if not math.isfinite(signals.grad_norm):
+            return ()
+        pairs = list(zip(signals.names, signals.norms, strict=False))
+        self._zeros = {name: self._zeros.get(name, 0) + 1 for name, norm in pairs if norm == 0.0}
+        self._alive |= {name: self._alive.get(name, 0) + 1 for name, norm in pairs if norm != 0.0}
+        stopped = tuple(name for name, count in self._zeros.items() if count >= _STOPPED and self._was_alive(name))
+        if stopped and signals.step >= self._until:
+            self._told |= set(stopped)
+            self._until = signals.step + _QUIET_STEPS
+            return (self._stopped(signals, stopped),)
+        never = [name for name in self._zeros if name not in self._told and not self._was_alive(name)]
+        where = tuple(name for name in never if self._zeros[name] == _EVALUATIONS)
+        if not where:
+            return ()
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="info",
+                value=0.0,
+                limit=0.0,
+                what="some tensors never get a gradient while others do",
+                where=where,
+            ),
+        )
+
+    def _was_alive(self, name: str) -> bool:
+        return name not in self._told and self._all_alive + self._alive.get(name, 0) >= _ALIVE
+
+    def _stopped(self, signals: Signals, where: tuple[str, ...]) -> Finding:
+        since = max(0, signals.step - max(self._zeros[name] for name in where) * _ZERO_EVERY_STEPS)
+        return Finding(
+            detector=self.name,
+            step=signals.step,
+            severity="warn",
+            value=0.0,
+            limit=0.0,
+            what=f"some tensors had gradients and have had none since about step {since}",
+            where=where,
+            since=since,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        alive = [self._all_alive, dict(self._alive), sorted(self._told)]
+        said = [self._mended, self._until]
+        return {"in_a_row": self._in_a_row, "zeros": dict(self._zeros), "alive": alive, "said": said}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._in_a_row = int(state["in_a_row"])
+        self._zeros = {name: int(count) for name, count in state["zeros"].items()}
+        self._all_alive, alive, told = state.get("alive", (0, {}, ()))  # older states do not have it
+        self._alive, self._told = dict(alive), set(told)
+        self._mended, self._until = (int(value) for value in state.get("said", (_MENDED, 0)))
+
+
+_STEPS_WITHOUT_ZERO = 64  # without a zero: experts that are not chosen and losses that reach zero come back sooner
+
+
+@final
+class SuddenZero:
+    """A layer whose weights became zero passes nothing on, so its neighbours get a gradient of exactly zero at once.
+
+    A few updates later neither the gradients nor the norm of the layer show it.
+    """
+
+    def __init__(self) -> None:
+        self._without = 0
+
+    def update(self, signals: Signals) -> bool:
+        """True at the first step with a zero after 64 without one."""
+        if 0.0 not in signals.norms:
+            self._without += 1
+            return False
+        sudden = self._without >= _STEPS_WITHOUT_ZERO
+        self._without = 0
+        return sudden
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"without": self._without}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._without = int(state["without"])

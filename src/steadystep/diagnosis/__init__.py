@@ -1,22 +1,28 @@
 """EXPLAIN: from findings to a cause, the reach of the damage, and advice."""
 
-from steadystep.diagnosis.casebook import Casebook
 from steadystep.diagnosis.causes import ADVICE, Cause
-from steadystep.diagnosis.evidence import Evidence, Verdict
+from steadystep.diagnosis.counterfactual import (
+    LASTING,
+    RollbackTrial,
+    RollbackTrialResult,
+    first_sign,
+    needs_counterfactual,
+    weigh,
+)
 from steadystep.diagnosis.explain import exception_in_step, explain, not_repeatable
-from steadystep.diagnosis.testimony import LASTING, first_sign, needs_witness, weigh
+from steadystep.diagnosis.run_history import RunHistory
 
 __all__ = [
     "ADVICE",
     "LASTING",
-    "Casebook",
     "Cause",
-    "Evidence",
-    "Verdict",
+    "RollbackTrial",
+    "RollbackTrialResult",
+    "RunHistory",
     "exception_in_step",
     "explain",
     "first_sign",
-    "needs_witness",
+    "needs_counterfactual",
     "not_repeatable",
     "weigh",
 ]

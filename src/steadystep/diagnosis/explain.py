@@ -6,9 +6,45 @@ from dataclasses import dataclass
 from typing import final
 
 from steadystep.diagnosis.causes import ADVICE, Cause
-from steadystep.diagnosis.damage import acquitted, reach
-from steadystep.diagnosis.sentences import sentence
-from steadystep.records import Damage, Diagnosis, Finding, Signals
+from steadystep.diagnosis.facts import sentence
+from steadystep.records import Damage, Diagnosis, Finding, Signals, Witness
+
+# Refused updates in a row from which bad data alone becomes unlikely.
+_IN_A_ROW = 2
+# What older weights may do better on one batch by chance.
+_FORGIVEN = 0.02
+
+
+def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
+    """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
+    asked = {f.detector for f in findings if f.severity in ("act", "critical")}
+    if asked & {"odd-replica", "weight-jump", "early-divergence"}:
+        return Damage.WEIGHTS
+    stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
+    stuck = stuck and any(f.severity == "critical" for f in findings)
+    accused = bool(asked & {"not-healing", "slow-divergence"}) or stuck
+    if accused and signals.witness is not None and is_worse(signals.witness):
+        return Damage.WEIGHTS
+    # why: nothing could be run again, but weights that jumped and give nothing finite since are not the data's doing
+    if stuck and signals.witness is None and any(f.detector == "weight-jump" for f in findings):
+        return Damage.WEIGHTS
+    return Damage.MOMENTS if asked & {"poisoned-moments", "damaged-state"} else Damage.NONE
+
+
+def acquitted(signals: Signals) -> bool:
+    """Older weights were tried on this batch, and do no better."""
+    return signals.witness is not None and not is_worse(signals.witness)
+
+
+def is_worse(witness: Witness) -> bool:
+    """True when the present weights do worse than the older ones by more than chance.
+
+    A batch that is not finite under older weights either is the data's fault.
+    """
+    if not math.isfinite(witness.then):
+        return False
+    return not witness.now - witness.then <= _FORGIVEN * abs(witness.then)
+
 
 HEALTHY = Diagnosis()
 
@@ -20,7 +56,7 @@ _RISEN = 1.3
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class StepFacts:
     """One step with its findings, in the form that rules ask for."""
 
     signals: Signals
@@ -58,10 +94,10 @@ class Case:
         return all(f.value < _BIG_UPDATE for f in self.findings if f.detector == "update-ratio")
 
 
-Rule = tuple[Cause, Callable[[Case], bool]]
+CauseRule = tuple[Cause, Callable[[StepFacts], bool]]
 
 
-def _loud(*detectors: str) -> Callable[[Case], bool]:
+def _loud(*detectors: str) -> Callable[[StepFacts], bool]:
     return lambda case: bool(case.loudest.intersection(detectors))
 
 
@@ -69,7 +105,7 @@ _LASTING = _loud("not-healing", "slow-divergence")
 
 # First match wins. Numbers that are no numbers come first, then what asks for action, then the rest; among equals the
 # most specific first. A rule about detectors looks at the gravest findings of the step only.
-RULES: tuple[Rule, ...] = (
+CAUSE_RULES: tuple[CauseRule, ...] = (
     (Cause.SCHEDULE_ERROR, lambda c: not math.isfinite(c.signals.lr)),
     (Cause.NON_FINITE_INPUT, lambda c: c.signals.input_finite is False),
     (Cause.DAMAGED_WEIGHTS, lambda c: not c.signals.healthy and (_convicted(c) or "weight-jump" in c.any)),
@@ -128,7 +164,7 @@ def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
     if not findings:
         return HEALTHY
     top = max(_LOUDNESS[finding.severity] for finding in findings)
-    case = Case(
+    case = StepFacts(
         signals=signals,
         findings=findings,
         loudest=frozenset(f.detector for f in findings if _LOUDNESS[f.severity] == top),
@@ -136,7 +172,7 @@ def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
         suspicion=top == 0,
         damage=reach(signals, findings),
     )
-    cause = next(cause for cause, holds in RULES if holds(case))
+    cause = next(cause for cause, holds in CAUSE_RULES if holds(case))
     return Diagnosis(
         cause=cause.value,
         damage=case.damage,
@@ -160,7 +196,7 @@ def exception_in_step(error: BaseException) -> Diagnosis:
     return Diagnosis(cause=cause.value, evidence=evidence[:500], advice=ADVICE[cause])
 
 
-def _convicted(case: Case) -> bool:
+def _convicted(case: StepFacts) -> bool:
     return case.damage is Damage.WEIGHTS and case.signals.witness is not None
 
 

@@ -1,16 +1,74 @@
 """All that is known about a run, in the form that charges ask for."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import final
+from typing import Any, Self, final
 
-from steadystep.diagnosis.curve import Curve
-from steadystep.diagnosis.layers import is_bias
-from steadystep.diagnosis.tally import Tally
-from steadystep.diagnosis.trace import Trace
-from steadystep.records import InputStats, Probe
+from steadystep.diagnosis.curves import LossCurve, Trace, is_bias
+from steadystep.records import Finding, InputStats, Probe
+
+_MOST_NAMES = 64
+
+
+@final
+class Occurrences:
+    """How often, when, how bad, where. Names beyond the first 64 are not counted."""
+
+    __slots__ = ("count", "first", "last", "names", "what", "worst")
+
+    def __init__(self, first: int) -> None:
+        self.count = 0
+        self.first = self.last = first
+        self.worst: float | None = None
+        self.what = ""
+        """The clause of the worst finding."""
+        self.names: dict[str, int] = {}
+
+    def add(self, finding: Finding) -> None:
+        """One more finding."""
+        self.count += 1
+        self.last = finding.step
+        if self.worst is None or (math.isfinite(finding.value) and finding.value > self.worst):
+            self.what = finding.what
+            self.worst = finding.value if math.isfinite(finding.value) else None
+        for name in finding.where:
+            if name in self.names or len(self.names) < _MOST_NAMES:
+                self.names[name] = self.names.get(name, 0) + 1
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """The names, the most frequent first."""
+        return tuple(sorted(self.names, key=lambda name: -self.names[name]))
+
+    @property
+    def when(self) -> str:
+        """In words."""
+        if self.count == 1:
+            return f"at step {self.first}"
+        return f"{self.count} times between steps {self.first} and {self.last}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {
+            "count": self.count,
+            "first": self.first,
+            "last": self.last,
+            "worst": self.worst,
+            "what": self.what,
+            "names": dict(self.names),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The tally that `state_dict` describes."""
+        tally = cls(int(state["first"]))
+        tally.count, tally.last = int(state["count"]), int(state["last"])
+        tally.worst = None if state["worst"] is None else float(state["worst"])
+        tally.what = str(state["what"])
+        tally.names = {str(name): int(count) for name, count in state["names"].items()}
+        return tally
 
 
 @final
@@ -19,13 +77,13 @@ class Facts:
     """One run so far."""
 
     trace: Trace
-    curve: Curve | None
+    curve: LossCurve | None
     """None while the run is too short to be read."""
-    incidents: Mapping[str, Tally]
+    incidents: Mapping[str, Occurrences]
     """Steps that asked for action, by cause."""
-    warned: Mapping[str, Tally]
+    warned: Mapping[str, Occurrences]
     """Findings of severity warn or more, by detector."""
-    noted: Mapping[str, Tally]
+    noted: Mapping[str, Occurrences]
     """Findings of severity info, by detector."""
     ratios: tuple[float, ...]
     """Update-to-weight ratio over the run."""
@@ -92,3 +150,24 @@ class Facts:
     def peak(self) -> tuple[float, int]:
         """The highest loss and its step."""
         return (-math.inf if self.trace.peak is None else self.trace.peak), self.trace.peak_step
+
+
+_NAMED = 3  # names listed before "and N more"
+
+
+def sentence(finding: Finding) -> str:
+    """One finding as one clause."""
+    what = finding.what or f"{finding.detector}: {finding.value:.3g}, limit {finding.limit:.3g}"
+    return f"{what} ({names(finding.where)})" if finding.where else what
+
+
+def told(tally: Occurrences) -> str:
+    """What was found over a run, where, and when."""
+    where = f" ({names(tally.where)})" if tally.names else ""
+    return f"{tally.what}{where}, {tally.when}"
+
+
+def names(where: Sequence[str]) -> str:
+    """The first few names, and how many more."""
+    rest = len(where) - _NAMED
+    return ", ".join(where[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,21 +1,29 @@
 """Trouble on purpose, for any loop: deterministic by step, and nothing is left behind but what the fault itself did."""
 
-from steadystep.faults.card import Scorecard, scorecard
-from steadystep.faults.data import bad_input, constant_data, scaled_data, shuffled_labels
-from steadystep.faults.fault import NO_FAULT, Fault
-from steadystep.faults.fp16_range import fp16_overflow, fp16_underflow
-from steadystep.faults.gradients import bad_gradient, scaled_gradients
+from steadystep.faults.data import (
+    bad_input,
+    bad_loss,
+    constant_data,
+    drifting_loss,
+    scaled_data,
+    shuffled_labels,
+    stale_batch,
+)
+from steadystep.faults.declaration import parse
+from steadystep.faults.fault import NO_FAULT, Fault, on_rank, since, together
 from steadystep.faults.kinds import KINDS
-from steadystep.faults.layer import dead_relus, frozen_layer, zeroed_layer
-from steadystep.faults.learning_rate import creeping_lr, scaled_lr
-from steadystep.faults.leftovers import missing_zero_grad
-from steadystep.faults.losses import bad_loss, drifting_loss
-from steadystep.faults.moments import scaled_moments
-from steadystep.faults.since import since
-from steadystep.faults.spec import parse
-from steadystep.faults.stale import stale_batch
-from steadystep.faults.together import on_rank, together
-from steadystep.faults.weights import bad_weight, flipped_bit
+from steadystep.faults.optimizer import (
+    bad_gradient,
+    creeping_lr,
+    fp16_overflow,
+    fp16_underflow,
+    missing_zero_grad,
+    scaled_gradients,
+    scaled_lr,
+    scaled_moments,
+)
+from steadystep.faults.scorecard import Scorecard, scorecard
+from steadystep.faults.weights import bad_weight, dead_relus, flipped_bit, frozen_layer, zeroed_layer
 
 __all__ = [
     "KINDS",

@@ -1,16 +1,16 @@
 """Batches that are not what they should be."""
 
+import copy
 import math
 from collections.abc import Container
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from steadystep.errors import MisuseError
-from steadystep.faults.draw import draw, permutation
-from steadystep.faults.fault import Fault
-from steadystep.faults.part import replaced
-from steadystep.faults.pick import put
+from steadystep.faults.fault import Fault, WithEves, draw, permutation, since
+from steadystep.faults.targets import put, replaced
 
 
 def scaled_data(*, steps: Container[int], factor: float, part: int | str = 0) -> Fault:
@@ -83,3 +83,39 @@ def _real(values: Tensor) -> Tensor:
             f"only a tensor of real numbers can be scaled or go bad, this part of the batch is {values.dtype}"
         )
     return values
+
+
+def stale_batch(*, steps: Container[int]) -> Fault:
+    """The batch of the step before comes again, and again for as long as the fault lasts.
+
+    Ask for `fault.batch` at every step: the one before the first is kept, as a copy.
+
+    >>> fault = stale_batch(steps={2, 3})
+    >>> [fault.batch(step, f"batch {step}") for step in range(5)]
+    ['batch 0', 'batch 1', 'batch 1', 'batch 1', 'batch 4']
+    """
+    kept: list[Any] = []
+
+    def change(step: int, batch: Any) -> Any:
+        if step not in steps:
+            kept[:] = [copy.deepcopy(batch)]
+            return batch
+        if not kept:
+            raise MisuseError(f"stale-batch at step {step}: no batch was seen at the step before")
+        return kept[0]
+
+    return Fault(name="stale-batch", steps=WithEves(steps), change_batch=change)
+
+
+def bad_loss(*, steps: Container[int], value: float = math.nan) -> Fault:
+    """The loss is multiplied by `value`, NaN unless told otherwise, and the gradients with it."""
+    return Fault(name="bad-loss", steps=steps, change_loss=lambda _, loss: loss * value)
+
+
+def drifting_loss(*, start: int, per_step: float) -> Fault:
+    """From `start` on the loss is `per_step` higher with every step; the gradients stay as they are."""
+    return Fault(
+        name="drifting-loss",
+        steps=since(start),
+        change_loss=lambda step, loss: loss + per_step * (step - start + 1),
+    )

@@ -9,19 +9,30 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadystep.faults import options as read
-from steadystep.faults.data import bad_input, constant_data, scaled_data, shuffled_labels
+from steadystep.faults.data import (
+    bad_input,
+    bad_loss,
+    constant_data,
+    drifting_loss,
+    scaled_data,
+    shuffled_labels,
+    stale_batch,
+)
 from steadystep.faults.fault import Fault
-from steadystep.faults.fp16_range import OVERFLOW, UNDERFLOW, fp16_overflow, fp16_underflow
-from steadystep.faults.gradients import bad_gradient, scaled_gradients
-from steadystep.faults.layer import dead_relus, frozen_layer, zeroed_layer
-from steadystep.faults.learning_rate import creeping_lr, scaled_lr
-from steadystep.faults.leftovers import missing_zero_grad
-from steadystep.faults.losses import bad_loss, drifting_loss
-from steadystep.faults.moments import scaled_moments
-from steadystep.faults.options import Option
-from steadystep.faults.stale import stale_batch
-from steadystep.faults.weights import bad_weight, flipped_bit
-from steadystep.faults.when import When
+from steadystep.faults.optimizer import (
+    OVERFLOW,
+    UNDERFLOW,
+    bad_gradient,
+    creeping_lr,
+    fp16_overflow,
+    fp16_underflow,
+    missing_zero_grad,
+    scaled_gradients,
+    scaled_lr,
+    scaled_moments,
+)
+from steadystep.faults.options import Option, When
+from steadystep.faults.weights import bad_weight, dead_relus, flipped_bit, frozen_layer, zeroed_layer
 
 
 @final
@@ -37,7 +48,7 @@ class Ground:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class FaultKind:
     """One kind: what it does, how it is made, and the keys it takes beside `at`."""
 
     about: str
@@ -62,42 +73,42 @@ _LAYER = Option(read=read.name_or_position, default=None, about="name or positio
 _SOME = Option(read=read.name_or_position, default=None, about="name or position of one layer; all without it")
 _POWER = Option(read=read.power, default=OVERFLOW, about="of two")
 
-KINDS: dict[str, Kind] = {
-    "grad-scale": Kind(
+KINDS: dict[str, FaultKind] = {
+    "grad-scale": FaultKind(
         about="all gradients times a factor",
         make=lambda g, o: scaled_gradients(g.model, steps=g.steps, **o),
         options={"factor": _FACTOR, "layer": _SOME},
     ),
-    "grad-sign-flip": Kind(
+    "grad-sign-flip": FaultKind(
         about="all gradients point the other way",
         make=lambda g, o: scaled_gradients(g.model, steps=g.steps, factor=-1.0, **o),
         options={"layer": _SOME},
     ),
-    "bad-gradient": Kind(
+    "bad-gradient": FaultKind(
         about="one element of a gradient is NaN",
         make=lambda g, o: bad_gradient(g.model, steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "parameter": _PARAMETER, "element": _ELEMENT},
     ),
-    "missing-zero-grad": Kind(
+    "missing-zero-grad": FaultKind(
         about="the gradients of the step before are added again",
         make=lambda g, o: missing_zero_grad(g.model, steps=g.steps),
     ),
-    "fp16-overflow": Kind(
+    "fp16-overflow": FaultKind(
         about="gradients leave the range of fp16 upwards; nothing in fp32 and bf16",
         make=lambda g, o: fp16_overflow(g.model, steps=g.steps, **o),
         options={"power": _POWER},
     ),
-    "fp16-underflow": Kind(
+    "fp16-underflow": FaultKind(
         about="gradients leave the range of fp16 downwards; nothing in fp32 and bf16",
         make=lambda g, o: fp16_underflow(g.model, steps=g.steps, **o),
         options={"power": replace(_POWER, default=UNDERFLOW)},
     ),
-    "bad-weight": Kind(
+    "bad-weight": FaultKind(
         about="one weight becomes NaN and stays it",
         make=lambda g, o: bad_weight(g.model, steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "parameter": _PARAMETER, "element": _ELEMENT},
     ),
-    "bit-flip": Kind(
+    "bit-flip": FaultKind(
         about="one bit of a weight flips and stays flipped",
         make=lambda g, o: flipped_bit(g.model, steps=g.steps, seed=g.seed, **o),
         options={
@@ -106,17 +117,17 @@ KINDS: dict[str, Kind] = {
             "bit": Option(read=read.bit, default=None, about="from the lowest, 'top' of the exponent, or 'any'"),
         },
     ),
-    "frozen-layer": Kind(
+    "frozen-layer": FaultKind(
         about="a layer without gradients whose weights stay",
         make=lambda g, o: frozen_layer(g.model, steps=g.steps, seed=g.seed, **o),
         options={"layer": _LAYER},
     ),
-    "zeroed-layer": Kind(
+    "zeroed-layer": FaultKind(
         about="all weights of a layer become zero",
         make=lambda g, o: zeroed_layer(g.model, steps=g.steps, seed=g.seed, **o),
         options={"layer": _LAYER},
     ),
-    "dead-relus": Kind(
+    "dead-relus": FaultKind(
         about="biases so low that no ReLU fires",
         make=lambda g, o: dead_relus(g.model, steps=g.steps, **o),
         options={
@@ -124,7 +135,7 @@ KINDS: dict[str, Kind] = {
             "layer": Option(read=read.name, default=None, about="whose biases; those before each nn.ReLU without it"),
         },
     ),
-    "moments-scale": Kind(
+    "moments-scale": FaultKind(
         about="the optimizer's moments times a factor; 0 loses them",
         make=lambda g, o: scaled_moments(g.optimizer, steps=g.steps, **o),
         options={
@@ -132,51 +143,51 @@ KINDS: dict[str, Kind] = {
             "moments": Option(read=read.names, default=(), about="such as exp_avg_sq; all without it"),
         },
     ),
-    "lr-scale": Kind(
+    "lr-scale": FaultKind(
         about="the learning rate times a factor",
         make=lambda g, o: scaled_lr(g.optimizer, steps=g.steps, **o),
         options={"factor": _FACTOR},
     ),
-    "lr-creep": Kind(
+    "lr-creep": FaultKind(
         about="the learning rate grows with every step",
         make=_from_start(lambda g, **o: creeping_lr(g.optimizer, **o)),
         options={"growth": Option(read=read.positive, default=1.01, about="what each step multiplies it by")},
         lasts="ever",
         once=True,
     ),
-    "bad-loss": Kind(
+    "bad-loss": FaultKind(
         about="the loss is NaN",
         make=lambda g, o: bad_loss(steps=g.steps, **o),
         options={"value": _VALUE},
     ),
-    "loss-drift": Kind(
+    "loss-drift": FaultKind(
         about="the loss reads higher with every step, the gradients stay",
         make=_from_start(lambda g, **o: drifting_loss(**o)),
         options={"per_step": Option(read=read.number, default=0.01, about="what each step adds")},
         lasts="ever",
         once=True,
     ),
-    "bad-input": Kind(
+    "bad-input": FaultKind(
         about="one number of the batch is NaN",
         make=lambda g, o: bad_input(steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "part": _PART, "element": _ELEMENT},
     ),
-    "data-scale": Kind(
+    "data-scale": FaultKind(
         about="a part of the batch times a factor",
         make=lambda g, o: scaled_data(steps=g.steps, **o),
         options={"factor": _FACTOR, "part": _PART},
     ),
-    "data-constant": Kind(
+    "data-constant": FaultKind(
         about="a part of the batch is one number throughout",
         make=lambda g, o: constant_data(steps=g.steps, **o),
         options={"value": replace(_VALUE, default=0.0), "part": _PART},
     ),
-    "shuffled-labels": Kind(
+    "shuffled-labels": FaultKind(
         about="labels and inputs no longer belong together",
         make=lambda g, o: shuffled_labels(steps=g.steps, seed=g.seed, **o),
         options={"part": replace(_PART, default=1)},
     ),
-    "stale-batch": Kind(
+    "stale-batch": FaultKind(
         about="the batch of the step before comes again",
         make=lambda g, o: stale_batch(steps=g.steps),
     ),

@@ -4,15 +4,98 @@ import difflib
 import math
 import numbers
 import re
-from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from typing import final
 
 from torch import nn
+from torch.nn import Parameter
 
+from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError
-from steadystep.groups.inventory import Home, Item
+
+_NORM_CLASS = re.compile(r"Norm(\dd)?$")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """One place of a parameter; a tied weight has several."""
+
+    name: str
+    """Without the wrappers' segments."""
+    owners: tuple[nn.Module, ...]
+    """From the root down to the module that holds it."""
+
+    def paths(self) -> Iterator[str]:
+        """The name and the module paths it begins with: `a.b.weight`, `a`, `a.b`."""
+        yield self.name
+        for dot in re.finditer(r"\.", self.name):
+            yield self.name[: dot.start()]
+
+    @property
+    def is_embedding(self) -> bool:
+        """Held by an embedding module, or a bare parameter called one (`pos_embed`)."""
+        owner, leaf = self._owner_and_leaf
+        return (
+            isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+            or type(owner).__name__.endswith("Embedding")
+            or "embed" in leaf
+        )
+
+    @property
+    def is_undecayed(self) -> bool:
+        """A norm, a bias or an embedding: weight decay has no use there and can do harm."""
+        owner, leaf = self._owner_and_leaf
+        return bool(_NORM_CLASS.search(type(owner).__name__)) or "bias" in leaf.split("_") or self.is_embedding
+
+    @property
+    def _owner_and_leaf(self) -> tuple[nn.Module, str]:
+        layer, parametrized, inner = self.name.partition("parametrizations.")
+        if parametrized:  # layer.parametrizations.weight.original0 is the weight of layer
+            return self.owners[-3], inner.partition(".")[0]
+        return self.owners[-1], layer.rpartition(".")[2]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedParameter:
+    """One parameter and its homes."""
+
+    parameter: Parameter
+    homes: list[Home] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The first of its names, the one `named_parameters` gives."""
+        return self.homes[0].name
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DDP, DataParallel, torch.compile and the like.
+
+    A wrapper is a module without parameters of its own whose only child is called `module` or `_orig_mod`.
+    """
+    while [name for name, _ in model.named_children()] in (["module"], ["_orig_mod"]):
+        if any(True for _ in model.parameters(recurse=False)):
+            break
+        model = next(model.children())
+    return model
+
+
+def inventory(model: nn.Module) -> list[NamedParameter]:
+    """Every parameter once, frozen ones too, in the order of `named_parameters`."""
+    items: dict[int, NamedParameter] = {}
+    owners: dict[str, tuple[nn.Module, ...]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        above = owners[path.rpartition(".")[0]] if path else ()
+        owners[path] = (*above, module)
+        for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            home = Home(name=plain_name(f"{path}.{leaf}" if path else leaf), owners=owners[path])
+            items.setdefault(id(parameter), NamedParameter(parameter=parameter)).homes.append(home)
+    return list(items.values())
+
 
 Match = str | type[nn.Module]
 
@@ -67,7 +150,7 @@ class Rule:
         """What the group is called."""
         return self.name or "|".join(m if isinstance(m, str) else m.__name__ for m in self.matches)
 
-    def speaks_of(self, item: Item) -> bool:
+    def speaks_of(self, item: NamedParameter) -> bool:
         """True if one of the parameter's homes matches; a tied weight matches by each of its names."""
         return any(_at(match, home) for match in self.matches for home in item.homes)
 
@@ -83,7 +166,7 @@ def embed_and_attention() -> tuple[Rule, ...]:
     return Rule(embeddings, lr_mult=0.1, name="embeddings"), Rule(attention, lr_mult=2.0, name="attention")
 
 
-def near(rule: Rule, items: Iterable[Item]) -> str:
+def near(rule: Rule, items: Iterable[NamedParameter]) -> str:
     """For a rule that matches nothing: what there is that sounds like it."""
     homes = [home for item in items for home in item.homes]
     globs = [match for match in rule.matches if isinstance(match, str)]

@@ -11,19 +11,25 @@ It is written under a hidden name and gets its own when it is complete.
 
 import json
 import os
+import platform
+import re
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from steadystep.errors import CheckpointError, ConfigError
-from steadystep.given_file import must_end, text_of
-from steadystep.incidents.step_state import num_bytes
-from steadystep.recovery.checkpoint import read_checkpoint, write_checkpoint
+import torch
 
-FORMAT = 1
+from steadystep._utils.text import must_end, text_of
+from steadystep.checkpoints.checkpoint import read_checkpoint, write_checkpoint
+from steadystep.errors import CheckpointError, ConfigError
+from steadystep.incidents.step_state import num_bytes
+from steadystep.version import __version__
+
+BUNDLE_FORMAT = 1
 HIDDEN = ".incident-"
 MEGABYTE = 1_000_000
 
@@ -94,7 +100,7 @@ class Draft:
 
     def finish(self, name: str, record: Mapping[str, Any], history: Iterable[str]) -> Path:
         """Add the texts and give the folder its name; a number is added when the name is taken."""
-        whole = {"format": FORMAT, "step": self._step, "updates": self._updates, **record, "kept": self.notes}
+        whole = {"format": BUNDLE_FORMAT, "step": self._step, "updates": self._updates, **record, "kept": self.notes}
         (self._path / "incident.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
         with (self._path / "history.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in history)
@@ -156,8 +162,8 @@ def read_bundle(path: Path) -> Bundle:
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise ConfigError(f"{file} cannot be read ({why})") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise ConfigError(f"{file} is not of format {FORMAT}, which this version of steadystep reads")
+    if not isinstance(record, dict) or record.get("format") != BUNDLE_FORMAT:
+        raise ConfigError(f"{file} is not of format {BUNDLE_FORMAT}, which this version of steadystep reads")
     has_batch = (path / "batch").is_dir()
     return Bundle(
         path=path,
@@ -173,7 +179,7 @@ def bundles_in(folder: Path) -> list[Path]:
     return sorted((p for p in folder.glob("incident-*") if p.is_dir()), key=lambda p: (_step_of(p), p.name))
 
 
-def size_of(path: Path) -> int:
+def folder_bytes(path: Path) -> int:
     """Bytes on disk."""
     total = 0
     for file in path.rglob("*"):
@@ -185,3 +191,44 @@ def size_of(path: Path) -> int:
 def _step_of(path: Path) -> int:
     number = path.name.split("-")[1]
     return int(number) if number.isdigit() else 0
+
+
+def environment(folder: Path | None = None) -> dict[str, Any]:
+    """Versions, devices, threads, and the git commit of `folder` (the working directory) where there is one."""
+    devices = ["cpu"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        module = torch.get_device_module(kind)
+        namer = getattr(module, "get_device_name", lambda i: f"{kind}:{i}")
+        devices += [str(namer(i)) for i in range(torch.accelerator.device_count())]
+    return {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "steadystep": __version__,
+        "platform": platform.platform(),
+        "devices": devices,
+        "threads": torch.get_num_threads(),
+        "git": git_commit(Path.cwd() if folder is None else folder),
+    }
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit that is checked out around `folder`, read from files: starting git would take longer."""
+    with suppress(OSError):
+        for place in (folder, *folder.parents):
+            git = place / ".git"
+            if git.is_dir():
+                return _commit(git)
+    return None
+
+
+def _commit(git: Path) -> str | None:
+    head = (git / "HEAD").read_text().strip()
+    if not head.startswith("ref: "):
+        return head if re.fullmatch("[0-9a-f]{40,64}", head) else None
+    name = head.removeprefix("ref: ")
+    if (git / name).is_file():
+        return (git / name).read_text().strip()
+    packed = (git / "packed-refs").read_text()
+    found = re.search(rf"^([0-9a-f]+) {re.escape(name)}$", packed, re.M)
+    return found.group(1) if found else None

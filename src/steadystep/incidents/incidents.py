@@ -10,18 +10,16 @@ from typing import Any, final
 from torch import nn
 from torch.optim import Optimizer
 
-from steadystep.accumulation.recipe import Closure
-from steadystep.buffers import Buffers
-from steadystep.incidents.bundle import HIDDEN, MEGABYTE, Draft, bundles_in, size_of
-from steadystep.incidents.case import Case, as_before, second_look
-from steadystep.incidents.environment import environment
-from steadystep.incidents.history import History
+from steadystep._utils.rng import RngState
+from steadystep._utils.text import warn
+from steadystep.engine.closures import Closure
+from steadystep.incidents.bundle import HIDDEN, MEGABYTE, Draft, bundles_in, environment, folder_bytes
 from steadystep.incidents.origin import Examination
+from steadystep.incidents.refused_step import History, RefusedStep, as_before, second_look
 from steadystep.incidents.step_state import num_bytes, step_state
-from steadystep.notices import warn
 from steadystep.precision import Precision
 from steadystep.records import Outcome, Plan
-from steadystep.rng import RngState
+from steadystep.snapshots.buffers import Buffers
 
 _WORDS = {"stop": "halt", "rollback": "rollback", "leave-out": "leave-out", "skip-step": "skip"}
 _GRAVE = frozenset(("stop", "rollback"))
@@ -85,7 +83,7 @@ class Incidents:
         buffers: Buffers | None = None,
         examination: Examination | None = None,
         gathered: Mapping[str, Any] | None = None,
-    ) -> Case:
+    ) -> RefusedStep:
         """Run the step again under hooks and write its state, while the weights are still those it started from.
 
         Args:
@@ -110,9 +108,9 @@ class Incidents:
                 state = step_state(model, optimizer, rng) if gathered is None else gathered
                 draft = self._draft(state, batch, step=step, updates=updates)
         setting = "fp32" if precision is None or not precision.casts else precision.setting
-        return Case(examination=examination, precision=setting, draft=draft)
+        return RefusedStep(examination=examination, precision=setting, draft=draft)
 
-    def report(self, outcome: Outcome, case: Case) -> Path | None:
+    def report(self, outcome: Outcome, case: RefusedStep) -> Path | None:
         """Complete the bundle with what was done; returns its folder, or None when it could not be written."""
         if case.draft is None:
             return None
@@ -133,7 +131,7 @@ class Incidents:
                 draft.put_batch(batch, max_bytes=min(room, self._max_batch_bytes))
         return draft
 
-    def _record(self, outcome: Outcome, case: Case) -> dict[str, Any]:
+    def _record(self, outcome: Outcome, case: RefusedStep) -> dict[str, Any]:
         diagnosis, again = outcome.diagnosis, json.loads(case.examination.to_json())
         restored = f", {outcome.restored} updates are in the weights" if outcome.restored is not None else ""
         return {
@@ -151,7 +149,7 @@ class Incidents:
 
     def _make_room(self, coming: int) -> float:
         """Remove bundles between the first and the newest ones; returns how many bytes a new one may take."""
-        kept = [(path, size_of(path)) for path in bundles_in(self.folder)]
+        kept = [(path, folder_bytes(path)) for path in bundles_in(self.folder)]
         first = self._max_bundles // 2
         while len(kept) > first and (
             len(kept) >= self._max_bundles or sum(size for _, size in kept) + coming > self._max_bytes

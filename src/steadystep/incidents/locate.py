@@ -15,22 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from steadystep.buffers import Buffers
+from steadystep._utils.rng import HostRandom, RngState
+from steadystep._utils.tensors import layout_of, measure
 from steadystep.errors import MisuseError
-from steadystep.incidents import verdict
-from steadystep.incidents.backward_watch import BackwardWatch
-from steadystep.incidents.forward_watch import ForwardWatch
+from steadystep.incidents import culprit
+from steadystep.incidents.hooks import BackwardWatch, ForwardWatch
 from steadystep.incidents.origin import Examination, Origin
-from steadystep.norms import layout_of, measure
-from steadystep.rng import HostRandom, RngState
+from steadystep.snapshots.buffers import Buffers
 
-Work = Callable[[], Any]
-Agree = Callable[[bool], bool]
+RunAgain = Callable[[], Any]
+AgreeOnBad = Callable[[bool], bool]
 
 
 def locate(
     model: nn.Module,
-    work: Work,
+    work: RunAgain,
     *,
     loss_of: Callable[[Any], Tensor] | None = None,
     parameters: Sequence[Parameter] | None = None,
@@ -60,13 +59,13 @@ def locate(
 
 def examine(
     model: nn.Module,
-    work: Work,
+    work: RunAgain,
     *,
     loss_of: Callable[[Any], Tensor] | None = None,
     parameters: Sequence[Parameter] | None = None,
     batch: Any = None,
     scale: float = 1.0,
-    agree: Agree | None = None,
+    agree: AgreeOnBad | None = None,
 ) -> Examination:
     """As `locate`, with the loss and the gradient norm of the second run.
 
@@ -74,7 +73,7 @@ def examine(
     is true on every one: a backward pass is run by all or by none.
     """
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
-    sick = verdict.sick_weights(model)
+    sick = culprit.sick_weights(model)
     run = _Run(model, work, loss_of, trained, batch, scale, sick, agree)
     with _eagerly(), _nothing_changed(model, trained) as rng:
         try:
@@ -85,7 +84,7 @@ def examine(
             # why: re-entrant checkpointing works under backward() only, which also calls hooks of the user's
             rng.restore()
             found = run(through_grad=False)
-    weights = verdict.of_weights(model, sick) if found.finite else None
+    weights = culprit.of_weights(model, sick) if found.finite else None
     return found if weights is None else replace(found, origin=weights)
 
 
@@ -95,13 +94,13 @@ class _Run:
     """One forward and backward pass under hooks."""
 
     model: nn.Module
-    work: Work
+    work: RunAgain
     loss_of: Callable[[Any], Tensor] | None
     trained: Sequence[Parameter]
     batch: Any
     scale: float
-    sick: verdict.Sick
-    agree: Agree | None = None
+    sick: culprit.Sick
+    agree: AgreeOnBad | None = None
 
     def __call__(self, *, through_grad: bool) -> Examination:
         watch = ForwardWatch(self.model)
@@ -110,13 +109,13 @@ class _Run:
             value = float(loss.detach())  # sync: only in trouble
             goes_on = self.agree is None or self.agree(math.isfinite(value * self.scale))
             if not math.isfinite(value):
-                origin = verdict.of_forward(self.model, watch, self.sick, self.batch, loss=loss)
+                origin = culprit.of_forward(self.model, watch, self.sick, self.batch, loss=loss)
                 return Examination(origin=origin, loss=value)
             scaled = loss if self.scale == 1.0 else loss * self.scale
             if not math.isfinite(float(scaled.detach())):  # sync: only in trouble
-                return Examination(origin=verdict.of_scaled_loss(self.scale), loss=value)
+                return Examination(origin=culprit.of_scaled_loss(self.scale), loss=value)
             if not goes_on:
-                return Examination(origin=verdict.of_buffers(self.model, self.sick) or Origin(), loss=value)
+                return Examination(origin=culprit.of_buffers(self.model, self.sick) or Origin(), loss=value)
             back = BackwardWatch(watch)
             watch.judging, watch.recomputed = False, back.attach
             try:
@@ -125,16 +124,16 @@ class _Run:
             finally:
                 back.remove()
         if self.agree is not None:  # what arrived from other ranks is for those to explain
-            named = verdict.of_node(back) or verdict.of_buffers(self.model, self.sick)
+            named = culprit.of_node(back) or culprit.of_buffers(self.model, self.sick)
             return Examination(origin=named or Origin(), loss=value)
         norms = _norms(grads)
         norm = math.hypot(*norms.values()) if norms else math.nan
-        found = verdict.of_backward(self.model, back, self.trained, grads)
+        found = culprit.of_backward(self.model, back, self.trained, grads)
         if found is None and math.isinf(norm):
             largest = max(norms, key=norms.__getitem__)
             what = "every value is finite, but the norm of the gradient is not"
-            found = verdict.of_gradient(self.model, self.trained[largest], what)
-        origin = found or verdict.of_buffers(self.model, self.sick) or Origin()
+            found = culprit.of_gradient(self.model, self.trained[largest], what)
+        origin = found or culprit.of_buffers(self.model, self.sick) or Origin()
         return Examination(origin=origin, loss=value, grad_norm=norm / self.scale)
 
     def _loss(self, made: Any) -> Tensor:

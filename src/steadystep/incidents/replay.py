@@ -14,15 +14,15 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from steadystep._utils.rng import random_numbers_kept
 from steadystep.errors import CheckpointError, ConfigError
 from steadystep.incidents.bundle import Bundle, read_bundle
 from steadystep.incidents.locate import examine
 from steadystep.incidents.origin import Examination, Origin
 from steadystep.incidents.step_state import device_of, load_step_state, restore_random_state
 from steadystep.records import Outcome
-from steadystep.rng import random_numbers_kept
 
-Factory = Callable[[], tuple[nn.Module, Callable[..., Any]]]
+ReplayFactory = Callable[[], tuple[nn.Module, Callable[..., Any]]]
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ALIKE = 1e-2  # of loss and norm: another machine adds in another order
 
@@ -47,7 +47,7 @@ class Replay:
     """Non-finite again; for an incident of finite numbers: the same loss and gradient norm again."""
 
 
-def replay(bundle: Path, factory: Factory, *, precision: str | None = None, device: str | None = None) -> Replay:
+def replay(bundle: Path, factory: ReplayFactory, *, precision: str | None = None, device: str | None = None) -> Replay:
     """Load a bundle into the factory's model and run its step under `locate`.
 
     Args:
@@ -93,7 +93,7 @@ def replay(bundle: Path, factory: Factory, *, precision: str | None = None, devi
     )
 
 
-def load_factory(name: str) -> Factory:
+def load_factory(name: str) -> ReplayFactory:
     """The function that `module:factory` names; modules in the working directory are found too.
 
     Raises:
@@ -126,7 +126,7 @@ def _loaded(model: nn.Module, kept: Bundle) -> None:
         raise CheckpointError(f"{kept.path / 'state'} does not hold the state of a step ({what})") from error
 
 
-def _made(factory: Factory) -> tuple[nn.Module, Callable[..., Any]]:
+def _made(factory: ReplayFactory) -> tuple[nn.Module, Callable[..., Any]]:
     try:
         made: Any = factory()
     except Exception as error:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep.batch_tensors import tensors_in
-from steadystep.clip.sharded import is_sharded
+from steadystep._utils.rng import RngState, random_numbers_kept
+from steadystep._utils.tensors import is_sharded
+from steadystep._utils.text import nearest_names, plain_name
+from steadystep._utils.tree import tensors_in
 from steadystep.errors import ConfigError
-from steadystep.names import nearest_names, plain
 from steadystep.optimizers import own_state
-from steadystep.rng import RngState, random_numbers_kept
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -22,9 +22,9 @@ def step_state(model: nn.Module, optimizer: Optimizer | None, rng: RngState | No
     """Alive, not copied: written at once or not at all. Buffers that are not persistent are there too."""
     model = _unwrapped(model)
     return {
-        "parameters": {plain(n): p.detach() for n, p in model.named_parameters() if not nn.parameter.is_lazy(p)},
-        "buffers": {plain(n): b.detach() for n, b in model.named_buffers() if not nn.parameter.is_lazy(b)},
-        "evaluating": [plain(n) for n, m in model.named_modules() if not m.training],
+        "parameters": {plain_name(n): p.detach() for n, p in model.named_parameters() if not nn.parameter.is_lazy(p)},
+        "buffers": {plain_name(n): b.detach() for n, b in model.named_buffers() if not nn.parameter.is_lazy(b)},
+        "evaluating": [plain_name(n) for n, m in model.named_modules() if not m.training],
         "optimizer": None if optimizer is None else own_state(optimizer),
         "random": random_state(model, rng),
     }
@@ -75,10 +75,10 @@ def load_step_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """
     model = _unwrapped(model)
     for kind, named in (("parameters", model.named_parameters()), ("buffers", model.named_buffers())):
-        _fill(kind, {plain(name): tensor for name, tensor in named}, state[kind])
+        _fill(kind, {plain_name(name): tensor for name, tensor in named}, state[kind])
     evaluating = set(state["evaluating"])
     for name, module in model.named_modules():
-        module.training = plain(name) not in evaluating
+        module.training = plain_name(name) not in evaluating
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 import torch
@@ -10,14 +11,65 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init import rules
-from steadystep.init.choose import choose
-from steadystep.init.residual import residual_outputs
-from steadystep.init.rules import InitMethod, Rule
-from steadystep.init.slots import Slot, slots, unwrap
-from steadystep.init.table import InitRow, InitTable
-from steadystep.names import plain
+from steadystep.init.rules import InitMethod, InitRule, choose
+from steadystep.init.slots import Slot, residual_outputs, slots, unwrap
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitRow:
+    """One tensor: the rule it was filled by, or why it was not."""
+
+    name: str
+    shape: tuple[int, ...]
+    rule: str
+    """The rule in words; for an untouched tensor, the reason."""
+    std: float = 0.0
+    """The standard deviation drawn from; 0 for constants."""
+    also: tuple[str, ...] = ()
+    """Other names of the same (tied) tensor."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitTable:
+    """`str(table)` is meant to be read: one line per tensor, the untouched ones at the end.
+
+    >>> row = InitRow(name="head.weight", shape=(10, 4), rule="N(0, std)", std=0.02)
+    >>> print(InitTable(recipe="small", rows=(row,), untouched=()))
+    small: 1 tensor set, none untouched
+      head.weight  10x4  std 0.02  N(0, std)
+    """
+
+    recipe: str
+    rows: tuple[InitRow, ...]
+    untouched: tuple[InitRow, ...]
+
+    def __str__(self) -> str:
+        left = f"{len(self.untouched)} untouched" if self.untouched else "none untouched"
+        lines = [f"{self.recipe}: {len(self.rows)} tensor{'s' * (len(self.rows) != 1)} set, {left}"]
+        cells = [_cells(row, f"std {row.std:.3g}") for row in self.rows]
+        cells += [_cells(row, "untouched") for row in self.untouched]
+        widths = [max((len(c[i]) for c in cells), default=0) for i in range(3)]
+        lines += ["  " + "  ".join([*(c[i].ljust(widths[i]) for i in range(3)), c[3]]) for c in cells]
+        return "\n".join(lines)
+
+    def row(self, name: str) -> InitRow:
+        """The line of one tensor, by any of its names."""
+        for row in (*self.rows, *self.untouched):
+            if name == row.name or name in row.also:
+                return row
+        raise KeyError(name)
+
+
+def _cells(row: InitRow, std: str) -> tuple[str, str, str, str]:
+    shape = "x".join(str(n) for n in row.shape) or "scalar"
+    tied = f" (tied: {', '.join(row.also)})" if row.also else ""
+    return row.name, shape, std, row.rule + tied
+
 
 Recipe = Literal["xavier", "kaiming", "small", "gpt2", "zero-residual"]
 _METHODS: dict[str, InitMethod] = {
@@ -65,11 +117,11 @@ def initialise_(
     untouched: list[InitRow] = []
     for slot in slots(model):
         rule = choose(slot, _METHODS[recipe])
-        if isinstance(rule, Rule) and slot.path in outputs and slot.key == "weight":
+        if isinstance(rule, InitRule) and slot.path in outputs and slot.key == "weight":
             rule = _residual_rule(recipe, outputs[slot.path])
-        if isinstance(rule, Rule):
+        if isinstance(rule, InitRule):
             rule = _fill(slot, rule, random)
-        (rows if isinstance(rule, Rule) else untouched).append(_row(slot, rule))
+        (rows if isinstance(rule, InitRule) else untouched).append(_row(slot, rule))
     rows += _reset_statistics(unwrap(model))
     return InitTable(recipe=recipe, rows=tuple(rows), untouched=tuple(untouched))
 
@@ -91,14 +143,14 @@ class _Random:
         return self._made[device]
 
 
-def _residual_rule(recipe: Recipe, additions: int) -> Rule:
+def _residual_rule(recipe: Recipe, additions: int) -> InitRule:
     if recipe == "zero-residual":
         return rules.constant(0.0, "0, residual")
     label = f"N(0, std), residual: {rules.SMALL_STD} / sqrt({additions})"
     return rules.normal(rules.SMALL_STD / math.sqrt(additions), label)
 
 
-def _fill(slot: Slot, rule: Rule, random: _Random) -> Rule | str:
+def _fill(slot: Slot, rule: InitRule, random: _Random) -> InitRule | str:
     """Fill the slot; a reason when a parametrization cannot hold the value."""
     if not slot.originals:
         rule.fill(slot.value.detach(), random.on(slot.value.device))
@@ -118,7 +170,7 @@ def _fill(slot: Slot, rule: Rule, random: _Random) -> Rule | str:
     return f"its parametrization cannot be set to: {rule.label}"
 
 
-def _row(slot: Slot, rule: Rule | str) -> InitRow:
+def _row(slot: Slot, rule: InitRule | str) -> InitRow:
     label, std = (rule, 0.0) if isinstance(rule, str) else (rule.label, rule.std)
     return InitRow(name=slot.name, shape=tuple(slot.value.shape), rule=label, std=std, also=tuple(slot.also))
 
@@ -128,7 +180,7 @@ def _reset_statistics(model: nn.Module) -> Iterator[InitRow]:
     for name, module in model.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:
             module.reset_running_stats()
-            slot = Slot(path=plain(name), module=module, key="running_mean", value=module.running_mean)
+            slot = Slot(path=plain_name(name), module=module, key="running_mean", value=module.running_mean)
             yield _row(slot, rules.constant(0.0, "statistics reset to 0 and 1"))
 
 

@@ -12,6 +12,10 @@ from typing import Literal, final
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from steadystep.init.slots import Slot, is_projection
 
 SMALL_STD = 0.02
 
@@ -21,7 +25,7 @@ METHODS: tuple[InitMethod, ...] = ("xavier", "kaiming", "small")
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class InitRule:
     """Words for the table, and the act."""
 
     label: str
@@ -29,17 +33,17 @@ class Rule:
     fill: Callable[[Tensor, Generator | None], object]
 
 
-def constant(value: float, label: str = "") -> Rule:
+def constant(value: float, label: str = "") -> InitRule:
     """The same number everywhere."""
-    return Rule(label=label or f"{value:g}", std=0.0, fill=lambda t, _: t.fill_(value))
+    return InitRule(label=label or f"{value:g}", std=0.0, fill=lambda t, _: t.fill_(value))
 
 
-def normal(std: float, label: str = "N(0, std)") -> Rule:
+def normal(std: float, label: str = "N(0, std)") -> InitRule:
     """A normal distribution around 0."""
-    return Rule(label=label, std=std, fill=lambda t, g: t.normal_(0.0, std, generator=g))
+    return InitRule(label=label, std=std, fill=lambda t, g: t.normal_(0.0, std, generator=g))
 
 
-def embedding(padding_idx: int | None) -> Rule:
+def embedding(padding_idx: int | None) -> InitRule:
     """N(0, 0.02), and zeros for padding."""
     if padding_idx is None:
         return normal(SMALL_STD)
@@ -48,10 +52,10 @@ def embedding(padding_idx: int | None) -> Rule:
         weight.normal_(0.0, SMALL_STD, generator=generator)
         weight[padding_idx].zero_()
 
-    return Rule(label=f"N(0, std), row {padding_idx} 0", std=SMALL_STD, fill=fill)
+    return InitRule(label=f"N(0, std), row {padding_idx} 0", std=SMALL_STD, fill=fill)
 
 
-def weight(method: InitMethod, shape: Sequence[int], *, transposed: bool = False, parts: int = 1) -> Rule:
+def weight(method: InitMethod, shape: Sequence[int], *, transposed: bool = False, parts: int = 1) -> InitRule:
     """A matrix or convolution kernel.
 
     `transposed` says that the input dimension comes first (transposed convolutions). `parts` is how many matrices are
@@ -68,10 +72,10 @@ def weight(method: InitMethod, shape: Sequence[int], *, transposed: bool = False
     std = math.sqrt(2.0 / max(1.0, fan_in + fan_out / parts))
     bound = math.sqrt(3.0) * std
     label = f"xavier U, {parts} parts" if parts > 1 else "xavier U"
-    return Rule(label=label, std=std, fill=lambda t, g: t.uniform_(-bound, bound, generator=g))
+    return InitRule(label=label, std=std, fill=lambda t, g: t.uniform_(-bound, bound, generator=g))
 
 
-def orthogonal(shape: Sequence[int], *, parts: int) -> Rule:
+def orthogonal(shape: Sequence[int], *, parts: int) -> InitRule:
     """Each of the stacked matrices orthogonal: what a recurrence multiplies by keeps its length."""
 
     def fill(weight: Tensor, generator: Generator | None) -> None:
@@ -79,17 +83,17 @@ def orthogonal(shape: Sequence[int], *, parts: int) -> Rule:
             # why: the QR behind it has no half-precision kernel
             part.copy_(nn.init.orthogonal_(torch.empty_like(part, dtype=torch.float32), generator=generator))
 
-    return Rule(label="orthogonal", std=1.0 / math.sqrt(max(shape[0] / parts, shape[1])), fill=fill)
+    return InitRule(label="orthogonal", std=1.0 / math.sqrt(max(shape[0] / parts, shape[1])), fill=fill)
 
 
-def forget_gate(parts: int) -> Rule:
+def forget_gate(parts: int) -> InitRule:
     """Zeros, and ones for an LSTM's forget gate, which comes second (Jozefowicz et al. 2015)."""
 
     def fill(bias: Tensor, _: Generator | None) -> None:
         bias.zero_()
         bias.chunk(parts)[1].fill_(1.0)
 
-    return Rule(label="0, forget gate 1", std=0.0, fill=fill)
+    return InitRule(label="0, forget gate 1", std=0.0, fill=fill)
 
 
 def fans(shape: Sequence[int], *, transposed: bool = False) -> tuple[int, int]:
@@ -101,3 +105,61 @@ def fans(shape: Sequence[int], *, transposed: bool = False) -> tuple[int, int]:
     field = math.prod(shape[2:])
     first, second = shape[0] * field, shape[1] * field
     return (first, second) if transposed else (second, first)
+
+
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
+_FUSED = ("qkv", "c_attn", "in_proj", "query_key_value", "Wqkv", "qkv_proj")
+_GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
+_CELL_GATES: dict[type[nn.RNNCellBase], int] = {nn.LSTMCell: 4, nn.GRUCell: 3, nn.RNNCell: 1}
+
+
+def choose(slot: Slot, method: InitMethod) -> InitRule | str:
+    """The rule, or the reason why there is none."""
+    if slot.frozen:
+        return "frozen"
+    if not slot.value.is_floating_point():
+        return f"not a real number ({slot.value.dtype})"
+    module = slot.module
+    if isinstance(module, _NORMS):
+        return constant(1.0 if slot.key == "weight" else 0.0)
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and slot.key == "weight":
+        return embedding(module.padding_idx)
+    if isinstance(module, nn.MultiheadAttention):
+        return _attention(slot, method)
+    if isinstance(module, nn.RNNBase):
+        return _recurrent(slot, _GATES.get(module.mode, 1))
+    if isinstance(module, nn.RNNCellBase):
+        return _recurrent(slot, next((n for kind, n in _CELL_GATES.items() if isinstance(module, kind)), 1))
+    if isinstance(module, nn.Bilinear | _ConvNd) or is_projection(module):
+        return _linear(slot, method)
+    return f"no rule for {type(module).__name__}"
+
+
+def _linear(slot: Slot, method: InitMethod) -> InitRule | str:
+    module, shape = slot.module, slot.value.shape
+    if slot.key == "bias":
+        return constant(0.0)
+    if slot.key != "weight" or len(shape) < 2:  # older torch.nn.utils.weight_norm, or a flattened shard
+        return f"no rule for a {len(shape)}-dimensional {slot.key}"
+    transposed = isinstance(module, _ConvTransposeNd) or type(module).__name__ == "Conv1D"
+    outs, ins = (shape[1], shape[0]) if transposed else (shape[0], shape[1])
+    fused = slot.path.split(".")[-1] in _FUSED and outs == 3 * ins
+    return weight(method, shape, transposed=transposed, parts=3 if fused else 1)
+
+
+def _attention(slot: Slot, method: InitMethod) -> InitRule | str:
+    if slot.key == "in_proj_weight":
+        return weight(method, slot.value.shape, parts=3)
+    if slot.key in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+        return weight(method, slot.value.shape)
+    return constant(0.0) if slot.key == "in_proj_bias" else normal(SMALL_STD)  # bias_k, bias_v
+
+
+def _recurrent(slot: Slot, gates: int) -> InitRule | str:
+    """The same for every recipe: what goes in xavier per gate, what goes round orthogonal."""
+    shape = slot.value.shape
+    if slot.key.startswith("bias"):
+        return forget_gate(gates) if gates == 4 and slot.key.startswith("bias_ih") else constant(0.0)
+    if slot.key.startswith("weight_hh"):
+        return orthogonal(shape, parts=gates)
+    return weight("xavier", shape, parts=gates if slot.key.startswith("weight_ih") else 1)

@@ -12,11 +12,9 @@ from typing import Any, final
 
 from torch.amp import GradScaler
 
-from steadystep.calls import folder, saved_state
 from steadystep.config import Config
-from steadystep.integrations.missing import install_line
-from steadystep.integrations.settings import without_sinks
-from steadystep.integrations.tally import Tally
+from steadystep.engine.arguments import folder, saved_state
+from steadystep.integrations._common import StepCounts, install_line, without_sinks
 from steadystep.records import Outcome
 from steadystep.watching import Watcher
 
@@ -47,7 +45,7 @@ class StabilityCallback(Callback):
         """One for each optimizer, while a fit is running."""
         self.incidents: list[Outcome] = []
         """Steps about which something was done."""
-        self._tally = Tally()
+        self._tally = StepCounts()
         self._saved: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -13,15 +13,12 @@ from typing import Any, Self, final
 
 from torch import nn
 
-from steadystep.calls import folder
 from steadystep.config import Config
-from steadystep.detectors.metric_words import words
+from steadystep.detectors.rl import words
+from steadystep.engine.arguments import folder
 from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.integrations._common import ForwardPasses, StepCounts, install_line, without_sinks
 from steadystep.integrations.accelerate import mark_skipped
-from steadystep.integrations.forward_passes import ForwardPasses
-from steadystep.integrations.missing import install_line
-from steadystep.integrations.settings import without_sinks
-from steadystep.integrations.tally import Tally
 from steadystep.records import Outcome
 from steadystep.watching import Watcher
 
@@ -54,7 +51,7 @@ class StabilityCallback(TrainerCallback):
         """While a training is running."""
         self.incidents: list[Outcome] = []
         """Steps about which something was done."""
-        self._tally = Tally()
+        self._tally = StepCounts()
         self._passes: ForwardPasses | None = None
         self._optimizer: Any = None
 

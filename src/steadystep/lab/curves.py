@@ -8,10 +8,10 @@ from typing import Literal, final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from steadystep.track.run import Run, Series
+from steadystep.runs.run import Run, Series
 
-Kind = Literal["overfitting", "gap", "plateau", "oscillation", "healthy"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+CurveKind = Literal["overfitting", "gap", "plateau", "oscillation", "healthy"]
+CURVE_KINDS: tuple[CurveKind, ...] = get_args(CurveKind)
 
 Floats = NDArray[np.float64]
 
@@ -27,9 +27,9 @@ class _Shape:
     validation_noise: float
 
 
-def made_up(kind: Kind, seed: int, *, longest: int = 100_000) -> Run:
+def made_up(kind: CurveKind, seed: int, *, longest: int = 100_000) -> Run:
     """One run that shows `kind`: 100 to `longest` points, any cadence, scale 1e-3 to 1e5; now and then an accuracy."""
-    rng = np.random.default_rng([KINDS.index(kind), seed])
+    rng = np.random.default_rng([CURVE_KINDS.index(kind), seed])
     count = int(math.exp(rng.uniform(math.log(100), math.log(longest))))
     checks = int(math.exp(rng.uniform(math.log(12), math.log(min(count, 400)))))
     times = (np.arange(count) + 1.0) / count

@@ -13,8 +13,7 @@ import torch
 from steadystep.config import Config, autopilot, observe
 from steadystep.faults import Fault, flipped_bit, scaled_gradients, scaled_lr
 from steadystep.guard import Guard
-from steadystep.lab.gpt import GPT, GPTSize
-from steadystep.lab.text import TopicsText
+from steadystep.lab.gpt import GPT, GPTSize, TopicsText
 from steadystep.records import Diagnosis, Outcome
 
 SIZE = GPTSize()
@@ -23,7 +22,7 @@ LEARNING_RATE = 3e-3
 BROKEN = "norm.weight"
 
 Arm = Literal["no fault", "unguarded", "guarded"]
-Watch = Callable[[Outcome], None]
+OnOutcome = Callable[[Outcome], None]
 
 
 @final
@@ -60,7 +59,7 @@ class Story:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class StoryEnd:
     """How one run ended."""
 
     held_out: float
@@ -70,7 +69,7 @@ class Ending:
     diagnoses: tuple[Diagnosis, ...]
 
 
-def live(story: Story, arm: Arm, *, seed: int, run_dir: Path, watch: Watch) -> Ending:
+def live(story: Story, arm: Arm, *, seed: int, run_dir: Path, watch: OnOutcome) -> StoryEnd:
     """One of the three runs. Those without a guard have one that only looks: the same bits, and a log to compare."""
     torch.manual_seed(seed)
     model = GPT(SIZE)
@@ -91,7 +90,7 @@ def live(story: Story, arm: Arm, *, seed: int, run_dir: Path, watch: Watch) -> E
         guard.validate(held_out)
         diagnoses = guard.diagnose()
         finite = all(bool(p.isfinite().all()) for p in model.parameters())  # sync: once a run
-        return Ending(
+        return StoryEnd(
             held_out=held_out if finite else math.nan,
             updates=guard.updates,
             finite=finite,

@@ -5,11 +5,10 @@ Activation checkpointing loads on first use: it brings torch's compiler with it,
 
 from typing import TYPE_CHECKING
 
-from steadystep.memory.attempt import Attempt
-from steadystep.memory.batch_lr import scale_lr
-from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
-from steadystep.memory.saved_bytes import SavedBytes
-from steadystep.memory.split import BatchPart, split_batch
+from steadystep._utils.lazy import lazy_names
+from steadystep.memory.recompute import SavedBytes
+from steadystep.memory.retry import Attempt, OutOfMemoryRetry, is_out_of_memory, weighted_mean
+from steadystep.memory.split import BatchPart, scale_lr, split_batch
 
 if TYPE_CHECKING:
     from steadystep.memory.checkpointing import CheckpointedBlocks, checkpoint_blocks
@@ -27,10 +26,4 @@ __all__ = [
     "weighted_mean",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name in ("CheckpointedBlocks", "checkpoint_blocks"):
-        from steadystep.memory import checkpointing
-
-        return getattr(checkpointing, name)
-    raise AttributeError(f"module 'steadystep.memory' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"checkpointing": ("CheckpointedBlocks", "checkpoint_blocks")})

@@ -6,7 +6,7 @@ are thrown away. Random numbers: torch repeats them, but not where torch.compile
 other than inductor runs it. Whether a block does either is learned in its first pass in each mode.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import final
@@ -14,7 +14,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-Place = tuple[dict[str, Tensor | None], str]
+from steadystep.snapshots.buffers import Buffers
+
+BufferPlace = tuple[dict[str, Tensor | None], str]
 """The dictionary a buffer is in, and its key."""
 
 
@@ -48,7 +50,7 @@ class SecondRun:
         return self._first(places, before), _Rerun(places, before)
 
     @contextmanager
-    def _first(self, places: dict[str, Place], before: dict[str, Tensor]) -> Iterator[None]:
+    def _first(self, places: dict[str, BufferPlace], before: dict[str, Tensor]) -> Iterator[None]:
         mode = self._mode()
         if mode in self._habits:
             yield
@@ -66,7 +68,7 @@ class SecondRun:
     def _mode(self) -> tuple[bool, ...]:
         return tuple(module.training for _, module in self._modules)
 
-    def _places(self) -> Iterator[tuple[str, Place]]:
+    def _places(self) -> Iterator[tuple[str, BufferPlace]]:
         for prefix, module in self._modules:
             for key, tensor in module._buffers.items():
                 if tensor is not None:
@@ -81,7 +83,7 @@ class SecondRun:
 class _Rerun:
     """Around each later pass (there is one per backward): the buffers as the first one saw them, for that long."""
 
-    def __init__(self, places: dict[str, Place], before: dict[str, Tensor]) -> None:
+    def __init__(self, places: dict[str, BufferPlace], before: dict[str, Tensor]) -> None:
         self._places, self._before = places, before
         self._held: dict[str, Tensor] = {}
 
@@ -97,8 +99,74 @@ class _Rerun:
             owner[key] = tensor
 
 
-def _now(place: Place) -> Tensor:
+def _now(place: BufferPlace) -> Tensor:
     owner, key = place
     tensor = owner[key]
     assert tensor is not None
     return tensor
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedBytes:
+    """Held from the end of forward until backward; on top of it backward holds one block's activations at a time."""
+
+    without: int
+    with_checkpoints: int
+
+    @property
+    def saved(self) -> int:
+        """Bytes that checkpointing does not hold."""
+        return self.without - self.with_checkpoints
+
+    def __str__(self) -> str:
+        share = self.saved / self.without if self.without else 0.0
+        return (
+            f"{_readable(self.with_checkpoints)} saved for backward with checkpointing, "
+            f"{_readable(self.without)} without: {share:.0%} less"
+        )
+
+
+def count_saved(model: nn.Module, run: Callable[[], object]) -> int:
+    """Bytes of memory saved for backward by `run`, each piece of memory once, weights and buffers left out."""
+    ours = {_key(t) for t in (*model.parameters(), *model.buffers()) if _has_storage(t)}
+    sizes: dict[tuple[torch.device, int], int] = {}
+    kept: list[Tensor] = []  # why: memory that is freed and given out again would be counted as the same piece
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        if not _has_storage(tensor):
+            sizes[tensor.device, -len(kept)] = tensor.nbytes
+        elif _key(tensor) not in ours:
+            sizes[_key(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    buffers = Buffers(model)
+    with _random_state_kept(model), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        try:
+            run()
+        finally:
+            buffers.put_back()
+    return sum(sizes.values())
+
+
+def _random_state_kept(model: nn.Module) -> AbstractContextManager[None]:
+    used = {p.device for p in model.parameters() if p.device.type != "cpu"}
+    kind = next((device.type for device in used), "cuda")
+    return torch.random.fork_rng([device.index or 0 for device in used if device.type == kind], device_type=kind)
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided
+
+
+def _key(tensor: Tensor) -> tuple[torch.device, int]:
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
+def _readable(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -9,14 +9,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from steadystep.errors import MisuseError
+from steadystep.errors import ConfigError, MisuseError
 
 _ALIKE = (str, bytes, int, float, complex, type(None), torch.device, torch.dtype)
 """Goes into every part as it is."""
@@ -150,3 +150,23 @@ def _children(item: Any) -> list[tuple[str, Any]]:
     if isinstance(item, list | tuple):
         return [(f"[{i}]", value) for i, value in enumerate(item)]
     return [(f".{field.name}", getattr(item, field.name)) for field in dataclasses.fields(item)]
+
+
+ScalingRule = Literal["linear", "sqrt"]
+
+
+def scale_lr(lr: float, *, batch_size: float, base_batch_size: float, rule: ScalingRule = "linear") -> float:
+    """The rate for `batch_size` where `lr` was right for `base_batch_size`, counted in examples or tokens per update.
+
+    >>> scale_lr(0.1, batch_size=1024, base_batch_size=256)
+    0.4
+    >>> scale_lr(0.1, batch_size=1024, base_batch_size=256, rule="sqrt")
+    0.2
+    """
+    for name, value in (("lr", lr), ("batch_size", batch_size), ("base_batch_size", base_batch_size)):
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} = {value!r}: must be greater than 0 and finite")
+    if rule not in ("linear", "sqrt"):
+        raise ConfigError(f"rule = {rule!r} is unknown: use 'linear' (SGD) or 'sqrt' (Adam and its kin)")
+    times = batch_size / base_batch_size
+    return lr * (times if rule == "linear" else math.sqrt(times))

@@ -1,11 +1,84 @@
 """How much trouble is too much."""
 
+import math
+from dataclasses import dataclass
 from typing import Any, final
 
+from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
-from steadystep.policy.episode import Episode
-from steadystep.records import Damage, Diagnosis, Outcome
-from steadystep.words import state_of
+from steadystep.records import Damage, Diagnosis, Finding, Outcome
+
+_APART_STEPS = 50  # signs further apart than this belong to different troubles
+_LONGEST_STEPS = 300  # and so do a first and a last one this far apart: bad batches may come for ever
+_CALM_STEPS = 10
+_AT_ONCE = ("non-finite", "damaged-state")  # they foretell nothing: this is it
+
+
+@final
+class Episode:
+    """Signs of trouble that belong together. A state to go back to must be older than the *first* of them."""
+
+    def __init__(self) -> None:
+        self.first_sign: int | None = None
+        self._last_sign = 0
+        self._suspected: int | None = None
+        self._suspected_at = 0
+        self._foretold_at: int | None = None
+
+    def note(self, findings: tuple[Finding, ...]) -> None:
+        """Take in what was found at one step; a sign is what asks for action."""
+        for finding in findings:
+            if finding.detector in ("slow-divergence", "not-healing"):
+                self._suspected, self._suspected_at = finding.since, finding.step
+            if finding.severity != "info" and finding.detector not in _AT_ONCE and math.isfinite(finding.value):
+                self._foretold_at = finding.step
+        signs = [f for f in findings if f.severity in ("act", "critical")]
+        if not signs:
+            return
+        step = signs[0].step
+        self.first_sign = self.began(step, min(step if f.since is None else f.since for f in signs))
+        self._last_sign = step
+
+    def began(self, step: int, sign: int) -> int:
+        """When a trouble began that shows at `step` and has a sign at `sign`: there, or with the one under way."""
+        if self.first_sign is None or step - self._last_sign > _APART_STEPS or step - self.first_sign > _LONGEST_STEPS:
+            return sign
+        return min(self.first_sign, sign)
+
+    def calm(self, step: int) -> bool:
+        """Whether the last sign was a while ago, so that it is worth remembering the present state."""
+        return self.first_sign is None or step - self._last_sign > _CALM_STEPS
+
+    @property
+    def sudden(self) -> bool:
+        """From healthy to NaN with nothing before: no learning rate does that, a failing memory cell does."""
+        if self.first_sign is None:
+            return False
+        return self._foretold_at is None or self.first_sign - self._foretold_at > _APART_STEPS
+
+    def suspected_since(self, step: int) -> int | None:
+        """When a suspicion began that may yet turn out to be true: a state from before is worth keeping."""
+        return self._suspected if step - self._suspected_at <= _APART_STEPS else None
+
+    def close(self) -> None:
+        """The trouble was dealt with."""
+        self.first_sign = self._suspected = self._foretold_at = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {
+            "first_sign": self.first_sign,
+            "last_sign": self._last_sign,
+            "suspected": [self._suspected, self._suspected_at],
+            "foretold": self._foretold_at,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.first_sign, self._last_sign = state["first_sign"], int(state["last_sign"])
+        self._suspected, self._suspected_at = state["suspected"]
+        self._foretold_at = state["foretold"]
+
 
 _SKIP_WINDOW = 200  # attempts
 _ROLLBACK_WINDOW = 1000  # attempts
@@ -112,3 +185,70 @@ class Budget:
 
 def _began(outcome: Outcome) -> str:
     return f"; origin: {outcome.origin}" if outcome.origin else ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Settings of the ladder, as plain numbers."""
+
+    rolls_back: bool = True
+    trust_steps: int = 20
+    """Healthy steps before a remembered state may be used."""
+    lr_mult: float = 0.7
+    lr_mult_again: float = 0.5
+    lr_floor_mult: float = 0.01
+    """No cut goes below this share of the learning rate asked for."""
+    rewarm_steps: int = 50
+    unmeant_hold: int = 500
+    """Updates before a learning rate that nobody announced is tried, step by step."""
+    early_hold: int = 1600
+    """Updates before a learning rate is tried again whose first updates multiplied the loss."""
+    skips_batches: bool = True
+    """False: the loop will give the same batches again, so random numbers go back too."""
+    catches_up: bool = False
+    """After going back, remembered batches are run again."""
+
+
+@final
+class EarlyStopping:
+    """Counts validations in a row that were no better than the best. A value that is not finite never is better.
+
+    >>> early = EarlyStopping(patience=2)
+    >>> [early.update(loss) for loss in (1.0, 0.8, 0.9, 0.85)]
+    [True, True, False, False]
+    >>> early.should_stop
+    True
+    """
+
+    def __init__(self, *, patience: int | None) -> None:
+        self._patience = patience
+        self.best = math.inf
+        self.since_best = 0
+
+    @property
+    def wanted(self) -> bool:
+        """There is a patience."""
+        return self._patience is not None
+
+    @property
+    def should_stop(self) -> bool:
+        """So many in a row; never without a patience."""
+        return self._patience is not None and self.since_best >= self._patience
+
+    def update(self, loss: float) -> bool:
+        """Take in one validation; True when it is the best so far."""
+        better = loss < self.best and math.isfinite(loss)
+        if better:
+            self.best = loss
+        self.since_best = 0 if better else self.since_best + 1
+        return better
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"best": self.best if math.isfinite(self.best) else None, "since_best": self.since_best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.best = math.inf if state["best"] is None else float(state["best"])
+        self.since_best = int(state["since_best"])

@@ -15,10 +15,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeVar
 
-from steadystep.policy.budget import Budget
-from steadystep.policy.limits import Limits
+from steadystep.policy.budget import Budget, Limits
 from steadystep.records import Damage, Diagnosis, Finding, Plan, Signals
-from steadystep.stats.absurd import is_absurd
+from steadystep.stats.level import is_absurd
 
 PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]
@@ -29,7 +28,7 @@ _EARLY_CUT = 0.1  # of a learning rate whose first updates multiplied the loss b
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 
-class Remembered(Protocol):
+class TrustedSnapshot(Protocol):
     """A state one could go back to."""
 
     @property
@@ -48,7 +47,7 @@ class Remembered(Protocol):
         ...
 
 
-_Remembered = TypeVar("_Remembered", bound=Remembered)
+_Remembered = TypeVar("_Remembered", bound=TrustedSnapshot)
 
 
 def decide(
@@ -57,7 +56,7 @@ def decide(
     *,
     budget: Budget,
     mode: Mode = "autopilot",
-    states: Sequence[Remembered] = (),
+    states: Sequence[TrustedSnapshot] = (),
     limits: Limits | None = None,
     ceiling: float | None = None,
 ) -> Plan:
@@ -125,7 +124,7 @@ def _damaged(diagnosis: Diagnosis) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(name for name in where if name not in kept), kept
 
 
-def _before_poison(diagnosis: Diagnosis, states: Sequence[Remembered]) -> int | None:
+def _before_poison(diagnosis: Diagnosis, states: Sequence[TrustedSnapshot]) -> int | None:
     if _damaged(diagnosis)[0]:  # the states given are those without such damage
         return states[-1].step if states else None
     poisoned = _asked_for(diagnosis, "poisoned-moments")
@@ -156,7 +155,7 @@ def _go_back(
     signals: Signals,
     diagnosis: Diagnosis,
     budget: Budget,
-    states: Sequence[Remembered],
+    states: Sequence[TrustedSnapshot],
     limits: Limits,
     ceiling: float | None,
 ) -> Plan:
@@ -222,7 +221,7 @@ def has_broken_weights(findings: Sequence[Finding]) -> bool:
 
 
 def _begin_again(
-    signals: Signals, diagnosis: Diagnosis, budget: Budget, states: Sequence[Remembered], limits: Limits
+    signals: Signals, diagnosis: Diagnosis, budget: Budget, states: Sequence[TrustedSnapshot], limits: Limits
 ) -> Plan:
     """Back to before the first sign of a loss that multiplied at once, with a tenth of the learning rate.
 

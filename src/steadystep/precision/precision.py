@@ -3,15 +3,18 @@
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import Any, Literal, Self, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from steadystep import bare_calls
+from steadystep._utils.text import nearest_names, plain_name, warn
 from steadystep.errors import ConfigError
-from steadystep.notices import warn
+from steadystep.optimizers import bare_calls
 
 Format = Literal["fp32", "bf16", "fp16"]
 _DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -153,3 +156,87 @@ class Precision:
             )
         if state:
             self._scaler.load_state_dict(state)
+
+
+@final
+class Fp32Islands:
+    """Runs the matching modules with autocast off and their floating-point inputs in fp32, until removed.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    >>> with Fp32Islands(model, ["1"]), torch.autocast("cpu", dtype=torch.bfloat16):
+    ...     model[0](torch.ones(1, 4)).dtype, model(torch.ones(1, 4)).dtype
+    (torch.bfloat16, torch.float32)
+    """
+
+    def __init__(self, model: nn.Module, patterns: list[str]) -> None:
+        names = [plain_name(name) for name, _ in model.named_modules()]
+        self.names: list[str] = []
+        """The modules kept in fp32."""
+        self._handles: list[RemovableHandle] = []
+        self._open: list[torch.autocast] = []
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(f"fp32 modules: {pattern!r} matches no module{nearest_names(pattern, names)}")
+        for name, module in zip(names, model.modules(), strict=True):
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                self.names.append(name)
+                self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                # always_call: an exception inside the module must not leave autocast switched off
+                self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        device_type = next((v.device.type for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), "cpu")
+        off = torch.autocast(device_type, enabled=False)
+        off.__enter__()  # type: ignore[no-untyped-call]
+        self._open.append(off)
+        return tuple(_widened(v) for v in args), {k: _widened(v) for k, v in kwargs.items()}
+
+    def _leave(self, *_: object) -> None:
+        self._open.pop().__exit__(None, None, None)
+
+    def remove(self) -> None:
+        """Back to plain autocast."""
+        for handle in self._handles:
+            handle.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
+        return value.float()
+    return value
+
+
+@torch.no_grad()
+def underflow_share(grads: Iterable[Tensor]) -> Tensor:
+    """Share of gradient elements that are exactly zero, on the device.
+
+    Rows without any gradient beside rows that have one (words that are not in the batch, dead units) are left out:
+    their zeros are no rounding. A tensor that is zero throughout counts whole. Micikevicius et al. 2018 read the same
+    share to show why fp16 gradients need a scale.
+
+    >>> round(underflow_share([torch.tensor([[1.0, 0.0], [0.0, 0.0]])]).item(), 2)
+    0.5
+    """
+    zeros, total = [], []
+    for grad in grads:
+        if grad.is_sparse or not grad.numel():
+            continue
+        rows = grad.reshape(grad.shape[0], -1) if grad.dim() > 1 else grad.reshape(1, -1)
+        used = (rows != 0).any(1, keepdim=True)
+        used = used | ~used.any()
+        zeros.append(((rows == 0) & used).sum())
+        total.append(used.sum() * rows.shape[1])
+    if not zeros:
+        return torch.zeros(())
+    device = zeros[0].device
+    return torch.stack([z.to(device) for z in zeros]).sum() / torch.stack([t.to(device) for t in total]).sum().clamp(1)

@@ -3,9 +3,9 @@
 Steps count updates from 0. Everything here but `as_torch` and `from_torch` runs without torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from steadystep._utils.lazy import lazy_names
 from steadystep.schedule.curves import (
     Schedule,
     constant,
@@ -17,9 +17,10 @@ from steadystep.schedule.curves import (
     one_minus_sqrt,
     polynomial,
     step_decay,
+    then,
     warmup,
+    wsd,
 )
-from steadystep.schedule.joins import then, wsd
 from steadystep.schedule.names import NAMES, named
 from steadystep.schedule.plateau import Plateau
 
@@ -47,8 +48,4 @@ __all__ = [
     "wsd",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name in ("as_torch", "from_torch"):
-        return getattr(import_module("steadystep.schedule.torch_bridge"), name)
-    raise AttributeError(f"module 'steadystep.schedule' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"torch_bridge": ("as_torch", "from_torch")})

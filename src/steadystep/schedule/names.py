@@ -11,8 +11,7 @@ from typing import Any, Literal, final
 from steadystep.errors import ConfigError
 from steadystep.schedule import curves
 from steadystep.schedule.checks import share, whole
-from steadystep.schedule.curves import Schedule
-from steadystep.schedule.joins import then, wsd
+from steadystep.schedule.curves import Schedule, then, wsd
 from steadystep.schedule.plateau import Plateau
 
 

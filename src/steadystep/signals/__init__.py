@@ -2,14 +2,11 @@
 
 from steadystep.signals.activations import Activations
 from steadystep.signals.attention_logits import AttentionLogits
-from steadystep.signals.gradient_samples import GradientSamples
+from steadystep.signals.batches import Inputs
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.inputs import Inputs
-from steadystep.signals.looker import Looker, Metrics, checked
-from steadystep.signals.probes import Probes
-from steadystep.signals.row_norms import RowNorms
-from steadystep.signals.state_peaks import StatePeaks
-from steadystep.signals.weight_norms import WeightNorms
+from steadystep.signals.measurer import Measurer, Metrics, checked
+from steadystep.signals.probes import UpdateProbes
+from steadystep.signals.weights import GradientSamples, RowNorms, StatePeaks, WeightNorms
 
 __all__ = [
     "Activations",
@@ -17,11 +14,11 @@ __all__ = [
     "GradientSamples",
     "Gradients",
     "Inputs",
-    "Looker",
+    "Measurer",
     "Metrics",
-    "Probes",
     "RowNorms",
     "StatePeaks",
+    "UpdateProbes",
     "WeightNorms",
     "checked",
 ]

@@ -4,15 +4,51 @@ Only modules can be watched: a model that calls `torch.nn.functional.relu` shows
 LeakyReLU and ELU are left out because a gradient always passes.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, final
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from steadystep.signals.hooks import numbers_may_leave, open_modules, spread
+Named = TypeVar("Named")
+
+
+def open_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """All modules with a name each; none when one of them is compiled."""
+    found = []
+    for name, module in model.named_modules():
+        # why: hooks under a compiled module are not run, and must not be traced
+        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            return []
+        found.append((name or type(module).__name__, module))
+    return found
+
+
+def numbers_may_leave() -> bool:
+    """False inside a compiled function or a torch.func transform: no number must get out of these."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None
+
+
+def compiles() -> bool:
+    """Whether something is compiled in this process: what it traces must not be replaced, nor stand on a stack."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return False
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    # why both: `torch.compile` with `fullgraph` counts no frames, and one that is under way has no backend yet
+    backends = getattr(frames, "cached_backends", {})
+    return bool(dynamo.counters["frames"]) or any(backend is not None for backend in backends.values())
+
+
+def spread(items: Sequence[Named], most: int) -> list[Named]:
+    """At most so many of them, evenly chosen from first to last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
+
 
 _DIE = (nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU)
 _SATURATE = (nn.Tanh, nn.Sigmoid)
@@ -118,3 +154,25 @@ def _measure(module: nn.Module, output: Tensor) -> Tensor | None:
     flat = values.abs() > 0.99 if isinstance(module, nn.Tanh) else (values - 0.5).abs() > 0.49
     saturated = flat.float().mean()
     return torch.stack((torch.zeros_like(saturated), saturated))
+
+
+@final
+class SilentHook:
+    """Stays behind when the model is copied or saved, is not compiled, and raises nothing into the loop."""
+
+    def __init__(self, tell: Callable[..., None] | None = None) -> None:
+        self._tell = tell
+
+    def __call__(self, *args: Any) -> None:
+        """Pass on what the hook was called with."""
+        if self._tell is not None and not torch.compiler.is_compiling():
+            try:
+                self._tell(*args)
+            except Exception:  # why: a pass that cannot be remembered is still the loop's pass
+                return
+
+    def __deepcopy__(self, _: Any) -> "SilentHook":
+        return SilentHook()
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")  # why: takes anything, does nothing, and loads without this package

@@ -4,9 +4,10 @@ By Cauchy and Schwarz no logit q k^T / sqrt(d_head) of a head exceeds that produ
 the logits themselves would cost [time, time]. Masks are not looked at: what they hide counts too.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, final
 
 import torch
@@ -16,10 +17,70 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from steadystep.layers.attention import StableAttention
-from steadystep.signals.attention_calls import AttentionCalls
-from steadystep.signals.hooks import numbers_may_leave, open_modules, spread
+from steadystep.signals.activations import compiles, numbers_may_leave, open_modules, spread
 
-_MOST = 64
+_NAME = "scaled_dot_product_attention"
+_MOST = 64  # calls in one forward pass
+_OURS = "_of_steadystep"
+
+AttentionCall = Callable[..., Tensor]
+See = Callable[[Tensor, Tensor, float | None], None]
+
+
+@final
+class AttentionCalls:
+    """Stands in for torch's function while a sampled forward pass runs, and bounds the logits of each call."""
+
+    def __init__(self, tell: Callable[[str, Tensor], None]) -> None:
+        self._tell = tell
+        self._count = 0
+        self._plain: AttentionCall | None = None
+        self._heard: AttentionCall | None = None
+
+    def start(self) -> None:
+        """Not where something is compiled, which would be compiled again for another function, or is replaced."""
+        plain = vars(functional).get(_NAME)
+        if self._plain is None and callable(plain) and not hasattr(plain, _OURS) and not compiles():
+            self._plain, self._count = plain, 0
+            self._heard = vars(functional)[_NAME] = _heard(plain, self._see)
+
+    def stop(self) -> None:
+        """Torch's own function is back."""
+        plain, self._plain = self._plain, None
+        if plain is not None and vars(functional).get(_NAME) is self._heard:
+            vars(functional)[_NAME] = plain
+        self._heard = None
+
+    @torch.no_grad()
+    def _see(self, query: Tensor, key: Tensor, scale: float | None) -> None:
+        number, self._count = self._count, self._count + 1
+        if number < _MOST and query.numel() and key.numel() and numbers_may_leave():
+            queries, keys = _longest_per_head(query.detach()), _longest_per_head(key.detach())
+            if queries.shape != keys.shape:  # several heads of queries to one of keys
+                queries, keys = queries.amax(), keys.amax()
+            times = 1.0 / math.sqrt(query.shape[-1]) if scale is None else abs(float(scale))
+            self._tell(f"attention {number}", (queries * keys).amax() * times)
+
+
+def _heard(plain: AttentionCall, see: See) -> AttentionCall:
+    """Torch's function, told of before it is called."""
+
+    @functools.wraps(plain)
+    def attention(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with suppress(Exception):  # why: what cannot be measured is attention all the same
+            see(query, key, kwargs.get("scale"))
+        return plain(query, key, *args, **kwargs)
+
+    setattr(attention, _OURS, True)
+    return attention
+
+
+def _longest_per_head(x: Tensor) -> Tensor:
+    """The largest norm in each head of [..., head, time, d_head]."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).amax(-1)
+    return norms if norms.dim() < 2 else norms.flatten(0, -2).amax(0)
+
+
 _CALLS = 4  # of one module in one forward pass
 Measure = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 

@@ -1,17 +1,19 @@
 """The gradients an optimizer is about to use, with names, in the order `model.parameters()` gives them."""
 
-from collections.abc import Iterator
-from typing import final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep.calls import NO_PARAMETERS
-from steadystep.clip.sharded import is_sharded, local_part
+from steadystep._utils.tensors import Layout, is_sharded, layout_of, local_part
+from steadystep._utils.text import plain_name
+from steadystep.engine.arguments import NO_PARAMETERS
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.names import plain
-from steadystep.norms import Layout, layout_of
+from steadystep.records import Signals
 
 
 @final
@@ -98,9 +100,92 @@ class Gradients:
 def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, Parameter]]:
     for name, parameter in model.named_parameters():  # tied weights come once
         if id(parameter) in held:
-            yield plain(name), parameter
+            yield plain_name(name), parameter
 
 
 def _check_supported(name: str, parameter: Parameter) -> None:
     if nn.parameter.is_lazy(parameter):
         raise UnsupportedError(f"{name} is not initialised yet: run one batch through the model before guarding it")
+
+
+@final
+class Transfer:
+    """One read for many numbers: `add` says where each will be, `read` brings them.
+
+    >>> transfer = Transfer()
+    >>> norms, losses = transfer.add([torch.tensor(1.0), torch.tensor(2.0)]), transfer.add([torch.tensor(3.0)])
+    >>> values = transfer.read()
+    >>> values[norms], values[losses]
+    ([1.0, 2.0], [3.0])
+    """
+
+    __slots__ = ("_scalars",)
+
+    def __init__(self) -> None:
+        self._scalars: list[Tensor] = []
+
+    def add(self, scalars: Iterable[Tensor]) -> slice:
+        """Tensors of no dimension; the place they will have in what `read` returns."""
+        start = len(self._scalars)
+        self._scalars.extend(scalars)
+        return slice(start, len(self._scalars))
+
+    def read(self, flat: Sequence[Tensor] = ()) -> list[float]:
+        """All of them, then the elements of `flat`, tensors of one dimension each."""
+        scalars = self._scalars
+        if not scalars:
+            return []
+        try:
+            together = torch.stack(scalars)
+        except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
+            return _read_mixed(scalars, flat)
+        return _read(together, flat)
+
+
+def _read(together: Tensor, flat: Sequence[Tensor]) -> list[float]:
+    if flat:
+        together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
+    values: list[float] = together.tolist()  # sync: once per look
+    return values
+
+
+def _read_mixed(scalars: Sequence[Tensor], flat: Sequence[Tensor]) -> list[float]:
+    """Numbers of the host are read where they are; the others ride together from the first one's device."""
+    away = [scalar for scalar in scalars if not scalar.is_cpu]
+    if not away:
+        return _read(torch.stack(list(scalars)), flat)
+    values = _read(torch.stack([scalar.to(away[0].device) for scalar in away]), flat)
+    read = iter(values)
+    return [float(s) if s.is_cpu else next(read) for s in scalars] + values[len(away) :]  # sync: none on the host
+
+
+@final
+@dataclass(slots=True)
+class GradientView:
+    """One look at the gradients of one update."""
+
+    signals: Signals
+    grads: list[Tensor]
+    layout: Layout
+    norms: list[Tensor]
+    """Of each gradient, still on the device."""
+
+
+class Probing(Protocol):
+    """The heavier look that MEASURE takes around an update; ACT tells it when that is."""
+
+    def due(self, step: int) -> bool:
+        """Whether the update of `step` is to be measured."""
+        ...
+
+    def before(self) -> None:
+        """The update is about to be taken."""
+        ...
+
+    def after(self, step: int) -> None:
+        """It has been taken."""
+        ...
+
+    def cancel(self) -> None:
+        """What was measured no longer holds."""
+        ...

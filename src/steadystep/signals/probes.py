@@ -15,16 +15,14 @@ from steadystep.records import Probe
 from steadystep.signals.activations import Activations
 from steadystep.signals.attention_logits import AttentionLogits
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.lot import Lot
-from steadystep.signals.moments import Moments
-from steadystep.signals.row_norms import RowNorms
-from steadystep.signals.samples import is_plain
+from steadystep.signals.samples import Lot, Moments, is_plain
+from steadystep.signals.weights import RowNorms
 
 _NOTHING = nullcontext()
 
 
 @final
-class Probes:
+class UpdateProbes:
     """Looks at samples of weights, gradients and second moments around one update.
 
     At a due step: `before`, the update, `after`; or `cancel` when it is refused. What `pending` returns then rides

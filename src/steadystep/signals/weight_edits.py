@@ -15,8 +15,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from steadystep.clip.sharded import local_part
-from steadystep.signals.silent_hook import SilentHook
+from steadystep._utils.tensors import local_part
+from steadystep.signals.activations import SilentHook
 
 _MEASURED_IN = {
     torch.float16: torch.float32,

@@ -76,3 +76,103 @@ class Window:
         """Continue from `state`."""
         self._order = deque(float(value) for value in state)
         self._sorted = sorted(self._order)
+
+
+_REMEMBERED = 64  # exceedances
+_ONCE_IN = 1e7  # values: what is rarer than that did not come from this tail
+
+
+@final
+class Tail:
+    """Exceedances over `above`, their rate and their mean excess; `limit` is what one value in ten million passes.
+
+    A Pareto tail of norms is an exponential one of their logarithms, so light tails give a low limit and heavy tails a
+    high one. Without exceedances there is no tail to follow. With few of them the mean is uncertain and is taken at its
+    upper end; where a light tail is expected, `light` exceedances of nothing are counted beside them, so that a single
+    one that hardly counts as such does not make the limit infinite.
+
+    >>> tail = Tail(above=1.0)
+    >>> for value in (0.0,) * 95 + (2.0,) * 5:
+    ...     tail.learn(value)
+    >>> round(tail.limit, 1)
+    25.9
+    """
+
+    __slots__ = ("_above", "_excess", "_light", "_seen")
+
+    def __init__(self, *, above: float, light: int = 0) -> None:
+        self._above = above
+        self._light = light
+        self._excess: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
+        self._seen = 0
+
+    def learn(self, value: float) -> None:
+        """One value that was accepted."""
+        self._seen += 1
+        if value > self._above:
+            self._excess.append((self._seen, value - self._above))
+
+    @property
+    def limit(self) -> float:
+        """No value of this run should pass it; `above` where none has exceeded that yet."""
+        count = len(self._excess)
+        if not count:
+            return self._above
+        since = self._excess[0][0] if count == _REMEMBERED else 0
+        rate = count / max(self._seen - since, count)
+        counted = count + self._light
+        mean = sum(excess for _, excess in self._excess) / counted * (1.0 + 2.0 / math.sqrt(counted))
+        return self._above + mean * max(math.log(rate * _ONCE_IN), 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"seen": self._seen, "excess": [list(pair) for pair in self._excess]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._seen = int(state["seen"])
+        self._excess.clear()
+        self._excess.extend((int(at), float(excess)) for at, excess in state["excess"])
+
+
+@final
+class Cusum:
+    """S = max(0, S + min(z, cap) - slack). `since` is how many values ago S last was zero: where the shift began.
+
+    The cap keeps one wild value from raising the alarm alone.
+
+    >>> sum_ = Cusum(slack=0.5, cap=4.0)
+    >>> [sum_.add(z) for z in (0.0, 2.0, 2.0, 100.0, -9.0)]
+    [0.0, 1.5, 3.0, 6.5, 0.0]
+    """
+
+    __slots__ = ("cap", "since", "slack", "value")
+
+    def __init__(self, *, slack: float, cap: float) -> None:
+        self.slack = slack
+        self.cap = cap
+        self.value = 0.0
+        self.since = 0
+
+    def add(self, z: float) -> float:
+        """One standardised value; returns the sum. NaN counts as no evidence."""
+        step = min(z, self.cap) - self.slack if z == z else 0.0
+        self.value += step
+        if self.value > 0.0:
+            self.since += 1
+        else:
+            self.reset()
+        return self.value
+
+    def reset(self) -> None:
+        """Back to zero."""
+        self.value = 0.0
+        self.since = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"value": self.value, "since": self.since}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.value, self.since = float(state["value"]), int(state["since"])

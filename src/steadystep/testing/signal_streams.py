@@ -8,7 +8,7 @@ from typing import Any
 
 from steadystep.records import InputStats, Probe, Signals, Witness
 
-Make = Callable[[int, random.Random], dict[str, Any]]
+MakeStream = Callable[[int, random.Random], dict[str, Any]]
 
 _NAMES = ("embed.weight", "block.weight", "head.weight")
 _MODULES = ("act1", "act2")
@@ -34,7 +34,7 @@ def with_burst(stream: tuple[Signals, ...], *, at: int, length: int) -> tuple[Si
     return (*stream[:at], *burst, *(replace(s, step=s.step + length) for s in stream[at:]))
 
 
-def _stream(make: Make, steps: int, seed: str) -> tuple[Signals, ...]:
+def _stream(make: MakeStream, steps: int, seed: str) -> tuple[Signals, ...]:
     rng = random.Random(seed)
     return tuple(_signals(step, rng, make(step, rng)) for step in range(steps))
 
@@ -150,7 +150,7 @@ def _poor_probe(step: int, rng: random.Random) -> dict[str, Any]:
     return {"probe": Probe(step=step - 1, names=_NAMES, weight_rms=bad, update_rms=bad, zero_shares=bad)}
 
 
-_STREAMS: dict[str, Make] = {
+_STREAMS: dict[str, MakeStream] = {
     "healthy": lambda step, rng: {},
     "spikes": _spikes,
     "diverging": _diverging,

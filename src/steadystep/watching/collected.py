@@ -8,13 +8,15 @@ pass, that pass was somebody else's (the other half of a GAN).
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
-from steadystep.accumulation import Work
-from steadystep.watching.clipping import Clip
+from steadystep.engine.closures import MicroBatchWork
+from steadystep.watching.listeners import Clip
 from steadystep.watching.recorder import Recorder
 
 _Marks = tuple[int | None, ...]
@@ -104,7 +106,7 @@ class Collected:
                 first = self.norms[0]
                 self.norms[0] = torch.add(first, total_norm.detach().to(first.device, first.dtype), alpha=0)
 
-    def works(self, *, unchanged: bool) -> tuple[Work, ...]:
+    def works(self, *, unchanged: bool) -> tuple[MicroBatchWork, ...]:
         """What it takes to make this update again; nothing where part of what the loop did was not seen.
 
         `unchanged` says that the gradients are known to be those of the last backward pass.
@@ -160,3 +162,55 @@ class Collected:
 def _again(clips: Sequence[Clip]) -> None:
     for clip in clips:
         clip()
+
+
+_CONTRACT = "_step_supports_amp_scaling"
+
+
+@final
+class LossScaling:
+    """The seam between somebody's scaler and the optimizer that is watched."""
+
+    def __init__(self, optimizer: Optimizer, scaler: GradScaler | None, *, signs: bool) -> None:
+        self._optimizer = optimizer
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._fused = bool(getattr(optimizer, _CONTRACT, False))
+        self._signed = signs and not self._fused
+        self._one: Tensor | None = None
+        if self._signed:
+            vars(optimizer)[_CONTRACT] = True
+
+    def open(self) -> bool:
+        """Inside a step: gradients are unscaled from here on. True when a scaler is at work."""
+        held: dict[str, Any] = vars(self._optimizer)
+        if held.get("found_inf") is None:
+            return self.scaler is not None  # unscaled before it came here
+        scale = held.get("grad_scale")
+        if isinstance(scale, Tensor):
+            self._unscale_(scale)
+        held["grad_scale"] = None
+        if not self._fused:  # why: torch's other kernels refuse to run with it
+            held["found_inf"] = None
+        return True
+
+    def scale(self, device: torch.device) -> Tensor | None:
+        """The scale in use, on the device; None when the scaler is not known."""
+        if self.scaler is None:
+            return None
+        if self._one is None or self._one.device != device:
+            self._one = torch.ones((), device=device)
+        scaled: Tensor = self.scaler.scale(self._one)
+        return scaled
+
+    def remove(self) -> None:
+        """The optimizer is as it was."""
+        if self._signed:
+            vars(self._optimizer).pop(_CONTRACT, None)
+
+    @torch.no_grad()
+    def _unscale_(self, scale: Tensor) -> None:
+        inverse = scale.double().reciprocal().float()  # the arithmetic of GradScaler.unscale_
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(inverse.to(parameter.grad.device))

@@ -9,22 +9,20 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep.accumulation import Work
+from steadystep._utils.tensors import measure
 from steadystep.actions.update import REFUSALS
 from steadystep.diagnosis import ADVICE, Cause
+from steadystep.engine.closures import MicroBatchWork
+from steadystep.engine.ownership import no_loss_seen
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
-from steadystep.incidents.case import Case
-from steadystep.look import Look
-from steadystep.norms import measure
+from steadystep.incidents.refused_step import RefusedStep
 from steadystep.optimizers import each_of
 from steadystep.records import Diagnosis, Outcome, Plan
-from steadystep.watching.closures import is_finite
-from steadystep.watching.collected import Collected
-from steadystep.watching.loss_scaling import LossScaling
-from steadystep.watching.reruns import Reruns
-from steadystep.watching.undo import Undo, is_quiet
-from steadystep.who_steps import no_loss_seen
+from steadystep.signals.gradients import GradientView
+from steadystep.watching.collected import Collected, LossScaling
+from steadystep.watching.recorder import Reruns
+from steadystep.watching.undo import Undo, is_quiet, loss_is_finite
 
 _LEARNING = 3  # steps with a closure, after which it is known what an optimizer does before it calls it
 
@@ -51,7 +49,7 @@ class HookedStep:
         self._several = several
         """The optimizer evaluates its closure as often as it likes, and moves the weights in between."""
         self._outcome: Outcome | None = None
-        self._case: Case | None = None
+        self._case: RefusedStep | None = None
         self._touches = guard.config.mode != "observe"
         self._quiet = all(map(is_quiet, each_of(optimizer)))
         self.judge = self._parts.judge
@@ -62,13 +60,13 @@ class HookedStep:
         """Only a part of the gradients is looked at."""
         self._whole = True
         """The decision at hand is about all optimizers."""
-        self._works: tuple[Work, ...] = ()
+        self._works: tuple[MicroBatchWork, ...] = ()
         self._options: tuple[Mapping[str, Any], ...] = ()
-        self._taken: tuple[tuple[Work, ...], Outcome, int, tuple[Mapping[str, Any], ...]] | None = None
+        self._taken: tuple[tuple[MicroBatchWork, ...], Outcome, int, tuple[Mapping[str, Any], ...]] | None = None
         self.busy = False
         """A step of the optimizer is the guard's own: an update is made again."""
         self._undo: Undo | None = None
-        self._look: Look | None = None
+        self._look: GradientView | None = None
         self._evaluations = 0
         self._parts.passes.given_losses = True
         self._parts.recovery.begin(step=0, updates=0)
@@ -155,7 +153,7 @@ class HookedStep:
             late = self._undo is None and self._touches
             self._from_start = True
             loss = closure()
-            if self._accepted and not self._parts.ranks.all(is_finite(loss, self._optimizer)):
+            if self._accepted and not self._parts.ranks.all(loss_is_finite(loss, self._optimizer)):
                 if late:
                     raise self._too_late()
                 self.decide(loss)
@@ -212,7 +210,7 @@ class HookedStep:
             undo.back()
         self._outcome = None
 
-    def _acted(self, plan: Plan, look: Look, diagnosis: Diagnosis, *, shrunk: bool) -> Outcome:
+    def _acted(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, shrunk: bool) -> Outcome:
         parts = self._parts
         parts.passes.offer(self._works)
         # before the update: some optimizers set their own rate in it
@@ -226,7 +224,7 @@ class HookedStep:
         finally:
             parts.passes.given_losses = True
 
-    def _look_again(self, kept: Sequence[int]) -> Look:
+    def _look_again(self, kept: Sequence[int]) -> GradientView:
         """At the gradients of an update that is made again. Its losses were divided by the loop."""
         parts = self._parts
         losses = [parts.passes.group.members[i].loss for i in kept]
@@ -269,7 +267,7 @@ class HookedStep:
         for parameter, grad in held:  # why zeros: who wrote this optimizer may not have thought of a missing gradient
             parameter.grad = grad.detach().zero_()
 
-    def _undone(self, look: Look) -> Outcome:
+    def _undone(self, look: GradientView) -> Outcome:
         """Every evaluation was finite, and the weights it came to are not."""
         parts, cause = self._parts, Cause.LEARNING_RATE_TOO_HIGH
         stop = ("stop",) if parts.budget.skips_spent(look.signals.step) else ()
@@ -312,5 +310,5 @@ class HookedStep:
         return [parameter._version for parameter in self._parts.looker.parameters]
 
 
-def _norm_now(look: Look) -> float:
+def _norm_now(look: GradientView) -> float:
     return math.hypot(*(float(norm) for norm in measure(look.grads, look.layout)))  # sync: only after a spike

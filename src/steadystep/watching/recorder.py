@@ -5,14 +5,21 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn import Parameter
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from steadystep.accumulation import Taped, Work
-from steadystep.accumulation.draws import Draws
-from steadystep.measuring import draws
-from steadystep.signals.silent_hook import SilentHook
-from steadystep.watching.tape import Mode, Tape
+from steadystep._utils.rng import RngState
+from steadystep._utils.text import note
+from steadystep.config import Config
+from steadystep.engine.closures import Draws, MicroBatchWork, TapedClosure
+from steadystep.engine.measuring import draws
+from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.engine.ownership import needs_closure
+from steadystep.signals.activations import SilentHook
+from steadystep.snapshots.placement import without_replay
+from steadystep.watching.tape import Tape, TapeMode
 
 _FAILURES = 8  # passes in a row that could not be kept: then this loop is not one that can be
 
@@ -32,9 +39,9 @@ class Recorder:
         self._draws = Draws(device, by_modules=draws(model))
         self._failures = 0
         self._tape: Tape | None = None
-        self._mode: Mode | None = None
-        self._works: list[Work] = []
-        self._waiting: Work | None = None
+        self._mode: TapeMode | None = None
+        self._works: list[MicroBatchWork] = []
+        self._waiting: MicroBatchWork | None = None
         self._spoiled = False
         self._known: set[int] = set()
         self.paused = False
@@ -73,7 +80,7 @@ class Recorder:
         if not closed:
             return
         self._draws.after(last=True)
-        self._waiting = Work(Taped(tape.run, tape.held, tape.rng), None)
+        self._waiting = MicroBatchWork(TapedClosure(tape.run, tape.held, tape.rng), None)
 
     def after_backward(self, *, ours: bool, cleared: bool) -> None:
         """Whether it changed gradients of this model, and whether those of earlier passes had been cleared before."""
@@ -93,7 +100,7 @@ class Recorder:
         self._works.append(self._waiting)
         self._waiting = None
 
-    def works(self, passes: int) -> tuple[Work, ...]:
+    def works(self, passes: int) -> tuple[MicroBatchWork, ...]:
         """What it takes to compute the gradients of this step again, which came from so many passes."""
         return tuple(self._works) if len(self._works) == passes and not self._spoiled else ()
 
@@ -115,7 +122,7 @@ class Recorder:
         if self.paused or self._tape is None or not self._tape.whole:
             return
         self._tape.forwarded(output)
-        mode = Mode(self._tape)
+        mode = TapeMode(self._tape)
         if mode.push():
             self._mode = mode
 
@@ -128,3 +135,59 @@ class Recorder:
 def _is_transformed() -> bool:
     """Inside `torch.func`: what is seen there are not the tensors of the loop."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+Again = Callable[..., Tensor]
+
+
+@final
+class Reruns:
+    """References only, from the forward pass to the step."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[Again | None, Any, RngState | None]] = []
+
+    def add(self, again: Again | None, batch: Any, rng: RngState | None = None) -> None:
+        """One more micro-batch of this step."""
+        self._all.append((again, batch, rng))
+
+    @property
+    def batches(self) -> list[Any]:
+        """What was given."""
+        return [batch for _, batch, _ in self._all if batch is not None]
+
+    def show(self, passes: MicroBatchRunner, works: Sequence[MicroBatchWork], bad: Sequence[int] = ()) -> None:
+        """Present the first bad one, or the last: of what the loop has given, or else of what was seen of it."""
+        known = self._all or [_rerun(work) for work in works]
+        which = [i for i in bad if i < len(known)]
+        if known:
+            passes.present(*known[which[0] if which else -1])
+
+    def clear(self) -> None:
+        """The step is over."""
+        self._all = []
+
+
+def _rerun(work: MicroBatchWork) -> tuple[Again | None, Any, RngState | None]:
+    recipe = work.recipe
+    assert isinstance(recipe, TapedClosure)
+    args, kwargs, _ = recipe.batch
+    batch = {"args": args, **kwargs} if kwargs else args
+    return recipe.closure, args[0] if len(args) == 1 and not kwargs else batch, recipe.beginning
+
+
+def why_not(optimizer: Optimizer, scaler: GradScaler | None, *, finds_loss: bool) -> str:
+    """What keeps them from it, whatever the loop does; empty where nothing does."""
+    if not finds_loss:
+        return "the loop's backward passes are not listened to (find_loss=False)"
+    if scaler is not None and scaler.is_enabled():
+        return "the scale of a GradScaler moves"
+    if needs_closure(optimizer):
+        return f"{type(optimizer).__name__} calls its closure as often as it likes"
+    return ""
+
+
+def say_what_is_lost(config: Config, why: str) -> None:
+    """At attach, once, where a rollback is possible and a replay is not."""
+    if config.mode == "autopilot" and config.training.auto_recovery and config.recovery.snapshots > 0:
+        note(without_replay(config.recovery.trust_steps, why))

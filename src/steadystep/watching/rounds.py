@@ -8,7 +8,9 @@ belongs to that decision. Who follows whom is learned in the first round; from t
 last of them has stepped, so that no state is kept, and nothing reported, between two halves of one update.
 """
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from torch.amp import GradScaler
@@ -16,6 +18,12 @@ from torch.amp.grad_scaler import OptState
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep.detectors import sees_every_step
+from steadystep.diagnosis import RollbackTrial
+from steadystep.engine.build import Parts
+from steadystep.engine.judge import Judge
+from steadystep.engine.ownership import Turns
+from steadystep.state import DETECTOR
 from steadystep.watching.collected import Collected
 
 _Marks = list[tuple[int, int] | None]
@@ -107,3 +115,19 @@ def _marks(optimizer: Optimizer) -> _Marks:
 
 def _parameters(optimizer: Optimizer) -> list[Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def judges_for(parts: Parts, count: int) -> list[Judge]:
+    """Return the guard's own and others like it, with detectors of their own; budget and states are common to all.
+
+    They are saved and go back with the guard. To be called before the first step.
+    """
+    judges = [parts.judge]
+    for number in range(1, count):
+        detectors = copy.deepcopy(parts.judge.detectors)
+        steady = tuple(filter(sees_every_step, detectors))
+        judges.append(replace(parts.judge, detectors=detectors, steady=steady, evidence=RollbackTrial(), turns=Turns()))
+        named = {f"{DETECTOR}{detector.name} of optimizer {number}": detector for detector in detectors}
+        parts.stateful.update(named)
+        parts.recovery.take_along(named)
+    return judges

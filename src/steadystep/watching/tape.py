@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from steadystep.rng import RngState
-from steadystep.signals.hooks import compiles
+from steadystep._utils.rng import RngState
+from steadystep.signals.activations import compiles
 
 _MOST = 64  # functions between forward and backward: beyond that it is another network, and it costs
 _MOST_CALLS = 1024  # of all kinds: `zero_grad` reads and writes the gradient of each parameter
@@ -159,7 +159,7 @@ class Tape:
 
 
 @final
-class Mode(TorchFunctionMode):
+class TapeMode(TorchFunctionMode):
     """Tells a tape what is called. On torch's stack from the end of a forward pass to backward."""
 
     def __init__(self, tape: Tape) -> None:

@@ -6,9 +6,10 @@ another optimizer. They step over zeros, and what they did is undone: one copy o
 """
 
 import copy
+import inspect
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import numpy as np
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep.clip.sharded import local_part
-from steadystep.rng import RngState
+from steadystep._utils.rng import RngState
+from steadystep._utils.tensors import local_part
+from steadystep.optimizers.bare_calls import WRAPPER
 
 _QUIET = frozenset(
     (
@@ -163,3 +165,47 @@ def _attributes(thing: Any) -> dict[str, Any]:
 def _same(now: Tensor, then: Tensor) -> bool:
     here = local_part(now).detach()
     return here.shape == then.shape and bool(torch.equal(here, then))
+
+
+StepClosure = Callable[[], Any]
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepClosure | None:
+    """What a step was called with; the optimizer itself comes first."""
+    return args[1] if len(args) > 1 else kwargs.get("closure")
+
+
+def with_closure(args: tuple[Any, ...], kwargs: dict[str, Any], closure: StepClosure) -> tuple[Any, Any]:
+    """The same arguments with another closure."""
+    if len(args) > 1:
+        return (args[0], closure, *args[2:]), kwargs
+    return args, {**kwargs, "closure": closure}
+
+
+def may_nest(optimizer: Optimizer) -> bool:
+    """A subclass may call the step of the class above it, and torch then calls our hooks inside our hooks."""
+    kinds = [kind for kind in type(optimizer).__mro__ if kind is not Optimizer and "step" in vars(kind)]
+    return len({_inner(vars(kind)["step"]) for kind in kinds}) > 1
+
+
+def _inner(step: Any) -> Any:
+    """Torch wraps the step that a class inherits anew: AdamW's is Adam's, and does not call it."""
+    return step.__wrapped__ if getattr(step, "__code__", None) is WRAPPER else step
+
+
+def is_nested(optimizer: Optimizer) -> bool:
+    """Called from a hook: whether a step of `optimizer` is inside another one of its steps."""
+    depth, frame = 0, inspect.currentframe()
+    while frame is not None and depth < 2:
+        depth += frame.f_code is WRAPPER and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return depth > 1
+
+
+def loss_is_finite(loss: Any, optimizer: Optimizer) -> bool:
+    """One evaluation of a closure: its loss and all gradients."""
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    numbers = [norm.float() for norm in torch._foreach_norm(grads, torch.inf)] if grads else []
+    if isinstance(loss, Tensor):
+        numbers.append(loss.detach().reshape(()).float())
+    return bool(torch.stack(numbers).isfinite().all()) if numbers else True  # sync: per evaluation of LBFGS

@@ -15,29 +15,23 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from steadystep.calls import check_loss, has_method, sequence
-from steadystep.claims import needs_closure
+from steadystep._utils.rng import RngState
 from steadystep.config import Config
 from steadystep.detectors import Detector, LossScale
+from steadystep.engine.arguments import check_loss, has_method, sequence
+from steadystep.engine.ownership import IN_BACKWARD, inside_backward, needs_closure, refuse_foreign_steps
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 from steadystep.guard import Guard
-from steadystep.optimizers import Together, as_one, each_of
+from steadystep.optimizers import CombinedOptimizer, as_one, each_of
 from steadystep.records import Outcome
-from steadystep.rng import RngState
 from steadystep.signals import checked
-from steadystep.watching import backward, clipping
-from steadystep.watching.closures import closure_of, is_nested, may_nest, with_closure
-from steadystep.watching.collected import Collected
+from steadystep.watching import listeners
+from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.hooked_step import HookedStep
-from steadystep.watching.judges import judges_for
-from steadystep.watching.loss_scaling import LossScaling
-from steadystep.watching.recorder import Recorder
-from steadystep.watching.replayable import say_what_is_lost, why_not
-from steadystep.watching.reruns import Again, Reruns
-from steadystep.watching.rounds import Rounds
-from steadystep.watching.schedulers import Schedulers
-from steadystep.watching.undo import Undo
-from steadystep.who_steps import IN_BACKWARD, inside_backward, refuse_foreign_steps
+from steadystep.watching.listeners import Schedulers
+from steadystep.watching.recorder import Again, Recorder, Reruns, say_what_is_lost, why_not
+from steadystep.watching.rounds import Rounds, judges_for
+from steadystep.watching.undo import Undo, closure_of, is_nested, may_nest, with_closure
 
 
 def watch(
@@ -144,7 +138,7 @@ class Watcher:
         self._late: Undo | None = None
         self._nests = any(map(may_nest, each_of(one)))
         self._reruns = Reruns()
-        self._rounds = Rounds(each_of(one), self._seen, scaler) if isinstance(one, Together) else None
+        self._rounds = Rounds(each_of(one), self._seen, scaler) if isinstance(one, CombinedOptimizer) else None
         self._judges = judges_for(parts, len(each_of(one)))
         self._step = HookedStep(self.guard, one, self._seen, self._scaling[0], self._reruns, several=needs_closure(one))
         eager: Any = torch.compiler.disable  # why: a compiled optimizer.step would trace hooks and all that they call
@@ -152,8 +146,8 @@ class Watcher:
         self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of(one)]
         self._seen.before = self._before_backward
         if find_loss:
-            backward.listen(self._seen)
-            clipping.hear(self._seen)
+            listeners.listen_to_backward(self._seen)
+            listeners.listen_to_clipping(self._seen)
 
     def loss(self, loss: Tensor, *, batch: Any = None, again: Again | None = None) -> Tensor:
         """Say what the loss is, where it is not what `backward` is called on; returns it as it came.
@@ -186,8 +180,8 @@ class Watcher:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        backward.stop(self._seen)
-        clipping.stop(self._seen)
+        listeners.stop_listening(self._seen)
+        listeners.stop_hearing(self._seen)
         if self._recorder is not None:
             self._recorder.remove()
         for scaling in self._scaling:

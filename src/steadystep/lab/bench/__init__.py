@@ -2,9 +2,9 @@
 
 import importlib
 
+from steadystep._utils.text import nearest_names
 from steadystep.errors import ConfigError
-from steadystep.lab.bench.study import Choice, Job, Row, Study
-from steadystep.names import nearest_names
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob
 
 STUDIES: dict[str, str] = {
     "stability": "steadystep.lab.bench.stability:STUDY",
@@ -30,4 +30,4 @@ def load(name: str) -> Study:
     return found
 
 
-__all__ = ["STUDIES", "Choice", "Job", "Row", "Study", "load"]
+__all__ = ["STUDIES", "Choice", "Row", "Study", "StudyJob", "load"]

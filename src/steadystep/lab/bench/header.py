@@ -1,6 +1,7 @@
 """Where results come from: the first line of every results file."""
 
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, final
 
-from steadystep.lab.bench.study import Choice, Study
+from steadystep.lab.bench.study import Choice, Row, Study
 from steadystep.version import __version__
 
 _PACKAGE = Path(__file__).parent.parent.parent
@@ -113,3 +114,23 @@ def _git(*words: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+RESULTS = Path("benchmarks/results")
+"""Where both look, from the folder of the repository."""
+
+
+def stored_rows(name: str = "rivals", folder: Path = RESULTS) -> list[Row]:
+    """Of the recovery study ("rivals") or the overhead study ("rivals-overhead"); none where nobody has run them."""
+    path = folder / f"{name}.jsonl"
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:  # a line that was being written when the last run was stopped
+            continue
+        if "row" in entry:
+            rows.append(entry["row"])
+    return rows

@@ -1,6 +1,9 @@
 """`steadystep bench overhead`: guarded step over plain step with clip_grad_norm_ and loss.item(), interleaved."""
 
+import ctypes
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,35 +12,97 @@ import torch
 from rich.console import RenderableType
 from rich.table import Table
 
-from steadystep.lab.bench.drawing import pyplot
-from steadystep.lab.bench.overhead_models import MODELS, QUICK, Setup, fresh
-from steadystep.lab.bench.overhead_steps import Step, bytes_within, guarded_step, plain_step, reads_per_step
-from steadystep.lab.bench.overhead_timing import WARM_STEPS, compared, never_trim_the_heap, seconds
-from steadystep.lab.bench.rivals import stored_rows
-from steadystep.lab.bench.study import Choice, Job, Row, Study
+from steadystep.lab.bench.header import stored_rows
+from steadystep.lab.bench.overhead_steps import (
+    MODELS,
+    QUICK,
+    Setup,
+    TimedStep,
+    bytes_within,
+    fresh,
+    guarded_step,
+    plain_step,
+    reads_per_step,
+)
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
+
+WARM_STEPS = 60
+"""Alone: the third copy of the state, at step 40, sets how often one is taken."""
+
+
+def seconds(step: TimedStep, repeats: int) -> float:
+    """By the clock."""
+    started = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    return time.perf_counter() - started
+
+
+def ratios(plain: TimedStep, candidate: TimedStep, plain_again: TimedStep, *, blocks: int, repeats: int) -> list[float]:
+    """Of each block: the candidate over the mean of its two plain neighbours."""
+    result = []
+    for _ in range(blocks):
+        before = seconds(plain, repeats)
+        middle = seconds(candidate, repeats)
+        after = seconds(plain_again, repeats)
+        result.append(2 * middle / (before + after))
+    return result
+
+
+def compared(plain: tuple[TimedStep, TimedStep, TimedStep], candidate: TimedStep, *, blocks: int) -> dict[str, float]:
+    """Median and quartiles of the ratios, and the noise: the same with a third plain loop for a candidate."""
+    first, second, third = plain
+    for step in (*plain, candidate):
+        seconds(step, WARM_STEPS)
+    repeats = max(2, int(0.05 / (seconds(first, 20) / 20)))
+    found = ratios(first, candidate, second, blocks=blocks, repeats=repeats)
+    noise = ratios(first, third, second, blocks=blocks, repeats=repeats)
+    low, middle, high = statistics.quantiles(found, n=4)
+    noise_low, noise_middle, noise_high = statistics.quantiles(noise, n=4)
+    return {
+        "ratio": middle,
+        "low": low,
+        "high": high,
+        "noise": noise_middle,
+        "noise_low": noise_low,
+        "noise_high": noise_high,
+        "plain_us": seconds(first, repeats) / repeats * 1e6,
+    }
+
+
+def never_trim_the_heap() -> bool:
+    """M_TRIM_THRESHOLD (-1) and M_MMAP_THRESHOLD (-3) to 1 GiB; False where the C library has no mallopt."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-1, 1 << 30)
+        libc.mallopt(-3, 1 << 30)
+    except (OSError, AttributeError):
+        return False
+    return True
+
 
 OURS = "steadystep"
 
 
-def _jobs(choice: Choice) -> list[Job]:
+def _jobs(choice: Choice) -> list[StudyJob]:
     return jobs(OURS, quick=choice.quick)
 
 
-def jobs(who: str, *, quick: bool) -> list[Job]:
+def jobs(who: str, *, quick: bool) -> list[StudyJob]:
     """Every model for one candidate."""
     blocks = 4 if quick else 40
     return [
-        Job(key=f"{who}/{name}/{blocks}", args={"who": who, "model": name, "blocks": blocks})
+        StudyJob(key=f"{who}/{name}/{blocks}", args={"who": who, "model": name, "blocks": blocks})
         for name in (QUICK if quick else MODELS)
     ]
 
 
-def _run(job: Job) -> Row:
+def _run(job: StudyJob) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         return measured(job, lambda setup: guarded_step(setup, Path(folder)))
 
 
-def measured(job: Job, make: Callable[[Setup], Step]) -> Row:
+def measured(job: StudyJob, make: Callable[[Setup], TimedStep]) -> Row:
     """Ratio, host reads and bytes of one candidate on one model. The clock is all that differs between two runs."""
     torch.set_num_threads(1)  # less noise
     never_trim_the_heap()

@@ -8,18 +8,63 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import steadystep
-from steadystep.lab.bench.overhead_models import Setup
+from steadystep.lab.gpt import GPT, GPTSize
 
-Step = Callable[[], object]
+Setup = tuple[nn.Module, Callable[[], Tensor]]
+"""A model and its loss on a fixed batch."""
+
+
+def mlp(width: int, depth: int = 3, batch_size: int = 32) -> Setup:
+    """Linear layers and ReLUs."""
+    layers = [m for _ in range(depth) for m in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(width, 1))
+    x = torch.randn(batch_size, width)
+    return model, lambda: model(x).square().mean()
+
+
+def gpt() -> Setup:
+    """A byte GPT of 1M parameters."""
+    model = GPT(GPTSize(d_model=128, num_layers=5, num_heads=4, context=64))
+    text = torch.randint(256, (8, 65))
+    return model, lambda: model.loss(text)
+
+
+def many_tensors(count: int) -> Setup:
+    """Vectors of 16 numbers: nothing but the price of a tensor."""
+    model = nn.ParameterList(nn.Parameter(torch.randn(16)) for _ in range(count))
+    return model, lambda: torch.stack(list(model)).square().mean()
+
+
+MODELS: dict[str, Callable[[], Setup]] = {
+    "MLP, width 64": lambda: mlp(64),
+    "MLP, width 256": lambda: mlp(256),
+    "MLP, width 1024": lambda: mlp(1024),
+    "GPT, 1M parameters": gpt,
+    "100 small tensors": lambda: many_tensors(100),
+    "1,000 small tensors": lambda: many_tensors(1000),
+}
+"""By the name shown in the table."""
+
+QUICK = ("MLP, width 64",)
+
+
+def fresh(name: str) -> Setup:
+    """The same weights every time."""
+    torch.manual_seed(0)
+    return MODELS[name]()
+
+
+TimedStep = Callable[[], object]
 
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
 
 
-def plain_step(setup: Setup) -> Step:
+def plain_step(setup: Setup) -> TimedStep:
     """The loop that most people have: clip_grad_norm_ and loss.item()."""
     model, compute = setup
     optimizer = adamw(setup)
@@ -36,7 +81,7 @@ def plain_step(setup: Setup) -> Step:
     return step
 
 
-def guarded_step(setup: Setup, run_dir: Path) -> Step:
+def guarded_step(setup: Setup, run_dir: Path) -> TimedStep:
     """A guard as it comes out of the box, with a folder to write to."""
     model, compute = setup
     guard = steadystep.Guard(model, adamw(setup), run_dir=run_dir)
@@ -48,7 +93,7 @@ def adamw(setup: Setup) -> Optimizer:
     return torch.optim.AdamW(setup[0].parameters(), lr=1e-4)
 
 
-def reads_per_step(step: Step, repeats: int = 20) -> float:
+def reads_per_step(step: TimedStep, repeats: int = 20) -> float:
     """Times that a tensor is read on the host, without those of torch's AdamW itself (its step counts)."""
     with _counted() as reads:
         inside = False
@@ -96,7 +141,7 @@ def _counting(name: str, original: Any, seen: list[str]) -> Any:
     return read
 
 
-def bytes_within(step: Step) -> int:
+def bytes_within(step: TimedStep) -> int:
     """In all tensors that a loop holds: weights, moments, and whatever its tools keep; each storage counted once."""
     waiting: list[Any] = [step]
     seen: set[int] = set()

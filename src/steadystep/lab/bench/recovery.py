@@ -1,15 +1,132 @@
 """`steadystep bench recovery`: what is left of a run after a fault, by who looked after it."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from steadystep.lab.bench.drawing import pyplot
-from steadystep.lab.bench.faulty import jobs as faulty
-from steadystep.lab.bench.recovery_table import summary, table
-from steadystep.lab.bench.study import Choice, Job, Row, Study
+from rich.console import Group, RenderableType
+
+from steadystep.lab.bench import faulty_jobs as faulty
+from steadystep.lab.bench.faulty_outcomes import Twins, identity, median, worst
+from steadystep.lab.bench.faulty_run import TRIALS
+from steadystep.lab.bench.header import stored_rows
+from steadystep.lab.bench.recovery_screen import screens
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
+
+BARS = {"within": 0.98, "median_lost": 5}
+GUARDED = ("autopilot", "careful")
 
 
-def _jobs(choice: Choice) -> list[Job]:
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """For a program; the tables are made from it."""
+    runs = [row for row in rows if row["kind"] == "run"]
+    twins = Twins(runs)
+    runs += [row for row in stored_rows() if twins.has(row)]
+    broken = [row for row in runs if row["trial"] and twins.has(row)]
+    harmful = {identity(row) for row in broken if row["arm"] == "unguarded" and not twins.fine(row)}
+    harmless = {identity(row) for row in broken if row["arm"] == "unguarded"} - harmful
+    alone = [row for row in runs if not row["trial"]]
+    arms = list(dict.fromkeys(row["arm"] for row in broken))
+    common = _common(broken, [arm for arm in arms if arm not in ("unguarded", *GUARDED)])
+    guard = [row for row in broken if row["arm"] == "autopilot"]
+    return {
+        "harmful_runs": len(harmful),
+        "bars": BARS,
+        "limits": {task: twins.limit(task) for task in dict.fromkeys(row["task"] for row in broken)},
+        "guard": [_arm(arm, [r for r in broken if r["arm"] == arm], harmful, alone, twins) for arm in GUARDED],
+        "arms": [
+            _arm(arm, [r for r in broken if r["arm"] == arm and r["seed"] in common], harmful, alone, twins)
+            for arm in arms
+        ],
+        "arm_seeds": sorted(common),
+        "faults": [
+            line
+            for trial in TRIALS
+            if (line := _fault(trial, [r for r in broken if r["trial"] == trial], harmful, twins))
+        ],
+        "harmless": _harmless(guard, harmless, twins),
+    }
+
+
+def _common(broken: list[Row], others: list[str]) -> set[int]:
+    """Seeds that every arm has; all of them where there are only our own, or none in common yet."""
+    seeds = [{row["seed"] for row in broken if row["arm"] == arm} for arm in others]
+    common = set.intersection(*seeds) if seeds else set[int]()
+    return common or {row["seed"] for row in broken}
+
+
+def _arm(arm: str, rows: list[Row], harmful: set[Any], alone: list[Row], twins: Twins) -> dict[str, Any]:
+    mine = [row for row in rows if identity(row) in harmful]
+    ratios = [twins.ratio(row) for row in mine]
+    itself = [twins.ratio(row) for row in alone if row["arm"] == arm]
+    lost = [float(row["lost"]) for row in mine if not math.isnan(row["score"])]
+    return {
+        "arm": arm,
+        "runs": len(mine),
+        "within_1_percent": sum(ratio <= 1.01 for ratio in ratios),
+        "within": sum(twins.fine(row) for row in mine),
+        "within_but_for_lost": sum(twins.fine_but_for_lost(row) for row in mine),
+        "median": median(ratios),
+        "lost_to_nan": sum(not row["finite"] for row in mine),
+        "crashed": sum(row["stopped"].startswith("crashed") for row in mine),
+        "stopped": sum(bool(row["stopped"]) and not row["stopped"].startswith("crashed") for row in mine),
+        "median_lost": median(lost) if lost else None,
+        "median_lr": median([row["lr"] for row in mine]) if mine else None,
+        "without_a_fault": median(itself) if itself else None,
+    }
+
+
+def _fault(trial: str, rows: list[Row], harmful: set[Any], twins: Twins) -> dict[str, Any] | None:
+    guarded = [row for row in rows if row["arm"] == "autopilot" and identity(row) in harmful]
+    if not guarded:
+        return None
+    ratios = [twins.ratio(row) for row in guarded]
+    alone = [twins.ratio(row) for row in rows if row["arm"] == "unguarded" and identity(row) in harmful]
+    careful = [row for row in rows if row["arm"] == "careful" and identity(row) in harmful]
+    did: Counter[str] = Counter(name for row in guarded for name in row["did"])
+    missed = Counter(row["task"] for row in guarded if not twins.fine(row))
+    return {
+        "fault": trial,
+        "runs": len(guarded),
+        "within": sum(twins.fine(row) for row in guarded),
+        "within_but_for_lost": sum(twins.fine_but_for_lost(row) for row in guarded),
+        "careful_within": sum(twins.fine(row) for row in careful),
+        "median": median(ratios),
+        "worst": worst(ratios),
+        "unguarded": median(alone),
+        "median_lost": median([float(row["lost"]) for row in guarded]),
+        "did": dict(did),
+        "missed_on": dict(missed),
+    }
+
+
+def _harmless(guard: list[Row], harmless: set[Any], twins: Twins) -> list[dict[str, Any]]:
+    lines = []
+    for trial in TRIALS:
+        mine = [row for row in guard if row["trial"] == trial and identity(row) in harmless]
+        if mine:
+            did: Counter[str] = Counter(name for row in mine for name in row["did"])
+            lines.append(
+                {
+                    "fault": trial,
+                    "runs": len(mine),
+                    "acted": sum(row["acted"] is not None for row in mine),
+                    "harmed": sum(not twins.fine(row) for row in mine),
+                    "did": dict(did),
+                    "worst": worst([twins.ratio(row) for row in mine]),
+                }
+            )
+    return lines
+
+
+def table(rows: Sequence[Row]) -> RenderableType:
+    """For people."""
+    return Group(*screens(summary(rows)))
+
+
+def _jobs(choice: Choice) -> list[StudyJob]:
     scope = faulty.Scope.of(choice)
     few = scope.seeds[: faulty.RULE_SEEDS]
     rules = ("clip 1.0", "ZClip") if choice.quick else faulty.RULE_ARMS

@@ -5,17 +5,117 @@ reporting. Failed means: NaN, or at the end at least 0.2 nats worse than the bes
 """
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, final
 
+import torch
 from rich.console import RenderableType
 from rich.table import Table
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
-from steadystep.lab.bench import stability_run as runs
-from steadystep.lab.bench.drawing import pyplot
-from steadystep.lab.bench.study import Choice, Job, Row, Study
+from steadystep.errors import TrainingHalted
+from steadystep.guard import Guard
+from steadystep.init import initialise_
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
+from steadystep.lab.gpt import GPT, GPTParts, GPTSize, TopicsText
+from steadystep.lab.tasks.task import evaluating
+from steadystep.schedule import warmup
+
+SIZE = GPTSize(num_layers=6)
+LR, MOMENTUM = 0.5, 0.9
+MAX_NORM = 1.0
+WARMUP_SHARE = 0.2
+BATCH_SIZE = 8
+LOOK_EVERY = 10
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StabilityRun:
+    """How it went."""
+
+    held_out: float
+    """In nats per byte, after the last step; NaN when the weights are lost."""
+    curve: tuple[tuple[int, float], ...]
+    """(step, held-out loss) at every tenth step, on fewer windows; it ends where the weights are lost."""
+    seconds: float
+    """Of the processor, without the looking."""
+    interventions: int = 0
+    """Updates that the guard did not simply take."""
+
+
+def plain(seed: int, *, num_steps: int, clip: bool, warm: bool) -> StabilityRun:
+    """The loop as anybody writes it."""
+    torch.manual_seed(seed)
+    model = GPT(SIZE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    rise = max(1, round(WARMUP_SHARE * num_steps))
+    scheduler = LambdaLR(optimizer, warmup(rise)) if warm else None
+
+    def step(batch: Tensor) -> None:
+        optimizer.zero_grad()
+        model.loss(batch).backward()  # type: ignore[no-untyped-call]
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+    return _trained(model, step, seed=seed, num_steps=num_steps)
+
+
+def guarded(seed: int, *, num_steps: int) -> StabilityRun:
+    """What steadystep has to prevent it: qk-norm, GPT-2's first weights, and the guard with clip and schedule."""
+    torch.manual_seed(seed)
+    model = GPT(SIZE, GPTParts(attention="stable"))
+    initialise_(model, "gpt2", seed=seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    settings: dict[str, Any] = {
+        "max_grad_norm": MAX_NORM,
+        "lr_scheduler": "cosine",
+        "warmup_steps": WARMUP_SHARE,
+        "total_steps": num_steps,
+    }
+    interventions = 0
+    with Guard(model, optimizer, config={"training": settings}) as guard:
+
+        def step(batch: Tensor) -> None:
+            nonlocal interventions
+            interventions += not guard.step(model.loss, batch=batch).plan.proceeds
+
+        run = _trained(model, step, seed=seed, num_steps=num_steps)
+    return replace(run, interventions=interventions)
+
+
+def _trained(model: GPT, step: Callable[[Tensor], object], *, seed: int, num_steps: int) -> StabilityRun:
+    text = TopicsText(context=SIZE.context, batch_size=BATCH_SIZE, seed=seed)
+    few, all_windows = text.held_out(64), text.held_out()
+    curve = [(0, _held_out(model, few))]
+    seconds = 0.0
+    try:
+        for index in range(1, num_steps + 1):
+            batch = text.batch()
+            began = time.process_time()
+            step(batch)
+            seconds += time.process_time() - began
+            if index % LOOK_EVERY == 0:
+                curve.append((index, _held_out(model, few)))
+                if not math.isfinite(curve[-1][1]):
+                    break  # lost: a NaN in the weights stays
+    except TrainingHalted:
+        pass
+    return StabilityRun(held_out=_held_out(model, all_windows), curve=tuple(curve), seconds=seconds)
+
+
+def _held_out(model: GPT, windows: Tensor) -> float:
+    with evaluating(model):
+        return float(model.loss(windows))
+
 
 ARMS = ("no measures", "clip only", "clip + warm-up", "everything")
 NUM_STEPS, NUM_QUICK_STEPS = 300, 40
@@ -25,23 +125,23 @@ TARGET = 2.67
 """Where "clip + warm-up" ended on average on the seeds for choosing, in nats per byte."""
 
 
-def jobs(choice: Choice) -> list[Job]:
+def jobs(choice: Choice) -> list[StudyJob]:
     """Every arm with every seed."""
     num_steps = NUM_QUICK_STEPS if choice.quick else NUM_STEPS
     return [
-        Job(key=f"{arm}/{seed}/{num_steps}", args={"arm": arm, "seed": seed, "num_steps": num_steps})
+        StudyJob(key=f"{arm}/{seed}/{num_steps}", args={"arm": arm, "seed": seed, "num_steps": num_steps})
         for seed in choice.pick(full=range(100, 110), quick=(0,))
         for arm in ARMS
     ]
 
 
-def run(job: Job) -> Row:
+def run(job: StudyJob) -> Row:
     """One run."""
     arm, seed, num_steps = job.args["arm"], job.args["seed"], job.args["num_steps"]
     if arm == "everything":
-        done = runs.guarded(seed, num_steps=num_steps)
+        done = guarded(seed, num_steps=num_steps)
     else:
-        done = runs.plain(seed, num_steps=num_steps, clip=arm != "no measures", warm=arm == "clip + warm-up")
+        done = plain(seed, num_steps=num_steps, clip=arm != "no measures", warm=arm == "clip + warm-up")
     return {
         "held_out": done.held_out,
         "curve": [[step, round(loss, 4)] for step, loss in done.curve],
@@ -101,8 +201,8 @@ def table(rows: Sequence[Row]) -> RenderableType:
     """One line per arm."""
     told = summary(rows)
     shown = Table(
-        title=f"Held-out loss of a {runs.SIZE.num_layers}-layer transformer after {rows[0]['num_steps']} steps, "
-        f"SGD {runs.LR:g} momentum {runs.MOMENTUM:g}",
+        title=f"Held-out loss of a {SIZE.num_layers}-layer transformer after {rows[0]['num_steps']} steps, "
+        f"SGD {LR:g} momentum {MOMENTUM:g}",
         caption=f"failed: NaN, or at least {MARGIN} nats worse than the best run ({told['best']:.3f}); loss: mean and "
         "deviation of the runs that ended; steps: median, and how many got there; time: of the processor, per run",
     )

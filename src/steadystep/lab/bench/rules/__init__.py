@@ -7,16 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, final
 
-from steadystep.lab.bench.rules.adagc import AdaGC
-from steadystep.lab.bench.rules.autoclip import AutoClip
-from steadystep.lab.bench.rules.fixed_clip import FixedClip
-from steadystep.lab.bench.rules.kill_loss_spike import KillLossSpike
-from steadystep.lab.bench.rules.limit import Above
-from steadystep.lab.bench.rules.rule import Rule, Sample, Touch, Verdict
-from steadystep.lab.bench.rules.skip_step import SkipStep
-from steadystep.lab.bench.rules.spike_detection import SpikeDetection
-from steadystep.lab.bench.rules.tensors import COORDINATE_LIMIT, UNIT_LIMIT, Spam, clip_units, shrink_updates
-from steadystep.lab.bench.rules.zclip import ZClip
+from steadystep.lab.bench.rules.norms import (
+    Above,
+    AdaGC,
+    AutoClip,
+    FixedClip,
+    KillLossSpike,
+    SkipStep,
+    SpikeDetection,
+    ZClip,
+)
+from steadystep.lab.bench.rules.rule import (
+    COORDINATE_LIMIT,
+    UNIT_LIMIT,
+    RivalAction,
+    RivalRule,
+    RuleAlarm,
+    Sample,
+    Spam,
+    clip_units,
+    shrink_updates,
+)
 
 
 @final
@@ -26,10 +37,10 @@ class RuleInfo:
 
     name: str
     about: str
-    make: Callable[[int], Rule]
+    make: Callable[[int], RivalRule]
     """For a run of so many steps."""
     does: Literal["scale", "skip", "stop", "log", "touch"]
-    touch: Callable[[], Touch] | None = None
+    touch: Callable[[], RivalAction] | None = None
     """With "touch": its act, which needs tensors."""
     only_adam: bool = False
     each_tensor: bool = False
@@ -86,4 +97,4 @@ RULES: dict[str, RuleInfo] = {
 }
 """By name. torch's GradScaler is not among them: it is part of every fp16 run here, guarded or not."""
 
-__all__ = ["RULES", "Rule", "RuleInfo", "Sample", "Touch", "Verdict"]
+__all__ = ["RULES", "RivalAction", "RivalRule", "RuleAlarm", "RuleInfo", "Sample"]

@@ -1,0 +1,1 @@
+"""One copy of each small idea that several rooms share."""

@@ -1,0 +1,119 @@
+"""Random numbers, put back to an earlier moment."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import numpy as np
+import torch
+
+
+@final
+class RngState:
+    """torch's random state on the host and on one device, as it is now; Python's and NumPy's where asked for."""
+
+    __slots__ = ("_cpu", "_device", "_numpy", "_on_device", "_python")
+
+    def __init__(self, device: torch.device, *, python: bool = False, numpy: bool = False) -> None:
+        self._device = device
+        self._cpu = torch.get_rng_state()
+        self._on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+        self._python: Any = random.getstate() if python else None
+        self._numpy: Any = np.random.get_state(legacy=False) if numpy else None  # 0.3 ms
+
+    def restore(self) -> None:
+        """Put it back."""
+        torch.set_rng_state(self._cpu)
+        if self._on_device is not None:
+            torch.get_device_module(self._device).set_rng_state(self._on_device, self._device)
+        if self._python is not None:
+            random.setstate(self._python)
+        if self._numpy is not None:
+            np.random.set_state(self._numpy)
+
+    def moved(self) -> tuple[bool, bool, bool]:
+        """Whether numbers have been drawn since from torch, Python, NumPy; False for one whose state is not known."""
+        now = RngState(self._device, python=self._python is not None, numpy=self._numpy is not None)
+        drawn = not torch.equal(self._cpu, now._cpu)
+        if self._on_device is not None and now._on_device is not None:
+            drawn = drawn or not torch.equal(self._on_device, now._on_device)
+        return drawn, self._python != now._python, not _is_same(self._numpy, now._numpy)
+
+
+@final
+class HostRandom:
+    """Python's and NumPy's random state, as it is now."""
+
+    __slots__ = ("_numpy", "_python")
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def restore(self) -> None:
+        """Put it back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
+@final
+class RngHold:
+    """The hold that `random_numbers_kept` has on them."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, device: torch.device) -> None:
+        self.state: RngState | None = RngState(device, python=True, numpy=True)
+
+    def let_go(self) -> None:
+        """What is run inside is what should have come before: they stay where it leaves them."""
+        self.state = None
+
+
+@contextmanager
+def host_random_kept() -> Iterator[None]:
+    """Python's and NumPy's random numbers are afterwards what they were: an import may draw from them."""
+    numbers = HostRandom()
+    try:
+        yield
+    finally:
+        numbers.restore()
+
+
+@contextmanager
+def random_numbers_kept(device: torch.device) -> Iterator[RngHold]:
+    """What is run inside must not shift the random numbers that come after."""
+    kept = RngHold(device)
+    try:
+        yield kept
+    finally:
+        if kept.state is not None:
+            kept.state.restore()
+
+
+def all_random_state(device: torch.device) -> dict[str, Any]:
+    """Of Python, NumPy and torch, on the host and on one device: plain values, arrays and tensors."""
+    on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "device": on_device,
+    }
+
+
+def restore_all(state: dict[str, Any], device: torch.device) -> None:
+    """Put back what `all_random_state` gave. A device that was not there then keeps its own."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"].to("cpu"))
+    if state["device"] is not None and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(state["device"].to("cpu"), device)
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    """Of NumPy's states: dictionaries of numbers and arrays."""
+    if isinstance(left, dict):
+        return all(_is_same(value, right[key]) for key, value in left.items())
+    return bool(np.array_equal(left, right))

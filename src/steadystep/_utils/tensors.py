@@ -1,0 +1,214 @@
+"""Gradient norms in one pass: per tensor and global, bit-equal to what `torch.nn.utils.clip_grad_norm_` computes.
+
+Nothing here asks for `no_grad`: gradients do not require gradients, and entering the context costs as much as a norm.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast, final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from steadystep.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a list of gradients is grouped; made once, reused while the list keeps its shape."""
+
+    num_tensors: int
+    first: tuple[torch.device, torch.dtype] | None
+    groups: tuple[tuple[int, ...], ...]
+    """Positions by device and dtype, in the order torch's own clipping visits them."""
+    half: bool
+    sparse: bool
+
+    def fits(self, grads: list[Tensor]) -> bool:
+        """Cheap test that `grads` still looks like what this layout was made from."""
+        return len(grads) == self.num_tensors and (not grads or (grads[0].device, grads[0].dtype) == self.first)
+
+
+def layout_of(grads: list[Tensor]) -> Layout:
+    """Group `grads` by device and dtype."""
+    grouped = _group_tensors_by_device_and_dtype([[*grads]], with_indices=True) if grads else {}
+    return Layout(
+        num_tensors=len(grads),
+        first=(grads[0].device, grads[0].dtype) if grads else None,
+        groups=tuple(tuple(positions) for _, positions in grouped.values()),
+        half=any(dtype in _HALVES for _, dtype in grouped),
+        sparse=any(g.is_sparse for g in grads),
+    )
+
+
+def dense_values(grads: list[Tensor], layout: Layout, *, coalesce: bool = False) -> list[Tensor]:
+    """Sparse gradients as their value tensors (aliases unless `coalesce`), everything else as it is."""
+    if not layout.sparse:
+        return grads
+    return [(g.coalesce() if coalesce else g)._values() if g.is_sparse else g for g in grads]
+
+
+def measure(grads: list[Tensor], layout: Layout) -> list[Tensor]:
+    """The L2 norm of each gradient, in their order, on the first one's device, without a host read.
+
+    Half-precision gradients are measured in fp32: a norm held in fp16 overflows at 65504.
+    """
+    if not grads:
+        return []
+    values = dense_values(grads, layout, coalesce=True)
+    if len(layout.groups) == 1:
+        return list(
+            torch._foreach_norm(values, 2.0, torch.float32) if layout.half else torch._foreach_norm(values, 2.0)
+        )
+    norms: list[Tensor | None] = [None] * len(grads)
+    for positions in layout.groups:
+        group = [values[i] for i in positions]
+        dtype = torch.float32 if group[0].dtype in _HALVES else None
+        for position, norm in zip(positions, torch._foreach_norm(group, 2.0, dtype), strict=True):
+            norms[position] = norm.to(grads[0].device)
+    return [norm for norm in norms if norm is not None]
+
+
+def peaks(tensors: list[Tensor]) -> list[Tensor]:
+    """The largest absolute value of each, NaN where it holds one; on their device. An L2 norm may overflow."""
+    if not all(tensor.is_cpu for tensor in tensors):
+        return list(torch._foreach_norm(tensors, torch.inf))
+    # why: on the host torch's infinity norm goes element by element, and takes fourteen times as long
+    ends = [torch.aminmax(tensor) for tensor in tensors]
+    lowest, highest = torch.stack([end.min for end in ends]), torch.stack([end.max for end in ends])
+    return list(torch.maximum(lowest.neg(), highest).unbind())
+
+
+def total_norm(norms: list[Tensor], layout: Layout) -> Tensor:
+    """The global norm from the norms of the parts, added up in the order torch's clipping uses."""
+    if not norms:
+        return torch.zeros(())
+    ordered = norms if len(layout.groups) == 1 else [norms[i] for positions in layout.groups for i in positions]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(ordered), 2.0)
+    return total
+
+
+def total_norm_in_half(grads: list[Tensor], layout: Layout) -> Tensor:
+    """The global norm as torch's clipping has it for half-precision gradients: rounded. Costs a second pass."""
+    values = dense_values(grads, layout, coalesce=True)
+    norms = [norm for positions in layout.groups for norm in torch._foreach_norm([values[i] for i in positions], 2.0)]
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(grads[0].device) for norm in norms]), 2.0)
+    return total
+
+
+_PLAIN = (Tensor, Parameter)
+
+
+def is_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Whether any of them is a DTensor. Imports nothing: who has one has imported its module."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, tensors)))
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part this rank holds, sharing memory; a plain tensor as it is."""
+    # why first: a state has hundreds of tensors, and to ask each at length took half the time of keeping a small one
+    if type(tensor) in _PLAIN or not is_sharded([tensor]):
+        return tensor
+    with torch.no_grad():
+        return cast("DTensor", tensor).to_local()
+
+
+def refuse_unreduced(grads: Iterable[Tensor], what: str) -> None:
+    """A gradient still waiting for its sum over ranks has no elements and no rows of its own."""
+    for grad in grads:
+        if is_sharded([grad]) and any(p.is_partial() for p in cast("DTensor", grad).placements):
+            raise UnsupportedError(f"{what} needs gradients that are summed over ranks: redistribute Partial DTensors")
+
+
+def norms_over_ranks(grads: Sequence[Tensor], dtypes: Sequence[torch.dtype | None]) -> list[Tensor]:
+    """The L2 norm of each gradient as a plain tensor, measured in `dtypes`; one collective per mesh and dtype."""
+    groups: dict[tuple[DeviceMesh | None, torch.dtype, torch.dtype | None], list[int]] = {}
+    for position, (grad, dtype) in enumerate(zip(grads, dtypes, strict=True)):
+        mesh = cast("DTensor", grad).device_mesh if is_sharded([grad]) else None
+        groups.setdefault((mesh, grad.dtype, dtype), []).append(position)
+    norms: dict[int, Tensor] = {}
+    for (mesh, _, dtype), positions in groups.items():
+        each = torch.stack(list(torch._foreach_norm([grads[i] for i in positions], 2.0, dtype)))
+        if mesh is not None:
+            each = cast("DTensor", each).full_tensor()  # torch's own reduction, so the bits are torch's
+        norms.update(zip(positions, each.to(grads[0].device).unbind(), strict=True))
+    return [norms[i] for i in range(len(grads))]
+
+
+def largest_over_ranks(peak: Tensor, grads: Iterable[Tensor]) -> Tensor:
+    """The largest of all ranks' `peak`, over every mesh the gradients live on."""
+    from torch.distributed.tensor import DTensor, Partial
+
+    for mesh in dict.fromkeys(cast("DTensor", g).device_mesh for g in grads if is_sharded([g])):
+        peak = DTensor.from_local(peak, mesh, [Partial("max")] * mesh.ndim, run_check=False).full_tensor()
+    return peak
+
+
+def without_partials(tensor: Tensor) -> Tensor:
+    """A result that still waits for its sum over ranks, summed; a plain tensor as it is."""
+    if not is_sharded([tensor]):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    spread = cast("DTensor", tensor)
+    return spread.redistribute(placements=[Replicate() if p.is_partial() else p for p in spread.placements])
+
+
+def like(tensor: Tensor, model: Tensor) -> Tensor:
+    """`tensor` laid out over the ranks as `model` is."""
+    return cast("DTensor", tensor).redistribute(placements=cast("DTensor", model).placements)
+
+
+def spread_like(local: Tensor, model: Tensor) -> Tensor:
+    """This rank's part as a DTensor like `model`, where it has the shape of the model's part; else as it is."""
+    if not is_sharded([model]) or local.shape != local_part(model).shape:
+        return local
+    from torch.distributed.tensor import DTensor
+
+    spread = cast("DTensor", model)
+    return DTensor.from_local(
+        local, spread.device_mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
+    )
+
+
+def l2_over_ranks(local: Tensor, model: Tensor) -> Tensor:
+    """L2 norms of what all ranks hold, from `local` ones; `model` says over which ranks the parts are spread."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    spread = cast("DTensor", model)
+    placements = [Replicate() if p.is_replicate() else Partial("sum") for p in spread.placements]
+    squares = local.double().square()  # why: in fp32 the square of a norm of 1e20 is infinite
+    return DTensor.from_local(squares, spread.device_mesh, placements, run_check=False).full_tensor().sqrt()
+
+
+def host_room(
+    tensor: Tensor, old: Tensor | None, dtype: torch.dtype | None = None, *, contiguous: bool = False
+) -> Tensor:
+    """Host memory for a copy of `tensor`: that of `old` where it fits, pinned for a tensor of an accelerator."""
+    dtype = dtype or tensor.dtype
+    if old is not None and old.shape == tensor.shape and old.dtype == dtype:
+        return old
+    if tensor.device.type == "cpu" and not contiguous:
+        return torch.empty_like(tensor, dtype=dtype)
+    return torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=tensor.device.type == "cuda")
+
+
+def copy_to_host_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Fill `targets`, which are in host memory, with the values of `sources` as they are now."""
+    if not sources:
+        return
+    torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
+    for device in {source.device for source in sources if source.device.type != "cpu"}:
+        torch.accelerator.synchronize(device)  # sync: once per device and call, not once per tensor

@@ -1,0 +1,162 @@
+"""Names of modules and parameters as their owner knows them, and names a user may have meant."""
+
+import difflib
+import logging
+import math
+import stat
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from steadystep.errors import ConfigError
+
+
+def nearest_names(wanted: str, known: Sequence[str], *, count: int = 3) -> str:
+    """A clause for an error message: the known names nearest to `wanted`, or the first few."""
+    close = difflib.get_close_matches(wanted.strip("*."), [name for name in known if name], n=count, cutoff=0.4)
+    shown = close or [name for name in known if name][:count]
+    return f": did you mean {', '.join(repr(name) for name in shown)}?" if shown else ""
+
+
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def plain_name(name: str) -> str:
+    """A dotted name without what torch.compile, FSDP and checkpointing put in between.
+
+    >>> plain("blocks.0._orig_mod.mlp")
+    'blocks.0.mlp'
+    """
+    if "_" not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def state_of(step: int | None) -> str:
+    """What a rollback went back to, by the last step that is in it; before the first there is none."""
+    return "the initial state" if step is not None and step < 0 else f"the state of step {step}"
+
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def warn(message: str) -> None:
+    """A UserWarning attributed to the first caller outside this package."""
+    depth, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(f"steadystep: {message}", stacklevel=depth)
+
+
+def note(message: str) -> None:
+    """A line for whoever reads the `steadystep` logger at level INFO."""
+    logging.getLogger("steadystep").info(message)
+
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """Nothing but errors on the `steadystep` logger: a table or a screen tells what happened."""
+    log = logging.getLogger("steadystep")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+LARGEST_FILE = 32 << 20  # bytes of settings, a script or a record: far beyond any that a person wrote
+
+
+def must_end(path: Path) -> None:
+    """Refuse what has no end (a device, a pipe) or no possible name.
+
+    Raises:
+        ConfigError: one line that says what it is.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise ConfigError(f"{_shown(path)}: there is no such file or folder") from None
+    except OSError as error:
+        raise ConfigError(f"{_shown(path)}: cannot be read ({error.strerror or error})") from None
+    except ValueError as error:  # a NUL in the name
+        raise ConfigError(f"{_shown(path)}: no name of a file ({error})") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ConfigError(f"{_shown(path)}: a device or a pipe, not a file: save it as a file and give that")
+
+
+def text_of(path: Path, *, encoding: str = "utf-8", largest: int = LARGEST_FILE) -> str:
+    """All of it.
+
+    Raises:
+        ConfigError: it cannot be read, has no end, is too large, or is no text in UTF-8.
+    """
+    must_end(path)
+    try:
+        if path.stat().st_size > largest:
+            raise ConfigError(f"{path}: has {path.stat().st_size >> 20} MB, at most {largest >> 20} are read")
+        return path.read_text(encoding=encoding)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _shown(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:80]}… ({len(text)} letters)"
+
+
+NOTHING = "\u2013"
+
+
+def number(value: float | None) -> str:
+    """Three to four digits, whatever the size.
+
+    >>> number(0.000123456), number(2.34567), number(12345.0), number(float("nan"))
+    ('1.23e-04', '2.346', '12,345', 'NaN')
+    """
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("∞" if value > 0 else "-∞")
+    size = abs(value)
+    if size and (size < 1e-3 or size >= 1e7):
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
+
+
+def short(value: int) -> str:
+    """A large count in few characters.
+
+    >>> short(950), short(1_106_944), short(7_000_000_000)
+    ('950', '1.11M', '7B')
+    """
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**4, "k")):
+        if value >= size:
+            return f"{value / (1000 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:,}"
+
+
+def count(number_of: int, thing: str) -> str:
+    """A number with its noun.
+
+    >>> count(1, "rollback"), count(1200, "step")
+    ('1 rollback', '1,200 steps')
+    """
+    return f"{number_of:,} {thing}{'' if number_of == 1 else 's'}"
+
+
+def share(part: int, whole: int) -> str:
+    """A share in per cent, never rounded down to nothing.
+
+    >>> share(0, 10), share(1, 100000), share(1, 3)
+    ('0 %', '< 0.1 %', '33 %')
+    """
+    if not part or not whole:
+        return "0 %"
+    percent = 100 * part / whole
+    return "< 0.1 %" if percent < 0.1 else (f"{percent:.1f} %" if percent < 10 else f"{percent:.0f} %")

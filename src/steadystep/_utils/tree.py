@@ -1,0 +1,162 @@
+"""Tensors inside a batch of any kind: containers, records, graph objects, and things nobody has thought of.
+
+A batch is the user's, and so is the code that runs when it is opened (a lazy mapping, a property that raises). What
+cannot be opened is passed over: looking at a batch never costs a step.
+"""
+
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadystep._utils.tensors import is_sharded
+from steadystep.engine.closures import MicroBatchWork
+
+_MANY = 1_000_000  # parts; beyond that it is no batch
+_CLOSED = (
+    *(str, bytes, bytearray, int, float, complex, type(None), np.ndarray, np.generic, torch.device, torch.dtype),
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial),
+    *(nn.Module, Optimizer),
+)
+"""Nothing in them belongs to the batch. Not everything that can be called: a graph object often can."""
+
+
+def tensors_in(thing: Any, name: str = "", *, most_parts: int = _MANY) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in nested containers, dataclasses and plain objects, in order, with a name such as `x[0].mask`.
+
+    At most `most_parts` parts of any one container, and of them all, are opened.
+    """
+    waiting: list[tuple[str, Any]] = [(name, thing)]
+    opened: dict[int, Any] = {}  # why the things too: an id is free again once its thing is gone
+    for _ in range(most_parts):
+        if not waiting:
+            return
+        name, part = waiting.pop()
+        if issubclass(type(part), Tensor):  # why not isinstance: it may ask the thing, and that may raise
+            yield name, part
+        elif id(part) not in opened:
+            inner = _parts(part, most_parts)
+            if inner:
+                opened[id(part)] = part
+                waiting.extend((name + key, held) for key, held in reversed(inner))
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether its elements are all here, side by side: not sparse, nested, sharded, without data, or none at all."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        return False
+    return tensor.numel() > 0 and not is_sharded([tensor])
+
+
+def _parts(thing: Any, most: int) -> list[tuple[str, Any]]:
+    try:
+        if isinstance(thing, _CLOSED):
+            return []
+        if isinstance(thing, Mapping):
+            return [(f"[{key!r}]", part) for key, part in islice(thing.items(), most)]
+        if isinstance(thing, list | tuple):
+            return [(f"[{i}]", part) for i, part in enumerate(islice(thing, most))]
+        if dataclasses.is_dataclass(thing):
+            return [(f".{field.name}", getattr(thing, field.name, None)) for field in dataclasses.fields(thing)]
+        return [(f".{key}", part) for key, part in islice(getattr(thing, "__dict__", {}).items(), most)]
+    except Exception:  # why all: it is the user's code that raised, and the step does not depend on it
+        return []
+
+
+_HANDLE = 1 << 20  # bytes: a tensor in shared memory keeps a file open, and a process may have 1,024 of them
+_MOST_PARTS = 256  # a batch of more than these is not looked through at every step
+_PLAIN = (str, int, float, bool, complex, type(None))
+
+
+def bytes_of(work: MicroBatchWork) -> float:
+    """Of the batch, and of tensors that its closure holds; infinite where that cannot be told."""
+    recipe = work.recipe
+    return size_of(recipe.batch) + sum(_known(part) for part in _held_by(recipe.closure))
+
+
+def size_of(batch: Any) -> float:
+    """Bytes of all tensors and arrays in a batch; one from a worker process counts for a megabyte at least.
+
+    Infinite for what holds something unknown, or too many parts to look at.
+    """
+    try:
+        return _size_of(batch)
+    except Exception:  # why all: a batch is opened by its own code, and what that raises must not cost the step
+        return math.inf
+
+
+def _size_of(batch: Any) -> float:
+    waiting, seen, total = [batch], 0, 0.0
+    while waiting:
+        part = waiting.pop()
+        seen += 1
+        if seen > _MOST_PARTS:
+            return math.inf
+        inner = _parts_of(part)
+        if inner is None:
+            return math.inf
+        if isinstance(inner, float):
+            total += inner
+        else:
+            waiting.extend(inner)
+            if len(waiting) > _MOST_PARTS:
+                return math.inf
+    return total
+
+
+def _parts_of(part: Any) -> float | Iterable[Any] | None:
+    if type(part) in (tuple, list):  # why these first: nearly everything is one, and to ask for a Mapping is slow
+        sequence: Iterable[Any] = part
+        return sequence
+    if isinstance(part, Tensor):
+        return _tensor(part)
+    if type(part) is dict:
+        values: Iterable[Any] = part.values()
+        return values
+    if isinstance(part, _PLAIN):
+        return 0.0
+    if isinstance(part, np.ndarray):
+        return float(part.nbytes)
+    if isinstance(part, bytes | bytearray):
+        return float(len(part))
+    if isinstance(part, Mapping):
+        return part.values()
+    if isinstance(part, list | tuple):
+        return part
+    held = getattr(part, "__dict__", None)
+    return held.values() if isinstance(held, dict) else None
+
+
+def _tensor(tensor: Tensor) -> float:
+    if tensor.layout is not torch.strided:
+        return math.inf
+    shared = tensor.is_cpu and tensor.untyped_storage().is_shared()
+    return float(max(tensor.nbytes, _HANDLE) if shared else tensor.nbytes)
+
+
+def _known(part: Any) -> float:
+    """What a closure holds beside its data (the model, a config) is not held because of us."""
+    return size_of(part) if isinstance(part, Tensor | np.ndarray | list | tuple | dict) else 0.0
+
+
+def _held_by(closure: Any) -> list[Any]:
+    if isinstance(closure, functools.partial):
+        return [*closure.args, *closure.keywords.values()]
+    cells = [cell.cell_contents for cell in getattr(closure, "__closure__", None) or () if _is_filled(cell)]
+    return [*cells, *(getattr(closure, "__defaults__", None) or ())]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""An update that somebody else takes: what comes before it, and what comes after."""
+
+from dataclasses import dataclass
+from typing import Any, NoReturn, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from steadystep.actions.update import REFUSALS, Update
+from steadystep.engine.learning_rate import LearningRate
+from steadystep.engine.replay import MeasureAgain
+from steadystep.errors import MisuseError
+from steadystep.records import Diagnosis, Outcome, Plan
+from steadystep.signals.gradients import GradientView, Probing
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """Carries out a plan around a step of the loop's own.
+
+    A refused step is one without gradients: torch's optimizers leave alone what has none, weight decay and moments
+    included.
+    """
+
+    optimizer: Optimizer
+    update: Update
+    learning_rate: LearningRate
+    probing: Probing
+
+    def before(
+        self,
+        plan: Plan,
+        look: GradientView,
+        diagnosis: Diagnosis,
+        *,
+        shrunk: bool,
+        look_again: MeasureAgain | None = None,
+    ) -> Outcome:
+        """Everything up to the step; what is reported holds once the step has been called.
+
+        `shrunk` says that the loop has clipped these gradients, after they were measured; `look_again` measures those
+        of an update that is made again.
+        """
+        if "rollback" in plan.steps:
+            outcome = self.update.go_back(plan, look, diagnosis, look_again=look_again)
+            self._drop()
+            return outcome
+        self.update.prepare(plan)
+        if not REFUSALS.isdisjoint(plan.steps):
+            look.grads.clear()
+            self._drop()
+            return self.update.report(plan, look, diagnosis, stepped=False)
+        clipped = self.update.clip_(look, limit=plan.norm, again=shrunk)
+        lr_mult = self.learning_rate.lower(look.signals.lr)
+        if self.probing.due(look.signals.step):
+            self.probing.before()
+        return Outcome(
+            step=look.signals.step,
+            reading=look.signals.loss,
+            stepped=True,
+            plan=plan,
+            diagnosis=diagnosis,
+            signals=look.signals,
+            clipped=clipped,
+            lr_mult=lr_mult,
+        )
+
+    def after(self, outcome: Outcome) -> None:
+        """The step has been called, and did what `before` let it do."""
+        self.abandon()
+        if not outcome.stepped or outcome.signals is None:
+            return
+        if self.learning_rate.ceiling.low:
+            self.learning_rate.ceiling.updated(outcome.signals.lr)
+        if self.probing.due(outcome.step):
+            self.probing.after(outcome.step)
+        self.update.passes.close()
+
+    def abandon(self) -> None:
+        """The learning rate is the user's again; also when the step raised."""
+        self.learning_rate.put_back()
+
+    def _drop(self) -> None:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
+BY_HAND_USAGE = (
+    "Guard(model, None) has no optimizer to step: call loss.backward(), then plan = guard.inspect(loss); update the "
+    "weights yourself where plan.proceeds, and end with guard.commit(stepped=plan.proceeds)"
+)
+
+
+@final
+class ByHand(Optimizer):
+    """Stands for the loop's own arithmetic: it knows which parameters are trained, and never steps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise MisuseError("Guard(model, None): no parameter of this model takes a gradient")
+        super().__init__(trained, {"lr": 0.0})
+
+    def step(self, closure: Any = None) -> NoReturn:
+        """Raise: there is nothing to step."""
+        raise MisuseError(BY_HAND_USAGE)
+
+
+def check_by_hand(schedule: Any, learning_rate: Any, scheduler: Any) -> None:
+    """A learning rate has nobody to use it."""
+    if schedule is not None or learning_rate is not None or scheduler is not None:
+        raise MisuseError(
+            "Guard(model, None): a learning rate or a schedule does nothing without an optimizer; leave it out"
+        )

@@ -1,0 +1,239 @@
+"""One checkpoint: a folder `step-00001234` with the tensors, the rest of the state, and a manifest with checksums.
+
+Tensors are safetensors, the rest is JSON: reading a stranger's file can fail, it cannot run code.
+"""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from steadystep.checkpoints.atomic_io import FileMark, hidden, mark_of, move_in, write_file
+from steadystep.checkpoints.finite import not_finite
+from steadystep.checkpoints.packing import Packed, pack, unpack
+from steadystep.checkpoints.tensor_file import FOLDER, pieces, read_tensors
+from steadystep.errors import CheckpointError
+from steadystep.version import __version__
+
+MANIFEST = "manifest.json"
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
+CHECKPOINT_FORMAT = 1
+_LARGEST = 1 << 20  # bytes; ours has less than a thousand, and 300 more for each rank
+_OF_A_RANK = re.compile(r"(shards/)?rank-\d{5}\.(safetensors|json)")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One checkpoint, before its contents are read."""
+
+    step: int
+    updates: int
+    score: float | None
+    time: str
+    steadystep: str
+    torch: str
+    files: Mapping[str, FileMark]
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return _render(
+            {
+                "format": CHECKPOINT_FORMAT,
+                "steadystep": self.steadystep,
+                "torch": self.torch,
+                "time": self.time,
+                "step": self.step,
+                "updates": self.updates,
+                "score": self.score if self.score is None or math.isfinite(self.score) else repr(self.score),
+                "files": {name: {"size": m.size, "sha256": m.sha256} for name, m in self.files.items()},
+            }
+        )
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Check everything that can be checked without reading the large files."""
+    path = checkpoint / MANIFEST
+    try:
+        if not checkpoint.is_dir():
+            raise CheckpointError(f"{checkpoint} is not a folder: a checkpoint is one")
+        if not path.is_file():
+            raise CheckpointError(f"{checkpoint} has no {MANIFEST}: it was never finished, or only copied in part")
+        if path.stat().st_size > _LARGEST:
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes: it is not ours")
+        raw = path.read_bytes()
+        manifest = _parse(raw, path)
+        for name, mark in manifest.files.items():
+            if not (checkpoint / name).is_file():
+                raise CheckpointError(f"{checkpoint} has no {name}")
+            size = (checkpoint / name).stat().st_size
+            if size != mark.size:
+                raise CheckpointError(
+                    f"{checkpoint / name} has {size} bytes and not {mark.size}: it was cut or changed"
+                )
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint} cannot be read ({error.strerror or error})") from error
+    return manifest
+
+
+def _parse(raw: bytes, path: Path) -> Manifest:
+    try:
+        fields = json.loads(raw)
+        claimed = fields.pop("format")
+        known = {"format": claimed} | fields
+        known.pop("checksum")
+        whole = _render(known) == raw
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged ({error})") from error
+    # why the bytes: what differs from what these fields give, if only in a space, is not what was written
+    if not whole:
+        raise CheckpointError(f"{path} is damaged: its checksum does not fit")
+    if claimed != CHECKPOINT_FORMAT:
+        writer = f"steadystep {known.get('steadystep')}"
+        raise CheckpointError(f"{path} has format {claimed!r} of {writer}; this version reads {CHECKPOINT_FORMAT}")
+    try:
+        return _typed(known)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a manifest of ours ({type(error).__name__}: {error})") from error
+
+
+def _typed(fields: dict[str, Any]) -> Manifest:
+    files = {name: FileMark(int(mark["size"]), str(mark["sha256"])) for name, mark in fields["files"].items()}
+    others = files.keys() - {TENSORS, STATE}
+    if len(files) != len(others) + 2 or not all(_OF_A_RANK.fullmatch(name) for name in others):
+        raise ValueError(f"it lists {', '.join(map(str, files)) or 'no files'}")
+    score = fields["score"]
+    return Manifest(
+        step=int(fields["step"]),
+        updates=int(fields["updates"]),
+        score=None if score is None else float(score),
+        time=str(fields["time"]),
+        steadystep=str(fields["steadystep"]),
+        torch=str(fields["torch"]),
+        files=files,
+    )
+
+
+def _render(fields: Mapping[str, Any]) -> bytes:
+    body = json.dumps(fields, indent=1, allow_nan=False)
+    checksum = hashlib.sha256(body.encode()).hexdigest()
+    return json.dumps({**fields, "checksum": checksum}, indent=1, allow_nan=False).encode() + b"\n"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A state that was read and found to be what was written."""
+
+    path: Path
+    step: int
+    updates: int
+    score: float | None
+    state: Mapping[str, Any]
+    not_finite: tuple[str, ...] = ()
+    """Names of tensors with NaN or infinity that a run should not be continued from."""
+
+
+def write_checkpoint(
+    folder: Path, state: Mapping[str, Any] | Packed, *, step: int, updates: int, score: float | None = None
+) -> Path:
+    """Write one checkpoint into `folder`, which exists; the disk has it when this returns.
+
+    Whatever happens on the way, a checkpoint of that name is the one from before or the new one.
+
+    Raises:
+        CheckpointError: the state has no form in a file, or the disk refused; nothing that was there has changed.
+    """
+    if step < 0:
+        raise CheckpointError(f"step = {step}: a step is 0 or more")
+    packed = state if isinstance(state, Packed) else pack(state)
+    path = Path(folder) / f"step-{step:08d}"
+    new = hidden(path, "new")
+    try:
+        new.mkdir()
+        files = {
+            TENSORS: write_file(new / TENSORS, pieces(packed.tensors)),
+            STATE: write_file(new / STATE, [_json(packed.tree)]),
+        }
+        manifest = Manifest(
+            step=int(step),  # why: numbers of numpy are not JSON
+            updates=int(updates),
+            score=None if score is None else float(score),
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            steadystep=__version__,
+            torch=torch.__version__,
+            files=files,
+        )
+        write_file(new / MANIFEST, [manifest.to_bytes()])
+        move_in(new, path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} could not be written ({error.strerror or error}); what was there before is untouched"
+        ) from error
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(new)
+    return path
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint and verify all of it: sizes and checksums of every file, the manifest's own too.
+
+    Raises:
+        CheckpointError: something is missing, damaged, or not ours; the message says what.
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    named = re.fullmatch(r"step-(\d+)", path.name)  # under a name of its own ("best") a copy is welcome
+    if named and int(named[1]) != manifest.step:
+        raise CheckpointError(f"{path} holds step {manifest.step}: it was renamed")
+    try:
+        for name, expected in manifest.files.items():
+            if mark_of(path / name) != expected:
+                raise CheckpointError(f"{path / name} is damaged: its checksum does not fit")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from error
+    return read_state(path, manifest, (TENSORS, STATE))
+
+
+def read_state(path: Path, manifest: Manifest, names: tuple[str, str]) -> Checkpoint:
+    """One pair of its files, tensors and the rest; their checksums were verified before."""
+    file = path / names[1]
+    try:
+        tree = json.loads(file.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not the JSON of a state ({error})") from error
+    tensors = read_tensors(path / names[0])
+    try:
+        state = unpack(Packed(tree, tensors))
+        spoilt = not_finite(tensors, tree)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{file} holds a {type(state).__name__} and not a state")
+    if (path / FOLDER).is_dir():
+        state = {**state, FOLDER: str(path / FOLDER)}
+    return Checkpoint(
+        path=path,
+        step=manifest.step,
+        updates=manifest.updates,
+        score=manifest.score,
+        state=state,
+        not_finite=spoilt,
+    )
+
+
+def _json(tree: Any) -> bytes:
+    return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,200 @@
+"""Whether a saved optimizer state fits this optimizer: its groups, and the shape and kind of every moment."""
+
+import inspect
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from steadystep.checkpoints.fit import type_name
+from steadystep.checkpoints.tensor_file import Spread
+from steadystep.errors import CheckpointError
+
+FIT_ADVICE = ("capturable", "differentiable", "foreach", "fused")
+"""Options that say how an update is computed and not which: this program's own stay."""
+
+_ADAM = ("step", "exp_avg", "exp_avg_sq")
+_SLOTS: dict[str, tuple[str, ...]] = {
+    "ASGD": ("step", "eta", "mu", "ax"),
+    "Adadelta": ("step", "square_avg", "acc_delta"),
+    "Adagrad": ("step", "sum"),
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "Adamax": ("step", "exp_avg", "exp_inf"),
+    "NAdam": (*_ADAM, "mu_product"),
+    "RAdam": _ADAM,
+    "RMSprop": ("step", "square_avg"),
+    "Rprop": ("step", "prev", "step_size"),
+    "SGD": (),
+    "SparseAdam": _ADAM,
+}
+"""What torch's own optimizers keep for a parameter that was updated."""
+_ASKED = (("amsgrad", "max_exp_avg_sq"), ("centered", "grad_avg"))
+_SCALARS = ("step", "eta", "mu", "mu_product")
+_SQUARES = ("acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum")
+_GIVEN = ("params", "initial_lr")
+_LIKE, _NUMBER = "like the parameter", "one number"
+_ONE = (_LIKE, _NUMBER)  # of a parameter with one element: there is no telling which
+_MISSING = ...
+
+
+def check_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Refuse the state of another optimizer, or one whose numbers no optimizer could have."""
+    groups, state = saved.get("param_groups"), saved.get("state")
+    if not isinstance(groups, list) or not isinstance(state, Mapping) or not all(isinstance(g, dict) for g in groups):
+        raise _refusal("it is no state of an optimizer")
+    _check_groups(groups, optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    options = [group for group in groups for _ in group["params"]]
+    known = _SLOTS.get(type(optimizer).__name__) if type(optimizer).__module__.startswith("torch.optim") else None
+    for number, slots in state.items():
+        if not isinstance(slots, Mapping):
+            raise _refusal(f"the state of parameter {number!r:.40} is a {type(slots).__name__}")
+        if type(number) is int and not 0 <= number < len(parameters):
+            raise _refusal(f"it has moments of a parameter {number}, and there are {len(parameters)}")
+        if known is None:
+            continue
+        if type(number) is not int:
+            raise _refusal(f"it has moments of a parameter {number!r:.40}")
+        _check_slots(number, slots, parameters[number], known, options[number])
+    if known is None:
+        _check_alike(state, optimizer)
+
+
+def _check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    present = optimizer.param_groups
+    counts = [len(group["params"]) if isinstance(group.get("params"), list) else -1 for group in groups]
+    if counts != [len(group["params"]) for group in present]:
+        raise CheckpointError(
+            f"the checkpoint does not fit: its optimizer has parameter groups of {counts}, this one others; build "
+            "it the same way"
+        )
+    numbers = [number for group in groups for number in group["params"]]
+    if not all(type(number) is int for number in numbers) or len(set(numbers)) != len(numbers):
+        raise _refusal("its parameters are not numbered one by one")
+    for place, (theirs, mine) in enumerate(zip(groups, present, strict=True)):
+        odd = (set(theirs) - set(_GIVEN)) ^ (set(mine) - set(_GIVEN))
+        if odd:
+            names = ", ".join(sorted(map(str, odd)))
+            raise CheckpointError(f"the checkpoint is of another kind of optimizer: they differ in {names}")
+        for key in theirs.keys() & mine.keys() - {"params"}:
+            _check_option(f"group {place}: {key}", theirs[key], mine[key])
+        if type(theirs.get("initial_lr", 0.0)) not in (int, float, Tensor):
+            raise _refusal(f"group {place}: initial_lr is {theirs['initial_lr']!r:.40}")
+        _check_together(place, theirs, optimizer)
+
+
+def _check_option(where: str, saved: Any, present: Any) -> None:
+    """Of the same kind as here: a number stays a number, a pair a pair."""
+    if isinstance(present, bool) or present is None or isinstance(saved, bool) or saved is None:
+        fits = all(value is None or isinstance(value, bool) for value in (saved, present))
+        fits = fits or saved is None or (present is None and not isinstance(saved, bool))  # unset there, or here
+    elif isinstance(present, tuple | list):
+        fits = isinstance(saved, tuple | list) and len(saved) == len(present)
+        for here, there in zip(present, saved if fits else (), strict=False):
+            _check_option(where, there, here)
+    elif isinstance(present, int | float | Tensor):
+        fits = isinstance(saved, int | float) or (isinstance(saved, Tensor) and saved.numel() == 1)
+        fits = fits and math.isfinite(float(saved))  # sync: on loading, in host memory
+    else:
+        fits = type(saved) is type(present)
+    if not fits:
+        raise _refusal(f"{where} is {saved!r:.60}")
+
+
+def _check_together(place: int, group: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Have torch's own constructor look at the values; others' may do anything."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim") or kind.__name__ not in _SLOTS:
+        return
+    accepted = inspect.signature(kind).parameters
+    options = {k: v for k, v in group.items() if k in accepted and k not in FIT_ADVICE and k != "params"}
+    try:
+        kind([torch.nn.Parameter(torch.zeros(1))], **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise _refusal(f"group {place}: {error}") from None
+
+
+def _check_slots(
+    number: int, slots: Mapping[str, Any], parameter: Tensor, known: tuple[str, ...], options: Mapping[str, Any]
+) -> None:
+    where = f"parameter {number}: "
+    asked = {slot for option, slot in _ASKED if options.get(option)}
+    missing = {*known, *asked} - slots.keys() if slots else ()
+    if missing:
+        raise _refusal(f"{where}{', '.join(sorted(missing))} is missing")
+    for name, value in slots.items():
+        if name in _SCALARS:
+            _check_scalar(where + name, value, squared=name in _SQUARES)
+        elif value is not None or name in known:
+            if not isinstance(value, Tensor | Spread):
+                raise _refusal(f"{where}{name!s:.40} is a {type(value).__name__}")
+            if value.shape != parameter.shape:
+                shapes = f"{list(value.shape)} there and {list(parameter.shape)} here"
+                raise _refusal(f"{where}{name} has the shape {shapes}")
+            if type_name(value.dtype) != type_name(parameter.dtype) and name not in _SQUARES:
+                raise _refusal(f"{where}{name} is {value.dtype}")
+            if name in _SQUARES and isinstance(value, Tensor) and (not value.is_floating_point() or _any_below(value)):
+                raise _refusal(f"{where}{name} is below zero, or no real number")
+
+
+def _check_scalar(where: str, value: Any, *, squared: bool) -> None:
+    if isinstance(value, Tensor):
+        fits = value.numel() == 1 and value.is_floating_point()
+        value = float(value) if fits else math.nan  # sync: on loading, in host memory
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or (squared and value < 0):
+        raise _refusal(f"{where} is {value!r:.40}")
+
+
+def _any_below(value: Tensor) -> bool:
+    return bool((value < 0).any())  # sync: on loading, in host memory
+
+
+def _check_alike(state: Mapping[Any, Mapping[str, Any]], optimizer: Optimizer) -> None:
+    """What a slot of an unknown optimizer looks like is known from the other parameters of its group.
+
+    One that differs from all others is refused. Where two differ, or few can be compared, there is a reason: low-rank
+    moments of some matrices, quantised ones of the large.
+    """
+    places = [(place, p) for place, group in enumerate(optimizer.param_groups) for p in group["params"]]
+    held = {number: slots for number, slots in state.items() if type(number) is int and slots}
+    names: dict[tuple[int, int], set[str]] = defaultdict(set)
+    for number, slots in held.items():
+        names[places[number][0], places[number][1].dim()] |= slots.keys()
+    seen: dict[tuple[str, int, int], dict[int, str]] = defaultdict(dict)
+    for number, slots in held.items():
+        place, parameter = places[number]
+        for name in names[place, parameter.dim()]:
+            value = slots.get(name, _MISSING)
+            if value is not None and not (parameter.numel() == 1 and _look(value, parameter) in _ONE):
+                seen[name, place, parameter.dim()][number] = _look(value, parameter)
+    for place_of, looks in seen.items():
+        slot = place_of[0]
+        usual, times = Counter(looks.values()).most_common(1)[0]
+        sure = usual == _LIKE or (usual == _NUMBER and slot == "step")
+        if sure and times == len(looks) - 1 >= 2:
+            odd = next(number for number, look in looks.items() if look != usual)
+            raise _refusal(f"parameter {odd}: {slot} is {looks[odd]}, and {usual} for all others")
+
+
+def _look(value: Any, parameter: Tensor) -> str:
+    if value is _MISSING:
+        return "missing"
+    if isinstance(value, Tensor | Spread):
+        if value.shape == parameter.shape:
+            # bytes stand for quantised moments, wider integers for nothing that is known
+            odd = type_name(value.dtype) == "whole" and value.dtype.itemsize > 1
+            return f"{value.dtype}" if odd else _LIKE
+        return _NUMBER if math.prod(value.shape) == 1 else f"a tensor of {list(value.shape)}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _NUMBER
+    return f"a {type(value).__name__}"
+
+
+def _refusal(what: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint's optimizer does not fit: {what}")

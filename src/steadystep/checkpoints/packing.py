@@ -1,0 +1,212 @@
+"""A state as strict JSON and flat tensors, and back: the same values of the same types, never through pickle.
+
+JSON has no form for a tuple, a NaN or a key that is a number: those become `{"$": kind, "v": ...}`. Tensors are named
+after their place in the state, so that any safetensors reader shows something a person can read.
+"""
+
+import math
+from base64 import b64encode
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from steadystep._utils.tensors import is_sharded, local_part
+from steadystep.checkpoints.tensor_file import RESERVED, STORED, offsets
+from steadystep.checkpoints.unpacking import ARRAY_KINDS, DTYPES, FACTORIES, MARK, unpacked
+from steadystep.errors import CheckpointError
+
+_EXACT = 2**53  # other readers of JSON keep integers as doubles
+_DEEPEST = 100  # containers inside containers; one that contains itself ends here too
+_TRY = "save its state_dict(), or numbers, strings, lists, dicts, arrays or tensors made from it"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A state taken apart. The tensors are those of the state: not copied, on whatever device they are."""
+
+    tree: Any
+    """Strict JSON: numbers are finite, keys are strings."""
+    tensors: dict[str, Tensor]
+    shards: dict[str, Tensor] = field(default_factory=dict)
+    """This rank's parts of tensors that are spread over ranks."""
+    places: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Where each part begins."""
+
+
+def pack(state: Any) -> Packed:
+    """Take `state` apart.
+
+    Types come back as they were, with these exceptions: a Parameter comes back as a tensor, every tensor on the CPU and
+    contiguous, an array in C order. Two names for the same memory come back as one tensor under two names.
+
+    Raises:
+        CheckpointError: something in it has no form in a file; the message names its place.
+    """
+    packer = _Packer()
+    return Packed(packer.node(state, "", 0), packer.tensors, packer.shards, packer.places)
+
+
+def unpack(packed: Packed) -> Any:
+    """The state as it was. Raises CheckpointError for what `pack` did not make."""
+    return unpacked(packed.tree, packed.tensors)
+
+
+@final
+class _Packer:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.shards: dict[str, Tensor] = {}
+        self.places: dict[str, tuple[int, ...]] = {}
+        self._names: dict[tuple[object, ...], str] = {}
+
+    def node(self, value: Any, path: str, depth: int, *, plain: bool = False) -> Any:
+        """`plain` is for keys and members of sets: nothing in them may be a tensor or an array."""
+        if depth > _DEEPEST:
+            raise CheckpointError(f"{path[:80]}... is nested more than {_DEEPEST} deep: does it contain itself?")
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if kind in _SIMPLE:
+            return _SIMPLE[kind](value)
+        if isinstance(value, np.generic) and value.dtype.kind in ARRAY_KINDS:
+            return self._scalar(value, path, depth)
+        if kind in (tuple, frozenset):
+            return _mark(kind.__name__, self._items(value, path, depth, plain=plain or kind is frozenset))
+        if plain:
+            raise _refusal(path, value, "in a key or a set only numbers, strings, None and tuples of them are kept")
+        if kind in (Tensor, Parameter):
+            return self._tensor(value, path)
+        if kind is np.ndarray and value.dtype.kind in ARRAY_KINDS:
+            return self._array(value, path)
+        if kind is list:
+            return self._items(value, path, depth)
+        if kind is dict:
+            return self._dict(value, path, depth)
+        if isinstance(value, Tensor) and is_sharded([value]):
+            return self._shard(value, path)
+        return self._collection(value, path, depth)
+
+    def _shard(self, value: Tensor, path: str) -> Any:
+        begins = offsets(value)
+        if begins is not None:
+            self.shards[path], self.places[path] = local_part(value).detach(), begins
+        return _mark("shard", path, shape=list(value.shape), dtype=_DTYPE_NAMES[value.dtype])
+
+    def _collection(self, value: Any, path: str, depth: int) -> Any:
+        kind = type(value)
+        if kind is set:
+            return _mark("set", self._items(value, path, depth, plain=True))
+        if kind is deque:
+            return _mark("deque", self._items(value, path, depth), maxlen=value.maxlen)
+        if kind is Counter:
+            return _mark("Counter", self._dict(value, path, depth))
+        if kind is OrderedDict:
+            known = getattr(value, "_metadata", None)
+            more = {} if known is None else {"metadata": self.node(known, f"{path}._metadata", depth + 1)}
+            return _mark("OrderedDict", self._dict(value, path, depth), **more)
+        if kind is defaultdict:
+            factory = value.default_factory
+            name = None if factory is None else next((n for n, f in FACTORIES.items() if f is factory), "")
+            if name == "":
+                raise _refusal(path, value, f"its default {factory!r} is code; save dict(...) of it")
+            return _mark("defaultdict", self._dict(value, path, depth), factory=name)
+        if kind is torch.Generator:
+            raise _refusal(path, value, "save its get_state()")
+        raise _refusal(path, value, _TRY)
+
+    def _items(self, values: Iterable[Any], path: str, depth: int, *, plain: bool = False) -> list[Any]:
+        return [self.node(value, f"{path}[{i}]", depth + 1, plain=plain) for i, value in enumerate(values)]
+
+    def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
+        plain = MARK not in value and all(type(key) is str and _text(key) is key for key in value)
+        items: list[tuple[Any, Any]] = []
+        for key, item in value.items():
+            place = _place(path, key)
+            name = key if plain else self.node(key, f"the key of {place}", depth + 1, plain=True)
+            items.append((name, self.node(item, place, depth + 1)))
+        return dict(items) if plain else _mark("dict", [list(item) for item in items])
+
+    def _scalar(self, value: Any, path: str, depth: int) -> Any:
+        # why: numpy cuts trailing zeros off text, in str() and in what it reads from bytes
+        held = value[:] if value.dtype.kind in "SU" else value.tobytes()
+        return _mark("scalar", self.node(held, path, depth + 1), dtype=value.dtype.str)
+
+    def _array(self, value: "np.ndarray[Any, Any]", path: str) -> Any:
+        raw = bytearray(value.tobytes())
+        # why bytes: every kind of array in one way, text, times and other byte orders too
+        tensor = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8, device="cpu")
+        return _mark("array", self._add(tensor, path), dtype=value.dtype.str, shape=list(value.shape))
+
+    def _tensor(self, value: Tensor, path: str) -> Any:
+        if value.layout is not torch.strided or value.device.type == "meta":
+            raise _refusal(path, value, f"{value.layout} on {value.device}; only dense tensors with values are kept")
+        tensor = value.detach()
+        if tensor.is_complex():
+            kind, stored = "complex-tensor", torch.view_as_real(tensor.resolve_conj())
+        else:
+            kind, stored = "tensor", tensor
+        if stored.dtype not in STORED:
+            raise _refusal(path, value, f"safetensors has no form for {value.dtype}; convert it")
+        memory = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
+        same = (*memory, tensor.is_conj(), tensor.is_neg())
+        if tensor.numel() and same in self._names:
+            return _mark(kind, self._names[same])
+        self._names[same] = self._add(stored, path)
+        return _mark(kind, self._names[same])
+
+    def _add(self, tensor: Tensor, path: str) -> str:
+        wanted = path or "state"
+        name, number = wanted, 1
+        while name in self.tensors or name == RESERVED:
+            number += 1
+            name = f"{wanted}~{number}"
+        self.tensors[name] = tensor
+        return name
+
+
+def _place(path: str, key: Any) -> str:
+    if type(key) is not str or _text(key) is not key:
+        return f"{path}[{key!r}]"
+    return f"{path}.{key}" if path else key
+
+
+def _text(value: str) -> Any:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:  # halves of surrogate pairs: two in a row would come back as one character
+        return _mark("str", b64encode(value.encode("utf-8", "surrogatepass")).decode("ascii"))
+    return value
+
+
+def _number(value: float) -> Any:
+    return value if math.isfinite(value) else _mark("float", str(value))
+
+
+def _mark(kind: str, value: Any, **more: Any) -> dict[str, Any]:
+    return {MARK: kind, "v": value, **more}
+
+
+def _refusal(path: str, value: Any, hint: str) -> CheckpointError:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return CheckpointError(f"{path or 'the state'} is a {name}: {hint}")
+
+
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_SIMPLE: dict[type, Callable[[Any], Any]] = {
+    int: lambda value: value if -_EXACT < value < _EXACT else _mark("int", hex(value)),
+    float: _number,
+    complex: lambda value: _mark("complex", [_number(value.real), _number(value.imag)]),
+    str: _text,
+    bytes: lambda value: _mark("bytes", b64encode(value).decode("ascii")),
+    torch.Size: lambda value: _mark("Size", list(value)),
+    torch.dtype: lambda value: _mark("dtype", _DTYPE_NAMES[value]),
+    torch.device: lambda value: _mark("device", str(value)),
+}

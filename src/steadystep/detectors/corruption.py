@@ -1,0 +1,209 @@
+"""Weights that changed by more than updates change them: a flipped bit, a failing memory, code that overwrites them.
+
+Gradients and loss need not show it: a broken row of an embedding waits for its token, a zeroed layer may be one that
+the others can do without for a while.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, final
+
+from steadystep.records import REPLICAS_EVERY, WEIGHTS_EVERY, Finding, Signals
+from steadystep.stats.level import is_absurd
+
+_ARMED_AFTER = 3  # looks: the first steps change weights more than all later ones
+_HISTORY = 8  # looks
+_TIMES = 10.0  # the largest change between two looks so far, at the same learning rate
+_SHARE = 0.5  # of the norm: less is left to the loss to show
+_FLOOR = 0.15  # of the largest norm of all: a bias around zero multiplies its norm every day
+_TRIFLE = 1e-3  # of the largest norm of all: what decay may have brought to zero
+
+
+@final
+class WeightJump:
+    """Compares the norm of each tensor with the one at the last look.
+
+    A norm that is no longer finite, or that no weights come to, asks for older weights. A mere jump is a warning,
+    unless older weights do better on the batch at hand.
+    """
+
+    name = "weight-jump"
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._looked = 0
+        self._at = 0
+        self._rate = 0.0
+        """The largest learning rate since the last look: what updates change is in proportion to it."""
+        self._largest: dict[str, deque[float]] = {}
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all tensors that jumped since the last look."""
+        if self._rate < signals.lr < math.inf:
+            self._rate = signals.lr
+        if not signals.weight_norms:
+            return ()
+        now = dict(zip(signals.weights, signals.weight_norms, strict=True))
+        broken = [name for name, norm in now.items() if self._is_broken(name, norm)]
+        if broken:
+            infinite = any(not math.isfinite(now[name]) for name in broken)
+            what = "no longer finite" if infinite else "beyond what weights come to"
+            return (self._finding(signals, broken, now, what),)
+        largest = max(now.values())
+        jumped = [name for name, norm in now.items() if self._jumped(name, norm, largest)]
+        found = (self._finding(signals, jumped, now, "changed by more than updates change it"),) if jumped else ()
+        # why: in trouble there are looks at every step, and what one step changes is no measure for twenty
+        if signals.healthy and (not self._looked or 2 * (signals.step - self._at) >= WEIGHTS_EVERY):
+            self._learn(signals.step, now)
+        return found
+
+    def _is_broken(self, name: str, norm: float) -> bool:
+        """Not finite, or beyond what weights come to, as 1e38 is: fp64 has room for it, and a gate may hide it."""
+        return not math.isfinite(norm) or (is_absurd(norm) and not is_absurd(self._last.get(name, norm)))
+
+    def _jumped(self, name: str, norm: float, largest: float) -> bool:
+        last, changes = self._last.get(name), self._largest.get(name)
+        if last is None or not changes or self._looked <= _ARMED_AFTER:
+            return False
+        if norm == 0.0 and last > _TRIFLE * largest:  # why without a floor: no update hits zero in every element
+            return True
+        if not any(changes):  # why: a group whose rate was 0 begins to learn, and how fast nobody has seen
+            return False
+        change = abs(norm - last)
+        return change > _SHARE * max(last, _FLOOR * largest) and change > _TIMES * max(changes) * self._rate
+
+    def _finding(self, signals: Signals, where: list[str], now: Mapping[str, float], what: str) -> Finding:
+        worst = where[0]
+        usual = self._last.get(worst)
+        was = "" if usual is None else f"; its norm was {usual:.3g} at step {self._at} and is {now[worst]:.3g}"
+        return Finding(
+            detector=self.name,
+            step=signals.step,
+            severity="act" if self._is_broken(worst, now[worst]) else "warn",
+            value=now[worst],
+            limit=math.inf if usual is None else (1.0 + _SHARE) * usual,
+            usual=usual,
+            what=f"{worst} {what}{was}",
+            where=tuple(where),
+            since=self._at if self._looked else 0,
+        )
+
+    def _learn(self, step: int, now: Mapping[str, float]) -> None:
+        for name, norm in now.items():
+            if name in self._last:
+                change = abs(norm - self._last[name]) / (self._rate or 1.0)
+                self._largest.setdefault(name, deque(maxlen=_HISTORY)).append(change)
+        self._last, self._at, self._rate = dict(now), step, 0.0
+        self._looked += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        changes = {name: list(values) for name, values in self._largest.items()}
+        return {
+            "last": dict(self._last),
+            "looked": self._looked,
+            "at": self._at,
+            "rate": self._rate,
+            "changes": changes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._last = {str(name): float(norm) for name, norm in state["last"].items()}
+        self._looked, self._at, self._rate = int(state["looked"]), int(state["at"]), float(state["rate"])
+        self._largest = {name: deque(map(float, values), maxlen=_HISTORY) for name, values in state["changes"].items()}
+
+
+_KEPT = "kept."
+_LARGEST_GRADIENT = 1e10  # its square is far from where numbers count as absurd
+_PATIENCE = 2  # looks in a row, after which it is this optimizer's way
+
+
+@final
+class DamagedState:
+    """Asks for older values of what is NaN, infinite or beyond all numbers that training comes to."""
+
+    name = "damaged-state"
+
+    def __init__(self) -> None:
+        self._clean = 0
+        """The step of the last look at which all was well."""
+        self._largest_gradient = 0.0
+        self._in_a_row: dict[str, int] = {}
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all tensors concerned."""
+        if self._largest_gradient < signals.grad_norm < math.inf:
+            self._largest_gradient = signals.grad_norm
+        if not signals.state_peaks:
+            return ()
+        peaks = dict(zip(signals.state, signals.state_peaks, strict=True))
+        bad = {name: peak for name, peak in peaks.items() if self._is_bad(peak)}
+        told = {name: peak for name, peak in bad.items() if self._in_a_row.get(name, 0) < _PATIENCE}
+        self._in_a_row = {name: self._in_a_row.get(name, 0) + 1 for name in bad}
+        if not bad:
+            self._clean = signals.step
+        if not told:
+            return ()
+        # kept objects come last: what the optimizer holds goes into the next update
+        where = sorted(told, key=lambda name: name.startswith(_KEPT))
+        worst = told[where[0]]
+        what = "not finite" if not math.isfinite(worst) else f"up to {worst:.1e}, and no gradient was"
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="act",
+                value=worst,
+                limit=_LARGEST_GRADIENT,
+                what=f"{where[0]} is {what}",
+                where=tuple(where),
+                since=self._clean,
+            ),
+        )
+
+    def _is_bad(self, peak: float) -> bool:
+        return not math.isfinite(peak) or (is_absurd(peak) and self._largest_gradient < _LARGEST_GRADIENT)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"clean": self._clean, "gradient": self._largest_gradient, "in_a_row": dict(self._in_a_row)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._clean, self._largest_gradient = int(state["clean"]), float(state["gradient"])
+        self._in_a_row = {str(name): int(count) for name, count in state["in_a_row"].items()}
+
+
+@final
+class OddReplica:
+    """Asks for weights from before the last comparison that found no difference. Says nothing in a single process."""
+
+    name = "odd-replica"
+    needs = "odd_replicas"
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all weights that differ."""
+        odd = signals.odd_replicas
+        if not odd:
+            return ()
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="act",
+                value=float(len(odd)),
+                limit=0.0,
+                what="weights are not the same on all ranks",
+                where=odd,
+                since=max(0, signals.step - REPLICAS_EVERY),
+            ),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to remember."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to continue."""

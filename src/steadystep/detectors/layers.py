@@ -1,0 +1,167 @@
+"""Units that put out nothing for any example of a batch: no gradient will ever wake them."""
+
+import math
+from statistics import median_low
+from typing import Any, final
+
+from steadystep.detectors.detector import Runs
+from steadystep.records import Finding, Probe, Signals
+
+_LIMIT = 0.7
+_QUIET_STEPS = 4  # the first probes follow each other too closely to count as lasting
+
+
+@final
+class DeadUnits:
+    """Warns once for each activation that has more than 70 % dead units in three probes in a row."""
+
+    name = "dead-units"
+    only_probes = True
+
+    def __init__(self) -> None:
+        self._runs = Runs(3)
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all activations that have just proved dead."""
+        probe = signals.probe
+        if probe is None or not probe.dead or probe.step <= _QUIET_STEPS:
+            return ()
+        shares = dict(zip(probe.modules, probe.dead, strict=False))
+        where = self._runs.add({name: share > _LIMIT for name, share in shares.items()})
+        if not where:
+            return ()
+        worst = max(shares[name] for name in where)
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="warn",
+                value=worst,
+                limit=_LIMIT,
+                what=f"up to {worst:.0%} of the units of an activation are zero for whole batches",
+                where=where,
+            ),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return self._runs.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._runs.load_state_dict(state)
+
+
+_LEARNT = 0.5  # of the first loss: below it, a classifier is sure of itself and saturates rightly
+
+
+@final
+class SaturatedUnits:
+    """Warns once for each activation with over 70 % saturated values in three probes in a row and a loss still high.
+
+    A loss that started at zero or below counts as high while it has not come down at all.
+    """
+
+    name = "saturated-units"
+
+    def __init__(self) -> None:
+        self._runs = Runs(3)
+        self._first: float | None = None
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all activations that have just proved saturated."""
+        if self._first is None and math.isfinite(signals.loss):
+            self._first = signals.loss
+        probe = signals.probe
+        if probe is None or not probe.saturated or probe.step <= _QUIET_STEPS:
+            return ()
+        high = self._is_high(signals.loss)
+        shares = dict(zip(probe.modules, probe.saturated, strict=False))
+        where = self._runs.add({name: high and share > _LIMIT for name, share in shares.items()})
+        if not where:
+            return ()
+        worst = max(shares[name] for name in where)
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="warn",
+                value=worst,
+                limit=_LIMIT,
+                what=f"up to {worst:.0%} of the values of a sigmoid or tanh are in its flat part",
+                where=where,
+            ),
+        )
+
+    def _is_high(self, loss: float) -> bool:
+        if self._first is None:
+            return False
+        return loss > _LEARNT * self._first if self._first > 0.0 else loss >= self._first
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"runs": self._runs.state_dict(), "first": self._first}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._runs.load_state_dict(state["runs"])
+        self._first = None if state["first"] is None else float(state["first"])
+
+
+_HIGH, _LOW = 0.1, 1e-6
+_RATIO_PATIENCE = 3  # probes
+_RATIO_QUIET_STEPS = 64  # the first updates of Adam are large against small weights
+_ZERO = 1e-8  # a weight tensor below this has not begun: any update is large against it
+
+
+@final
+class UpdateRatio:
+    """Notes when the median over all tensors of update RMS over weight RMS stays far too high or too low."""
+
+    name = "update-ratio"
+    only_probes = True
+
+    def __init__(self) -> None:
+        self._above = 0
+        self._below = 0
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """A note when three probes in a row agree, once until the ratio comes back."""
+        probe = signals.probe
+        if probe is None or probe.step <= _RATIO_QUIET_STEPS:
+            return ()
+        ratio = _ratio(probe)
+        if ratio is None:
+            return ()
+        learns = 0.0 < signals.lr < math.inf
+        self._above = self._above + 1 if ratio > _HIGH else 0
+        self._below = self._below + 1 if ratio < _LOW and learns else 0
+        if self._above == _RATIO_PATIENCE:
+            return (self._finding(signals, ratio, _HIGH, "updates are large against the weights they change"),)
+        if self._below == _RATIO_PATIENCE:
+            return (self._finding(signals, ratio, _LOW, "updates are too small to change the weights"),)
+        return ()
+
+    def _finding(self, signals: Signals, ratio: float, limit: float, what: str) -> Finding:
+        return Finding(
+            detector=self.name,
+            step=signals.step,
+            severity="info",
+            value=ratio,
+            limit=limit,
+            what=f"{what} ({ratio:.1e})",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"above": self._above, "below": self._below}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._above, self._below = int(state["above"]), int(state["below"])
+
+
+def _ratio(probe: Probe) -> float | None:
+    pairs = zip(probe.update_rms, probe.weight_rms, strict=False)
+    ratios = [u / w for u, w in pairs if _ZERO < w < math.inf and u < math.inf]
+    return median_low(ratios) if ratios else None

@@ -1,0 +1,225 @@
+"""A policy that has stopped exploring."""
+
+import re
+from functools import cache
+from typing import Any, final
+
+from steadystep.records import Finding, Severity, Signals
+from steadystep.stats import Level
+
+
+@cache
+def words(name: str) -> frozenset[str]:
+    """The words of a metric's name, in lower case."""
+    return frozenset(re.findall(r"[a-z]+", name.lower()))
+
+
+_FIRST, _RECENT = 16, 8  # readings
+_COLLAPSED, _BACK = 0.05, 0.2  # of the entropy at the beginning
+
+
+@final
+class EntropyCollapse:
+    """Speaks when a metric with "entropy" in its name has come down to a twentieth of what it was at the beginning.
+
+    A warning; a note when a reward has risen since: then the policy may simply know what to do.
+    """
+
+    name = "entropy-collapse"
+    needs = "metrics"
+
+    def __init__(self) -> None:
+        self._first: dict[str, list[float]] = {}
+        self._recent: dict[str, list[float]] = {}
+        self._told: list[str] = []
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """A finding for each entropy that has just collapsed."""
+        if not signals.metrics:
+            return ()
+        watched = [name for name in signals.metrics if words(name) & {"entropy", "reward"}]
+        for name in watched:
+            self._learn(name, signals.metrics[name])
+        found = [self._look(name, signals.step) for name in watched if "entropy" in words(name)]
+        return tuple(finding for finding in found if finding is not None)
+
+    def _learn(self, name: str, value: float) -> None:
+        if value - value != 0.0:
+            return
+        first = self._first.setdefault(name, [])
+        if len(first) < _FIRST:
+            first.append(value)
+        else:
+            recent = self._recent.setdefault(name, [])
+            recent.append(value)
+            del recent[:-_RECENT]
+
+    def _look(self, name: str, step: int) -> Finding | None:
+        recent = self._recent.get(name, [])
+        if len(recent) < _RECENT:
+            return None
+        before, now = _median(self._first[name]), _median(recent)
+        if now > _BACK * before and name in self._told:
+            self._told.remove(name)
+        if not (before > 0.0 and now <= _COLLAPSED * before) or name in self._told:
+            return None
+        self._told.append(name)
+        what = f"{name} has come down from {before:.3g} to {now:.3g}"
+        limit = _COLLAPSED * before
+        severity: Severity = "info" if self._better() else "warn"
+        return Finding(
+            detector=self.name,
+            step=step,
+            severity=severity,
+            value=now,
+            limit=limit,
+            usual=before,
+            what=what,
+        )
+
+    def _better(self) -> bool:
+        rewards = [name for name in self._recent if "reward" in words(name) and "std" not in words(name)]
+        return any(_median(self._recent[name]) > max(self._first[name]) for name in rewards)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {
+            "first": {name: list(values) for name, values in self._first.items()},
+            "recent": {name: list(values) for name, values in self._recent.items()},
+            "told": list(self._told),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._first = {name: [float(v) for v in values] for name, values in state["first"].items()}
+        self._recent = {name: [float(v) for v in values] for name, values in state["recent"].items()}
+        self._told = [str(name) for name in state["told"]]
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+_SAME, _NO_SPREAD = 48, 16  # readings in a row
+
+
+@final
+class FlatReward:
+    """Speaks once when a reward has been exactly the same for 48 readings, or its spread 0 for 16.
+
+    A warning; a note when the reward is above its first value: then the task may be solved. The next different value
+    arms it again.
+    """
+
+    name = "flat-reward"
+    needs = "metrics"
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[float]] = {}
+        """First value, last value, how often in a row."""
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """A finding for each reward that has just become flat."""
+        if not signals.metrics:
+            return ()
+        watched = [(name, value) for name, value in signals.metrics.items() if _is_reward(words(name))]
+        found = [self._look(name, value, signals.step) for name, value in watched]
+        return tuple(finding for finding in found if finding is not None)
+
+    def _look(self, name: str, value: float, step: int) -> Finding | None:
+        if value - value != 0.0:
+            return None
+        seen = self._seen.setdefault(name, [value, value, 0.0])
+        seen[2] = seen[2] + 1.0 if value == seen[1] else 1.0
+        seen[1] = value
+        spread = "std" in words(name)
+        needed = _NO_SPREAD if spread else _SAME
+        if seen[2] != needed or (spread and value != 0.0):
+            return None
+        severity: Severity = "info" if not spread and value > seen[0] else "warn"
+        return Finding(
+            detector=self.name,
+            step=step,
+            severity=severity,
+            value=value,
+            limit=float(needed),
+            what=f"{name} has been {value:.3g} for {needed} steps",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {name: list(seen) for name, seen in self._seen.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._seen = {name: [float(number) for number in seen] for name, seen in state.items()}
+
+
+def _is_reward(name: frozenset[str]) -> bool:
+    return "reward" in name and name.isdisjoint(("frac", "fraction", "zero", "count"))  # shares of something about it
+
+
+_FACTOR = 10.0  # times the usual; a KL that is allowed to grow doubles within a window, it does not grow tenfold
+_DEVIATIONS = 8.0
+_FLOOR = 0.1  # nats: below, ten times as much is still close
+_IN_A_ROW = 3
+
+
+@final
+class KlBlowUp:
+    """Warns when a metric with "kl" in its name is far above its own level for three steps in a row.
+
+    Twelve such values that agree with each other are a new level.
+    """
+
+    name = "kl-blow-up"
+    needs = "metrics"
+
+    def __init__(self) -> None:
+        self._levels: dict[str, Level] = {}
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """A finding for each KL that has just left its level."""
+        if not signals.metrics:
+            return ()
+        watched = [(name, value) for name, value in signals.metrics.items() if "kl" in words(name)]
+        found = [self._look(name, value, signals.step) for name, value in watched]
+        return tuple(finding for finding in found if finding is not None)
+
+    def _look(self, name: str, value: float, step: int) -> Finding | None:
+        level = self._levels.setdefault(name, Level(64, armed_after=16))
+        if value - value != 0.0:
+            return None
+        if not level.armed:
+            level.accept(value)
+            return None
+        usual = level.median
+        limit = max(_FLOOR, _FACTOR * usual, usual + _DEVIATIONS * level.spread)
+        if value <= limit:
+            level.accept(value)
+            return None
+        moved = level.reject(value, agreement=abs(value))
+        if moved or level.rejected_in_a_row != _IN_A_ROW:
+            return None
+        what = f"{name} is {value:.3g}, it used to be {usual:.3g}"
+        return Finding(
+            detector=self.name,
+            step=step,
+            severity="warn",
+            value=value,
+            limit=limit,
+            usual=usual,
+            what=what,
+            since=step - _IN_A_ROW + 1,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {name: level.state_dict() for name, level in self._levels.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._levels = {}
+        for name, saved in state.items():
+            self._levels[name] = Level(64, armed_after=16)
+            self._levels[name].load_state_dict(saved)

@@ -1,0 +1,191 @@
+"""Does a rollback pay for itself? The very state it would restore, tried against the present weights batch by batch.
+
+Each step's batch is run once under either, before anybody has learned from it, with the same random numbers. The pairs
+are compared until they agree: single batches differ, the weights of a noisy run wander, and a jump that is on its way
+down needs no help. What is lost by going back is in the comparison, because the old state has not seen those updates.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any, Literal, final
+
+from steadystep.diagnosis.explain import is_worse
+from steadystep.records import Finding, Severity, Signals, Witness
+
+_FEWEST, _MOST = 8, 24  # batches
+_CERTAIN = 4.0  # standard errors
+_CREEPING = 2.0  # margins of a slow divergence: one of them is what it calls material
+_SHARE = 0.5  # of a jump: what the old state must undo of it
+_HEALING = 0.7  # of what it was at first: the gap closes by itself
+_TREND = 16  # batches: with fewer, a fall is chance
+_FALLS = 1.2  # sigma of the losses: noise alone falls by less between its ends
+_EDGE = 4  # batches at either end, for the trend
+_OVERFLOWED = 4  # batches that are finite under the old state only
+_QUIET_STEPS = 32  # after it came to nothing
+_TOLD_STEPS = 400  # between two warnings
+
+RollbackTrialResult = Literal["gathering", "confirmed", "cleared", "healing"]
+
+
+@final
+class RollbackTrial:
+    """Opened by a suspicion, closed by a verdict."""
+
+    def __init__(self) -> None:
+        self.finding: Finding | None = None
+        """What is suspected; None while nothing is."""
+        self.state = 0
+        """The step whose weights are tried."""
+        self._lr = 0.0
+        self._pairs: list[tuple[float, float]] = []
+        self._quiet_until = -1
+        self._told_until = -1
+
+    def begin(self, finding: Finding, *, state: int, lr: float) -> bool:
+        """Suspect `finding`; a rollback would restore `state`. False so soon after one that came to nothing."""
+        if finding.step < self._quiet_until:
+            return False
+        self.finding, self.state, self._lr = finding, state, lr
+        self._pairs = []
+        return True
+
+    def heard(self, finding: Finding) -> None:
+        """The same suspicion once more: its newest numbers count."""
+        if self.finding is not None and self.finding.detector == finding.detector:
+            graver = "act" in (finding.severity, self.finding.severity)
+            self.finding = replace(finding, severity="act" if graver else finding.severity)
+
+    def close(self, step: int) -> Finding:
+        """The suspicion is settled at `step`; returns what it was."""
+        assert self.finding is not None
+        suspected, self.finding = replace(self.finding, step=step), None
+        self._quiet_until = step + _QUIET_STEPS
+        return suspected
+
+    def once(self, finding: Finding) -> Finding:
+        """A warning as it is, and as a note for a while after another one."""
+        if finding.severity != "warn":
+            return finding
+        if finding.step < self._told_until:
+            return replace(finding, severity="info")
+        self._told_until = finding.step + _TOLD_STEPS
+        return finding
+
+    @property
+    def witness(self) -> Witness:
+        """What was seen so far, as means."""
+        now, then = [now for _, now in self._pairs], [then for then, _ in self._pairs]
+        return Witness(step=self.state, then=_mean(then), now=_mean(now), lr=self._lr, batches=len(self._pairs))
+
+    def add(self, *, then: float, now: float) -> RollbackTrialResult:
+        """One more batch: its loss under the old state and under the present weights."""
+        assert self.finding is not None
+        self._pairs.append((then, now))
+        if not all(math.isfinite(then) for then, _ in self._pairs):
+            return "cleared"  # the data's fault
+        better = [now - then for then, now in self._pairs]
+        overflowed = sum(not math.isfinite(value) for value in better)
+        count = len(better)
+        if overflowed >= _OVERFLOWED:
+            return "confirmed"
+        if overflowed:
+            return "gathering" if count < _MOST else "cleared"
+        if count < _FEWEST:
+            return "gathering"
+        mean = _mean(better)
+        error = math.sqrt(_mean([(value - mean) * (value - mean) for value in better]) / (count - 1))
+        needed = self._needed(self.witness)
+        # why not for a jump of weights: what changed them from outside is undone, whatever they learn to do without
+        lasting = self._is_of_weights or _mean(better[-_EDGE:]) >= _HEALING * _mean(better[:_EDGE])
+        agree = sum(value > 0.0 for value in better) >= count - count // _FEWEST
+        if mean > needed and mean >= _CERTAIN * error and agree and lasting and is_worse(self.witness):
+            return "confirmed"
+        if count < _MOST and not mean + 2.0 * error < needed:
+            return "gathering"
+        return "healing" if count >= _TREND and self._falls() else "cleared"
+
+    def _falls(self) -> bool:
+        """The loss is on its way back, by more than the batches differ."""
+        losses = [now for _, now in self._pairs]
+        usual = math.nan if self.finding is None or self.finding.usual is None else self.finding.usual
+        first, last, mean = _mean(losses[:_EDGE]), _mean(losses[-_EDGE:]), _mean(losses)
+        noise = math.sqrt(_mean([(loss - mean) * (loss - mean) for loss in losses]))
+        return last - usual < _HEALING * (first - usual) and first - last > _FALLS * noise
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state. States in memory do not survive a resume, and so does no suspicion."""
+        return {"quiet_until": self._quiet_until, "told_until": self._told_until}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.finding = None
+        self._quiet_until, self._told_until = int(state["quiet_until"]), int(state["told_until"])
+
+    @property
+    def _is_of_weights(self) -> bool:
+        return self.finding is not None and self.finding.detector == "weight-jump"
+
+    def _needed(self, witness: Witness) -> float:
+        finding = self.finding
+        assert finding is not None
+        usual = witness.then if finding.usual is None else finding.usual
+        margin = finding.limit - usual
+        if self._is_of_weights:  # its numbers are norms; what counts is that the loss is the worse for it
+            return 0.0
+        if finding.detector == "slow-divergence":
+            return _CREEPING * margin
+        return max(margin, _SHARE * (witness.now - usual))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+LASTING = ("not-healing", "slow-divergence", "worse-than-best", "weight-jump")
+"""Detectors of what only a comparison of weights can confirm: a loss that stays high, a tensor that changed much."""
+_STUCK = 2  # refused updates before this one
+_EARLY = "early-divergence"
+_BETTER = 10.0  # times: what the first weights do better on a batch that is theirs to do
+_UNTRIED = 1e4  # times the limit, and
+_LARGE = 1e3  # absolute: without older weights to ask, only then is it said
+
+
+def needs_counterfactual(signals: Signals, findings: tuple[Finding, ...]) -> bool:
+    """Whether this batch under older weights says what is to be done.
+
+    It does where updates are refused again and again, or the loss has multiplied in the first steps.
+    """
+    stuck = signals.refused_in_a_row >= _STUCK and signals.input_finite is not False
+    if any(f.detector == "weight-jump" and f.severity == "act" for f in findings):
+        return False  # there is nothing to ask: these weights cannot be used
+    if any(f.detector == _EARLY and f.severity == "act" for f in findings):
+        return True
+    return stuck and any(f.severity == "critical" for f in findings)
+
+
+def first_sign(findings: tuple[Finding, ...]) -> int:
+    """Only weights older than this can tell."""
+    return min(f.step if f.since is None else f.since for f in findings)
+
+
+def weigh(signals: Signals, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings with the severity that the witness gives them; most are unchanged when none was heard."""
+    witness = signals.witness
+    findings = tuple(_early(f, witness) if f.detector == _EARLY else f for f in findings)
+    if witness is None:
+        return findings
+    severity: Severity = "act" if is_worse(witness) else "warn"
+    return tuple(replace(f, severity=severity) if f.detector == "weight-jump" else f for f in findings)
+
+
+def _early(finding: Finding, witness: Witness | None) -> Finding:
+    """Undone where the batch at hand is an ordinary one for the first weights, and not for the present ones."""
+    if finding.severity != "act":
+        return finding
+    severity: Severity = "info"
+    if witness is None:
+        severity = "warn" if finding.value > max(_UNTRIED * finding.limit, _LARGE) else "info"
+    elif finding.usual is not None and math.isfinite(witness.then):
+        ordinary = witness.then <= _BETTER * finding.usual
+        severity = "act" if ordinary and not witness.now <= _BETTER * witness.then else "info"
+    return replace(finding, severity=severity)

@@ -1,0 +1,198 @@
+"""From the facts of a run to its causes: a table of charges, each with a weight and with evidence in words.
+
+The weights of the charges that hold are added up for each cause, and a sum of 1 is a diagnosis. So one charge of 1 or
+more is enough by itself, and signs that healthy runs show too stay below 1 and count only together.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from steadystep.diagnosis import learning_evidence, step_size_evidence
+from steadystep.diagnosis.causes import ADVICE, Cause
+from steadystep.diagnosis.facts import Facts, told
+from steadystep.diagnosis.learning_evidence import noted, warned
+from steadystep.records import Diagnosis
+
+EvidenceTest = Callable[[Facts], str]
+"""Evidence in words; an empty string when there is none."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EvidenceRule:
+    """One row of the table."""
+
+    cause: Cause
+    weight: float
+    sign: EvidenceTest
+    forgivable: bool = False
+    """Counts half in a run that is going well all the same."""
+    level: bool = False
+    """Goes by the level of the loss.
+
+    A target network, an adversary or growing targets raise it too, so by itself such a sign blames nothing: it takes
+    one of another kind beside it, or a finding that older weights have confirmed.
+    """
+
+
+def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
+    """Units that rest are no fault where the loss has been halved without them."""
+    return lambda facts: "" if step_size_evidence.learns(facts) else sign(facts)
+
+
+EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
+    # one sign is enough
+    EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.8, warned("growing-gradient")),
+    EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.1, learning_evidence.piles_up),
+    EvidenceRule(Cause.DEAD_UNITS, 1.3, _unless_it_learns(learning_evidence.dead_units)),
+    EvidenceRule(Cause.DEAD_UNITS, 1.0, learning_evidence.dead_layer),
+    EvidenceRule(Cause.SATURATION, 1.0, _unless_it_learns(warned("saturated-units"))),
+    EvidenceRule(Cause.EMBEDDING_GROWTH, 1.0, warned("embedding-growth")),
+    EvidenceRule(Cause.ATTENTION_LOGIT_GROWTH, 1.0, warned("attention-logit-growth")),
+    EvidenceRule(Cause.VANISHING_GRADIENT, 1.2, warned("vanishing-gradient")),
+    EvidenceRule(Cause.ZERO_GRADIENT, 1.0, warned("zero-gradient")),
+    EvidenceRule(Cause.ZERO_GRADIENT, 1.1, learning_evidence.idle),
+    EvidenceRule(Cause.POOR_INITIALISATION, 2.5, learning_evidence.weights_at_zero),
+    EvidenceRule(Cause.LOSS_SCALE_COLLAPSE, 1.0, warned("loss-scale")),
+    EvidenceRule(Cause.GRADIENT_UNDERFLOW, 2.2, learning_evidence.underflow),
+    EvidenceRule(Cause.CLIPPING_TOO_TIGHT, 1.0, warned("clip-rate")),
+    EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-bounds")),
+    EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-creep")),
+    EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned("poisoned-moments")),
+    EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned("damaged-state")),
+    EvidenceRule(Cause.LOST_MOMENTS, 1.0, warned("lost-moments")),
+    EvidenceRule(Cause.DAMAGED_WEIGHTS, 1.0, warned("weight-jump")),
+    EvidenceRule(Cause.REPEATED_BATCH, 1.0, warned("same-batch")),
+    EvidenceRule(Cause.POLICY_DRIFT, 1.0, warned("kl-blow-up")),
+    EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.0, warned("entropy-collapse")),
+    EvidenceRule(Cause.FLAT_REWARD, 1.0, warned("flat-reward")),
+    EvidenceRule(Cause.METRIC_OUT_OF_BOUNDS, 1.0, warned("metric-bounds")),
+    EvidenceRule(Cause.SUSPICIOUS_PERFECTION, 1.5, learning_evidence.done),
+    EvidenceRule(Cause.NO_LEARNING, 1.1, learning_evidence.guesses),
+    EvidenceRule(Cause.NO_LEARNING, 1.2, learning_evidence.unchanged),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_LOW, 1.1, learning_evidence.hardly_moves),
+    EvidenceRule(Cause.UNKNOWN, 1.0, learning_evidence.unexplained),
+    # a learning rate that is too high shows in many ways
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("early-divergence"), forgivable=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("constant-prediction"), forgivable=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.8, warned("slow-divergence"), forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("worse-than-best"), forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, step_size_evidence.huge_updates),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.large_updates, forgivable=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.fell_back, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size_evidence.rose, forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size_evidence.went_up, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size_evidence.never_recovered, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.leaped),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.6, step_size_evidence.sharp_attention),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size_evidence.climbed, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.bold_adam),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size_evidence.reckless_adam),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, warned("oscillation"), forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, noted("oscillation"), forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.spikes, forgivable=True, level=True),
+    EvidenceRule(Cause.OSCILLATION, 1.0, warned("oscillation"), forgivable=True),
+    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.0, learning_evidence.drowned),
+    # wrong from the start; inputs of any scale are no fault by themselves
+    EvidenceRule(Cause.UNSCALED_DATA, 0.6, step_size_evidence.large_inputs),
+    EvidenceRule(Cause.UNSCALED_DATA, 0.3, step_size_evidence.uneven_inputs),
+    EvidenceRule(Cause.UNSCALED_DATA, 0.8, step_size_evidence.suffers),
+    EvidenceRule(Cause.POOR_INITIALISATION, 1.0, step_size_evidence.all_weights_large),
+    EvidenceRule(Cause.POOR_INITIALISATION, 0.6, step_size_evidence.large_weights),
+    EvidenceRule(Cause.POOR_INITIALISATION, 0.5, step_size_evidence.high_start),
+)
+
+# What a fact rules out, whatever speaks for it.
+REFUTED: dict[Cause, EvidenceTest] = {Cause.LEARNING_RATE_TOO_HIGH: learning_evidence.hardly_moves}
+
+_BLOW_UPS = {
+    Cause.NON_FINITE_LOSS,
+    Cause.NON_FINITE_GRADIENT,
+    Cause.NON_FINITE_BUFFER,
+    Cause.FORWARD_OVERFLOW,
+    Cause.EXPLODING_GRADIENT,
+    Cause.BAD_BATCH,
+    Cause.DAMAGED_WEIGHTS,
+    Cause.POISONED_MOMENTS,
+    Cause.OSCILLATION,
+    Cause.DEAD_UNITS,
+    Cause.SATURATION,
+    Cause.EMBEDDING_GROWTH,
+    Cause.ATTENTION_LOGIT_GROWTH,
+    Cause.CLIPPING_TOO_TIGHT,
+}
+_OVERFLOWS = {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW}
+_STANDSTILLS = {Cause.ZERO_GRADIENT, Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW}
+
+# What else a cause accounts for when it is there: those are consequences, and come after it.
+CONSEQUENCES: dict[Cause, set[Cause]] = {
+    Cause.MISSING_ZERO_GRAD: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH},
+    Cause.UNSCALED_DATA: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH, Cause.POOR_INITIALISATION},
+    Cause.POOR_INITIALISATION: {*_BLOW_UPS, *_STANDSTILLS, Cause.VANISHING_GRADIENT},
+    Cause.SCHEDULE_ERROR: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH},
+    Cause.LEARNING_RATE_TOO_HIGH: {*_BLOW_UPS, *_STANDSTILLS, Cause.VANISHING_GRADIENT},
+    Cause.DATA_SHIFT: {Cause.LEARNING_RATE_TOO_HIGH},
+    Cause.DAMAGED_WEIGHTS: {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.NON_FINITE_BUFFER},
+    Cause.GRADIENT_UNDERFLOW: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
+    Cause.VANISHING_GRADIENT: {*_STANDSTILLS},
+    Cause.SATURATION: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
+    Cause.EMBEDDING_GROWTH: {*_OVERFLOWS, Cause.ATTENTION_LOGIT_GROWTH},
+    Cause.ATTENTION_LOGIT_GROWTH: {*_OVERFLOWS},
+    Cause.DEAD_UNITS: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
+    Cause.SUSPICIOUS_PERFECTION: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
+}
+
+
+_ENOUGH = 1.0
+_INCIDENT = 1.2
+_FORGIVEN = 0.5
+_NEARLY_ALL = 0.95  # of the gradients
+
+
+def rank(facts: Facts) -> tuple[Diagnosis, ...]:
+    """Every cause with enough against it, or the one diagnosis "healthy"."""
+    scores: dict[Cause, float] = {}
+    blamed: set[Cause] = set()
+    evidence: dict[Cause, dict[str, str]] = {}
+
+    def count(cause: Cause, weight: float, text: str) -> None:
+        scores[cause] = scores.get(cause, 0.0) + weight
+        evidence.setdefault(cause, {}).setdefault(text.rpartition(",")[0] or text, text)  # the same thing only once
+
+    for name, tally in facts.incidents.items():
+        blamed.add(Cause(name))
+        count(Cause(name), _INCIDENT + 0.1 * min(math.log2(tally.count), 5.0), told(tally))
+    for charge in EVIDENCE_RULES:
+        text = charge.sign(facts)
+        if text:
+            blamed |= set() if charge.level else {charge.cause}
+            forgiven = charge.forgivable and facts.going_well
+            count(charge.cause, charge.weight * (_FORGIVEN if forgiven else 1.0), text)
+    for cause, refutes in REFUTED.items():
+        if refutes(facts):
+            scores.pop(cause, None)
+    guilty = [cause for cause, score in scores.items() if score >= _ENOUGH and cause in blamed]
+    if not guilty:
+        return (_healthy(facts),)
+    consequences = {effect for cause in guilty for effect in CONSEQUENCES.get(cause, ())}
+    guilty.sort(key=lambda cause: (cause in consequences, -scores[cause]))
+    return tuple(
+        Diagnosis(cause=cause.value, evidence="; ".join(evidence[cause].values()), advice=ADVICE[cause])
+        for cause in guilty
+    )
+
+
+def _healthy(facts: Facts) -> Diagnosis:
+    curve = facts.curve
+    if curve is None:
+        return Diagnosis(evidence=f"nothing found in {facts.trace.num_updates} updates")
+    ratio = "" if facts.ratio is None else f", updates of {facts.ratio:.1e} of the weights"
+    loss = f"loss {curve.start:.4g} at the start and {curve.late:.4g} now"
+    clipped = facts.noted.get("clip-rate")
+    # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
+    always = clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL
+    aside = f"; {told(clipped)}" if clipped is not None and always else ""
+    advice = ADVICE[Cause.CLIPPING_TOO_TIGHT] if always else ""
+    return Diagnosis(evidence=f"{facts.trace.num_updates} updates, {loss}{ratio}{aside}", advice=advice)

@@ -1,0 +1,164 @@
+"""Signs that something does not learn. Each sign is a sentence with its numbers, or nothing."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+from steadystep.diagnosis.curves import guessing
+from steadystep.diagnosis.facts import Facts, Occurrences, names, told
+
+_LARGE_UPDATE = 0.1  # of the weights, in one step; a thousandth is usual
+_USUAL_UPDATE, _NOTICEABLE_UPDATE = 3e-4, 1e-2
+# Fine-tuning with Adam at 5e-7 changes weights by 2e-5 a step, and by more than a hundredth in a whole run.
+_TINY_UPDATE, _TINY_JOURNEY = 1e-5, 0.01
+_LONG = 200  # updates
+_KNOWN = frozenset(
+    {
+        *("early-divergence", "constant-prediction"),
+        *("non-finite", "gradient-spike", "loss-spike", "not-healing", "slow-divergence", "worse-than-best"),
+        *("learning-rate-jump", "learning-rate-creep", "learning-rate-bounds", "oscillation", "vanishing-gradient"),
+        *("zero-gradient", "buffer-jump", "input-scale", "same-batch", "weight-jump", "damaged-state"),
+        *("growing-gradient", "clip-rate", "update-ratio", "poisoned-moments", "rms-surprise", "loss-scale"),
+        "lost-moments",
+        *("dead-units", "saturated-units", "no-learning", "suspicious-perfection"),
+        *("embedding-growth", "attention-logit-growth"),
+        *("kl-blow-up", "entropy-collapse", "flat-reward", "metric-bounds"),
+    }
+)
+
+
+def warned(detector: str) -> Callable[[Facts], str]:
+    """A warning or more of this detector."""
+    return lambda facts: _told(facts.warned.get(detector))
+
+
+def noted(detector: str) -> Callable[[Facts], str]:
+    """A note of this detector, where it did not warn as well."""
+    return lambda facts: "" if detector in facts.warned else _told(facts.noted.get(detector))
+
+
+def dead_units(facts: Facts) -> str:
+    """Units of which an output is left that still learns."""
+    return "" if idle(facts) else _told(facts.warned.get("dead-units"))
+
+
+def dead_layer(facts: Facts) -> str:
+    """A whole layer is zero for every input; when nothing learns at all, the output is to blame and not the layer."""
+    probe = facts.probe
+    if probe is None or idle(facts):
+        return ""
+    dead = [name for name, share in zip(probe.modules, probe.dead, strict=False) if share >= 0.99]
+    return f"at step {probe.step} hardly a unit was alive in {names(dead)}" if dead else ""
+
+
+def saturated_layer(facts: Facts) -> str:
+    """A sigmoid or tanh that is mostly flat."""
+    probe = facts.probe
+    if probe is None:
+        return ""
+    flat = [name for name, share in zip(probe.modules, probe.saturated, strict=False) if share >= 0.5]
+    return f"at step {probe.step} most values were in the flat part of {names(flat)}" if flat else ""
+
+
+def idle(facts: Facts) -> str:
+    """No gradient at all, though there is something to learn."""
+    share = facts.idle_share - facts.done_share
+    if share <= 0.5:
+        return ""
+    return f"the gradient was exactly zero in {share:.0%} of the later steps"
+
+
+def done(facts: Facts) -> str:
+    """No loss and no gradient, in nearly all batches: a hinge or a triplet loss is zero in many once it has learned."""
+    share = facts.done_share
+    return f"loss and gradient were exactly zero in {share:.0%} of the later steps" if share > 0.9 else ""
+
+
+def weights_at_zero(facts: Facts) -> str:
+    """Zeros that no update can change."""
+    zeros = facts.stuck_at_zero
+    if not zeros or 2 * len(zeros) < len(facts.weights):
+        return ""
+    return f"{len(zeros)} of {len(facts.weights)} weights are all zero and get no gradient ({names(zeros)})"
+
+
+def underflow(facts: Facts) -> str:
+    """Gradients that are zero under a loss scaler."""
+    if not facts.scaled or dead_layer(facts):
+        return ""
+    shares = sorted(facts.probe.zero_shares) if facts.probe is not None else []
+    if shares and shares[len(shares) // 2] > 0.5:
+        return f"in half of the tensors more than {shares[len(shares) // 2]:.0%} of the fp16 gradient is exactly zero"
+    return _told(facts.warned.get("zero-gradient")) or idle(facts)
+
+
+def guesses(facts: Facts) -> str:
+    """The loss of guessing, without any trend, while the weights do move."""
+    curve, ratio = facts.curve, facts.ratio
+    if curve is None or facts.trace.num_updates < _LONG or ratio is None or ratio < _USUAL_UPDATE or facts.opposed:
+        return ""
+    points = len(facts.trace.losses) / 8
+    classes = guessing(curve.late, precision=2.0 * curve.noise / math.sqrt(points))
+    quiet = curve.noise < 0.03 * curve.late and curve.highest - curve.lowest < 0.5 * curve.late
+    if classes is None or not (quiet and curve.settled and curve.start - curve.late < 0.25 * curve.late):
+        return ""
+    return (
+        f"the loss began at {curve.start:.4g} and stays at {curve.late:.4g}, which is ln {classes}: what guessing "
+        f"between {classes} classes costs; the weights change by {ratio:.1e} of their size per step"
+    )
+
+
+def piles_up(facts: Facts) -> str:
+    """The first gradients add up: each doubling of the time about doubles the norm.
+
+    The escape from a saddle grows by the same factor at each step, and so by more and more with each doubling.
+    """
+    norms = facts.trace.first_norms
+    if len(norms) < 16 or norms[0] <= 0.0 or sum(b > a for a, b in pairwise(norms)) < 13:
+        return ""
+    doublings = [norms[1] / norms[0], norms[3] / norms[1], norms[7] / norms[3], norms[15] / norms[7]]
+    if min(doublings) < 1.15 or max(doublings) > 4.0 or norms[15] < 7.0 * norms[0]:
+        return ""
+    return f"the first 16 gradient norms grew from {norms[0]:.3g} to {norms[15]:.3g}, as if they were added up"
+
+
+def unchanged(facts: Facts) -> str:
+    """There are gradients, and the updates do nothing with them."""
+    probes = [probe for probe in (facts.first_probe, facts.probe) if probe is not None and probe.update_rms]
+    if len(facts.ratios) < 4 or facts.idle_share > 0.0 or any(any(probe.update_rms) for probe in probes):
+        return ""
+    return f"at steps {probes[0].step} and {probes[-1].step} the update changed no weight at all"
+
+
+def hardly_moves(facts: Facts) -> str:
+    """Nothing learned, and weights that have stayed where they were."""
+    curve, ratio = facts.curve, facts.highest_ratio
+    updates = facts.trace.num_updates
+    if curve is None or not 0.0 < ratio < min(_TINY_UPDATE, _TINY_JOURNEY / updates) or updates < _LONG:
+        return ""
+    if curve.start - curve.best > 0.02 * abs(curve.start) + curve.noise:
+        return ""
+    lr = max(facts.trace.lrs)
+    return (
+        f"in {updates} updates the loss went from {curve.start:.4g} to {curve.late:.4g}; an update "
+        f"changes the weights by {ratio:.1e} of their size (1e-3 is usual) at a learning rate of {lr:.3g}"
+    )
+
+
+def drowned(facts: Facts) -> str:
+    """Noise as large as the loss, no progress in it, and updates large enough to follow it."""
+    curve, ratio = facts.curve, facts.ratio
+    if curve is None or facts.trace.num_updates < _LONG or facts.signed or curve.learned or not curve.settled:
+        return ""
+    if not 0.0 < curve.late <= curve.noise or ratio is None or not _NOTICEABLE_UPDATE <= ratio < _LARGE_UPDATE:
+        return ""
+    return f"losses of neighbouring steps differ by {curve.noise / curve.late:.0%} of their level, which does not fall"
+
+
+def unexplained(facts: Facts) -> str:
+    """Warnings of detectors that no other charge knows."""
+    return "; ".join(told(tally) for name, tally in facts.warned.items() if name not in _KNOWN)
+
+
+def _told(tally: Occurrences | None) -> str:
+    return "" if tally is None else told(tally)

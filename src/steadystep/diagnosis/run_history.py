@@ -1,0 +1,166 @@
+"""What is remembered of a run, so that causes can be ranked at any time."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.curves import Layers, LossCurve, Trace
+from steadystep.diagnosis.evidence_rules import rank
+from steadystep.diagnosis.facts import Facts, Occurrences
+from steadystep.records import Diagnosis, Finding, InputStats, Signals
+
+_FIRST = 64
+_SLOW = frozenset({Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, Cause.SUSPICIOUS_PERFECTION, Cause.BATCH_SIZE_UNFIT})
+_PATIENCE = 1000  # steps: before, a run that seems to stand still may only not have begun to learn
+
+
+@final
+class Opinion:
+    """Asks `diagnose` at a cadence, and remembers what was said."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST
+        self._last = ""
+        self._told: set[str] = set()
+
+    def formed(self, step: int, diagnose: Callable[[], tuple[Diagnosis, ...]]) -> Diagnosis | None:
+        """What to say at `step`, if anything; nearly always one comparison."""
+        if step < self._next:
+            return None
+        while self._next <= step:
+            power = 1 << (self._next.bit_length() - 1)
+            self._next = power * 3 // 2 if self._next == power else 2 * power
+        first = diagnose()[0]
+        before, self._last = self._last, first.cause
+        if first.cause in (Cause.HEALTHY, Cause.UNKNOWN) or first.cause != before or first.cause in self._told:
+            return None
+        if first.cause in _SLOW and step < _PATIENCE:
+            return None
+        self._told.add(first.cause)
+        return first
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"next": self._next, "last": self._last, "told": sorted(self._told)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._next, self._last = int(state["next"]), str(state["last"])
+        self._told = {str(cause) for cause in state["told"]}
+
+
+_GRAVE = ("act", "critical")
+_SHORTEST = 32  # updates: nothing is concluded about a run of fewer
+
+
+@final
+class RunHistory:
+    """Sees every step; memory is bounded whatever the length of the run.
+
+    >>> casebook = Casebook()
+    >>> for step in range(100):
+    ...     casebook.note(Signals(step=step, loss=1 / (1 + step), grad_norm=1.0), Diagnosis(), stepped=True)
+    >>> [diagnosis.cause for diagnosis in casebook.diagnose()]
+    ['healthy']
+    """
+
+    def __init__(self) -> None:
+        self._trace = Trace()
+        self._layers = Layers()
+        self._inputs: InputStats | None = None
+        self._scaled = False
+        self._incidents: dict[str, Occurrences] = {}
+        self._warned: dict[str, Occurrences] = {}
+        self._noted: dict[str, Occurrences] = {}
+        self._opinion = Opinion()
+        self.opposed = False
+        """Another network learns against this one, or with it, and its loss depends on that one's weights."""
+
+    def note(self, signals: Signals, diagnosis: Diagnosis, *, stepped: bool) -> None:
+        """One attempt: what was measured, what it was taken for, and whether the weights were updated."""
+        if stepped and self._trace.due() and signals.healthy:
+            self._trace.add(signals.step, signals.loss, signals.grad_norm, signals.lr)
+            self._scaled = signals.scaled
+        if diagnosis.findings:
+            self._book(diagnosis)
+        if signals.probe is not None:
+            self._layers.add(signals.probe)
+        if signals.inputs is not None:
+            self._inputs = signals.inputs
+
+    def diagnose(self) -> tuple[Diagnosis, ...]:
+        """Causes for the run so far, the likeliest first; one diagnosis "healthy" when there is none."""
+        return rank(self.facts())
+
+    def volunteers(self, step: int) -> Diagnosis | None:
+        """What is believed by now and has not been said; None at nearly every step."""
+        return self._opinion.formed(step, self.diagnose)
+
+    def verdict(self) -> Diagnosis | None:
+        """What the run comes to, at its end; None for one that is too short to tell."""
+        return self.diagnose()[0] if self._trace.num_updates >= _SHORTEST else None
+
+    def facts(self) -> Facts:
+        """What the ranking goes by."""
+        return Facts(
+            trace=self._trace,
+            curve=LossCurve.read(self._trace.first, self._trace.losses),
+            incidents=self._incidents,
+            warned=self._warned,
+            noted=self._noted,
+            ratios=tuple(self._layers.ratios),
+            highest_ratio=self._layers.highest,
+            first_probe=self._layers.first,
+            probe=self._layers.last,
+            inputs=self._inputs,
+            scaled=self._scaled,
+            opposed=self.opposed,
+        )
+
+    def _book(self, diagnosis: Diagnosis) -> None:
+        grave = [finding for finding in diagnosis.findings if finding.severity in _GRAVE]
+        if not grave and diagnosis.cause == Cause.DATA_SHIFT:
+            grave = [finding for finding in diagnosis.findings if finding.severity == "warn"]
+        if grave:
+            _count(self._incidents, diagnosis.cause, grave[0])
+        for finding in diagnosis.findings:
+            _count(self._noted if finding.severity == "info" else self._warned, finding.detector, finding)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {
+            "trace": self._trace.state_dict(),
+            "layers": self._layers.state_dict(),
+            "inputs": None if self._inputs is None else self._inputs.to_json(),
+            "scaled": self._scaled,
+            "incidents": _save(self._incidents),
+            "warned": _save(self._warned),
+            "noted": _save(self._noted),
+            "opinion": self._opinion.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`."""
+        self._trace.load_state_dict(state["trace"])
+        self._layers.load_state_dict(state["layers"])
+        self._inputs = None if state["inputs"] is None else InputStats.from_json(state["inputs"])
+        self._scaled = bool(state["scaled"])
+        self._incidents, self._warned = _load(state["incidents"]), _load(state["warned"])
+        self._noted = _load(state["noted"])
+        if "opinion" in state:
+            self._opinion.load_state_dict(state["opinion"])
+
+
+def _count(tallies: dict[str, Occurrences], name: str, finding: Finding) -> None:
+    tally = tallies.get(name)
+    if tally is None:
+        tally = tallies[name] = Occurrences(finding.step)
+    tally.add(finding)
+
+
+def _save(tallies: dict[str, Occurrences]) -> dict[str, Any]:
+    return {name: tally.state_dict() for name, tally in tallies.items()}
+
+
+def _load(state: Mapping[str, Any]) -> dict[str, Occurrences]:
+    return {str(name): Occurrences.from_state(saved) for name, saved in state.items()}

@@ -1,0 +1,199 @@
+"""Signs that the steps are too large: what a learning rate that is too high does to a run."""
+
+import math
+
+from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.curves import guessing
+from steadystep.diagnosis.facts import Facts, names, told
+from steadystep.diagnosis.learning_evidence import dead_layer, saturated_layer
+
+_LARGE_UPDATE, _HUGE_UPDATE = 0.1, 0.3  # of the weights, in one step; a thousandth is usual
+_SHARP = 100.0  # a logit: small GPTs stay below 64 at rates that suit them, and QK-clip (Kimi Team 2025) begins here
+
+
+def huge_updates(facts: Facts) -> str:
+    """Updates nearly as large as the weights."""
+    ratio = facts.ratio
+    return _moves(ratio) if ratio is not None and ratio >= _HUGE_UPDATE and len(facts.ratios) >= 4 else ""
+
+
+def large_updates(facts: Facts) -> str:
+    """Updates of a tenth of the weights."""
+    ratio = facts.ratio
+    return _moves(ratio) if ratio is not None and _LARGE_UPDATE <= ratio < _HUGE_UPDATE else ""
+
+
+def leaped(facts: Facts) -> str:
+    """The first updates were nearly as large as the weights."""
+    ratio = max(facts.ratios[:4], default=0.0)
+    return f"early updates changed the weights by {ratio:.2g} of their size" if ratio >= _HUGE_UPDATE else ""
+
+
+def sharp_attention(facts: Facts) -> str:
+    """Attention that has come down to single positions: normalised layers hide large weights, logits do not."""
+    probe = facts.probe
+    bound = 0.0 if probe is None else max((b for b in probe.logit_bounds if math.isfinite(b)), default=0.0)
+    if probe is None or bound < _SHARP:
+        return ""
+    return f"attention logits may be as large as {bound:.3g} at step {probe.step} (below 64 is usual)"
+
+
+def climbed(facts: Facts) -> str:
+    """The first updates made it worse."""
+    curve, first, (peak, step) = facts.curve, facts.trace.first, facts.peak
+    if curve is None or facts.signed or step > 32 or peak - first[0] <= max(0.25 * first[0], 5.0 * curve.noise):
+        return ""
+    return f"at first the loss rose, from {first[0]:.4g} to {peak:.4g} at step {step}"
+
+
+def never_recovered(facts: Facts) -> str:
+    """The loss went up early and has hardly been below its start since."""
+    curve, first, (peak, step) = facts.curve, facts.trace.first, facts.peak
+    if curve is None or facts.signed or curve.best < 0.9 * curve.start or 4 * step > facts.trace.steps[-1]:
+        return ""
+    if peak - first[0] <= max(2.0 * first[0], 10.0 * curve.noise):
+        return ""
+    return f"the loss went up to {peak:.4g} at step {step} and has hardly been below its start since"
+
+
+def bold_adam(facts: Facts) -> str:
+    """A learning rate that Adam, whose updates are about as large as the rate, is hardly ever given."""
+    lr = max(facts.trace.lrs, default=0.0)
+    adam = facts.probe is not None and facts.probe.second_moments
+    return f"a learning rate of {lr:.2g} with Adam" if adam and lr >= 0.1 else ""
+
+
+def reckless_adam(facts: Facts) -> str:
+    """A rate with which Adam overwrites small weights at once."""
+    return bold_adam(facts) if max(facts.trace.lrs, default=0.0) >= 0.3 else ""
+
+
+def rose(facts: Facts) -> str:
+    """The loss is above its start."""
+    curve = facts.curve
+    if curve is None or facts.signed or not curve.rose:
+        return ""
+    return f"the loss is {curve.late:.4g} and began at {curve.start:.4g}"
+
+
+def fell_back(facts: Facts) -> str:
+    """What was learned has been lost again."""
+    curve = facts.curve
+    if curve is None or facts.signed or not curve.learned or curve.near_best:
+        return ""
+    return f"the loss is {curve.late:.4g} and has been {curve.best:.4g}"
+
+
+def went_up(facts: Facts) -> str:
+    """The loss has been far above what it was at first."""
+    first, (peak, step) = facts.trace.first, facts.peak
+    if facts.signed or not first or not 0.0 < 30.0 * first[0] < peak:
+        return ""
+    return f"the loss rose from {first[0]:.4g} to {peak:.4g} at step {step}"
+
+
+def spikes(facts: Facts) -> str:
+    """Spikes of loss or gradient in more than one step of a hundred."""
+    found = [tallies.get(d) for tallies in (facts.warned, facts.noted) for d in ("gradient-spike", "loss-spike")]
+    count = sum(tally.count for tally in found if tally is not None)
+    if count < max(3.0, 0.01 * facts.trace.num_updates):
+        return ""
+    return f"{count} spikes of loss or gradient in {facts.trace.num_updates} updates"
+
+
+def _moves(ratio: float) -> str:
+    return f"an update changes the weights by {ratio:.2g} of their size (1e-3 is usual)"
+
+
+# Root mean square. A variance above 10 is never meant (Wardat et al. 2022, DeepDiagnosis); 1 is for norms.
+_LARGE_WEIGHT, _UNIT_WEIGHT = math.sqrt(10.0), 0.8
+_HALVED = 0.5
+_BROKEN = (Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW)
+
+
+def large_inputs(facts: Facts) -> str:
+    """Inputs far from unit scale."""
+    inputs = facts.inputs
+    if inputs is None or max(abs(inputs.mean), inputs.std) < 20.0:
+        return ""
+    return f"inputs have mean {inputs.mean:.3g}, standard deviation {inputs.std:.3g}, largest {inputs.largest:.3g}"
+
+
+def uneven_inputs(facts: Facts) -> str:
+    """Features of very different scale."""
+    inputs = facts.inputs
+    if inputs is None or inputs.scale_spread < 1e3 or inputs.largest < 20.0:
+        return ""
+    return f"the largest scale of an input feature is {inputs.scale_spread:.3g} times the smallest"
+
+
+def suffers(facts: Facts) -> str:
+    """Inputs of a wrong scale, and a run that shows it.
+
+    A first loss far above all others is no sign of suffering while it goes well: so begins any regression whose targets
+    are not around zero.
+    """
+    if not (large_inputs(facts) or uneven_inputs(facts)) or learns(facts):
+        return ""
+    looks = [went_up, dead_layer, huge_updates, saturated_layer]
+    if not facts.going_well:
+        looks += [cold_start, high_start, rose, spikes, _slow, _breaks]
+    return next((text for text in (look(facts) for look in looks) if text), "")
+
+
+def learns(facts: Facts) -> bool:
+    """Whether the loss has been halved, for good, by a net that is alive and does not merely guess."""
+    curve = facts.curve
+    if curve is None or facts.signed or not facts.going_well or curve.late > _HALVED * curve.start:
+        return False
+    points = len(facts.trace.losses) / 8
+    guesses = guessing(curve.late, precision=2.0 * curve.noise / math.sqrt(points)) is not None
+    return not guesses and not dead_layer(facts)
+
+
+def large_weights(facts: Facts) -> str:
+    """Some weights far larger than any recipe gives, or most of them larger, and not made so by the first update."""
+    if leaped(facts):
+        return ""
+    large = facts.weights_above(_LARGE_WEIGHT) or _most(facts, facts.weights_above(_UNIT_WEIGHT))
+    return f"the weights were large after the first update: {names(large)}" if large else ""
+
+
+def all_weights_large(facts: Facts) -> str:
+    """Most weights far larger than any recipe gives, and not made so by the first update."""
+    large = () if leaped(facts) else _most(facts, facts.weights_above(_LARGE_WEIGHT))
+    return (
+        f"{len(large)} of {len(facts.weights)} weights had a variance above 10 after the first update" if large else ""
+    )
+
+
+def cold_start(facts: Facts) -> str:
+    """A first loss far above the size that losses are meant to have."""
+    curve, first = facts.curve, facts.trace.first
+    if curve is None or facts.signed or first[0] < 20.0 or not curve.best < min(10.0, first[0] / 10.0):
+        return ""
+    return f"the first loss was {first[0]:.4g}, against {curve.best:.4g} later"
+
+
+def high_start(facts: Facts) -> str:
+    """A first loss far above what soon followed."""
+    curve, first = facts.curve, facts.trace.first
+    if curve is None or not first or facts.signed or first[0] < 30.0 * max(abs(curve.best), 1e-3) or first[0] < 20.0:
+        return ""
+    return f"the first loss was {first[0]:.4g}, against {curve.best:.4g} later"
+
+
+def _most(facts: Facts, some: tuple[str, ...]) -> tuple[str, ...]:
+    return some if len(some) >= 3 and len(some) > 0.6 * len(facts.weights) else ()
+
+
+def _breaks(facts: Facts) -> str:
+    tallies = [facts.incidents[cause] for cause in _BROKEN if cause in facts.incidents]
+    return told(tallies[0]) if tallies else ""
+
+
+def _slow(facts: Facts) -> str:
+    curve = facts.curve
+    if curve is None or curve.learned:
+        return ""
+    return f"the loss went from {curve.start:.4g} to {curve.late:.4g}"

@@ -1,0 +1,1 @@
+"""One optimizer step: measure, judge, apply, record; and what it takes to do that for any loop."""

@@ -1,0 +1,161 @@
+"""What a call was given, looked at before anything is changed: a mistake costs one error that says what to do."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadystep.errors import MisuseError
+
+NO_PARAMETERS = "the optimizer holds no parameters: give it those of the model, model.parameters()"
+_INSIDE = "was called from inside step(): the closure must only compute the loss"
+_DETECTOR = ("update", "state_dict", "load_state_dict")
+_SINK = ("start", "step", "validation", "layers", "histograms", "incident", "close")
+
+
+def check_work(work: object) -> None:
+    """A loss, or what computes one."""
+    if not isinstance(work, Tensor) and not callable(work):
+        raise MisuseError(
+            f"step() was given {_a(work)}: give a function that computes the loss, "
+            "guard.step(lambda: loss_fn(model(x), y)), or the loss as a tensor"
+        )
+
+
+def refuse_inside(call: str, *, busy: bool) -> None:
+    """What must wait until the step is over."""
+    if busy:
+        raise MisuseError(f"{call}() {_INSIDE}")
+
+
+def check_model(model: object) -> None:
+    """A module of torch's."""
+    if not isinstance(model, nn.Module):
+        raise MisuseError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def check_rates(optimizer: Optimizer) -> None:
+    """Learning rates that one can multiply; a NaN among them is a finding. Asked in each step: it may cost nothing.
+
+    And something that they are for: with empty groups the whole backward pass would come to nothing.
+    """
+    if not any(group["params"] for group in optimizer.param_groups):
+        raise MisuseError(NO_PARAMETERS)
+    for position, group in enumerate(optimizer.param_groups):
+        rate = group.get("lr", 0.0)
+        if type(rate) is not float and not isinstance(rate, float | int | Tensor):
+            raise MisuseError(
+                f"the learning rate of parameter group {position} is {rate!r}: "
+                f"set optimizer.param_groups[{position}]['lr'] to a number"
+            )
+
+
+def check_storage(model: nn.Module) -> None:
+    """Parameters that hold numbers."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise MisuseError(
+                f"{name} is on the meta device and holds no numbers: call model.to_empty(device=...) and initialise or "
+                "load the weights, then make the optimizer and the guard"
+            )
+
+
+def check_loss(call: str, loss: object) -> Tensor:
+    """One real number in a tensor."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise MisuseError(f"{call}() takes the loss as a tensor of one real number, got {_a(loss)}: take its mean")
+    if loss.is_meta:
+        raise MisuseError(f"{call}() got a loss on the meta device: give the model and the batch a real one")
+    return loss
+
+
+def number(what: str, value: object) -> float:
+    """One real number, given as one or as a tensor or array of one element."""
+    try:
+        if isinstance(value, str | bytes | bytearray) or (isinstance(value, Tensor) and value.is_meta):
+            raise TypeError
+        return float(value)  # type: ignore[arg-type]  # sync: when a tensor is given
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise MisuseError(f"{what} must be one real number, got {_a(value)}: use .item(), float() or a mean") from None
+
+
+def check_kept(name: object, thing: object) -> None:
+    """Something with a name and a state that can be put back."""
+    if not isinstance(name, str) or not name:
+        raise MisuseError(f"keep() takes a name first, as in guard.keep('ema', ema); got {_a(name)}")
+    lacking = [
+        part for part in ("state_dict", "load_state_dict") if isinstance(thing, type) or not has_method(thing, part)
+    ]
+    if lacking:
+        raise MisuseError(
+            f"keep({name!r}, ...) got {_a(thing)} without {' and '.join(lacking)}: give an object that has both"
+        )
+
+
+def saved_state(saved: object) -> Mapping[str, Any]:
+    """What state_dict() gave."""
+    if not isinstance(saved, Mapping):
+        raise MisuseError(f"load_state_dict() takes what guard.state_dict() gave, got {_a(saved)}")
+    return saved
+
+
+def folder(key: str, path: object) -> Path:
+    """A folder that can have this name."""
+    if not isinstance(path, str | os.PathLike) or "\0" in (text := os.fspath(path)) or not isinstance(text, str):
+        raise MisuseError(f"{key} = {path!r}: must be a path to a folder, as text or as a pathlib.Path")
+    return Path(text).expanduser()
+
+
+def check_loader(loader: object) -> None:
+    """Something to take batches from."""
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise MisuseError(f"batches() takes a DataLoader or anything else that gives batches, got {_a(loader)}")
+
+
+def check_extras(detectors: object, sinks: object) -> None:
+    """Detectors and sinks of the user's own."""
+    _check_all("detectors", detectors, _DETECTOR, "see steadystep.detectors.Detector")
+    _check_all("sinks", sinks, _SINK, "see steadystep.tracking.Sink; for one by its name use monitoring.sinks")
+    for detector in sequence("detectors", detectors):
+        if not isinstance(getattr(detector, "name", None), str):
+            raise MisuseError(f"detectors: {type(detector).__name__} needs a name, a text, to be told from the others")
+
+
+def sequence(key: str, given: object) -> Sequence[Any]:
+    """A list of things; a text is one thing, and so is a mapping."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise MisuseError(f"{key} = {given!r}: must be a list")
+    return given if isinstance(given, Sequence) else tuple(given)
+
+
+def refuse_copy() -> NoReturn:
+    """Of a guard."""
+    raise MisuseError(
+        "a guard cannot be pickled or copied: it belongs to one model, one optimizer and one process. Save "
+        "guard.state_dict() and load it into a guard made there; leave the guard out of what you send or copy"
+    )
+
+
+def _check_all(key: str, given: object, methods: Sequence[str], see: str) -> None:
+    for thing in sequence(key, given):
+        lacking = [name for name in methods if isinstance(thing, type) or not has_method(thing, name)]
+        if lacking:
+            raise MisuseError(f"{key}: {_a(thing)} has no {', '.join(lacking)}: make an object that has ({see})")
+
+
+def has_method(thing: object, name: str) -> bool:
+    """Whether it can be called on it."""
+    return callable(getattr(thing, name, None))
+
+
+def _a(value: object) -> str:
+    """What it is, in a few words."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)} on {value.device}"
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    shown = repr(value) if isinstance(value, str | int | float | complex | bool | None) else ""
+    return f"{type(value).__name__} {shown[:40]}".strip() if value is not None else "None"

@@ -1,0 +1,414 @@
+"""Forward and backward passes of one group of micro-batches: the first time, and again without the bad ones."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from steadystep._utils.rng import RngState, random_numbers_kept
+from steadystep._utils.tensors import layout_of, local_part
+from steadystep._utils.text import warn
+from steadystep.clip.global_norm import multiply_
+from steadystep.engine.closures import BatchClosure, Closure, Draws, MicroBatchWork, OnlyTheLoss, RepeatableClosure
+from steadystep.engine.microbatch_group import Group, MicroBatch, MicroBatchRerun
+from steadystep.errors import MisuseError
+from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
+from steadystep.parallel import Ranks, SingleProcess
+from steadystep.precision import Precision
+from steadystep.snapshots.buffers import Buffers
+
+# The same batch with the same random numbers gives the same loss; off the host up to kernels that add in any order.
+_SAME_ON_HOST, _SAME_ON_DEVICE = 1e-6, 1e-4
+
+
+_ON_META = "the loss is on the meta device and holds no number: give the model and the batch a real device"
+_TWICE = "backward through the graph a second time"  # as torch says it
+
+
+_NOTHING = nullcontext()
+
+
+class _NotRepeatableError(Exception):
+    """A closure gave another loss when it was run again."""
+
+
+@final
+class MicroBatchRunner:
+    """Collects gradients for one update. Touches gradients, buffers and random state, never weights.
+
+    idle → collecting (inside `add`) → collected → … → idle again by `close`. Used as a context around each call of the
+    guard: an exception while collecting costs only the micro-batch it happened in, any later one the whole group.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        precision: Precision,
+        buffers: Buffers,
+        parameters: Callable[[], Sequence[Parameter]],
+        *,
+        size: int,
+        device: torch.device,
+        retry: bool,
+        memory: OutOfMemoryRetry | None = None,
+        draws: Draws | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._ranks = ranks or SingleProcess()
+        self.group = Group(size, self._ranks.mean)
+        self._optimizer = optimizer
+        self._precision = precision
+        self._buffers = buffers
+        self._parameters = parameters
+        self._only_loss = OnlyTheLoss(optimizer, parameters)
+        self._device = device
+        self._memory = memory
+        # A group of one has nothing to leave out, so nothing is kept for it.
+        self._keep_recipes = retry and size > 1
+        self._state: Literal["idle", "collecting", "collected"] = "idle"
+        self._busy = False
+        self._unreduced = False
+        """The gradients of this rank have not been averaged with those of the others."""
+        self._warned = False
+        self._present: tuple[Closure, Any] | None = None
+        self._batch: Any = None
+        self._rng: RngState | None = None
+        self.failed_collecting = False
+        """The last call ended with an exception of the closure, before anything was decided."""
+        self._draws = draws
+        self._offered: tuple[MicroBatchWork, ...] = ()
+        self.given_losses = False
+        """The loop computes its losses itself."""
+
+    def __enter__(self) -> None:
+        if self._busy:
+            raise MisuseError("step() was called from inside step(): the closure must only compute the loss")
+        self._busy = True
+
+    @property
+    def busy(self) -> bool:
+        """Inside a call of the guard."""
+        return self._busy
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._busy = False
+        self.failed_collecting = kind is not None and self._state == "collecting"
+        if kind is not None and self._state != "idle":
+            self._drop_traces()
+            if self._state == "collecting" and self._rng is not None:
+                self._rng.restore()  # the same micro-batch, given rightly, draws what it would have drawn
+            if self._state == "collecting" and self.group.repeatable:
+                self.group.stale = True
+                self._state = "collected"
+            else:
+                self.close()
+
+    def add(self, work: Closure | Tensor, *, batch: Any, weight: float | None) -> MicroBatch:
+        """Run one micro-batch into the group."""
+        number = self.group.check_weight(weight)
+        first = not self.group.members
+        self._rng = None
+        # why: a loop of two models leaves gradients of one in the other; a plain loop clears them before backward
+        if first and any(p.grad is not None for p in self._parameters()):
+            self._optimizer.zero_grad()
+        self._state = "collecting"
+        recipe = None
+        if isinstance(work, Tensor):
+            self._warn_about_autocast()
+            self.given_losses = True
+            self._unreduced = False
+            loss = _checked(work)
+            self._backward(loss, number)
+        else:
+            self.given_losses = False
+            if first:
+                self._buffers.remember()
+            self._rng = None if self._draws is None else self._draws.before()
+            if self._keep_recipes:
+                recipe = RepeatableClosure(work, batch, self._rng or RngState(self._device))
+            self._present = (work, batch)
+            loss = self._run(work, batch, number, recipe, after=range(len(self.group.members)))
+            if self._draws is not None:
+                self._draws.after()
+        seen = loss.detach()
+        member = MicroBatch(loss=seen.reshape(()) if seen.dim() else seen, weight=number, recipe=recipe, batch=batch)
+        self.group.add(member)
+        self._state = "collected"
+        return member
+
+    def close(self) -> None:
+        """The fate of this update is sealed; the next call of `add` starts another."""
+        if self._draws is not None:
+            self._draws.after(last=True)
+        self._buffers.remember()  # a loss given as a tensor is computed before we are called again
+        self._present = self._batch = None
+        self._offered = ()
+        self.group.clear()
+        self._state = "idle"
+
+    def works(self) -> tuple[MicroBatchWork, ...]:
+        """What it takes to make this update again, later; nothing if a micro-batch came without `batch=`."""
+        members, weighted = self.group.members, self.group.weighted
+        if self._offered:
+            return self._offered
+        if self._present is None or any(member.batch is None for member in members):
+            return ()
+        closure = self._present[0]
+        return tuple(
+            MicroBatchWork(
+                member.recipe or BatchClosure(closure, member.batch, self._rng), member.weight if weighted else None
+            )
+            for member in members
+        )
+
+    def reset(self) -> int:
+        """Forget an open group and its gradients; returns how many micro-batches it had."""
+        dropped = len(self.group.members)
+        if self._state != "idle":
+            self._drop_traces()
+        self.close()
+        return dropped
+
+    def refresh(self) -> bool:
+        """Compute the gradients again if an interruption spoiled them. False: they could not be."""
+        if not self.group.stale:
+            return True
+        losses = self._losses()
+        with random_numbers_kept(self._device):
+            try:
+                self._run_again(range(len(losses)), losses)
+            except _NotRepeatableError:
+                return False
+        return True
+
+    def finish(self, kept: Sequence[int]) -> None:
+        """Turn what was collected into the gradients of the weighted mean over `kept`."""
+        if self._unreduced:
+            self._unreduced = False
+            self._ranks.average_(self._parameters())
+        if self._precision.scales:
+            self._precision.unscale_(self._optimizer)
+        correction = self.group.correction(kept)
+        if correction != 1.0:
+            grads = [p.grad for p in self._parameters() if p.grad is not None]
+            if self._ranks.sharded:
+                grads = [local_part(grad) for grad in grads]
+            multiply_(grads, layout_of(grads), correction)
+
+    def compute_again(self, *, without: Sequence[int], finite: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
+        """Gradients of the group without its bad members; returns the positions of those that were kept.
+
+        Members known to be bad (`without`) are left out at once. If what remains is still not finite, each member is
+        tried alone. Returns () when nothing usable remains or a closure turns out not to repeat.
+        """
+        losses = self._losses()
+        kept: Sequence[int] = [i for i in range(len(self.group.members)) if i not in without]
+        try:
+            with random_numbers_kept(self._device):
+                if without and self._usable(kept, losses, finite):
+                    return tuple(kept)
+                kept = [i for i in kept if self._usable([i], losses, finite)]
+                return tuple(kept) if self._usable(kept, losses, finite) else ()
+        except _NotRepeatableError:
+            return ()
+
+    def compare(self, others: Sequence[AbstractContextManager[None]], *, backward: bool) -> list[float] | None:
+        """The loss of the present micro-batch as things are, then inside each of `others`; nothing stays changed.
+
+        With `backward` a gradient or a buffer that is not finite counts as an infinite loss. None when the closure
+        cannot be run again: it raises, gives another loss for the same weights and random numbers, or there is none.
+        """
+        if self._present is None:
+            return None
+        work, batch = self._present
+        trial = MicroBatchRerun(
+            work, batch, self._precision, self._buffers, self._parameters(), self._device, self._ranks
+        )
+        return trial.losses(others, backward=backward)
+
+    def compare_again(self, work: MicroBatchWork, other: AbstractContextManager[None]) -> tuple[float, float] | None:
+        """As `compare`, for a remembered micro-batch: its loss as things are, and inside `other`."""
+
+        def again() -> Tensor:
+            closure, batch = work.recipe.again()
+            return closure() if batch is None else closure(batch)
+
+        trial = MicroBatchRerun(
+            again, None, self._precision, self._buffers, self._parameters(), self._device, self._ranks
+        )
+        losses = trial.losses([other], backward=False)
+        return None if losses is None else (losses[0], losses[1])
+
+    def present(self, work: Closure | None, batch: Any, rng: RngState | None = None) -> None:
+        """The micro-batch at hand of a loop that runs its passes itself; without `work` it cannot be run again."""
+        self._present = None if work is None else (work, batch)
+        self._rng, self._batch = rng, batch
+
+    def offer(self, works: tuple[MicroBatchWork, ...]) -> None:
+        """What it takes to make the update at hand again, of a loop that runs its passes itself."""
+        self._offered = works
+
+    def suspect(self, bad: Sequence[int]) -> tuple[Closure | None, Any, RngState | None]:
+        """A micro-batch to look at again: the first bad one that can be run again, else the last one."""
+        recipes = [self.group.members[i].recipe for i in bad if i < len(self.group.members)]
+        recipe = next((recipe for recipe in recipes if recipe is not None), None)
+        if recipe is not None:
+            return (*recipe.bound(), recipe.rng)
+        if self._present is not None:
+            return (*self._present, self._rng)
+        return None, self.group.members[-1].batch if self.group.members else self._batch, None
+
+    def _usable(
+        self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]
+    ) -> bool:
+        if not self.group.total(positions) > 0:
+            return False
+        self.group.shared_by = len(positions)
+        self._run_again(positions, losses)
+        return finite(positions)
+
+    def _run_again(self, positions: Sequence[int], losses: Sequence[float]) -> None:
+        self._drop_traces()
+        seen = []
+        for number, i in enumerate(positions):
+            member = self.group.members[i]
+            assert member.recipe is not None
+            work, batch = member.recipe.again()
+            loss = self._run(work, batch, member.weight, member.recipe, after=positions[:number])
+            seen.append(loss.detach().reshape(()))
+        self.group.stale = False
+        tolerance = _SAME_ON_HOST if self._device.type == "cpu" else _SAME_ON_DEVICE
+        values = torch.stack(seen).tolist()  # sync: only after trouble
+        same = all(_same(value, losses[i], tolerance) for i, value in zip(positions, values, strict=True))
+        if not self._ranks.all(same):
+            warn(
+                "a closure gave another loss when it was run again, so this group of micro-batches is dropped whole. "
+                "Pass the data as step(closure, batch=...) to make it repeatable."
+            )
+            raise _NotRepeatableError
+
+    def _run(
+        self, work: Closure, batch: Any, weight: float, recipe: RepeatableClosure | None, *, after: Sequence[int]
+    ) -> Tensor:
+        """Forward and backward of one micro-batch; in parts once memory has not sufficed for a whole one.
+
+        `after`: the members whose gradients are there already and must stay.
+        """
+        memory = self._memory
+        self._unreduced = self._ranks.adds_up and len(after) + 1 < self.group.shared_by
+        if memory is None or memory.size is None or batch is None:
+            try:
+                with self._ranks.unreduced() if self._unreduced else _NOTHING:
+                    return self._pass(work, batch, weight)
+            except (RuntimeError, MemoryError) as error:
+                if memory is None or not is_out_of_memory(error):
+                    raise
+                if batch is None:
+                    error.add_note("steadystep: with step(closure, batch=...) the batch would now be split")
+                    raise
+            self._undo(after, recipe)  # out here, where the error and what its frames held are gone
+        return weighted_mean(
+            memory.run(
+                lambda part, share: self._pass(work, part, weight * share).detach(),
+                batch,
+                undo=lambda: self._undo(after, recipe),
+            )
+        )
+
+    def _undo(self, after: Sequence[int], recipe: RepeatableClosure | None) -> None:
+        """As if the present micro-batch had not begun. Gradients of earlier ones are computed again."""
+        if not after:
+            self._drop_traces()
+        elif not self.group.repeatable:
+            raise MisuseError(
+                "out of memory, and earlier micro-batches of this update cannot be computed again: give all of them "
+                "as closures with batch="
+            )
+        else:
+            try:
+                self._run_again(after, self._losses())
+            except _NotRepeatableError:
+                raise MisuseError(
+                    "out of memory, and an earlier micro-batch of this update gave another loss when it was run again"
+                ) from None
+        if recipe is not None:
+            recipe.rng.restore()
+
+    def _pass(self, work: Closure, batch: Any, weight: float) -> Tensor:
+        with self._precision.autocast(), self._only_loss:
+            loss = _checked(_called(work, batch))
+        self._backward(loss, weight)
+        return loss
+
+    def _losses(self) -> list[float]:
+        """Of this rank's own micro-batches."""
+        losses: list[float] = torch.stack([m.loss for m in self.group.members]).tolist()  # sync: only after trouble
+        return losses
+
+    def _drop_traces(self) -> None:
+        self._precision.refuse(overflow=False)
+        self._optimizer.zero_grad()
+        self._buffers.put_back()
+
+    def _backward(self, loss: Tensor, weight: float) -> None:
+        if weight > 0 or self._ranks.size > 1:  # the other ranks wait for this one's backward pass
+            try:
+                self._precision.backward(self.group.scaled(loss, weight))
+            except RuntimeError as error:
+                if _TWICE not in str(error):
+                    raise
+                raise MisuseError(
+                    "backward was called for this loss before: give the guard a loss that it is to differentiate, and "
+                    "leave backward to it"
+                ) from error
+
+    def _warn_about_autocast(self) -> None:
+        if self._precision.casts and not self._warned:
+            self._warned = True
+            warn(
+                f"mixed_precision is {self._precision.setting}, but a loss given as a tensor was computed before the "
+                "guard could autocast. Pass a closure; or autocast your forward pass yourself and say so with "
+                "autocast: false."
+            )
+
+
+def _called(work: Closure, batch: Any) -> Any:
+    try:
+        return work() if batch is None else work(batch)
+    except TypeError as error:
+        trace = error.__traceback__
+        inside = trace is not None and trace.tb_next is not None
+        if inside and not isinstance(work, nn.Module):  # the closure's own error
+            raise
+        what = "the model" if isinstance(work, nn.Module) else "a closure that cannot be called so"
+        how = "guard.step(lambda: loss_fn(model(x), y)), or guard.step(lambda batch: ..., batch=batch)"
+        raise MisuseError(f"step() was given {what} ({error}): give one that computes the loss, {how}") from error
+
+
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise MisuseError(f"the closure returned {type(loss).__name__}, expected the loss as a tensor of one element")
+    if loss.numel() != 1 or not loss.is_floating_point():
+        shape = "x".join(str(n) for n in loss.shape)
+        raise MisuseError(
+            f"the loss must be one real number, got a {loss.dtype} tensor of shape [{shape}]: take its mean"
+        )
+    if not loss.requires_grad:
+        raise MisuseError(
+            "the loss has no graph to differentiate: was it computed under no_grad, detached, turned into a number, or "
+            "is every parameter frozen? Give the loss as the model's output makes it"
+        )
+    if loss.is_meta:
+        raise MisuseError(_ON_META)
+    return loss
+
+
+def _same(value: float, expected: float, tolerance: float) -> bool:
+    if not math.isfinite(expected):
+        return not math.isfinite(value)
+    return abs(value - expected) <= tolerance * abs(expected)

@@ -1,0 +1,190 @@
+"""Which optimizer has a guard: two guards on one optimizer would each undo what the other decided."""
+
+import atexit
+import functools
+import gc
+import inspect
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from types import CodeType
+from typing import Any, ClassVar, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from steadystep.engine.arguments import check_model
+from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.optimizers import each_of
+
+_HOLDERS: "weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+
+
+def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
+    """Make `holder` the only guard of `optimizer`."""
+    check_model(model)
+    if not isinstance(optimizer, Optimizer):
+        raise MisuseError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if any(map(_held, each_of(optimizer))):
+        gc.collect()  # why: a guard that was dropped inside a reference cycle is not a second guard
+    if any(map(_held, each_of(optimizer))):
+        raise MisuseError("this optimizer already has a guard: use that one, or call its close() first")
+    for each in each_of(optimizer):
+        _HOLDERS[each] = weakref.ref(holder)
+
+
+def release(optimizer: Optimizer) -> None:
+    """Let another guard have it."""
+    for each in each_of(optimizer):
+        _HOLDERS.pop(each, None)
+
+
+@atexit.register
+def conclude_all() -> None:
+    """Nobody has to call close(): the end of the program is the end of a run too."""
+    alive = {id(holder): holder for reference in list(_HOLDERS.values()) if (holder := reference()) is not None}
+    for holder in alive.values():  # once each: a guard of several optimizers is there several times
+        conclude = getattr(holder, "_conclude", None)
+        if conclude is not None:
+            conclude()
+
+
+def _held(optimizer: Optimizer) -> bool:
+    holder = _HOLDERS.get(optimizer)
+    return holder is not None and holder() is not None
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """An optimizer that cannot step without one evaluates it as often as it likes."""
+    found = [inspect.signature(type(each).step).parameters.get("closure") for each in each_of(optimizer)]
+    return any(parameter is not None and parameter.default is inspect.Parameter.empty for parameter in found)
+
+
+@final
+class Turns:
+    """Whether guards of one process take turns: a generator and its critic, an actor and its critic.
+
+    The loss of each then depends on the other, and its level says little by itself.
+    """
+
+    _ENOUGH, _MOST, _EACH = 16, 64, 8
+    _last: ClassVar["weakref.ref[Turns] | None"] = None
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @property
+    def are_taken(self) -> bool:
+        """Another guard has stepped between the steps of this one, again and again."""
+        return self._count >= self._ENOUGH
+
+    def take(self) -> None:
+        """This guard looks at a step."""
+        last = None if Turns._last is None else Turns._last()
+        if last is self:
+            self._count -= self._count > 0
+            return
+        Turns._last = weakref.ref(self)
+        if last is not None:
+            self._count = min(self._count + self._EACH, self._MOST)
+
+
+_PIPELINES = "torch.distributed.pipelining"
+IN_BACKWARD = (
+    "this model's weights are updated inside backward, one after the other (by an optimizer in a post-accumulate-grad "
+    "hook): nothing can be decided before such an update. Take the hooks off, clear gradients as usual and call one "
+    "optimizer.step() after backward"
+)
+PIPELINE = (
+    "a pipeline schedule runs backward by itself, and only the last stage has the loss: stages cannot be guarded. "
+    "Read the run's log with `steadystep diagnose`, or use DistributedDataParallel or fully_shard instead"
+)
+
+
+def refuse_foreign_steps(model: Any, optimizer: Any) -> None:
+    """Raise where the decision would come too late, or would be taken on one rank only."""
+    given = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
+    if any(type(thing).__module__.partition(".")[0] == "deepspeed" for thing in (model, *given)):
+        raise UnsupportedError(
+            "DeepSpeed keeps gradients, clipping and the update inside its engine: a guard has no say in it. Use "
+            "DistributedDataParallel, or fully_shard (FSDP2) for what ZeRO does; DeepSpeed's own log can be read with "
+            "`steadystep diagnose`"
+        )
+    if not isinstance(model, nn.Module):
+        return
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has used it has imported it
+    if fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules()):
+        raise UnsupportedError(
+            "FullyShardedDataParallel (FSDP1) keeps its parameters in flat pieces, other ones on each rank: use "
+            "torch.distributed.fsdp.fully_shard (FSDP2), which a guard understands"
+        )
+    if any(steps_in_backward(parameter) for parameter in model.parameters()):
+        raise UnsupportedError(IN_BACKWARD)
+    if _is_a_stage(model):
+        raise UnsupportedError(PIPELINE)
+
+
+def inside_backward() -> bool:
+    """Whether a backward pass is under way in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def no_loss_seen() -> str:
+    """What may be the matter when a step comes without a backward pass that was heard of."""
+    said = (
+        "optimizer.step() came, and no loss was seen before it: call loss.backward(), or say the loss with "
+        "watcher.loss(loss)"
+    )
+    return f"{said}. {PIPELINE[0].upper()}{PIPELINE[1:]}" if _PIPELINES in sys.modules else said
+
+
+def steps_in_backward(parameter: nn.Parameter) -> bool:
+    """Whether a hook of its steps an optimizer as soon as its gradient is there."""
+    if getattr(parameter, "_in_backward_optimizers", None):  # torch.distributed.optim
+        return True
+    hooks: Mapping[int, Any] | None = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return any(_steps(hook) for hook in hooks.values()) if hooks else False
+
+
+def _steps(hook: Any) -> bool:
+    """It calls something `step`, and holds an optimizer or several: hooks that offload or log do not."""
+    while isinstance(hook, functools.partial):
+        if any(_is_optimizer(held) for held in (*hook.args, *hook.keywords.values())):
+            return True
+        hook = hook.func
+    owner, hook = getattr(hook, "__self__", None), getattr(hook, "__func__", hook)
+    code: CodeType | None = getattr(hook, "__code__", None)
+    if code is None or "step" not in code.co_names:
+        return False
+    held = [owner, *getattr(owner, "__dict__", {}).values(), *_held_by(hook, code)]
+    return any(_is_optimizer(thing) for thing in held)
+
+
+def _held_by(function: Any, code: CodeType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+
+
+def _is_optimizer(thing: Any) -> bool:
+    if isinstance(thing, dict):
+        return any(isinstance(held, Optimizer) for held in islice(thing.values(), 4))
+    if isinstance(thing, list | tuple):
+        return any(isinstance(held, Optimizer) for held in thing[:4])
+    return isinstance(thing, Optimizer)
+
+
+def _is_a_stage(model: nn.Module) -> bool:
+    module = sys.modules.get(f"{_PIPELINES}.stage")
+    if module is None:
+        return False
+    base = module._PipelineStageBase
+    # why: a stage knows its module, and the module nothing of its stage
+    stages = [thing for thing in gc.get_objects() if issubclass(type(thing), base)]
+    return any(getattr(stage, "submod", None) is model for stage in stages)

@@ -1,0 +1,212 @@
+"""Making updates again that a rollback has undone.
+
+From the restored state on, the remembered batches are run once more with the learning rates of then. The first three
+must give the losses they gave: they start from the very same state, so another loss means other data or other random
+numbers, and it ends there. What goes exactly as it went is made again up to the first sign of trouble and no further,
+or the damage would be too. What goes better than it went (the weights had been changed by something else than updates,
+the moments were poisoned) is made again to the end.
+
+Whether it is exact is looked at and not assumed: up to the first sign all that was measured then has to come out bit
+for bit, and where a younger state is still there, so has every tensor of it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import final
+
+import torch
+
+from steadystep import state
+from steadystep._utils.rng import random_numbers_kept
+from steadystep.checkpoints.checkpoint import Checkpoint
+from steadystep.checkpoints.checkpointing import Checkpointing
+from steadystep.checkpoints.loop_state import LoopState
+from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.engine.rollback import Recovery
+from steadystep.errors import SteadystepError
+from steadystep.records import Plan, Signals
+from steadystep.signals.gradients import GradientView
+from steadystep.snapshots.replay_buffer import RecordedUpdate
+
+_SAME_ON_HOST, _SAME_ON_DEVICE = 1e-5, 1e-4
+_FOR_NORMS = 100.0  # times: backward adds up more than forward does
+_REPEATED = 3  # updates that must go exactly as they went: if not, something else than the damage does not repeat
+_NO_WORSE_LOSS, _NO_WORSE_NORM = 0.02, 2.0  # above what it was, times what it was
+_WIDE = 4.0
+
+MeasureAgain = Callable[[Sequence[int]], GradientView]
+
+
+@final
+class Replayer:
+    """Runs remembered updates; `take` is what applies one."""
+
+    def __init__(
+        self,
+        passes: MicroBatchRunner,
+        *,
+        take: Callable[[GradientView, RecordedUpdate], None],
+        undo: Callable[[], None],
+        learn: Callable[[Signals], None],
+        device: torch.device,
+        verify: Callable[[int], bool] = lambda _: True,
+        follow: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._follow = follow
+        self._verify = verify
+        self._passes = passes
+        self._take = take
+        self._undo = undo
+        self._learn = learn
+        self._device = device
+
+    def make_again(
+        self,
+        missed: Sequence[RecordedUpdate],
+        look: MeasureAgain,
+        *,
+        first_sign: int,
+        outside: bool = False,
+        slack: int = 0,
+    ) -> "Replayed":
+        """Those that were made, as they went this time.
+
+        With `outside` what repeats goes on past the first sign, with `slack` so many steps.
+        """
+        made: list[RecordedUpdate] = []
+        healed, exact, compared, usual = False, True, 0, _Usual(missed, first_sign)
+        with random_numbers_kept(self._device) as kept:
+            for done in missed:
+                seen = self._seen(done, look)
+                if done.signals.step < first_sign:
+                    exact = exact and seen is not None and _identical(seen.signals, done.signals)
+                    compared += 1
+                healed = healed or seen is None or not self._same(seen.signals, done.signals)
+                goes_on = self._may_go_on(made, done, first_sign + slack, healed=healed, outside=outside)
+                if seen is None or not goes_on or (healed and not usual.covers(seen, done)):
+                    self._undo()
+                    break
+                self._take(seen, done)
+                made.append(replace(done, signals=_as_of(done.signals, seen.signals)) if healed else done)
+                self._learn(made[-1].signals)
+                if not done.is_at_hand:  # after that one the loop does it
+                    self._follow()
+                if exact and done.signals.step < first_sign:
+                    exact = self._verify(done.updates)
+            if made and made[-1].is_at_hand and made[-1].works[-1].recipe.rng is not None:
+                kept.let_go()  # why: the loop goes on after this update, with the numbers that follow its draws
+        return Replayed(made, healed=healed, exact=exact and len(made) >= compared >= _REPEATED)
+
+    @staticmethod
+    def _may_go_on(
+        made: list[RecordedUpdate], done: RecordedUpdate, first_sign: int, *, healed: bool, outside: bool
+    ) -> bool:
+        if not healed:
+            return outside or done.signals.step < first_sign
+        # why: from the restored state the first ones cannot go another way, if they are what they were
+        return len(made) >= _REPEATED
+
+    def _seen(self, done: RecordedUpdate, look: MeasureAgain) -> GradientView | None:
+        try:
+            for work in done.works:
+                closure, batch = work.recipe.again()
+                self._passes.add(closure, batch=batch, weight=work.weight)
+            seen = look(range(len(done.works)))
+        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
+            return None
+        return seen if seen.signals.healthy else None
+
+    def _same(self, now: Signals, then: Signals) -> bool:
+        tolerance = _SAME_ON_HOST if self._device.type == "cpu" else _SAME_ON_DEVICE
+        losses = math.isclose(now.loss, then.loss, rel_tol=tolerance)
+        return losses and math.isclose(now.grad_norm, then.grad_norm, rel_tol=_FOR_NORMS * tolerance)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What became of it."""
+
+    updates: list[RecordedUpdate] = field(kw_only=False)
+    """Those that were made."""
+    healed: bool
+    """They went another way than they had."""
+    exact: bool
+    """Bit for bit as they had, wherever that could be compared."""
+
+
+@final
+class _Usual:
+    """How large losses and gradients were before the first sign."""
+
+    def __init__(self, missed: Sequence[RecordedUpdate], first_sign: int) -> None:
+        before = [done.signals for done in missed if done.signals.step < first_sign] or [missed[0].signals]
+        self._loss = max(signals.loss for signals in before)
+        self._norm = max(signals.grad_norm for signals in before)
+
+    def covers(self, seen: GradientView, done: RecordedUpdate) -> bool:
+        """No worse than it went, or than others went before anything was wrong."""
+        now, then = seen.signals, done.signals
+        if not then.healthy:  # nothing to compare it with but the others, and single batches differ
+            return now.loss <= self._loss + abs(self._loss) and now.grad_norm <= _WIDE * self._norm
+        limit = max(then.loss + _NO_WORSE_LOSS * abs(then.loss), self._loss)
+        return now.loss <= limit and now.grad_norm <= _NO_WORSE_NORM * max(then.grad_norm, self._norm)
+
+
+def _as_of(then: Signals, now: Signals) -> Signals:
+    """What was measured this time, at the step of then."""
+    return replace(now, step=then.step, lr=then.lr, metrics=then.metrics, probe=then.probe, inputs=None)
+
+
+def as_recorded(plan: Plan, *, whole: bool, some: bool, innocent: bool) -> Plan:
+    """What became of a plan to catch up: with all updates made again there is nothing to recover from.
+
+    And where no update did the damage (`innocent`), the learning rate had no part in it.
+    """
+    if whole:
+        return replace(plan, steps=("rollback", "catch-up"), lr=None, hold=None)
+    undone = {"catch-up"} if not some else set()
+    undone |= {"cut-lr", "rewarm"} if innocent else set()
+    steps = tuple(step for step in plan.steps if step not in undone)
+    return replace(plan, steps=steps, until=plan.until if some else None, lr=None if innocent else plan.lr)
+
+
+def _identical(now: Signals, then: Signals) -> bool:
+    """All that both looks have measured: losses, and the norms of gradients, buffers and weights."""
+    same = (now.losses, now.grad_norm, now.norms) == (then.losses, then.grad_norm, then.norms)
+    weighed = bool(now.weight_norms and then.weight_norms)
+    return same and now.buffer_peaks == then.buffer_peaks and (not weighed or now.weight_norms == then.weight_norms)
+
+
+@final
+class FromDisk:
+    """Called, it restores weights, buffers, optimizer, kept objects and the guard's own parts; None without a state.
+
+    The place in the data, the random numbers and a learning rate that no kept scheduler sets stay where they are.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpointing | None,
+        loop: LoopState,
+        parts: Mapping[str, state.Stateful],
+        memory: Recovery,
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._loop = loop
+        self._parts = parts
+        self._memory = memory
+
+    def __call__(self) -> Checkpoint | None:
+        """In a distributed run all ranks call it."""
+        found = None if self._checkpoints is None else self._checkpoints.newest_of_this_run()
+        if found is None:
+            return None
+        try:
+            self._loop.roll_back(found.state)
+        except SteadystepError:  # it does not fit: nothing was changed
+            return None
+        state.load(self._parts, found.state["guard"])
+        self._memory.forget()
+        return found

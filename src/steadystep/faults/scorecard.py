@@ -1,0 +1,197 @@
+"""The scorecard: a training broken in many ways, with a guard and without."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from steadystep._utils.text import nearest_names
+from steadystep.config import Config
+from steadystep.errors import ConfigError, MisuseError, UnsupportedError
+from steadystep.faults.declaration import Declaration, declared
+from steadystep.faults.kinds import KINDS
+from steadystep.faults.scorecard_run import run
+from steadystep.faults.scorecard_table import End, ScorecardRow
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+SCORECARD_TRIALS: tuple[Mapping[str, Any], ...] = (
+    {"kind": "grad-scale", "factor": 10},
+    {"kind": "grad-scale", "factor": 10_000},
+    {"kind": "grad-scale", "factor": 10, "for": "ever"},
+    {"kind": "grad-sign-flip", "for": 20},
+    {"kind": "bad-gradient"},
+    {"kind": "bad-gradient", "value": "inf"},
+    {"kind": "missing-zero-grad", "for": 20},
+    {"kind": "fp16-overflow", "for": 3},
+    {"kind": "fp16-underflow", "for": 20},
+    {"kind": "bad-weight"},
+    {"kind": "bit-flip"},
+    {"kind": "frozen-layer", "for": "ever"},
+    {"kind": "zeroed-layer"},
+    {"kind": "dead-relus"},
+    {"kind": "moments-scale", "factor": 0},
+    {"kind": "moments-scale", "factor": 1000},
+    {"kind": "lr-scale", "factor": 100, "for": 20},
+    {"kind": "lr-scale", "factor": 30, "for": "ever"},
+    {"kind": "lr-creep", "growth": 1.05},
+    {"kind": "bad-loss", "for": 5},
+    {"kind": "loss-drift", "per_step": 0.01},
+    {"kind": "bad-input"},
+    {"kind": "data-scale", "factor": 1e6},
+    {"kind": "data-constant", "for": 20},
+    {"kind": "shuffled-labels", "for": 20},
+    {"kind": "stale-batch", "for": 20},
+)
+
+
+def trials(kinds: Sequence[str | Mapping[str, Any]] | None, *, at: int) -> list[dict[str, Any]]:
+    """Declarations ready for `parse`: all, those of some kinds, or the user's own."""
+    wanted: list[Mapping[str, Any]] = [] if kinds is not None else list(SCORECARD_TRIALS)
+    for kind in kinds or ():
+        if isinstance(kind, Mapping):
+            wanted.append(kind)
+        elif kind in KINDS:
+            wanted += [trial for trial in SCORECARD_TRIALS if trial["kind"] == kind]
+        else:
+            raise ConfigError(f"kinds: {kind!r} is unknown{nearest_names(str(kind), list(KINDS), count=1)}")
+    return [{"kind": trial.get("kind"), "at": at} | dict(trial) for trial in wanted]
+
+
+def label(spec: Mapping[str, Any]) -> str:
+    """A declaration in few words.
+
+    >>> label({"kind": "grad-scale", "at": 200, "factor": 10, "for": 5})
+    'grad-scale factor=10 for 5'
+    """
+    own = [f"{key}={_short(value)}" for key, value in spec.items() if key not in ("kind", "at", "for", "steps")]
+    lasts = spec.get("for", spec.get("steps"))
+    return " ".join([str(spec["kind"]), *own, *([] if lasts is None else [f"for {lasts}"])])
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+OnProgress = Callable[[int, int, str], None]
+"""Called before each run: how many are done, how many there are, and which comes now."""
+
+MIN_STEPS = 90  # the fault comes after two thirds: detectors need 32 steps before it, a remembered state 20 more
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorecard:
+    """Which faults a training survives. Print it, or take `as_dict()` for a program."""
+
+    rows: tuple[ScorecardRow, ...]
+    steps: int
+    at: int
+    seeds: tuple[int, ...]
+    tolerance: float
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """How many faults came to which verdict."""
+        return dict(Counter(row.verdict for row in self.rows))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        told = {"steps": self.steps, "at": self.at, "seeds": list(self.seeds), "tolerance": self.tolerance}
+        return told | {"verdicts": self.verdicts, "rows": [row.as_dict() for row in self.rows]}
+
+    def table(self) -> "Table":
+        """For a rich console."""
+        from steadystep.faults.scorecard_table import table
+
+        return table(self)
+
+    def __str__(self) -> str:
+        from steadystep.faults.scorecard_table import text
+
+        return text(self)
+
+
+def scorecard(
+    factory: Callable[[int], Any],
+    *,
+    steps: int = 300,
+    kinds: Sequence[str | Mapping[str, Any]] | None = None,
+    seeds: Sequence[int] = (0,),
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    tolerance: float = 0.1,
+    progress: OnProgress | None = None,
+) -> Scorecard:
+    """Break a training in every way there is, with a guard and without, and compare it with the run without a fault.
+
+    Args:
+        factory: makes the training from a seed: an object with `model`, `optimizer`, `batches(step)`, `loss(batch)`
+            and, if it likes, `score()` (held out; lower is better) and `after_step()`. A task of the lab is one too.
+        steps: how long each run is. The fault comes after two thirds of them.
+        kinds: some of `KINDS`, or declarations of your own as for `parse`, where `at` may be left out.
+        seeds: each fault is tried with each of them.
+        config: the guard's settings. The runs without a guard have the same ones in observe mode: same precision, same
+            clipping, same schedule, and nothing is held back.
+        tolerance: how much worse than the run without a fault still counts as survived.
+        progress: called before each run.
+    """
+    settings = Config.load(config)
+    at = steps * 2 // 3
+    if steps < MIN_STEPS:
+        raise ConfigError(f"steps = {steps}: expected at least {MIN_STEPS}, a guard must know the run before it breaks")
+    if not seeds:
+        raise ConfigError("seeds: expected at least one")
+    specs = trials(kinds, at=at)
+    say, total = _Count(progress), len(seeds) * (1 + 2 * len(specs))
+    declarations = [_declared(spec, steps) for spec in specs]
+    looking = settings.model_copy(update={"mode": "observe"})
+    clean = []
+    for seed in seeds:
+        say(total, f"no fault, seed {seed}")
+        clean.append(run(factory, seed, steps=steps, config=looking))
+
+    def row(spec: Mapping[str, Any], declaration: Declaration) -> ScorecardRow:
+        unguarded, guarded = list[End](), list[End]()
+        try:
+            for seed in seeds:
+                for ends, mode in ((unguarded, looking), (guarded, settings)):
+                    say(total, f"{label(spec)}, seed {seed}, {'unguarded' if mode is looking else 'guarded'}")
+                    ends.append(run(factory, seed, steps=steps, config=mode, declaration=declaration))
+        except (MisuseError, UnsupportedError) as reason:
+            return ScorecardRow(spec=spec, label=label(spec), tolerance=tolerance, why_not=str(reason))
+        return ScorecardRow(
+            spec=spec,
+            label=label(spec),
+            tolerance=tolerance,
+            clean=tuple(clean),
+            unguarded=tuple(unguarded),
+            guarded=tuple(guarded),
+        )
+
+    return Scorecard(
+        rows=tuple(map(row, specs, declarations)), steps=steps, at=at, seeds=tuple(seeds), tolerance=tolerance
+    )
+
+
+def _declared(spec: Mapping[str, Any], steps: int) -> Declaration:
+    """One that is wrong or comes too late is a mistake of the whole card."""
+    declaration = declared(spec, where="kinds")
+    if declaration.when.first >= steps:
+        raise ConfigError(f"kinds.at = {spec['at']!r}: there are only {steps} steps")
+    return declaration
+
+
+@final
+class _Count:
+    """Tells how far it is."""
+
+    def __init__(self, tell: OnProgress | None) -> None:
+        self._tell, self._done = tell, 0
+
+    def __call__(self, total: int, what: str) -> None:
+        if self._tell is not None:
+            self._tell(self._done, total, what)
+        self._done += 1

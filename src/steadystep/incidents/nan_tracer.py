@@ -1,0 +1,139 @@
+"""A refused step is run again under hooks, only then, and what was seen is written down."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.incidents.incidents import Incidents
+from steadystep.incidents.origin import Examination, Origin
+from steadystep.incidents.refused_step import RefusedStep, as_before, second_look, whose
+from steadystep.incidents.step_state import gathered, step_state
+from steadystep.parallel import Ranks, SingleProcess
+from steadystep.precision import Precision
+from steadystep.records import Outcome, Plan, Signals
+from steadystep.signals.gradients import GradientView
+from steadystep.snapshots.buffers import Buffers
+
+
+@final
+class NaNTracer:
+    """`open` before something is done about a step, `close` afterwards.
+
+    Without a folder nothing is written, and only steps with NaN or infinity are run again.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        precision: Precision,
+        buffers: Buffers,
+        passes: MicroBatchRunner,
+        incidents: Incidents | None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._precision = precision
+        self._buffers = buffers
+        self._passes = passes
+        self._incidents = incidents
+        self._ranks = ranks or SingleProcess()
+
+    def open(self, plan: Plan, look: GradientView, *, updates: int) -> RefusedStep | None:
+        """The weights are still those the step started from."""
+        if not plan.steps or not Incidents.concerns(plan):
+            return None
+        signals = look.signals
+        if self._ranks.size > 1:
+            return self._open_together(plan, signals, updates=updates)
+        if self._incidents is not None and self._incidents.wants(plan, signals.step):
+            return self._write(self._incidents, signals, updates=updates)
+        return None if signals.healthy else RefusedStep(examination=self._second_look(signals), precision="")
+
+    def _open_together(self, plan: Plan, signals: Signals, *, updates: int) -> RefusedStep:
+        """Every rank looks again, or the others would wait for it; the one where it began writes about it."""
+        with self._ranks.quiet():
+            found = self._second_look(signals)
+        rank, said = whose(self._ranks, signals, found, _said(found.origin, signals))
+        writes = rank == self._ranks.rank and self._incidents is not None and self._incidents.wants(plan, signals.step)
+        state = None
+        if self._ranks.sharded and not self._ranks.all(not writes):
+            state = self._gathered(signals, keep=writes)
+        if writes and self._incidents is not None:
+            case = self._write(self._incidents, signals, updates=updates, found=found, state=state)
+            return replace(case, rank=rank, said=said)
+        return RefusedStep(examination=found, precision="", rank=rank, said=said)
+
+    def _gathered(self, signals: Signals, *, keep: bool) -> Mapping[str, Any]:
+        """What the step started from, brought together from all ranks; on those that do not `keep` it, in part."""
+        rng = self._passes.suspect(signals.bad_micro_batches)[2]
+        with as_before(self._buffers):
+            whole: Mapping[str, Any] = gathered(step_state(self._model, self._optimizer, rng), keep=keep)
+            return whole
+
+    def _second_look(self, signals: Signals) -> Examination:
+        work, batch, rng = self._passes.suspect(signals.bad_micro_batches)
+        with as_before(self._buffers):
+            return second_look(
+                self._model,
+                work,
+                batch,
+                rng=rng,
+                precision=self._precision,
+                scale=signals.scale,
+                agree=self._ranks.all if self._ranks.sharded else None,
+            )
+
+    def _write(
+        self,
+        incidents: Incidents,
+        signals: Signals,
+        *,
+        updates: int,
+        found: Examination | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> RefusedStep:
+        work, batch, rng = self._passes.suspect(signals.bad_micro_batches)
+        return incidents.open(
+            step=signals.step,
+            updates=updates,
+            model=self._model,
+            optimizer=self._optimizer,
+            work=work,
+            batch=batch,
+            rng=rng,
+            precision=self._precision,
+            scale=signals.scale,
+            buffers=self._buffers,
+            examination=found,
+            gathered=state,
+        )
+
+    def close(self, outcome: Outcome, case: RefusedStep | None) -> Outcome:
+        """What was done, with where it began and where that is written."""
+        if case is None:
+            return outcome
+        said = _said(case.examination.origin, outcome.signals) if case.said is None else case.said
+        outcome = replace(outcome, origin=said)
+        path = None if self._incidents is None else self._incidents.report(outcome, case)
+        written = self._ranks.texts("" if path is None else str(path))[case.rank]
+        return replace(outcome, incident=written) if written else outcome
+
+    def note(self, outcome: Outcome) -> None:
+        """One step is over."""
+        if self._incidents is not None:
+            self._incidents.note(outcome)
+
+
+def _said(origin: Origin, signals: Signals | None) -> str:
+    if origin.phase != "none":
+        return f"{origin.place}, {origin.phase}: {origin.what}"
+    repeated = origin.what or "run again, nothing is non-finite: it may have been the hardware"
+    finite = signals is not None and math.isfinite(signals.loss) and math.isfinite(signals.grad_norm)
+    return "" if finite else repeated

@@ -1,0 +1,176 @@
+"""The guard as an arm; in observe mode it is the unguarded run, and writes down what the rules are shown."""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+import steadystep
+from steadystep.config import Config
+from steadystep.errors import TrainingHalted
+from steadystep.lab.bench.faulty_run import BatchLoss, Stopped, Tick
+from steadystep.lab.bench.rules import RuleAlarm, RuleInfo, Sample
+from steadystep.lab.bench.rules.rule import measured, one_group_each
+from steadystep.lab.tasks import Task
+from steadystep.records import Outcome, Signals
+
+LOUD = ("warn", "act", "critical")
+
+
+def settings(mode: str, precision: str = "fp32") -> Config:
+    """As it comes out of the box."""
+    return Config.from_mapping({"mode": mode, "training": {"mixed_precision": precision}}, "bench")
+
+
+@final
+class Guarded:
+    """A guard around the task's own loop."""
+
+    def __init__(self, task: Task, config: Config, *, record: bool = False) -> None:
+        self.model, self.optimizer = task.model, task.optimizer
+        self._guard = steadystep.Guard(task.model, task.optimizer, config=config)
+        self._inner = (0.0, 0.0, 0.0)
+        self._hook = self.optimizer.register_step_pre_hook(self._measure) if record else None
+
+    def step(self, work: BatchLoss, batch: Any) -> Tick:
+        """A halt is a stop by design."""
+        try:
+            outcome = self.outcome(work, batch)
+        except TrainingHalted as halt:
+            raise Stopped(f"halted: {halt.what}") from None
+        sample = self.sample(outcome.signals) if self._hook is not None else None
+        return Tick(loss=outcome.loss, did=done(outcome), loud=said(outcome), sample=sample)
+
+    def outcome(self, work: BatchLoss, batch: Any) -> Outcome:
+        """One step of the guard, with all it says."""
+        self._inner = (0.0, 0.0, 0.0)
+        return self._guard.step(work, batch=batch)
+
+    def sample(self, signals: Signals | None) -> Sample | None:
+        """What the rules are shown of this step."""
+        if signals is None:
+            return None
+        unit, coordinate, surprise = self._inner
+        return Sample(
+            loss=signals.loss,
+            norm=signals.grad_norm,
+            norms=signals.norms,
+            unit=unit,
+            coordinate=coordinate,
+            surprise=surprise,
+        )
+
+    @property
+    def updates(self) -> int:
+        """Updates contained in the weights."""
+        return self._guard.updates
+
+    def close(self) -> None:
+        """Let go of the optimizer."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._guard.close()
+
+    def _measure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._inner = measured(self.model, optimizer)
+
+
+def done(outcome: Outcome) -> tuple[str, ...]:
+    """What was done in a step that was not simply taken; an overflow that the loss scaler refuses counts."""
+    if outcome.plan.steps:
+        return outcome.plan.steps
+    return () if outcome.stepped else ("refused",)
+
+
+def said(outcome: Outcome) -> str:
+    """The first finding that is more than a note, with the cause that was named."""
+    loud = [finding for finding in outcome.findings if finding.severity in LOUD]
+    return f"{loud[0].detector}: {outcome.diagnosis.cause}" if loud else ""
+
+
+@final
+class Plain:
+    """Nothing but forward, backward, update."""
+
+    def __init__(self, task: Task) -> None:
+        self.model, self.optimizer = task.model, task.optimizer
+        self.updates = 0
+
+    def step(self, work: BatchLoss, batch: Any) -> Tick:
+        """Takes whatever comes."""
+        self.optimizer.zero_grad()
+        loss = work(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.updates += 1
+        return Tick(loss=loss.item())  # sync: as everybody does
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+@final
+class Ruled:
+    """The same with a rule between backward and update."""
+
+    def __init__(self, task: Task, info: RuleInfo, *, num_steps: int) -> None:
+        self.model, self.optimizer = task.model, task.optimizer
+        self.updates = 0
+        self._rule = info.make(num_steps)
+        self._touch = info.touch() if info.touch is not None else None
+        self._step = 0
+        if info.each_tensor:
+            one_group_each(self.optimizer)
+
+    def step(self, work: BatchLoss, batch: Any) -> Tick:
+        """A rule that stops does so after the update, as its original."""
+        self.optimizer.zero_grad()
+        loss = work(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        verdict = RuleAlarm()
+        if self._touch is not None:
+            self._touch(self.model, self.optimizer, self._step)
+            seen = loss.item()  # sync: as everybody does
+        else:
+            each = torch.stack(torch._foreach_norm(grads))
+            seen, total, *norms = torch.cat([torch.stack([loss.detach(), each.norm()]), each]).tolist()  # sync: rule
+            verdict = self._rule.update(Sample(loss=seen, norm=total, norms=tuple(norms)))
+        did = self._carry_out(verdict, grads)
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr
+        self._step += 1
+        if verdict.stop:
+            raise Stopped("the rule ends the run")
+        return Tick(loss=seen, did=did)
+
+    def _carry_out(self, verdict: RuleAlarm, grads: list[Tensor]) -> tuple[str, ...]:
+        if verdict.alarm and verdict.scale == 0.0:
+            times_zero(self)
+            return ("skip",)
+        if verdict.scales:
+            for grad, scale in zip(grads, verdict.scales, strict=True):
+                grad.mul_(scale)
+        elif verdict.scale != 1.0:
+            for grad in grads:
+                grad.mul_(verdict.scale)
+        self.optimizer.step()
+        self.updates += 1
+        return ()
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+@torch.no_grad()
+def times_zero(trainer: Plain | Ruled) -> None:
+    """An update multiplied by zero: nothing moves, except that 0 · NaN is NaN, in weights and in moments."""
+    for p in trainer.model.parameters():
+        if p.grad is not None:
+            nothing = p.grad * 0.0
+            p.add_(nothing)
+            for name, value in trainer.optimizer.state.get(p, {}).items():
+                if name in ("exp_avg", "exp_avg_sq", "momentum_buffer") and value is not None:
+                    value.add_(nothing)

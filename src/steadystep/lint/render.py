@@ -1,0 +1,83 @@
+"""Reports on a terminal: the place, the source line with a caret, why, and the fix."""
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.text import Text
+
+from steadystep.lint.hit import Hit, Item, Report, Severity, State
+
+_COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "advice": "cyan"}
+_MARKS: dict[State, tuple[str, str]] = {
+    "present": ("✓", "green"),
+    "partial": ("~", "yellow"),
+    "absent": ("✗", "red"),
+    "not-needed": ("·", "dim"),
+}
+_SHORT = 16  # lines of a diff that are shown unasked
+
+
+def show(report: Report, console: Console, *, diff: bool | None, checklist: bool) -> None:
+    """Hits first, then the checklist. `diff` None shows short ones."""
+    for hit in report.hits:
+        _hit(hit, report, console, diff=diff)
+    if checklist and report.items:
+        _checklist(report, console)
+    for note in report.notes:
+        console.print(Text(f"note: {note}", style="dim"))
+
+
+def _hit(hit: Hit, report: Report, console: Console, *, diff: bool | None) -> None:
+    colour = _COLOURS[hit.severity]
+    head = Text()
+    head.append(f"{hit.code} ", style=f"bold {colour}")
+    head.append(hit.message, style="bold")
+    console.print(head, soft_wrap=True)
+    width = len(str(hit.line))
+    place = Text(" " * width + "--> ", style="blue")
+    place.append(f"{report.path}:{hit.line}:{hit.column + 1}", style="default")
+    console.print(place, soft_wrap=True)
+    if 0 < hit.line <= len(report.source):
+        line = report.source[hit.line - 1]
+        code = line.strip()
+        begin = max(hit.column - (len(line) - len(line.lstrip())), 0)
+        caret = " " * begin + "^" * max(min(len(code) - begin, 60), 1)
+        for gutter, text, style in ((str(hit.line), code, "default"), (" " * width, caret, colour)):
+            console.print(Text.assemble((f"{gutter} | ", "blue"), (text, style)), soft_wrap=True)
+    console.print(Text.assemble((" " * width + " = ", "blue"), ("why: ", "bold"), hit.why), soft_wrap=True)
+    _fix(hit, console, width, diff=diff)
+    console.print()
+
+
+def _fix(hit: Hit, console: Console, width: int, *, diff: bool | None) -> None:
+    lines = hit.diff.split("\n")[2:] if hit.diff else []
+    if diff is False:
+        return
+    if lines and (diff or len(lines) <= _SHORT):
+        console.print(Text.assemble((" " * width + " = ", "blue"), ("fix:", "bold")))
+        for line in lines:
+            style = {"+": "green", "-": "red", "@": "dim cyan"}.get(line[:1], "default")
+            console.print(Text(" " * (width + 3) + line, style=style), soft_wrap=True)
+    elif hit.snippet:
+        console.print(Text.assemble((" " * width + " = ", "blue"), ("fix:", "bold")))
+        shown = Syntax(hit.snippet, "python", theme="ansi_dark", background_color="default")
+        console.print(Padding(shown, (0, 0, 0, width + 4)))
+    elif lines:
+        console.print(Text.assemble((" " * width + " = ", "blue"), ("fix: ", "bold"), f"{len(lines)} lines; --diff"))
+
+
+def _checklist(report: Report, console: Console) -> None:
+    console.print(Text(f"checklist  {report.path}", style="bold"), soft_wrap=True)
+    wide = max(len(item.name) for item in report.items)
+    for item in report.items:
+        _item(item, console, wide)
+    console.print()
+
+
+def _item(item: Item, console: Console, wide: int) -> None:
+    mark, colour = _MARKS[item.state]
+    place = f":{item.line}" if item.line else ""
+    row = Text.assemble((f"  {mark} ", colour), item.name.ljust(wide), (place.rjust(6), "blue"), f"  {item.evidence}")
+    console.print(row, soft_wrap=True)
+    if item.fix and item.state in ("absent", "partial"):
+        console.print(Text(" " * (wide + 12) + item.fix, style="dim"), soft_wrap=True)

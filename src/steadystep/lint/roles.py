@@ -1,0 +1,133 @@
+"""Who is who in a script: optimizers, schedulers, scalers, models, by how they are made and then by their names."""
+
+import ast
+from typing import Literal, final
+
+from steadystep.lint.bindings import parameters
+from steadystep.lint.constructors import made
+from steadystep.lint.elements import elements
+from steadystep.lint.holders import networks_in
+from steadystep.lint.names import (
+    argument,
+    last,
+    looks_like_optimizer,
+    looks_like_scaler,
+    looks_like_scheduler,
+    name_of,
+    path_of,
+)
+from steadystep.lint.script import Script
+from steadystep.lint.sources import named_sources, sources
+
+Role = Literal["optimizer", "scheduler", "scaler", "guard", "other"]
+
+ADAM_LIKE = frozenset(
+    ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lamb", "LAMB", "AdamW8bit", "Adam8bit", "PagedAdamW", "FusedAdam"]
+)
+OPTIMIZERS = ADAM_LIKE | frozenset(
+    ["SGD", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Lion", "LARS", "LBFGS", "Rprop", "ASGD", "Muon"]
+)
+_MANAGED = ("accelerator", "fabric", "engine", "trainer", "deepspeed")
+
+
+@final
+class Roles:
+    """Answers for one script; each question is worked out once."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._known: dict[tuple[str, object], Role] = {}
+        self._networks: dict[ast.Call, list[str] | None] = {}
+
+    def of(self, name: str, at: ast.AST) -> Role:
+        """What a name is at that place."""
+        key = (name, self._script.scope_of(at))
+        if key not in self._known:
+            self._known[key] = self._work_out(name, at)
+        return self._known[key]
+
+    def _work_out(self, name: str, at: ast.AST) -> Role:
+        if not name or name in self._script.imports:
+            return "other"
+        self._known[name, self._script.scope_of(at)] = "other"  # why: a name that leads back to itself says nothing
+        listed = self._listed(name, at)
+        if self._is_called(name, at) and not any(self.made_by(value) == "optimizer" for value in listed):
+            return "other"
+        for value in listed:
+            role = self.of(path_of(value), value) if path_of(value) else self.made_by(value)
+            if role != "other":
+                return role
+        if looks_like_scheduler(name):
+            return "scheduler"
+        if looks_like_scaler(name):
+            return "scaler"
+        if looks_like_optimizer(name):
+            return "optimizer"
+        return "other"
+
+    def _is_called(self, name: str, at: ast.AST) -> bool:
+        """A parameter that is used like a function, as no optimizer of torch is: `optim(params)`."""
+        scope = self._script.scope_of(at)
+        if scope is None or name not in parameters(scope) or (scope, name) in self._script.assigned:
+            return False
+        calls = [c for c in self._script.calls.get(name, ()) if isinstance(self._script.parents.get(c), ast.Expr)]
+        return any(isinstance(c.func, ast.Name) and self._script.scope_of(c) is scope for c in calls)
+
+    def _listed(self, name: str, at: ast.AST) -> list[ast.expr]:
+        """What a name comes from; of `opts[k]` all entries of the table."""
+        found = [value for value, _ in named_sources(self._script, name, at)]
+        if not found and name.endswith("]"):
+            for table, _ in named_sources(self._script, name.rpartition("[")[0], at):
+                found += [v for v, _ in elements(table, lambda e: sources(self._script, e))]
+        return found
+
+    def made_by(self, value: ast.expr) -> Role:
+        """What a constructor makes."""
+        if not isinstance(value, ast.Call):
+            return "other"
+        full, _ = made(value, self._script)
+        leaf = last(full)
+        if "lr_scheduler" in full or (leaf.startswith("get_") and "sched" in leaf) or leaf.endswith("LRScheduler"):
+            return "scheduler"
+        if leaf == "GradScaler":
+            return "scaler"
+        if full.startswith("torch.optim.") and not full.startswith("torch.optim.swa_utils"):
+            return "optimizer"
+        if leaf in OPTIMIZERS or full == "self.optimizers" or self._is_own(leaf):
+            return "optimizer"
+        if full.startswith("steadystep") and (leaf == "Guard" or full.endswith("Guard.resume")):
+            return "guard"
+        return "other"
+
+    def _is_own(self, leaf: str) -> bool:
+        """A class of this file that is an optimizer."""
+        owner = self._script.classes.get(leaf)
+        return owner is not None and any(last(name_of(b)) in ("Optimizer", *OPTIMIZERS) for b in owner.bases)
+
+    def optimizer_call(self, name: str, at: ast.AST) -> ast.Call | None:
+        """Where an optimizer is made, when the file shows exactly one such place."""
+        calls = [
+            v for v, _ in named_sources(self._script, name, at) if isinstance(v, ast.Call) and self.is_optimizer(v)
+        ]
+        return calls[0] if len(calls) == 1 else None
+
+    def is_optimizer(self, call: ast.Call) -> bool:
+        """Whether a call makes an optimizer."""
+        return self.made_by(call) == "optimizer"
+
+    def model_of(self, optimizer: ast.Call) -> str:
+        """`model` for an optimizer of `model.parameters()`, or of some of them, and nothing else."""
+        found = self.networks_of(optimizer)
+        return found[0] if found is not None and len(found) == 1 else ""
+
+    def networks_of(self, optimizer: ast.Call) -> list[str] | None:
+        """Whose parameters an optimizer holds; None when some of them are not known."""
+        if optimizer not in self._networks:
+            params = argument(optimizer, 0, "params")
+            self._networks[optimizer] = networks_in(params, self._script, optimizer) if params is not None else None
+        return self._networks[optimizer]
+
+
+def is_managed(name: str) -> bool:
+    """Objects that do the wiring themselves: accelerate, fabric, deepspeed."""
+    return any(word in last(name).lower() for word in _MANAGED)

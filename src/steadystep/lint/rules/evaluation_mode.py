@@ -1,0 +1,179 @@
+"""In which mode a function evaluates: what it sets itself, what its callers set, and whether gradients are on."""
+
+import ast
+import re
+
+from steadystep.lint.control import is_no_grad
+from steadystep.lint.modules import is_module_class, makes_module
+from steadystep.lint.names import last, name_of, path_of
+from steadystep.lint.rules.callers import put_into_eval_before
+from steadystep.lint.script import Function, Scope, Script
+from steadystep.lint.sources import named_sources
+from steadystep.lint.targets import target_of
+
+_RANDOM_LAYERS = re.compile(
+    r"drop_?out|batch_?norm|instance_?norm|drop_?path|stochastic_?depth|Transformer(En|De)coderLayer|nn\.Transformer\(",
+    re.I,
+)
+
+_SETS_MODE = re.compile(
+    r"(^|_)(eval|train|training|test|inference)_?modes?$|^_?(set|to|switch|toggle|change)_?(eval|train\w*|modes?|test)$"
+    r"|^(evaluating|as_eval|set_modes?_\w+|average_parameters|ema_scope)$",
+    re.I,
+)
+_GRADIENTS = frozenset(
+    ["grad", "requires_grad_", "requires_grad", "jacobian", "hessian", "jacrev", "jacfwd", "vjp", "jvp", "attribute"]
+)
+
+
+def no_grad_around(script: Script, node: ast.AST) -> bool:
+    """Whether gradients are off at a node: a `with`, a decorator, or a switch anywhere in the file."""
+    withs = [a for a in script.ancestors(node) if isinstance(a, ast.With | ast.AsyncWith)]
+    if any(is_no_grad(item.context_expr) for w in withs for item in w.items):
+        return True
+    scope = script.scope_of(node)
+    while scope is not None:
+        if any(is_no_grad(d) for d in scope.decorator_list):
+            return True
+        scope = script.scope_of(scope)
+    return bool(script.calls.get("set_grad_enabled"))
+
+
+def sets_mode(script: Script, scope: Scope) -> str:
+    """`eval`, `train` or nothing: what is called in the same function or in one around it."""
+    owner: ast.AST = scope if scope is not None else script.tree
+    called = [n for n in ast.walk(owner) if isinstance(n, ast.Call)]
+    if any(isinstance(n.func, ast.Attribute) and n.func.attr == "eval" and not n.args for n in called):
+        return "eval"
+    if any(_switches(script, call) for call in called if scope is not None or script.scope_of(call) is None):
+        return "train"
+    if any(
+        isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "train" and n.args
+        for n in ast.walk(owner)
+    ):
+        return "train"
+    outer = script.scope_of(scope) if scope is not None else None
+    return sets_mode(script, outer) if outer is not None else ""
+
+
+def _switches(script: Script, call: ast.Call) -> bool:
+    """A call that sets the mode of what it is given, or of all: `self.mode(False)`, `set_mode(model, "eval")`."""
+    function = target_of(call, script)
+    if function is None:
+        leaf = call.func.attr if isinstance(call.func, ast.Attribute) else name_of(call.func)
+        return bool(_SETS_MODE.search(leaf)) and not is_no_grad(call)
+    nodes = list(ast.walk(function))
+    words = {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    asked = any(isinstance(n, ast.Call) and _is_asked_for(n) for n in nodes)
+    return (asked or bool(words & {"eval", "train", "training"})) and not words & {"backward", "step"}
+
+
+def may_switch(script: Script, node: ast.AST) -> bool:
+    """Whether something in it may set a mode, other than by a plain eval() or train()."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and part.attr == "training" and isinstance(part.ctx, ast.Store):
+            return True
+        if isinstance(part, ast.Call) and target_of(part, script) is None and _switches(script, part):
+            return True
+        if isinstance(part, ast.Call) and _is_asked_for(part):
+            return True
+        if isinstance(part, ast.Lambda) and "train" in {n.attr for n in ast.walk(part) if isinstance(n, ast.Attribute)}:
+            return True
+    return False
+
+
+def _is_asked_for(call: ast.Call) -> bool:
+    """`getattr(net, mode)`: a method whose name the file does not tell."""
+    named = len(call.args) > 1 and isinstance(call.args[1], ast.Constant)
+    return (name_of(call.func) == "getattr" and not named) or last(name_of(call.func)) == "methodcaller"
+
+
+def stays_in_eval(script: Script, forward: ast.Call) -> bool:
+    """A network that is put into eval mode once, wherever, and never back: the average of another, a teacher."""
+    name = last(name_of(forward.func))
+    owners = {
+        mode: {last(name_of(c.func.value)) for c in script.calls.get(mode, ()) if isinstance(c.func, ast.Attribute)}
+        for mode in ("eval", "train")
+    }
+    made = [v for n, assigned in script.named.items() if last(n) == name for _, v in assigned]
+    in_eval = any(isinstance(c, ast.Call) and last(ast.unparse(c.func)) == "eval" for v in made for c in ast.walk(v))
+    full = {name_of(c.func.value) for c in script.calls.get("train", ()) if isinstance(c.func, ast.Attribute)}
+    mine = name_of(forward.func)  # `self.model` of an average is not the `model` that is trained
+    trained = mine in full or (name in owners["train"] and not mine.startswith("self."))
+    return (name in owners["eval"] or in_eval) and not trained
+
+
+def evaluated_here(script: Script, scope: Scope, forward: ast.Call) -> bool:
+    """`model.eval()` and then `model(x)` in one function, of one that a function of this file, or the loop, trains."""
+    called = name_of(forward.func)
+    switches = [n for name in ("eval", "train") for n in script.calls.get(name, ()) if script.scope_of(n) is scope]
+    before = [n for n in switches if n.lineno < forward.lineno and isinstance(n.func, ast.Attribute)]
+    # why any name for train(): `for net in nets: net.train()` may be about this one too
+    last_one = max(before, key=lambda n: n.lineno, default=None)
+    if last_one is None or not isinstance(last_one.func, ast.Attribute) or last_one.func.attr != "eval":
+        return False
+    around = {scope or script.tree, *script.ancestors(forward)}
+    switched = {
+        name_of(n.func.value)
+        for n in before
+        if isinstance(n.func, ast.Attribute)
+        and n.func.attr == "eval"
+        and script.parents.get(script.stmt_of(n)) in around  # not in an arm of an `if` that may be the other one
+    }
+    trained = {
+        last(name_of(c.func.value)) for c in script.calls.get("parameters", ()) if isinstance(c.func, ast.Attribute)
+    }
+    return called in switched and last(called) in trained
+
+
+def callers_set_no_mode(script: Script, scope: Scope, seen: set[Function]) -> bool:
+    """True when every caller is in this file and none of them calls eval()."""
+    if scope is None:
+        return True
+    sites = [c for c in script.calls.get(scope.name, ()) if script.scope_of(c) is not scope]
+    if not sites or scope in seen:
+        return False
+    seen.add(scope)
+    if any(put_into_eval_before(script, site) for site in sites):
+        return False
+    callers = {script.scope_of(site) for site in sites}
+    for caller in callers:
+        if sets_mode(script, caller) == "eval":
+            return False
+        called = caller is not None and any(script.scope_of(c) is not caller for c in script.calls.get(caller.name, ()))
+        if called and not callers_set_no_mode(script, caller, seen):
+            return False
+    return True
+
+
+def called_quietly(script: Script, scope: Scope) -> bool:
+    """Whether a caller has switched gradients off."""
+    return scope is not None and any(no_grad_around(script, c) for c in script.calls.get(scope.name, ()))
+
+
+def wants_gradients(script: Script, scope: Scope, at: ast.AST) -> bool:
+    """Whether a function, or a statement of the module, works with gradients itself, as an attack does."""
+    owner: ast.AST = scope if scope is not None else _top(script, at)
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Attribute | ast.Name) and last(name_of(node)) in _GRADIENTS:
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in _GRADIENTS:
+            return True
+        if isinstance(node, ast.keyword) and node.arg in ("requires_grad", "create_graph"):
+            return True
+    return False
+
+
+def _top(script: Script, node: ast.AST) -> ast.AST:
+    while not isinstance(script.parents.get(node, script.tree), ast.Module):
+        node = script.parents[node]
+    return node
+
+
+def mode_matters(script: Script, forward: ast.Call) -> bool:
+    """Unless the whole network is in the file and has no layer that behaves differently."""
+    values = [v for v, _ in named_sources(script, path_of(forward.func), forward)]
+    local = values and all(makes_module(v, script) for v in values)
+    if not local or any(is_module_class(c, script) and len(c.bases) > 1 for c in script.classes.values()):
+        return True
+    return bool(_RANDOM_LAYERS.search(script.text))

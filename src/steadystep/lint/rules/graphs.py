@@ -1,0 +1,118 @@
+"""What a loss hangs on: the names that its graph goes through in one pass."""
+
+import ast
+
+from steadystep.lint.events import Event
+from steadystep.lint.modules import is_model_call
+from steadystep.lint.names import calls_in, last, name_of
+from steadystep.lint.rules.loss import cut_at
+from steadystep.lint.rules.passes import leads_to_one
+from steadystep.lint.script import Script
+
+Loop = ast.For | ast.AsyncFor | ast.While
+_PUTS = ("append", "extend", "insert", "add", "update", "push", "appendleft", "put")
+_NO_GRAPHS = ("torch", "numpy", "random", "math", "argparse", "time", "os", "itertools", "copy")
+
+
+def graph_of(script: Script, event: Event, loop: Loop | None) -> set[str] | None:
+    """The names that the loss comes from; None when some of it comes from outside or from an earlier pass.
+
+    Without a loop in the function, one call of it is a pass.
+    """
+    scope = script.scope_of(event.node)
+    body: ast.AST = loop or scope or script.tree
+    inside = {id(n) for n in ast.walk(body)}
+    inner = [n for n in ast.walk(body) if isinstance(n, ast.For | ast.AsyncFor) and n is not loop]
+    added = [n for n in ast.walk(body) if isinstance(n, ast.AugAssign)]
+    waiting, seen = [event.loss], set[str]()
+    while waiting:
+        expr = waiting.pop()
+        for name in _read(expr) - seen if expr is not None else ():
+            seen.add(name)
+            assigned = script.assigned.get((scope, name), ())
+            anew = any(id(stmt) in inside for stmt, _ in assigned)
+            if not anew and loop is not None and any(name_of(n.target) == name for n in added):
+                return None  # a sum that goes on from pass to pass
+            if _carried(script, [a for a in assigned if id(a[0]) in inside], name, event, loop):
+                return None
+            for stmt, value in assigned:
+                if id(stmt) in inside:
+                    waiting.append(value)
+                    if _is_taken_apart(stmt, value) and may_hold_a_graph(script, value):
+                        seen.add(f"@{stmt.lineno}")  # what comes out of one call may share its graph
+                elif may_hold_a_graph(script, value) or _may_grow(body, name) or _was_filled(script, stmt, name):
+                    return None
+            waiting += [n.value for n in added if name_of(n.target) == name]
+            waiting += [n.iter for n in inner if name in {name_of(t) for t in ast.walk(n.target)}]
+    return seen
+
+
+def _is_taken_apart(stmt: ast.stmt, value: ast.expr) -> bool:
+    """`a, b = f(x)`."""
+    targets = stmt.targets if isinstance(stmt, ast.Assign) else []
+    return isinstance(value, ast.Call) and any(isinstance(t, ast.Tuple | ast.List) for t in targets)
+
+
+def _may_grow(body: ast.AST, name: str) -> bool:
+    """A list or a table from outside that something is put into here, perhaps with its graph."""
+    for node in ast.walk(body):
+        if isinstance(node, ast.Attribute) and node.attr in _PUTS and name_of(node.value) == name:
+            return True
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and name_of(node.value) == name:
+            return True
+    return False
+
+
+def _was_filled(script: Script, made: ast.stmt, name: str) -> bool:
+    """A list from outside in which more than data was put there: earlier networks, their outputs."""
+    scope = script.scope_of(made)
+    calls = [c for word in _PUTS for c in script.calls.get(word, ()) if script.scope_of(c) is scope]
+    puts = [c for c in calls if isinstance(c.func, ast.Attribute) and name_of(c.func.value) == name]
+    return any(not _is_data(script, value) for c in puts for value in c.args)
+
+
+def _is_data(script: Script, value: ast.expr) -> bool:
+    if isinstance(value, ast.Tuple | ast.List):
+        return all(_is_data(script, part) for part in value.elts)
+    if isinstance(value, ast.Call):
+        return script.full(value.func).startswith(("torch.", "numpy.")) or cut_at(value) is not None
+    if isinstance(value, ast.Name):
+        return (script.scope_of(value), value.id) not in script.assigned  # the variable of a loop over data
+    return isinstance(value, ast.Constant)
+
+
+def _read(expr: ast.expr) -> set[str]:
+    """Names whose values go in with their graphs; what is only called is a function, not a value."""
+    cuts = [n for n in ast.walk(expr) if isinstance(n, ast.expr) and cut_at(n) is not None]
+    gone = {id(n) for cut in cuts for n in ast.walk(cut)}
+    gone |= {id(n.func) for n in ast.walk(expr) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    return {n.id for n in ast.walk(expr) if isinstance(n, ast.Name) and id(n) not in gone}
+
+
+def _carried(
+    script: Script, assigned: list[tuple[ast.stmt, ast.expr]], name: str, event: Event, loop: Loop | None
+) -> bool:
+    """Whether a name takes something of itself from pass to pass: `h = f(h)`, if nothing in the pass made it anew."""
+    early = sorted((a for a in assigned if a[0].lineno <= event.line), key=lambda a: a[0].lineno)
+    own = [(s, v) for s, v in early if name in {n.id for n in ast.walk(v) if isinstance(n, ast.Name)}]
+    if not own or loop is None:
+        return False
+    around = [a for a in script.loops_of(own[0][0]) if a is loop or loop in script.ancestors(a)]
+    if any(not isinstance(a, ast.While) and name in {name_of(t) for t in ast.walk(a.target)} for a in around):
+        return False  # the loop gives a new one each time
+    first = early[0][0]
+    return early[0] in own or not isinstance(first, ast.Assign) or script.parents.get(first) is not loop
+
+
+def may_hold_a_graph(script: Script, value: ast.expr) -> bool:
+    """A network has run for it, or a function that this file does not show."""
+    for call in calls_in(value):
+        if is_model_call(call, script) or leads_to_one(call, script):
+            return True
+        name = name_of(call.func)
+        imported = script.imports.get(name, "")
+        if imported and not imported.startswith(_NO_GRAPHS) and last(imported)[:1].islower():
+            return True
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("forward", "encode", "embed", "features"):
+            return True
+    return False

@@ -1,0 +1,152 @@
+"""SS505 in a meter or in the loop: a loss that is dropped or replaced when it is not finite, without a word."""
+
+import ast
+from collections.abc import Iterator
+
+from steadystep.lint.bindings import Function
+from steadystep.lint.context import Context, hit
+from steadystep.lint.hit import Hit
+from steadystep.lint.names import last, name_of
+from steadystep.lint.rules.finite import SAY_SO, asks
+from steadystep.lint.rules.trained import calls_with_loss, cut_value, trained_losses
+from steadystep.lint.script import Scope, Script
+
+_TELLS = (
+    "print",
+    "warn",
+    "warning",
+    "error",
+    "info",
+    "debug",
+    "log",
+    "critical",
+    "exception",
+    "write",
+    "exit",
+    "_exit",
+)
+
+
+def dropped(context: Context) -> Iterator[Hit]:
+    """A meter, or the loop itself, that adds a loss up only if it is finite, and says nothing otherwise."""
+    script = context.script
+    for name, function in calls_with_loss(context):
+        goes_back = any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in ast.walk(function))
+        if not goes_back and not _says_something(function):
+            yield from _dropping(script, function, name)
+    for scope, name in _values(context):
+        for node in ast.walk(scope or script.tree):
+            if script.scope_of(node) is scope and script.loops_of(node) and _hides(script, node, name):
+                yield hit("SS505", node, f"{name} is left out of the log when it is not finite", snippet=SAY_SO)
+
+
+def _values(context: Context) -> list[tuple[Scope, str]]:
+    """Trained losses, and numbers that were read from them after the update."""
+    losses = trained_losses(context)
+    found = dict.fromkeys(losses)
+    for (scope, name), assigned in context.script.assigned.items():
+        if all((scope, name_of(cut_value(value))) in found and value is not cut_value(value) for _, value in assigned):
+            found[scope, name] = None
+    return list(found)
+
+
+def _hides(script: Script, node: ast.AST, name: str) -> bool:
+    """`if isfinite(loss): total += loss`, or `total += loss if loss == loss else 0`; both only after the update."""
+    if isinstance(node, ast.If) and not node.orelse:
+        if len(node.body) == 1 and isinstance(node.body[0], ast.Continue):
+            return asks(node.test, name, good=False) and _only_logs_after(script, node)
+        return asks(node.test, name, good=True) and _only_adds(node.body, name)
+    if isinstance(node, ast.IfExp) and _is_running_mean(script.stmt_of(node)):
+        return _chooses(node, name)
+    if isinstance(node, ast.IfExp) and isinstance(script.stmt_of(node), ast.AugAssign):
+        return asks(node.test, name, good=True) and name in {name_of(n) for n in ast.walk(node.body)}
+    return False
+
+
+def _is_running_mean(stmt: ast.stmt) -> bool:
+    """`avg = 0.9 * avg + 0.1 * x`."""
+    names = {name_of(t) for t in stmt.targets} - {""} if isinstance(stmt, ast.Assign) else set()
+    return isinstance(stmt, ast.Assign) and bool(names & {name_of(n) for n in ast.walk(stmt.value)})
+
+
+def _only_logs_after(script: Script, node: ast.If) -> bool:
+    """The update is made before this, so that what is skipped is the log alone."""
+    block = getattr(script.parents.get(node), "body", [])
+    before = [n for s in block[: block.index(node)] for n in ast.walk(s)] if node in block else []
+    after = [n for s in block[block.index(node) + 1 :] for n in ast.walk(s)] if node in block else []
+    steps = [n for n in before if isinstance(n, ast.Attribute) and n.attr == "step"]
+    return bool(steps) and not any(isinstance(n, ast.Attribute) and n.attr in ("step", "backward") for n in after)
+
+
+def _dropping(script: Script, function: Function, name: str) -> Iterator[Hit]:
+    """In a function that is given the loss, or one of several by name."""
+    names = {name, *_listed(function, name)}
+    for stmt in (n for n in ast.walk(function) if isinstance(n, ast.If)):
+        for each in names:
+            leaves = (
+                len(stmt.body) == 1
+                and isinstance(stmt.body[0], ast.Return | ast.Continue)
+                and not getattr(stmt.body[0], "value", None)
+            )
+            if leaves and not stmt.orelse and asks(stmt.test, each, good=False):
+                yield hit("SS505", stmt, f"{each} is dropped when it is not finite, and nobody is told", snippet=SAY_SO)
+            elif not stmt.orelse and asks(stmt.test, each, good=True) and _only_adds(stmt.body, each):
+                yield hit(
+                    "SS505", stmt, f"{each} is left out when it is not finite, and nobody is told", snippet=SAY_SO
+                )
+            elif not stmt.orelse and asks(stmt.test, each, good=False) and _replaces(stmt.body, each):
+                yield hit(
+                    "SS505", stmt, f"{each} is replaced when it is not finite, and nobody is told", snippet=SAY_SO
+                )
+    for node in ast.walk(function):
+        for each in names if isinstance(node, ast.IfExp) else ():
+            if isinstance(node, ast.IfExp) and _chooses(node, each):
+                yield hit(
+                    "SS505", node, f"{each} is replaced when it is not finite, and nobody is told", snippet=SAY_SO
+                )
+
+
+def _listed(function: Function, name: str) -> Iterator[str]:
+    """`v` of `for k, v in scalars.items():`, also in a comprehension."""
+    loops = [(n.target, n.iter) for n in ast.walk(function) if isinstance(n, ast.For | ast.comprehension)]
+    for target, over in loops:
+        owner = over.func.value if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) else over
+        if name_of(owner) == name:
+            yield name_of(target.elts[-1] if isinstance(target, ast.Tuple) else target)
+
+
+def _replaces(body: list[ast.stmt], name: str) -> bool:
+    """`value = 0.0`, or the last good one."""
+    stored = [t for s in body if isinstance(s, ast.Assign) for t in s.targets]
+    return len(body) == len(stored) == 1 and name_of(stored[0]) == name
+
+
+def _chooses(node: ast.IfExp, name: str) -> bool:
+    """`v if math.isfinite(v) else 0.0`."""
+    good, bad = asks(node.test, name, good=True), asks(node.test, name, good=False)
+    kept, other = (node.body, node.orelse) if good else (node.orelse, node.body)
+    plain = isinstance(other, ast.Constant | ast.Attribute | ast.Name | ast.Subscript | ast.Call)
+    return (good or bad) and plain and name_of(cut_value(kept)) == name and name_of(other) != name
+
+
+def _says_something(function: ast.AST) -> bool:
+    """Reports, raises or counts what it drops."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Raise | ast.Assert):
+            return True
+        if isinstance(node, ast.Call) and last(name_of(node.func)) in _TELLS:
+            return True
+        if isinstance(node, ast.If) and any(isinstance(n, ast.AugAssign) for s in node.orelse for n in ast.walk(s)):
+            return True
+    return False
+
+
+def _only_adds(body: list[ast.stmt], name: str) -> bool:
+    """The loss is added up, listed or logged here and nothing else is done."""
+    for stmt in body:
+        adds = isinstance(stmt, ast.AugAssign)
+        call = stmt.value if isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call) else None
+        lists = call is not None and isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "update")
+        if not adds and not lists:
+            return False
+    return any(name in {name_of(n) for n in ast.walk(stmt)} for stmt in body)

@@ -1,0 +1,122 @@
+"""SS604: the optimizer has the parameters of another network than the one the loss is computed with."""
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from steadystep.lint.context import Context, Cycle, hit
+from steadystep.lint.control import bind
+from steadystep.lint.hit import Hit
+from steadystep.lint.modules import is_model_call
+from steadystep.lint.names import looks_like_model, name_of
+from steadystep.lint.rules.evaluation_mode import no_grad_around
+from steadystep.lint.rules.unrelated import SETS_UP, unrelated
+from steadystep.lint.script import Script
+
+
+def check(context: Context) -> Iterator[Hit]:
+    """For every step in every loop."""
+    for cycle in context.cycles:
+        told = list(_judge(context, cycle))
+        yield from told or unrelated(context, cycle)
+
+
+def _judge(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    """The loss comes from one network by name, the optimizer has another, and nothing ties the two together."""
+    script, step = context.script, cycle.step
+    if any(e.kind in ("opaque", "guard", "grad-call") for e in cycle.events):
+        return
+    made = context.roles.optimizer_call(step.local if step.kind == "step" else step.subject, step.node)
+    held = context.roles.model_of(made) if made is not None else ""
+    if made is None or not held or len(_steps(cycle)) != 1:
+        return
+    place = _place(script, cycle, made, held)
+    if place is None:
+        return
+    region, names, through = place
+    used = {names.get(n, n) for n in _networks_in(script, region)}
+    if held in used or not used or _passed_on(script, held, made, region, names, through):
+        return
+    if any(_tied(script, held, other, through) for other in used):
+        return
+    other = sorted(used)[0]
+    params = made.args[0] if made.args else None
+    diff = context.edit().replace(params, f"{other}.parameters()").diff() if params is not None else ""
+    yield hit("SS604", made, f"the optimizer updates {held}, the loss is computed with {other}", diff=diff)
+
+
+def _place(
+    script: Script, cycle: Cycle, made: ast.Call, held: str
+) -> tuple[ast.AST, Mapping[str, str], ast.Call | None] | None:
+    """Where the networks run, what they are called where the optimizer is made, and the call that leads there."""
+    scope = script.scope_of(cycle.step.node)
+    if held.startswith("self."):
+        owner = script.class_of(made)
+        return (
+            (owner, {}, None)
+            if owner is not None and held.count(".") == 1 and owner is script.class_of(cycle.step.node)
+            else None
+        )
+    if "." in held:
+        return None
+    if script.scope_of(made) is scope:
+        return cycle.loop.node if cycle.loop is not None else (scope or script.tree), {}, None
+    sites = script.calls.get(scope.name, ()) if scope is not None else ()
+    if scope is None or len(sites) != 1 or script.scope_of(sites[0]) is not script.scope_of(made):
+        return None
+    return scope, bind(scope, sites[0], {}), sites[0]
+
+
+def _steps(cycle: Cycle) -> set[str]:
+    return {e.owner for e in cycle.root if e.kind in ("step", "scaler-step")}
+
+
+def _networks_in(script: Script, region: ast.AST) -> set[str]:
+    """Networks that are called by name outside of no_grad."""
+    found = set()
+    for node in ast.walk(region):
+        if isinstance(node, ast.Call) and is_model_call(node, script) and not no_grad_around(script, node):
+            name = name_of(node.func)
+            if looks_like_model(name) and (isinstance(node.func, ast.Name) or name.count(".") == 1):
+                found.add(name)
+    return found
+
+
+def _passed_on(
+    script: Script, model: str, optimizer: ast.Call, region: ast.AST, names: Mapping[str, str], through: ast.Call | None
+) -> bool:
+    """Given to somebody who may use or wrap it, or used through an attribute or a method."""
+    inside = {id(n) for n in ast.walk(region)} if through is not None or isinstance(region, ast.ClassDef) else set()
+    scope = script.scope_of(optimizer)
+    local = {model, *(mine for mine, theirs in names.items() if theirs == model)}
+    for node in script.nodes:
+        if isinstance(node, ast.Attribute) and name_of(node.value) in local and node.attr not in SETS_UP:
+            return True  # `table.weight` is used without a call
+        if not isinstance(node, ast.Call) or node is optimizer or node is through:
+            continue
+        if script.scope_of(node) is not scope and id(node) not in inside:
+            continue
+        given = {name_of(a) for a in (*node.args, *(k.value for k in node.keywords))}
+        if given & local:
+            return True
+        owner, _, method = name_of(node.func).rpartition(".")
+        if any(f"{owner}.".startswith(f"{name}.") for name in local) and method not in SETS_UP:
+            return True
+    return False
+
+
+def _tied(script: Script, held: str, other: str, through: ast.Call | None) -> bool:
+    """One was made from the other somewhere in the file, or weights or gradients are copied between them."""
+    for a, b in ((held, other), (other, held)):
+        for _, value in script.named.get(a, ()):
+            if b in _names(value):
+                return True
+    for node in script.nodes:
+        if isinstance(node, ast.Call) and node is not through and {held, other} <= _names(node):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Store):
+            return True
+    return False
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {name_of(n) for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute)}

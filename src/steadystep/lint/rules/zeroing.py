@@ -1,0 +1,143 @@
+"""SS106: an optimizer whose gradients nothing clears. Clearing those of another one is no excuse."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from steadystep.lint.context import Context, Cycle, hit
+from steadystep.lint.events import Event, meets
+from steadystep.lint.hit import Hit
+from steadystep.lint.names import argument, last, name_of
+from steadystep.lint.networks import Network, related
+from steadystep.lint.rules.rescaling import rescales_gradients
+from steadystep.lint.rules.unrelated import unrelated
+from steadystep.lint.sources import sources
+
+_LOOSE = ("zeros", "ones", "tensor", "full", "Parameter", "randn", "rand")
+_CLEARS = re.compile(r"(zero|reset|clear|clean)\w*grad", re.I)
+
+
+def check(context: Context) -> Iterator[Hit]:
+    """For every step in every loop."""
+    for cycle in context.cycles:
+        # why: something outside the file that takes the optimizer may clear its gradients
+        if not any(e.kind in ("opaque", "guard") for e in cycle.events):
+            yield from _missing(context, cycle)
+
+
+def _missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
+    step = cycle.step
+    backward = next((e for e in cycle.before(step) if e.kind == "backward" and meets(e, step)), None)
+    if backward is None or (backward.managed and not only_goes_back(context, backward)):
+        return
+    zeros = [e for e in cycle.root if e.kind == "zero"]
+    # why all of the file: a method that a framework calls may clear what this one steps on
+    clearing = [zero for zero in context.events("zero") if _may_clear(context, zero, step)]
+    if _elsewhere(context) or (zeros and clearing and not _all_outside(context, cycle, clearing)):
+        return
+    if cycle.loop is None and _is_given(context, step):
+        return  # the loop, and what clears the gradients, may be where this is called from
+    if cycle.loop is None and _is_the_only_one(context, cycle):
+        return
+    optimizer = step.subject if step.kind == "scaler-step" else step.owner
+    written = optimizer_written(step)
+    made = context.roles.optimizer_call(written, step.node)
+    if made is not None and cycle.loop is not None and cycle.loop.node in context.script.ancestors(made):
+        return  # a new optimizer in each pass: this measures something, it does not train
+    if any(True for _ in unrelated(context, cycle)):
+        return  # SS604: this optimizer has the wrong network, and clearing it would not help
+    diff = ""
+    if context.script.scope_of(backward.node) is context.script.scope_of(step.node):
+        diff = context.edit().put_before(backward.stmt, f"{written}.zero_grad()").diff()
+    message = f"{optimizer}.zero_grad() is never called"
+    if clearing:
+        message = f"{optimizer}.zero_grad() is called outside of the loop that steps, so gradients add up in it"
+    yield hit("SS106", backward.node, message, diff=diff, snippet=f"{written}.zero_grad()\nloss.backward()")
+
+
+def _all_outside(context: Context, cycle: Cycle, clearing: list[Event]) -> bool:
+    """Every one that may clear is in this walk, but not in the loop around backward and step."""
+    loop, step, script = cycle.loop, cycle.step, context.script
+    if loop is None or step.last_round or rescales_gradients(script) or _leaves(loop.body):
+        return False
+    targets = getattr(loop.node, "target", None)
+    heads = {n.id for n in ast.walk(targets) if isinstance(n, ast.Name)} if targets is not None else set()
+    if step.owner.partition(".")[0] in heads or step.local.partition(".")[0] in heads:
+        return False  # another optimizer in each pass
+    return all(zero in cycle.root and loop not in zero.loops for zero in clearing)
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    """The loop is left at the end of its first pass, perhaps after a try."""
+    ends = [stmt.body[-1] if isinstance(stmt, ast.Try | ast.With) else stmt for stmt in body[-1:]]
+    return any(isinstance(stmt, ast.Break | ast.Return | ast.Raise) for stmt in (*ends, *body))
+
+
+def only_goes_back(context: Context, backward: Event) -> bool:
+    """`accelerator.backward(loss)`, `fabric.backward(loss)`, `self.manual_backward(loss)`; an engine may do more."""
+    script, leaf = context.script, last(backward.local).lower()
+    if isinstance(backward.node, ast.Call) and last(name_of(backward.node.func)) == "manual_backward":
+        return True
+    made = [v for v in script.values(backward.local, backward.node) if isinstance(v, ast.Call)]
+    known = any(last(script.full(v.func)) in ("Accelerator", "Fabric") for v in made)
+    return known or "accelerator" in leaf or "fabric" in leaf
+
+
+def _elsewhere(context: Context) -> bool:
+    """A helper of another file that clears gradients, by its name."""
+    script = context.script
+    return any(_CLEARS.search(name) and name != "zero_grad" and name not in script.functions for name in script.calls)
+
+
+def _may_clear(context: Context, zero: Event, step: Event) -> bool:
+    """Everything may, but what is known to be about another network, one that has an optimizer of its own."""
+    optimizer = step.subject if step.kind == "scaler-step" else step.owner
+    if not zero.local or zero.owner == optimizer or zero.local == optimizer_written(step):
+        return True
+    stepped, cleared = context.stepped(step), _cleared(context, zero)
+    if stepped and _is_of_loose_numbers(context, zero):
+        return False
+    if not stepped or not cleared:
+        return True
+    pairs = [(a, b) for a in stepped for b in cleared]
+    return any(related(context.script, a, b) is not False for a, b in pairs)
+
+
+def _is_of_loose_numbers(context: Context, zero: Event) -> bool:
+    """`Adam([log_alpha])`: parameters that belong to no network."""
+    made = context.roles.optimizer_call(zero.local, zero.node)
+    params = argument(made, 0, "params") if made is not None else None
+    listed = params.elts if isinstance(params, ast.List) else []
+    values = [v for p in listed for v, _ in sources(context.script, p)]
+    return bool(values) and all(
+        isinstance(v, ast.Call) and context.script.full(v.func).startswith("torch.") and last(name_of(v.func)) in _LOOSE
+        for v in values
+    )
+
+
+def _cleared(context: Context, zero: Event) -> list[Network]:
+    """The networks a zero_grad is about, or none when the file does not tell."""
+    if context.roles.of(zero.local, zero.node) == "optimizer":
+        return context.held(zero.local, zero.owner, zero) or []
+    return [Network(zero.local, zero.node)]
+
+
+def _is_given(context: Context, step: Event) -> bool:
+    scope = context.script.scope_of(step.node)
+    head = optimizer_written(step).partition(".")[0]
+    return scope is not None and head in [a.arg for a in scope.args.args]
+
+
+def _is_the_only_one(context: Context, cycle: Cycle) -> bool:
+    """A new optimizer, one backward and one step: there is nothing yet to clear."""
+    scope, written = context.script.scope_of(cycle.step.node), optimizer_written(cycle.step)
+    backwards = [e for e in cycle.root if e.kind == "backward"]
+    return len(backwards) == 1 and not backwards[0].loops and (scope, written) in context.script.assigned
+
+
+def optimizer_written(step: Event) -> str:
+    """The optimizer of a step, as written at the place."""
+    if step.kind == "step":
+        return step.local
+    call = step.node
+    return ast.unparse(call.args[0]) if isinstance(call, ast.Call) and call.args else "optimizer"

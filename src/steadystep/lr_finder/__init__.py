@@ -1,0 +1,6 @@
+"""The learning-rate range probe: a short sweep on a snapshot that is put back afterwards."""
+
+from steadystep.lr_finder.curve import LRCurve, SweepShape
+from steadystep.lr_finder.sweep import find_lr
+
+__all__ = ["LRCurve", "SweepShape", "find_lr"]

@@ -1,0 +1,147 @@
+"""What the server answers. Reading is done in threads, so that one long log does not keep the others waiting."""
+
+import hashlib
+import json
+import time
+from typing import Any, final
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from steadystep._utils.text import count
+from steadystep.errors import SteadystepError
+from steadystep.pages.compare import overlay, rows
+from steadystep.pages.episodes import Headline, episodes
+from steadystep.pages.library import CachedRun, Library, RunCache
+from steadystep.pages.report import charts, view
+from steadystep.pages.site import environment, script, style
+from steadystep.runs.comparison import compare
+
+_BUCKETS = 600  # a chart on a wide screen
+_MOST_COMPARED = 16
+_PENDING = Headline(said="Reading the curves …", healthy=True)
+
+
+@final
+class Pages:
+    """The answers, from one library."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    async def list(self, request: Request) -> Response:
+        """All runs."""
+        told = await run_in_threadpool(self._rows)
+        return _page("list.html", root=str(self._library.root), **told)
+
+    async def list_now(self, request: Request) -> Response:
+        """The same for the page itself, if it has changed."""
+        told = await run_in_threadpool(self._rows)
+        return _data(told, request, hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16])
+
+    async def run(self, request: Request) -> Response:
+        """One run."""
+        shelf = await self._shelf(request.query_params.get("name", ""))
+        kept = await run_in_threadpool(_kept, shelf)
+        told = await run_in_threadpool(self._told, shelf, kept, None, None)
+        return _page("run.html", name=shelf.place.key, stamp=_version(shelf, kept), **told)
+
+    async def run_now(self, request: Request) -> Response:
+        """What has changed of it; with `first` and `last`, those steps in detail."""
+        shelf = await self._shelf(request.query_params.get("name", ""))
+        kept = await run_in_threadpool(_kept, shelf)
+        version = _version(shelf, kept)
+        if request.query_params.get("seen") == version:
+            return Response(status_code=204)
+        told = await run_in_threadpool(self._told, shelf, kept, _step(request, "first"), _step(request, "last"))
+        parts: Any = environment().get_template("run_parts.html").module
+        html = {
+            "head": parts.head(told["view"], told["state"]),
+            "signs": parts.signs(told["view"]),
+            "cases": parts.cases(told["view"]),
+        }
+        return _data({"charts": told["charts"], "parts": html}, request, version)
+
+    async def compare(self, request: Request) -> Response:
+        """Several runs over each other."""
+        keys = list(dict.fromkeys(request.query_params.getlist("run")))[:_MOST_COMPARED]
+        if len(keys) < 2:
+            raise HTTPException(400, "Choose two runs or more on the list.")
+        shelves = [await self._shelf(key) for key in keys]
+        try:
+            runs = [(await run_in_threadpool(shelf.run)).run for shelf in shelves]
+            compared = await run_in_threadpool(compare, runs)
+        except SteadystepError as error:
+            raise HTTPException(422, str(error)) from None
+        drawn = await run_in_threadpool(overlay, runs)
+        return _page("compared.html", compared=compared, rows=rows(compared), charts=drawn)
+
+    async def wrong(self, request: Request, error: Exception) -> Response:
+        """Anything that has no page."""
+        code = error.status_code if isinstance(error, HTTPException) else 500
+        said = error.detail if isinstance(error, HTTPException) and code != 404 else "There is nothing here."
+        if request.scope["path"].startswith("/api/"):
+            return Response(json.dumps({"error": said}), status_code=code, media_type="application/json")
+        return _page("wrong.html", code=code, said=said, status=code)
+
+    async def style(self, request: Request) -> Response:
+        """Of all pages."""
+        return Response(style(), media_type="text/css", headers={"cache-control": "max-age=60"})
+
+    async def script(self, request: Request) -> Response:
+        """Of all pages."""
+        return Response(script(), media_type="text/javascript", headers={"cache-control": "max-age=60"})
+
+    async def _shelf(self, key: str) -> RunCache:
+        shelf = await run_in_threadpool(self._library.find, key)
+        if shelf is None:
+            raise HTTPException(404)
+        return shelf
+
+    def _rows(self) -> dict[str, Any]:
+        found, now = self._library.summaries(), time.time()
+        row = environment().get_template("row.html")
+        running = sum(one.state(now) == "running" for one in found)
+        many = count(len(found), "run") + (f", {running} running" if running else "")
+        return {"many": many, "rows": [(one.key, row.render(run=one, state=one.state(now))) for one in found]}
+
+    def _told(self, shelf: RunCache, kept: CachedRun, first: int | None, last: int | None) -> dict[str, Any]:
+        verdict = kept.verdict or _PENDING
+        whole = view(kept.run, verdict, buckets=_BUCKETS, near=False)
+        drawn = whole.charts
+        if first is not None or last is not None:
+            drawn = charts(kept.run, episodes(kept.run), verdict, buckets=_BUCKETS, first=first, last=last)
+        return {"view": whole, "charts": drawn, "state": shelf.summary.state()}
+
+
+def _kept(shelf: RunCache) -> CachedRun:
+    try:
+        return shelf.run()
+    except SteadystepError as error:
+        raise HTTPException(422, str(error)) from None
+
+
+def _version(shelf: RunCache, kept: CachedRun) -> str:
+    return f"{kept.edition}-{shelf.summary.state()}"
+
+
+def _step(request: Request, name: str) -> int | None:
+    try:
+        return max(-(2**62), min(2**62, int(request.query_params[name])))
+    except (KeyError, ValueError):
+        return None
+
+
+def _page(template: str, *, status: int = 200, **context: Any) -> Response:
+    page: str = environment().get_template(template).render(**context)
+    # why: a name on disk, or a text in a log, may hold what UTF-8 has no bytes for
+    return HTMLResponse(page.encode("utf-8", errors="replace"), status_code=status)
+
+
+def _data(answer: dict[str, Any], request: Request, version: str) -> Response:
+    if request.query_params.get("seen") == version:
+        return Response(status_code=204)
+    answer = {"version": version, **answer}
+    return Response(json.dumps(answer, separators=(",", ":"), allow_nan=False), media_type="application/json")

@@ -1,0 +1,206 @@
+"""Incidents as one tells them: what happened again and again in one stretch is one story."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from steadystep._utils.text import NOTHING, number
+from steadystep.runs.run import Incident, Run, Series
+
+if TYPE_CHECKING:
+    from steadystep.runs.reading import Reading
+
+
+_NEAR = 12  # steps between two of the same cause that still belong together
+_NEXT = 3  # steps between two of different causes, both serious: the second is what became of the first
+_AROUND = 50  # steps before and after that "usual" is taken from
+_REPLAY = "steadystep replay {} --factory package.module:make"
+_RANK = {"info": 0, "warn": 1, "act": 2, "critical": 3}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One number before, at and after an episode."""
+
+    name: str
+    before: str
+    at: str
+    after: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentGroup:
+    """One or more incidents close to each other, of the same cause or one out of the other."""
+
+    first: int
+    last: int
+    cause: str
+    severity: str
+    incidents: tuple[Incident, ...]
+    changes: tuple[Change, ...] = ()
+    replay: str = ""
+    """The command that runs it again, where a bundle was written."""
+
+    @property
+    def head(self) -> Incident:
+        """The incident that says most."""
+        return _head(self.incidents)
+
+    @property
+    def rank(self) -> int:
+        """How grave, from 0."""
+        return _RANK[self.severity]
+
+    @property
+    def when(self) -> str:
+        """The steps, in words."""
+        return f"step {self.first:,}" if self.first == self.last else f"steps {self.first:,} to {self.last:,}"
+
+    @property
+    def acted(self) -> bool:
+        """Whether it called for more than to watch."""
+        return self.severity in ("act", "critical") or any(not i.stepped for i in self.incidents)
+
+
+def episodes(run: Run) -> tuple[IncidentGroup, ...]:
+    """All of a run, in order."""
+    return tuple(_episode(run, group) for group in _groups(run.incidents))
+
+
+def interventions(run: Run, told: Sequence[IncidentGroup]) -> tuple[IncidentGroup, ...]:
+    """Those in which the guard did more than to watch; in observe mode, none."""
+    return () if run.settings.get("mode") == "observe" else tuple(e for e in told if e.acted)
+
+
+def gravest(incidents: Sequence[Incident]) -> str:
+    """The highest severity, or nothing; what is no severity counts as info."""
+    known = (i.severity if i.severity in _RANK else "info" for i in incidents)
+    return max(known, key=lambda severity: _RANK[severity], default="")
+
+
+def _groups(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
+    group: list[Incident] = []
+    for incident in incidents:
+        if group and not _belongs(incident, group[-1]):
+            yield group
+            group = []
+        group.append(incident)
+    if group:
+        yield group
+
+
+def _belongs(incident: Incident, last: Incident) -> bool:
+    apart = incident.step - last.step
+    both_serious = min(_RANK.get(one.severity, 0) for one in (incident, last)) >= _RANK["act"]
+    return apart <= _NEAR if incident.cause == last.cause else apart <= _NEXT and both_serious
+
+
+def _head(incidents: Sequence[Incident]) -> Incident:
+    """The gravest, a rollback before others, and the first of those."""
+    return max(incidents, key=lambda i: (i.restored is not None, _RANK.get(i.severity, 0)))
+
+
+def _episode(run: Run, group: list[Incident]) -> IncidentGroup:
+    first, last = group[0].step, group[-1].step
+    rows = (("loss", run.loss), ("gradient norm", run.grad_norm), ("learning rate", run.lr))
+    return IncidentGroup(
+        first=first,
+        last=last,
+        cause=_head(group).cause,
+        severity=gravest(group),
+        incidents=tuple(group),
+        changes=tuple(_change(name, series, first, last) for name, series in rows if len(series)),
+        replay=next((_REPLAY.format(i.bundle) for i in group if i.bundle), ""),
+    )
+
+
+def _change(name: str, series: Series, first: int, last: int) -> Change:
+    return Change(
+        name=name,
+        before=_level(series, first - _AROUND, first - 1),
+        at=_worst(series, first, last),
+        after=_level(series, last + 1, last + _AROUND),
+    )
+
+
+def _between(series: Series, first: int, last: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    a, b = np.searchsorted(series.steps, (first, last + 1))
+    return series.values[a:b]
+
+
+def _level(series: Series, first: int, last: int) -> str:
+    values = _between(series, first, last)
+    values = values[np.isfinite(values)]
+    return number(float(np.median(values))) if len(values) else NOTHING
+
+
+def _worst(series: Series, first: int, last: int) -> str:
+    values = _between(series, first, last)
+    if not len(values):
+        return NOTHING
+    bad = values[~np.isfinite(values)]
+    return number(float(bad[0]) if len(bad) else float(np.max(values)))
+
+
+_HEALING_STEPS = 20  # steps: a spike needs some to heal
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One thing the curves show."""
+
+    kind: str
+    severity: str
+    step: int
+    until: int | None
+    """None: it was still so at the end."""
+    evidence: str
+    advice: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One sentence about a run, and what it rests on."""
+
+    said: str
+    healthy: bool
+    signs: tuple[Mark, ...] = ()
+
+
+def headline(run: Run, reading: "Reading | None" = None) -> Headline:
+    """The doctor's reading of the curves, and what the guard had to do with it."""
+    from steadystep.runs.diagnose import diagnose
+
+    reading = reading or diagnose(run)
+    signs = tuple(
+        Mark(kind=p.kind, severity=p.severity, step=p.step, until=p.until, evidence=p.evidence, advice=p.advice)
+        for p in reading.findings
+    )
+    acted = interventions(run, episodes(run))
+    if not acted:
+        return Headline(said=reading.verdict, healthy=reading.healthy, signs=signs)
+    did = f"the guard stepped in {'once' if len(acted) == 1 else f'{len(acted)} times'} ({_named(acted)})"
+    if all(_is_handled(sign, acted, run) for sign in signs if sign.severity != "info"):
+        return Headline(said=f"Kept on course: {did}; the curves show no other trouble.", healthy=True, signs=signs)
+    return Headline(said=f"{reading.verdict} {did[0].upper()}{did[1:]}.", healthy=False, signs=signs)
+
+
+def _is_handled(sign: Mark, acted: Sequence[IncidentGroup], run: Run) -> bool:
+    """Trouble that began where the guard stepped in, and ended soon after; NaN losses, each of which it refused."""
+    if sign.kind == "non-finite":
+        bad = run.loss.steps[~np.isfinite(run.loss.values)].tolist()
+        return all(any(e.first <= step <= e.last for e in acted) for step in bad)
+    return sign.until is not None and any(
+        e.first - _HEALING_STEPS <= sign.step and sign.until <= e.last + _HEALING_STEPS for e in acted
+    )
+
+
+def _named(acted: Sequence[IncidentGroup]) -> str:
+    named = [f"{e.cause} at step {e.first:,}" for e in acted[:3]]
+    return ", ".join(named) + (f" and {len(acted) - 3} more" if len(acted) > 3 else "")

@@ -1,0 +1,180 @@
+"""Where runs are: one walk through a folder, which never leaves it, not by a symbolic link either."""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from steadystep.runs.run import Series
+
+OUR_LOG = "run.jsonl"
+_STATE = "trainer_state.json"
+_DEEPEST = 8
+_MOST = 2000
+_MOST_FOLDERS = 20_000  # a walk through these takes a second or two
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
+_HEAD_BYTES = 4096
+
+logger = logging.getLogger("steadystep")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """One run: what it is called here, what to open, and the files that change when it does."""
+
+    key: str
+    path: Path
+    files: tuple[Path, ...]
+    ours: bool
+
+    def stamp(self) -> tuple[int, int]:
+        """Bytes and the time of the last change; (0, 0) when it is gone."""
+        try:
+            states = [file.stat() for file in self.files]
+        except OSError:
+            return (0, 0)
+        return sum(s.st_size for s in states), max(s.st_mtime_ns for s in states)
+
+
+def places(root: Path) -> tuple[RunFolder, ...]:
+    """All runs below `root`, a run of steadystep being a leaf."""
+    real = root.resolve()
+    found: list[RunFolder] = []
+    seen: set[Path] = set()
+    for place in _visit(real, real, seen, 0):
+        found.append(place)
+        if len(found) >= _MOST:
+            break
+    if len(found) >= _MOST or len(seen) >= _MOST_FOLDERS:
+        _say_cut(real)
+    return tuple(found)
+
+
+def _visit(folder: Path, root: Path, seen: set[Path], depth: int) -> Iterator[RunFolder]:
+    real = _resolved(folder)
+    if depth > _DEEPEST or real is None or real in seen or not real.is_relative_to(root):
+        return
+    if len(seen) >= _MOST_FOLDERS:
+        return
+    seen.add(real)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    files = {e.name: folder / e.name for e in entries if _is_file_inside(e, root)}
+    if OUR_LOG in files:
+        yield _place(folder, root, folder, files[OUR_LOG], ours=True)
+        return
+    state = files.get(_STATE) or _last_state(folder, root)
+    if state is not None:
+        yield _place(folder, root, state, state)
+        return
+    events = [path for name, path in files.items() if "tfevents" in name]
+    if events:
+        yield RunFolder(key=_key(folder, root), path=folder, files=tuple(events), ours=False)
+    for name, path in files.items():
+        if name.endswith((".csv", ".tsv")) and _has_loss(path):
+            yield _place(path, root, path, path)
+    for entry in entries:
+        if _is_folder(entry) and not entry.name.startswith(".") and entry.name not in _SKIPPED:
+            yield from _visit(folder / entry.name, root, seen, depth + 1)
+
+
+def _place(named: Path, root: Path, path: Path, file: Path, *, ours: bool = False) -> RunFolder:
+    return RunFolder(key=_key(named, root), path=path, files=(file,), ours=ours)
+
+
+def _key(path: Path, root: Path) -> str:
+    name = root.name if path == root else str(path.relative_to(root))
+    return os.fsencode(name).decode("utf-8", errors="replace")  # a name on disk is bytes, and a page is text
+
+
+@cache  # once, not at every walk
+def _say_cut(root: Path) -> None:
+    logger.warning(
+        "%s: more than %d runs or %d folders; the rest is not shown: name a folder further down",
+        root,
+        _MOST,
+        _MOST_FOLDERS,
+    )
+
+
+def _resolved(path: Path) -> Path | None:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # links that lead to themselves
+        return None
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_file_inside(entry: "os.DirEntry[str]", root: Path) -> bool:
+    try:
+        if not entry.is_file():
+            return False
+        real = _resolved(Path(entry.path)) if entry.is_symlink() else root
+        return real is not None and real.is_relative_to(root)
+    except OSError:
+        return False
+
+
+def _last_state(folder: Path, root: Path) -> Path | None:
+    """Each checkpoint of the Hugging Face Trainer holds the log up to there; the last one holds all."""
+    saved = [p for p in folder.glob(f"checkpoint-*/{_STATE}") if re.fullmatch(r"checkpoint-\d+", p.parent.name)]
+    inside = [path for path in saved if (real := _resolved(path)) and real.is_relative_to(root) and real.is_file()]
+    return max(inside, key=lambda path: int(path.parent.name[11:]), default=None)
+
+
+def _has_loss(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return b"loss" in file.read(_HEAD_BYTES).split(b"\n", 1)[0].lower()
+    except OSError:
+        return False
+
+
+_STOPS = 48
+_BYTES = 512  # a few lines of steps
+_LARGEST_STEP = 2**62
+
+
+def glance(path: Path) -> Series:
+    """The loss at about fifty places of a run log, the last one included; empty when nothing there makes sense."""
+    steps: list[int] = []
+    losses: list[float] = []
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for stop in range(_STOPS + 1):
+                file.seek(max(0, (size - _BYTES) * stop // _STOPS))
+                for line in reversed(file.read(_BYTES).split(b"\n")[1:-1]):
+                    if (found := _row(line)) is not None:
+                        if not steps or found[0] > steps[-1]:
+                            steps.append(found[0])
+                            losses.append(found[1])
+                        break
+    except OSError:
+        pass
+    return Series(np.array(steps, dtype=np.int64), np.array(losses, dtype=np.float64))
+
+
+def _row(line: bytes) -> tuple[int, float] | None:
+    try:
+        row = json.loads(line)
+        step, loss = row["step"], float(row["loss"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return (step, loss) if type(step) is int and 0 <= step < _LARGEST_STEP else None

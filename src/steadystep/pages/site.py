@@ -1,0 +1,123 @@
+"""Templates, style and script of all pages. Whatever comes from a log is escaped by the template engine."""
+
+import base64
+import hashlib
+import json
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from steadystep._utils import text
+from steadystep.runs.curve import Curve
+from steadystep.runs.run import Run
+from steadystep.version import __version__
+
+_STYLE = ("base.css", "run.css", "list.css")
+_SCRIPT = (
+    "numbers.js",
+    "scale.js",
+    "lines.js",
+    "chart.js",
+    "hand.js",
+    "heat.js",
+    "theme.js",
+    "run.js",
+    "live.js",
+    "list.js",
+)
+
+
+@cache
+def environment() -> Environment:
+    """The template engine, with escaping on and unknown names an error."""
+    # why not PackageLoader for both: it imports the dashboard, and with it a web server that a report does not need
+    pages = FileSystemLoader(Path(__file__).parent.parent / "dashboard" / "templates")
+    loaders = [PackageLoader("steadystep.pages"), pages]
+    made = Environment(
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters.update(number=text.number, island=island)
+    made.globals.update(version=__version__, count=text.count)
+    return made
+
+
+@cache
+def style() -> str:
+    """All of the style."""
+    return "\n".join(_asset(name) for name in _STYLE)
+
+
+@cache
+def script() -> str:
+    """All of the script, in one closed scope."""
+    return '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in _SCRIPT) + "\n})();\n"
+
+
+def island(data: Any) -> Markup:
+    r"""JSON that can stand inside a page: no character of it can end the element it stands in.
+
+    >>> print(island({"name": "</script>"}))
+    {"name":"\u003c/script\u003e"}
+    """
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def self_contained(template: str, **context: Any) -> str:
+    """A page with its style and script inside, which may run this very script and nothing else."""
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script())}'; style-src '{_hash(style())}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    inside = {"policy": policy, "style": Markup(style()), "script": Markup(script())}
+    return environment().get_template(template).render(**inside, **context)
+
+
+def _asset(name: str) -> str:
+    return (files("steadystep.pages") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_NO_NUMBER = "×"  # noqa: RUF001 - it stands for itself
+_MOST = 0.95  # of the parts fit; higher ones are cut off
+_WIDE = 50.0  # from smallest to largest: beyond that in logarithms
+
+
+def sparkline(run: Run, *, width: int = 60) -> str:
+    """Empty for a run without points."""
+    curve = Curve.of(run)
+    series = curve.raw
+    if len(series) < 2:
+        return ""
+    bounds = np.linspace(0, len(series), min(width, len(series)) + 1).astype(int)
+    tops = np.array([_top(series.values[a:b]) for a, b in pairwise(bounds)])
+    good = np.isfinite(tops)
+    if not good.any():
+        return f"{curve.name} {_NO_NUMBER * len(tops)}"
+    low, high = float(tops[good].min()), float(np.quantile(tops[good], _MOST))  # the first losses dwarf all others
+    if low > 0.0 and high / low > _WIDE:
+        tops, low, high = np.log(tops), float(np.log(low)), float(np.log(high))
+    with np.errstate(invalid="ignore", over="ignore"):
+        places = (tops / 2 - low / 2) / max(high / 2 - low / 2, 1e-300) * (len(_BARS) - 1)  # halves cannot overflow
+        places = np.clip(places, 0, len(_BARS) - 1)
+    bars = "".join(_BARS[round(float(p))] if g else _NO_NUMBER for p, g in zip(places, good, strict=True))
+    first, last = (f"{value:.4g}" for value in (series.values[0], series.values[-1]))
+    return f"{curve.name} {first} {bars} {last}"
+
+
+def _top(part: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+    """NaN where the part holds more of what is no number than of numbers."""
+    finite = part[np.isfinite(part)]
+    return float(finite.max()) if 2 * len(finite) > len(part) else float("nan")

@@ -1,0 +1,7 @@
+"""Agreement between ranks: every rank decides from the same numbers, so every rank decides the same."""
+
+from steadystep.parallel.ranks import Ranks, SingleProcess, sections
+from steadystep.parallel.setup import Meeting, Once, ranks_of, unwrapped
+from steadystep.tracking.tracker import NullTracker
+
+__all__ = ["Meeting", "NullTracker", "Once", "Ranks", "SingleProcess", "ranks_of", "sections", "unwrapped"]

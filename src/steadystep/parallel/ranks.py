@@ -1,0 +1,274 @@
+"""What the guard asks of the other ranks, and the null object for a run that has none."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from steadystep._utils.text import plain_name
+from steadystep.config import Config
+from steadystep.signals.gradients import GradientView
+from steadystep.version import __version__
+
+Sections = Mapping[str, Mapping[str, str]]
+SECTIONS = ("versions", "settings", "parameters", "buffers", "optimizer", "detectors")
+
+# What only the first rank makes use of, or what each has of its own.
+_OWN = (
+    "monitoring.sinks",
+    "monitoring.sink_frequency",
+    "monitoring.log_frequency",
+    "recovery.snapshot_memory_gb",
+    "recovery.incident_batch_mb",
+)
+_SHOWN = 3
+
+
+def sections(config: Config, model: nn.Module, optimizer: Optimizer, detectors: Sequence[Any] = ()) -> Sections:
+    """Everything that has to be the same on every rank."""
+    return {
+        "versions": {"steadystep": __version__, "torch": torch.__version__.partition("+")[0]},
+        "settings": _flat(config.model_dump(mode="json")),
+        "parameters": {plain_name(name): _form(p) for name, p in model.named_parameters()},
+        "buffers": {plain_name(name): _form(b) for name, b in model.named_buffers()},
+        "optimizer": _options(optimizer),
+        "detectors": {str(number): str(getattr(d, "name", d)) for number, d in enumerate(detectors)},
+    }
+
+
+def checksum(section: Mapping[str, str]) -> int:
+    """A number for it, of 62 bits: an all-gather sends signed ones."""
+    text = json.dumps(section, sort_keys=True).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 2
+
+
+def difference(section: str, every: Sequence[Mapping[str, str]]) -> str:
+    """What differs in it, in words; the first few.
+
+    >>> difference("settings", [{"mode": "'observe'"}, {"mode": "'careful'"}, {"mode": "'careful'"}])
+    "settings: mode is 'observe' on rank 0 and 'careful' on ranks 1, 2"
+    """
+    names = list(dict.fromkeys(name for each in every for name in each))
+    odd = [name for name in names if len({each.get(name) for each in every}) > 1]
+    said = [_values(name, [each.get(name, "missing") for each in every]) for name in odd[:_SHOWN]]
+    more = f"; and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+    return f"{section}: {'; '.join(said)}{more}"
+
+
+def _values(name: str, values: Sequence[str]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return f"{name} is " + " and ".join(f"{value} on {_who(found)}" for value, found in ranks.items())
+
+
+def _who(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and not prefix:
+            found |= _flat(value, f"{key}.")
+        elif prefix + key not in _OWN:
+            found[prefix + key] = repr(value)
+    return found
+
+
+def _form(tensor: Tensor) -> str:
+    if nn.parameter.is_lazy(tensor):
+        return "not made yet"
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _options(optimizer: Optimizer) -> dict[str, str]:
+    found = {"kind": type(optimizer).__name__}
+    for place, group in enumerate(optimizer.param_groups):
+        found[f"group {place} parameters"] = str(len(group["params"]))
+        for key, value in group.items():
+            if isinstance(value, bool | int | float | tuple | str) or value is None:
+                found[f"group {place} {key}"] = repr(value)
+            elif isinstance(value, Tensor) and value.numel() == 1:
+                found[f"group {place} {key}"] = repr(float(value))  # sync: once, when a guard is made
+    return found
+
+
+AskRank = Callable[[], bool]
+OnRank = Callable[[], None]
+NamedTensors = Callable[[], tuple[tuple[str, ...], tuple[Tensor, ...]]]
+"""All parameters of the optimizer, with names; the same objects while nothing changes."""
+
+_NOTHING = nullcontext()
+
+
+class Ranks(Protocol):
+    """All processes of one training run. Everything but `agree` is for trouble, validation and checkpoints."""
+
+    @property
+    def rank(self) -> int:
+        """Which one this is, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def sharded(self) -> bool:
+        """Parameters are spread over the ranks: a forward pass needs all of them."""
+        ...
+
+    @property
+    def agreements(self) -> int:
+        """How often `agree` was called."""
+        ...
+
+    def watch(self, named: NamedTensors, buffers: Sequence[str], *, micro_batches: int) -> None:
+        """Say what is measured, once, before the first `agree`."""
+        ...
+
+    def agree(self, look: GradientView) -> GradientView:
+        """The one collective of a step: afterwards `look.signals` is the same on every rank."""
+        ...
+
+    def wish(self, wanted: AskRank) -> AskRank:
+        """Something that happens on all ranks once one wants it; the result tells whether that is agreed.
+
+        It is asked at each `agree`, so all ranks must make the same wishes in the same order, before the first one.
+        """
+        ...
+
+    def on_all(self, act: OnRank) -> OnRank:
+        """To be called by any rank: all of them then do `act`, within the next `agree`. Made as a wish is."""
+        ...
+
+    def all(self, flag: bool) -> bool:
+        """True when it is true on every rank."""
+        ...
+
+    def same(self, thing: object) -> bool:
+        """Whether all ranks say the same of it, by its `repr`."""
+        ...
+
+    def mean(self, numbers: Sequence[float]) -> list[float]:
+        """Each averaged over the ranks."""
+        ...
+
+    def least(self, number: float) -> float:
+        """The smallest of all ranks."""
+        ...
+
+    def validation(self, loss: float) -> float:
+        """The mean over the ranks that have one; NaN stands for having none."""
+        ...
+
+    def texts(self, text: str) -> list[str]:
+        """What every rank says, cut to a kilobyte."""
+        ...
+
+    def compare(self, sections: Sections, *, wrong: str = "") -> str:
+        """What differs between the ranks, or what is wrong on one of them, in the same words everywhere; else ""."""
+        ...
+
+    def copy_from(self, rank: int, optimizer: Optimizer) -> None:
+        """Give every rank the weights and moments of that one."""
+        ...
+
+    def rest(self) -> None:
+        """Bring the model into the form it has between two steps, whatever a validation has left behind."""
+        ...
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Around a forward pass that is run again: it must leave the wrapper as it was."""
+        ...
+
+    @property
+    def adds_up(self) -> bool:
+        """Gradients of several passes can be added up on each rank, and averaged with the last one."""
+        ...
+
+    def unreduced(self) -> AbstractContextManager[None]:
+        """Around the passes before the last one of an update, where `adds_up`: their gradients stay here."""
+        ...
+
+    def average_(self, parameters: Sequence[Parameter]) -> None:
+        """Average gradients that no pass has: the group ended before its last one."""
+        ...
+
+
+@final
+class SingleProcess:
+    """One process: it agrees with itself, at no cost."""
+
+    rank, size, sharded, agreements = 0, 1, False, 0
+
+    def watch(self, named: NamedTensors, buffers: Sequence[str], *, micro_batches: int) -> None:
+        """Nobody else has to know."""
+
+    def agree(self, look: GradientView) -> GradientView:
+        """As it is."""
+        return look
+
+    def wish(self, wanted: AskRank) -> AskRank:
+        """Granted at once."""
+        return wanted
+
+    def on_all(self, act: OnRank) -> OnRank:
+        """Done at once."""
+        return act
+
+    def all(self, flag: bool) -> bool:
+        """As it is."""
+        return flag
+
+    def same(self, thing: object) -> bool:
+        """There is nobody to differ from."""
+        return True
+
+    def mean(self, numbers: Sequence[float]) -> list[float]:
+        """As they are."""
+        return list(numbers)
+
+    def least(self, number: float) -> float:
+        """As it is."""
+        return number
+
+    def validation(self, loss: float) -> float:
+        """As it is."""
+        return loss
+
+    def texts(self, text: str) -> list[str]:
+        """As it is."""
+        return [text]
+
+    def compare(self, sections: Sections, *, wrong: str = "") -> str:
+        """There is nobody to differ from."""
+        return wrong
+
+    def copy_from(self, rank: int, optimizer: Optimizer) -> None:
+        """It has them."""
+
+    def rest(self) -> None:
+        """It has no other form."""
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Nothing to keep quiet."""
+        return _NOTHING
+
+    adds_up = False
+
+    def unreduced(self) -> AbstractContextManager[None]:
+        """Nothing is ever sent."""
+        return _NOTHING
+
+    def average_(self, parameters: Sequence[Parameter]) -> None:
+        """They are as they should be."""

@@ -1,0 +1,23 @@
+"""Reads any run, ours or another tool's, and says what its curves show. No torch needed."""
+
+from typing import TYPE_CHECKING
+
+from steadystep._utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from steadystep.runs.comparison import Comparison, compare
+    from steadystep.runs.diagnose import diagnose
+    from steadystep.runs.open import find_runs, open_run
+    from steadystep.runs.reading import Pattern, PlannedAction, Reading
+
+__all__ = ["Comparison", "Pattern", "PlannedAction", "Reading", "compare", "diagnose", "find_runs", "open_run"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "comparison": ("Comparison", "compare"),
+        "diagnose": ("diagnose",),
+        "open": ("find_runs", "open_run"),
+        "reading": ("Pattern", "PlannedAction", "Reading"),
+    },
+)

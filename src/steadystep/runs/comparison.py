@@ -1,0 +1,232 @@
+"""Which run is better, by how much, and whether that is more than noise."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadystep._utils.text import NOTHING, number
+from steadystep.errors import ConfigError
+from steadystep.runs.run import Run, Series
+
+_BLOCKS = 8
+_SIGMA_PER_MAD = 1.4826  # of a normal distribution
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CurveLevel:
+    """The value at the end of a curve, and the standard error that its own noise gives it."""
+
+    value: float
+    noise: float | None
+    """None with too few points to tell."""
+    points: int
+
+
+@np.errstate(all="ignore")  # why: a log may hold any number, and the square of it may be none
+def curve_level(series: Series, *, until: int | None = None) -> CurveLevel | None:
+    """Over the last tenth of a long curve, or the last three points of a short one; None for an empty one.
+
+    Args:
+        series: the curve.
+        until: steps after this one do not count.
+    """
+    stop = len(series) if until is None else int(np.searchsorted(series.steps, until, side="right"))
+    values = series.values[:stop]
+    if not len(values):
+        return None
+    tail = values[-max(3, len(values) // 10) :]
+    finite = tail[np.isfinite(tail)]
+    if 2 * len(finite) < len(tail):
+        return CurveLevel(math.nan, None, len(values))
+    if len(finite) >= 5 * _BLOCKS:
+        return CurveLevel(float(np.median(finite)), _noise_of_blocks(finite), len(values))
+    return CurveLevel(float(np.median(finite)), _noise_of_turns(values[np.isfinite(values)], len(finite)), len(values))
+
+
+def _noise_of_blocks(values: NDArray[np.float64]) -> float:
+    """Means of blocks, so that neighbours may be alike; around a straight line, because a run still learns."""
+    size = len(values) // _BLOCKS
+    means = np.median(values[len(values) - size * _BLOCKS :].reshape(_BLOCKS, size), axis=1)
+    at = np.arange(_BLOCKS) - (_BLOCKS - 1) / 2
+    rest = means - means.mean() - at * (at @ means) / (at @ at)
+    return float(np.sqrt(np.sum(rest**2) / (_BLOCKS - 2) / _BLOCKS))
+
+
+def _noise_of_turns(values: NDArray[np.float64], used: int) -> float | None:
+    """Second differences leave a smooth course out, and have six times the variance of what is left."""
+    turns = np.diff(values[-20:], n=2)
+    if len(turns) < 3:
+        return None
+    return float(_SIGMA_PER_MAD * np.median(np.abs(turns)) / math.sqrt(6) / math.sqrt(used))
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Each setting that is not the same everywhere: its name, and its value in every run.
+
+    >>> differing([{"training": {"lr": 1e-3, "seed": 1}}, {"training": {"lr": 3e-3, "seed": 1}}])
+    (('training.lr', ('0.001', '0.003')),)
+    """
+    flat = [dict(_flat(one)) for one in settings]
+    names = dict.fromkeys(name for one in flat for name in one)
+    rows = [(name, tuple(one.get(name, NOTHING) for one in flat)) for name in names]
+    return tuple((name, values) for name, values in rows if len(set(values)) > 1)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, NOTHING if value is None else str(value)
+
+
+_CLEAR = 2.0  # standard errors of the difference
+_SAME_LENGTH = 0.02
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One run among others."""
+
+    name: str
+    steps: int
+    score: float | None
+    """What is compared; NaN for a run that diverged."""
+    noise: float | None
+    """The standard error of the score."""
+    loss: float | None
+    val_loss: float | None
+    best_val_loss: float | None
+    incidents: int
+    refused: int
+    rollbacks: int
+    grad_norm: float | None
+    peak_lr: float | None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Several runs, in the order they were given."""
+
+    judged_by: Literal["held-out loss", "training loss"]
+    at: int
+    """The step up to which they are compared: the end of the shortest."""
+    runs: tuple[Standing, ...]
+    better: str | None
+    """The best run, when its lead is more than noise."""
+    said: str
+    settings: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: what is not finite as text, settings by run."""
+        told = asdict(self)
+        told["runs"] = [
+            {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in one.items()}
+            for one in told["runs"]
+        ]
+        names = [one.name for one in self.runs]
+        told["settings"] = {key: dict(zip(names, values, strict=True)) for key, values in self.settings}
+        return told
+
+
+@np.errstate(all="ignore")
+def compare(runs: Sequence[Run]) -> Comparison:
+    """By held-out loss where all have it, else by training loss, both over the end of the stretch that all ran."""
+    if len(runs) < 2:
+        raise ConfigError("compare needs two runs or more")
+    held_out = all("val_loss" in run.validation and len(run.validation["val_loss"]) for run in runs)
+    at, cut, scores = _scores([run.validation["val_loss"] for run in runs] if held_out else [run.loss for run in runs])
+    if held_out and None in scores:  # one was first validated after another had ended: there is nothing to compare
+        held_out, (at, cut, scores) = False, _scores([run.loss for run in runs])
+    names = labels(runs)
+    kind: Literal["held-out loss", "training loss"] = "held-out loss" if held_out else "training loss"
+    better, said = _verdict(names, scores, kind, at, shortened=cut is not None)
+    return Comparison(
+        judged_by=kind,
+        at=at,
+        runs=tuple(_standing(*three) for three in zip(names, runs, scores, strict=True)),
+        better=better,
+        said=said,
+        settings=differing([run.settings for run in runs]),
+    )
+
+
+def labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Names, or paths where names are not enough, or paths with a number where those are not."""
+    for names in ([run.name for run in runs], [str(run.path) for run in runs]):
+        if len(set(names)) == len(names):
+            return tuple(names)
+    return tuple(f"{run.path} ({i})" for i, run in enumerate(runs, 1))
+
+
+def _scores(judged: Sequence[Series]) -> tuple[int, int | None, list[CurveLevel | None]]:
+    """Up to which step they are compared, that step if it cuts one short, and the level of each there."""
+    ends = [int(series.steps[-1]) for series in judged if len(series)]
+    if not ends:
+        raise ConfigError("none of these runs has a loss to compare")
+    at, longest = min(ends), max(ends)
+    cut = at if at < (1 - _SAME_LENGTH) * longest else None
+    return at, cut, [curve_level(series, until=cut) for series in judged]
+
+
+def _verdict(
+    names: Sequence[str], scores: Sequence[CurveLevel | None], kind: str, at: int, *, shortened: bool
+) -> tuple[str | None, str]:
+    alive = [(s.value, s.noise, n) for n, s in zip(names, scores, strict=True) if s and math.isfinite(s.value)]
+    lost = [n for n, s in zip(names, scores, strict=True) if s is not None and not math.isfinite(s.value)]
+    empty = [n for n, s in zip(names, scores, strict=True) if s is None]
+    gone = f" {_list(lost)} ended without a finite {kind}." if lost else ""
+    gone += f" {_list(empty)} logged none." if empty else ""
+    when = f" up to step {at:,}, where the shortest ends" if shortened else ""
+    if not alive:
+        return None, f"None of them has a finite {kind} to compare.{gone}"
+    (best, noise, name), *others = sorted(alive, key=lambda one: one[0])
+    if not others:
+        return name, f"{name} is the only one with a finite {kind} to compare{when}.{gone}"
+    second, other_noise, other = others[0]
+    lead = f"{kind} {number(best)} against {number(second)} of {other}"
+    if noise is None or other_noise is None:
+        return None, f"{name} is ahead{when}: {lead}; too few points to say how much of that is noise.{gone}"
+    spread = math.hypot(noise, other_noise)
+    if second - best <= _CLEAR * spread:
+        between = f"{name} and {other} differ by {number(second - best)}"
+        return (
+            None,
+            f"No clear difference{when}: {between} in {kind}, within the noise of ±{number(_CLEAR * spread)}.{gone}",
+        )
+    part = f"{100 * (second - best) / abs(second):.2g} % lower" if second else "lower"
+    return name, f"{name} is better{when}: {lead}, {part}; the noise is ±{number(_CLEAR * spread)}.{gone}"
+
+
+def _standing(name: str, run: Run, score: CurveLevel | None) -> Standing:
+    held_out = run.validation.get("val_loss", Series())
+    finite = held_out.values[np.isfinite(held_out.values)]
+    loss, ending = curve_level(run.loss), curve_level(held_out)
+    norms = run.grad_norm.values[np.isfinite(run.grad_norm.values)]
+    rates = run.lr.values[np.isfinite(run.lr.values)]
+    return Standing(
+        name=name,
+        steps=int(run.loss.steps[-1]) + 1 if len(run.loss) else 0,
+        score=score.value if score else None,
+        noise=score.noise if score else None,
+        loss=loss.value if loss else None,
+        val_loss=ending.value if ending else None,
+        best_val_loss=float(finite.min()) if len(finite) else None,
+        incidents=len(run.incidents),
+        refused=sum(not i.stepped for i in run.incidents),
+        rollbacks=sum(i.restored is not None for i in run.incidents),
+        grad_norm=float(np.median(norms)) if len(norms) else None,
+        peak_lr=float(rates.max()) if len(rates) else None,
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,120 @@
+"""Opens anybody's log: what it is, is seen by its name and its first bytes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from steadystep.errors import ConfigError
+from steadystep.runs.csv_file import encoding_of, read_csv
+from steadystep.runs.event_files import is_event_file, read_events, runs_below
+from steadystep.runs.json_file import read_json, read_json_lines
+from steadystep.runs.run import Run
+from steadystep.runs.table import check_roles
+
+_OURS = "run.jsonl"
+_STATE = "trainer_state.json"
+_TEXT = (".csv", ".tsv", ".jsonl", ".ndjson")
+_FORMS = "a run of steadystep, TensorBoard events, CSV, JSON lines or trainer_state.json"
+
+
+def open_run(path: str | Path, columns: Mapping[str, str] | None = None) -> Run:
+    """The run at `path`.
+
+    Args:
+        path: a file, or a folder that holds one run.
+        columns: which column is the `step`, `loss`, `grad_norm`, `lr` or `val_loss`, where the names do not tell.
+
+    Raises:
+        ConfigError: it cannot be read; the message says why and what to try.
+    """
+    place, asked = Path(path), dict(columns or {})
+    check_roles(asked)
+    if _is_folder(place):
+        found = find_runs(place)
+        if len(found) > 1:
+            names = ", ".join(str(run.relative_to(place)) for run in found[:5])
+            more = ", ..." if len(found) > 5 else ""
+            raise ConfigError(f"{place}: there are {len(found)} runs here ({names}{more}): name one of them")
+        if found[0] != place:
+            return open_run(found[0], asked)
+        if (place / _OURS).is_file():
+            return _read_ours(place)
+        return read_events(runs_below(place)[place], folder=place, columns=asked)
+    return _open_file(place, asked)
+
+
+def find_runs(path: str | Path) -> tuple[Path, ...]:
+    """What can be opened at `path`: itself for a file, and the runs in it for a folder, however deep.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    place = Path(path)
+    if not _is_folder(place):
+        return (place,)
+    try:
+        found = _runs_in(place)
+    except OSError as error:
+        raise ConfigError(f"{place}: cannot be read ({error.strerror or error})") from None
+    if not found:
+        raise ConfigError(f"{place}: no log in this folder; known are {_FORMS}")
+    return found
+
+
+def _is_folder(place: Path) -> bool:
+    try:
+        if place.is_dir():
+            return True
+        if place.is_file():
+            return False
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL in it
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{str(place)[:80]!r}: not a path ({why})") from None
+    what = "not a regular file" if place.exists() else "no such file or folder"
+    raise ConfigError(f"{place}: {what}")
+
+
+def _runs_in(place: Path) -> tuple[Path, ...]:
+    if (place / _OURS).is_file():
+        return (place,)
+    ours = sorted(file.parent for file in place.rglob(_OURS) if file.is_file())
+    if ours:
+        return tuple(ours)
+    state = _last_state(place)
+    if state is not None:
+        return (state,)
+    states = [run for folder in sorted(place.iterdir()) if folder.is_dir() for run in [_last_state(folder)] if run]
+    if states:
+        return tuple(states)
+    events = runs_below(place)
+    if events:
+        return tuple(events)
+    return tuple(file for file in sorted(place.rglob("*")) if file.suffix.lower() in _TEXT and file.is_file())
+
+
+def _last_state(place: Path) -> Path | None:
+    """Each checkpoint of the Hugging Face Trainer holds the log up to there; the last one holds all."""
+    if (place / _STATE).is_file():
+        return place / _STATE
+    saved = [file for file in place.glob(f"checkpoint-*/{_STATE}") if file.parent.name[11:].isdigit()]
+    return max(saved, key=lambda file: int(file.parent.name[11:]), default=None)
+
+
+def _open_file(place: Path, asked: Mapping[str, str]) -> Run:
+    if is_event_file(place):
+        return read_events([place], folder=place, columns=asked)
+    with place.open(encoding=encoding_of(place), errors="replace") as file:
+        head = file.read(4096).lstrip()
+    first = head.split("\n", 1)[0]
+    if place.suffix.lower() in (".jsonl", ".ndjson") or (first.startswith("{") and first.rstrip().endswith("}")):
+        if '"steadystep"' in first and '"kind"' in first:
+            return _read_ours(place)
+        return read_json(place, asked) if "\n" not in head.strip() else read_json_lines(place, asked)
+    if place.suffix.lower() == ".json" or head.startswith(("{", "[")):
+        return read_json(place, asked)
+    return read_csv(place, asked)
+
+
+def _read_ours(place: Path) -> Run:
+    from steadystep.runs.run_log import read
+
+    return read(place)

@@ -1,0 +1,259 @@
+"""A run that has learned nothing, or almost nothing."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from steadystep.records import Severity
+from steadystep.runs.curve import Curve
+from steadystep.runs.levels import Floats, blocks
+from steadystep.runs.reading import Pattern
+
+_LEARNING_FEWEST = 24  # points
+_GAIN = 0.02  # of the first loss: less is nothing
+_LITTLE = 0.15
+_STEADY = 0.7  # slope of the last third over that of the first: a straight line, not a curve that levels off
+_ABOUT = 0.015
+_VOCABULARIES = (256, 32_000, 32_768, 50_257, 50_304, 65_536, 100_277, 128_256, 151_936)
+_UNIGRAM = (0.5, 0.78)  # of ln V: where a language model is that has only learned how frequent tokens are
+
+_NOT = (
+    "check that the labels belong to the inputs, that the optimizer holds the model's parameters and that the learning "
+    "rate is not 0; try to overfit a single batch; then try a learning rate 10 times higher and one 10 times lower"
+)
+_LOW = "multiply the learning rate by 3 to 10 and look again; steadystep.find_lr shows the range that works"
+_STUCK = (
+    "the model knows how frequent tokens are and nothing about context: check attention masks, positions and the "
+    "shift of the targets, and try a learning rate 10 times lower and one 10 times higher"
+)
+
+
+def learning(curve: Curve) -> list[Pattern]:
+    """At most one."""
+    if len(curve) < _LEARNING_FEWEST or curve.signed or curve.start <= 0.0:
+        return []
+    third = len(curve) // 3
+    gain = curve.start - curve.best
+    if gain <= max(_GAIN * curve.start, _noise_of_best(curve)) and abs(curve.late - curve.start) < 0.1 * curve.start:
+        rate = _rate(curve)
+        evidence = (
+            f"the {curve.name} began at {curve.start:.4g} and is {curve.late:.4g} after step {int(curve.steps[-1])}"
+        )
+        return [_learning_pattern("not-learning", 0, curve, f"{evidence}{_guessing(curve)}{rate}", _NOT)]
+    unigram = _unigram(curve)
+    if unigram:
+        return [_learning_pattern("not-learning", third // 2, curve, unigram, _STUCK)]
+    slopes = [_slope(curve, i * third, (i + 1) * third) for i in range(3)]
+    error = 2.0 * curve.late_noise / math.sqrt(third)
+    straight = slopes[2] < 0.0 and slopes[2] <= _STEADY * slopes[0] and -slopes[1] * third > error
+    if straight and gain < _LITTLE * curve.start and gain > 2.0 * error and not _rate_decays(curve):
+        evidence = (
+            f"the {curve.name} comes down in a straight line, from {curve.start:.4g} to {curve.late:.4g} in "
+            f"{int(curve.steps[-1] - curve.steps[0])} steps, as steep at the end as at the beginning{_rate(curve)}"
+        )
+        return [_learning_pattern("learning-rate-too-low", 0, curve, evidence, _LOW)]
+    return []
+
+
+def _learning_pattern(kind: str, at: int, curve: Curve, evidence: str, advice: str) -> Pattern:
+    return Pattern(kind=kind, severity="warn", step=int(curve.steps[at]), evidence=evidence, advice=advice)
+
+
+def _noise_of_best(curve: Curve) -> float:
+    return 3.0 * curve.late_noise / math.sqrt(max(1.0, len(curve) / len(curve.levels)))
+
+
+def _slope(curve: Curve, a: int, b: int) -> float:
+    """Per point."""
+    part = curve.values[a:b]
+    times = np.arange(len(part)) - (len(part) - 1) / 2
+    return float(times @ part / (times @ times))
+
+
+def _guessing(curve: Curve) -> str:
+    """What the level would be worth as the cross-entropy of a guess."""
+    if curve.name != "loss" or not 0.6 < curve.late < 12.5:
+        return ""
+    classes = round(math.exp(curve.late))
+    if classes > 20:
+        classes = min((100, 1000, *_VOCABULARIES), key=lambda c: abs(math.log(c) - curve.late))
+    if abs(curve.late - math.log(classes)) > _ABOUT * math.log(classes):
+        return ""
+    return f", about ln {classes}: what guessing among {classes} classes costs"
+
+
+def _unigram(curve: Curve) -> str:
+    vocabulary = min(_VOCABULARIES, key=lambda v: abs(math.log(v) - curve.start))
+    top = math.log(vocabulary)
+    if curve.name != "loss" or abs(curve.start - top) > 0.04 * top:
+        return ""
+    rest = curve.levels[len(curve.levels) // 4 :]
+    low, high = _UNIGRAM
+    if not low * top < curve.late < high * top or rest.max() - rest.min() > 0.04 * top:
+        return ""
+    return (
+        f"the loss came down from {curve.start:.4g} (about ln {vocabulary}) to {curve.late:.4g} within the first "
+        "quarter and stays there: about what the frequencies of the tokens alone give"
+    )
+
+
+def _rate(curve: Curve) -> str:
+    rates = curve.run.lr.values
+    rates = rates[np.isfinite(rates)]
+    return f"; the learning rate was {float(rates.max()):.3g} at most" if len(rates) else ""
+
+
+def _rate_decays(curve: Curve) -> bool:
+    rates = curve.run.lr.values
+    return len(rates) > 2 and bool(rates[-1] < 0.5 * np.nanmax(rates))
+
+
+_PLATEAU_FEWEST = 40  # points
+_FLAT = 0.004  # of the way: less is no progress
+_FADING = 0.02  # of the way: the rest of an approach that has run out
+_FADED = 0.4  # of what the stretch before gained; a power law, as healthy runs follow, keeps half or more
+_VISIBLE = 0.09  # of the way: progress of this size must be visible above the noise, or nothing can be said
+_CERTAIN, _SURE = 2.5, 3.0  # standard errors
+_EARLY = 0.6  # of the run
+_POOR, _HARDLY = 0.5, 0.9  # of the first loss
+_STRETCHES = ((0.2, 0.4), (0.45, 0.65), (0.75, 1.0))  # of the run
+
+_WAIT = (
+    "the steps since were for nothing: stop there, or lower the learning rate (a decay often takes the loss further)"
+)
+_SMALL = (
+    "training and validation stop at the same level: the model is too small, the learning rate unfit or regularisation "
+    "too strong; try a larger model, another learning rate and less weight decay or dropout"
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Since which point, and at which level."""
+
+    since: int
+    level: float
+
+
+def plateau(curve: Curve) -> list[Pattern]:
+    """At most one, with `underfitting` instead where validation stands at the same level."""
+    flat = stands_still(curve.values)
+    if flat is None or curve.signed:
+        return []
+    step = int(curve.steps[flat.since])
+    share = 1.0 - flat.since / len(curve)
+    evidence = (
+        f"the {curve.name} came down from {curve.start:.4g} to {flat.level:.4g} by step {step} and has not improved "
+        f"in the {share:.0%} of the run since"
+    )
+    poor = curve.start > 0.0 and flat.level > _POOR * curve.start
+    severity: Severity = "warn" if curve.start > 0.0 and flat.level > _HARDLY * curve.start else "info"
+    found = [_plateau_pattern("plateau", severity, step, evidence, _WAIT)]
+    held_out = curve.run.validation.get("val_loss")
+    if poor and curve.name == "loss" and held_out is not None and len(held_out) >= 4:
+        last = float(np.median(held_out.values[-max(2, len(held_out) // 8) :]))
+        if abs(last - flat.level) < 0.1 * abs(flat.level):
+            told = f"training stays at {flat.level:.4g} and validation at {last:.4g}, having begun at {curve.start:.4g}"
+            found.insert(0, _plateau_pattern("underfitting", severity, step, told, _SMALL))
+    return found
+
+
+def stands_still(values: Floats) -> Flat | None:
+    """None for a curve that moves, and for one so noisy or short that nobody can tell."""
+    count = len(values)
+    if count < _PLATEAU_FEWEST:
+        return None
+    first_part, early, late = (_tame(values[int(a * count) : int(b * count)]) for a, b in _STRETCHES)
+    level = float(np.median(late))
+    first = float(max(values[0], np.median(values[:3])))
+    way = first - level
+    error = math.hypot(_error(early), _error(late))
+    gained = float(np.mean(early) - np.mean(late))
+    if way <= 0.0 or _CERTAIN * error > _VISIBLE * way:
+        return None
+    still = abs(gained) <= max(_SURE * error, _FLAT * way)
+    before = float(np.mean(first_part) - np.mean(early))
+    if not still and not 0.0 < gained <= min(_FADING * way, _FADED * before):
+        return None
+    parts = blocks(values, min(100, count // 4))
+    near = level + max(0.03 * way, _CERTAIN * error)
+    since = int(np.argmax(parts <= near))
+    if since > _EARLY * len(parts):
+        return None
+    return Flat(min(count - 1, int(since * count / len(parts))), level)
+
+
+def _tame(part: Floats) -> Floats:
+    """Single jumps are brought down to four sigma: a mean of a few points would feel them."""
+    middle = float(np.median(part))
+    reach = 4.0 * 1.4826 * float(np.median(np.abs(part - middle)))
+    return np.clip(part, middle - reach, middle + reach) if reach > 0.0 else part
+
+
+def _error(part: Floats) -> float:
+    """Standard error of the mean; noise that hangs together from point to point counts for more."""
+    times = np.arange(len(part)) - (len(part) - 1) / 2
+    slope = float(times @ part) / max(float(times @ times), 1.0)
+    rest = part - part.mean() - slope * times
+    power = float(rest @ rest)
+    if power <= 0.0:
+        return 0.0
+    joined = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), 0.95)
+    return math.sqrt(power * (1.0 + joined) / (1.0 - joined)) / len(part)
+
+
+def _plateau_pattern(kind: str, severity: Severity, step: int, evidence: str, advice: str) -> Pattern:
+    return Pattern(kind=kind, severity=severity, step=step, evidence=evidence, advice=advice)
+
+
+_ZEROS_FEWEST = 3
+_IN_A_ROW = 16
+_REAL = 1e-3  # a loss that was above this was measuring something
+_FELL = 100.0  # times, from one logged point to the next: nothing learns that quickly
+
+_LEAK = (
+    "look for the target among the inputs, for a mask that hides every target, and for a loss that no longer depends "
+    "on the prediction"
+)
+_FILTER = (
+    "the Hugging Face Trainer logs 0 for a NaN loss unless logging_nan_inf_filter=False: set that, and treat the run "
+    "as one that became NaN here: go back to an earlier checkpoint, lower the learning rate, use bf16 instead of fp16"
+)
+
+
+def perfection(curve: Curve) -> list[Pattern]:
+    """Losses of exactly zero."""
+    loss = curve.run.loss
+    zero = loss.values == 0.0
+    if zero.sum() < _ZEROS_FEWEST or curve.name != "loss":
+        return []
+    first = int(np.argmax(zero))
+    step = int(loss.steps[first])
+    before = loss.values[:first][np.isfinite(loss.values[:first])]
+    was = float(np.median(before[-16:])) if len(before) else 0.0
+    norms = curve.run.grad_norm
+    beside = norms.values[np.isin(norms.steps, loss.steps[zero])]
+    count = int(zero.sum())
+    lasting = bool(zero[first:].mean() > 0.9)
+    until = None if lasting else int(loss.steps[np.flatnonzero(zero)[-1]])
+    told = f"the loss is exactly 0 at {count} points from step {step} on" + (f", after {was:.4g}" if was else "")
+    if len(beside) and np.mean(~np.isfinite(beside)) > 0.5:
+        evidence = f"{told}, and the gradient norm there is NaN: a log filter has put 0 in the place of NaN"
+        return [
+            Pattern(kind="hidden-nan", severity="critical", step=step, until=until, evidence=evidence, advice=_FILTER)
+        ]
+    if was > _REAL and curve.run.source == "transformers" and lasting and before[-1] > _REAL:
+        evidence = f"{told}, from one logged point to the next: most likely NaN, for which the Trainer logs 0"
+        return [
+            Pattern(kind="hidden-nan", severity="critical", step=step, until=until, evidence=evidence, advice=_FILTER)
+        ]
+    if not lasting or count < _IN_A_ROW:
+        return []
+    sudden = len(before) and before[-1] > _REAL
+    evidence = told + (", from one logged point to the next" if sudden else "")
+    return [
+        Pattern(kind="suspicious-perfection", severity="warn", step=step, until=until, evidence=evidence, advice=_LEAK)
+    ]

@@ -1,0 +1,146 @@
+"""What a doctor says about a curve: patterns with their steps and numbers, and what a guard would have done."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+from steadystep.records import Record, Severity
+from steadystep.runs.curve import Curve
+
+_RANK = {"critical": 3, "act": 2, "warn": 1, "info": 0}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern(Record):
+    """One thing that the curves show."""
+
+    kind: str
+    severity: Severity
+    """info is a note; from warn on it is trouble."""
+    step: int
+    """Where it began."""
+    until: int | None = None
+    """The last step that shows it; None when it was still so at the end of the log."""
+    evidence: str
+    """The steps and numbers that show it."""
+    advice: str = ""
+    """What to change."""
+
+    @property
+    def is_trouble(self) -> bool:
+        """More than a note."""
+        return self.severity != "info"
+
+
+class PlannedAction(NamedTuple):
+    """What a guard would have done at one logged step."""
+
+    step: int
+    action: str
+    """Names of the actions, joined with "+": "rollback+cut-lr"."""
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Record):
+    """A run as the doctor sees it."""
+
+    name: str
+    verdict: str
+    """One sentence."""
+    healthy: bool
+    """Nothing here is more than a note, and a guard would have held back single gradients at most."""
+    findings: tuple[Pattern, ...] = ()
+    """The gravest first."""
+    plans: tuple[PlannedAction, ...] = ()
+    """In the order of the steps."""
+    points: int = 0
+    """Logged losses."""
+    notes: tuple[str, ...] = ()
+    """What had to be skipped or guessed."""
+
+    @property
+    def troubles(self) -> tuple[Pattern, ...]:
+        """The findings that are more than notes."""
+        return tuple(pattern for pattern in self.findings if pattern.is_trouble)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a program: plans have names for their parts."""
+        return {
+            "name": self.name,
+            "verdict": self.verdict,
+            "healthy": self.healthy,
+            "findings": [
+                {
+                    "kind": p.kind,
+                    "severity": p.severity,
+                    "step": p.step,
+                    "until": p.until,
+                    "evidence": p.evidence,
+                    "advice": p.advice,
+                }
+                for p in self.findings
+            ],
+            "plans": [plan._asdict() for plan in self.plans],
+            "points": self.points,
+            "notes": list(self.notes),
+        }
+
+
+def ranked(patterns: "list[Pattern]") -> tuple[Pattern, ...]:
+    """The gravest first; among equals in the order they were given."""
+    return tuple(sorted(patterns, key=lambda pattern: -_RANK[pattern.severity]))
+
+
+_SAY = {
+    "non-finite": "the loss became NaN or infinite at step {step}",
+    "non-finite-gradient": "gradient norms are no numbers from step {step} on",
+    "hidden-nan": "the loss became NaN at step {step}, and the log hides it as 0",
+    "suspicious-perfection": "a loss of exactly 0 from step {step} on is too good to be true",
+    "divergence": "it diverged from step {step} on",
+    "spike-unhealed": "a spike at step {step} did not heal",
+    "spike-healed": "a spike at step {step} took long to heal",
+    "learning-rate-too-high": "the learning rate is too high: it was best about step {step} and is worse since",
+    "learning-rate-too-low": "the learning rate is too low",
+    "not-learning": "it has learned next to nothing",
+    "overfitting": "it overfits from step {step} on",
+    "underfitting": "it underfits: training and validation stand still at a poor level",
+    "oscillation": "the loss swings instead of coming down",
+    "plateau": "it stopped improving at step {step}, having learned little",
+}
+_NOTES = {
+    "oscillation": "the loss swings",
+    "plateau": "it stopped improving at step {step}",
+    "generalisation-gap": "validation lags behind training, and does not rise",
+    "spikes-healed": "its spikes healed",
+    "warm-up-transient": "the rise at the beginning is a warm-up transient",
+}
+
+
+def verdict(curve: Curve, patterns: tuple[Pattern, ...], plans: tuple[PlannedAction, ...], *, enough: bool) -> str:
+    """Trouble first; a healthy run is called so."""
+    troubles = [pattern for pattern in patterns if pattern.is_trouble]
+    if troubles:
+        said = list(dict.fromkeys(_SAY.get(p.kind, p.kind).format(step=p.step) for p in troubles))
+        return _sentence(f"Trouble: {'; '.join(said[:3])}")
+    grave = [plan for plan in plans if changes_course(plan)]
+    if grave:
+        return _sentence(f"Trouble: a guard would have stepped in at step {grave[0].step} ({grave[0].action})")
+    if not enough:
+        return f"Too few points to say anything: {len(curve.raw)}."
+    first, last = curve.start, curve.late
+    said = [_NOTES[p.kind].format(step=p.step) for p in patterns if p.kind in _NOTES]
+    if plans:
+        said.append(f"a guard would have held back {len(plans)} gradient{'s' * (len(plans) > 1)}")
+    way = f"{curve.name} {first:.4g} to {last:.4g} in {len(curve.raw)} points"
+    return _sentence(f"Healthy: {way}" + (f"; {'; '.join(said)}" if said else ""))
+
+
+def changes_course(plan: PlannedAction) -> bool:
+    """More than holding back one gradient that stood out: that costs nothing and healthy runs have such steps too."""
+    return plan.action != "rescale"
+
+
+def _sentence(text: str) -> str:
+    return text + "."

@@ -1,0 +1,175 @@
+"""A run as its log tells it: plain arrays and names. Readers make it; reports, pages and the doctor take it."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Source = Literal["steadystep", "tensorboard", "csv", "transformers"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve. Steps never fall within a run; a value may be NaN or infinite, because training is like that."""
+
+    steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    values: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorms:
+    """Gradient norms per layer, at the steps that were written down: one row each, NaN where a layer was not there."""
+
+    steps: NDArray[np.int64]
+    names: tuple[str, ...]
+    norms: NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One step that was not like the others, as the guard saw it."""
+
+    step: int
+    cause: str
+    severity: str
+    """The highest of its findings: info, warn, act or critical."""
+    evidence: str = ""
+    advice: str = ""
+    done: str = ""
+    """What was done, as a sentence."""
+    stepped: bool = True
+    restored: int | None = None
+    """After a rollback: the number of updates in the restored weights."""
+    origin: str = ""
+    """The first bad module, where the step was run again."""
+    bundle: str = ""
+    """The folder with everything needed to run the step again."""
+    findings: tuple[tuple[str, str, str], ...] = ()
+    """Detector, severity, message."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything a log knows about a run."""
+
+    name: str
+    path: Path
+    source: Source
+    loss: Series = field(default_factory=Series)
+    grad_norm: Series = field(default_factory=Series)
+    lr: Series = field(default_factory=Series)
+    metrics: Mapping[str, Series] = field(default_factory=dict)
+    """What was logged with training steps, by name."""
+    validation: Mapping[str, Series] = field(default_factory=dict)
+    """What was measured at validations; the loss is called `val_loss`."""
+    clipped: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Steps whose gradient was clipped."""
+    incidents: tuple[Incident, ...] = ()
+    layers: LayerNorms | None = None
+    restarts: tuple[int, ...] = ()
+    """Steps at which another process went on: not spikes."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The guard's settings, nested as in the YAML."""
+    notes: tuple[str, ...] = ()
+    """What a reader had to skip or guess, in sentences."""
+    ended: bool | None = None
+    """Whether the log says that the run came to its end; None when the format does not tell."""
+    end: str = ""
+    """How it ended, where the log tells: finished, stopped or error."""
+    error: str = ""
+    """With "stopped" and "error": what was said."""
+    verdict: str = ""
+    """What the guard thought of it last: a cause and its evidence."""
+    scale: Series = field(default_factory=Series)
+    """The loss scale, where there was one."""
+    began: float | None = None
+    """When the last process began, in seconds since 1970."""
+    parameters: int | None = None
+    """Numbers that are trained."""
+
+
+@final
+class Column:
+    """Steps and the values at them."""
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self._values = array("d")
+
+    def append(self, step: int, value: float) -> None:
+        """One more."""
+        self.steps.append(step)
+        self._values.append(value)
+
+    def cut(self, step: int) -> None:
+        """Forget what is at `step` or later."""
+        place = bisect_left(self.steps, step)
+        del self.steps[place:]
+        del self._values[place:]
+
+    def series(self) -> Series:
+        """A copy, as arrays."""
+        return Series(np.array(self.steps, dtype=np.int64), np.array(self._values))
+
+    def carried_on(self, steps: NDArray[np.int64]) -> Series:
+        """At each of these steps what was last said; NaN ends it, and before the first there is nothing."""
+        if not self.steps or not len(steps):
+            return Series()
+        place = np.searchsorted(np.array(self.steps, dtype=np.int64), steps, side="right") - 1
+        values = np.array(self._values)[np.maximum(place, 0)]
+        known = (place >= 0) & ~np.isnan(values)
+        return Series(steps[known], values[known])
+
+
+@final
+class LayerRows:
+    """Rows of per-layer norms. Names stand in the file only where they changed."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self._steps = array("q")
+        self._rows: list[tuple[tuple[str, ...], NDArray[np.float32]]] = []
+
+    def append(self, step: int, names: tuple[str, ...] | None, norms: Sequence[Any]) -> None:
+        """One more row; words such as "NaN" are numbers too."""
+        if not isinstance(norms, list):
+            raise TypeError("not a row of numbers")
+        with np.errstate(over="ignore"):  # beyond single precision is infinite for a picture
+            row = np.array(norms, dtype=np.float64).astype(np.float32)
+        if row.ndim != 1 or len(row) != len(self.names if names is None else names):
+            raise ValueError("names and norms differ in number")
+        if names is not None:
+            self.names = names
+        self.cut(step)
+        self._steps.append(step)
+        self._rows.append((self.names, row))
+
+    def cut(self, step: int) -> None:
+        """Forget what is at `step` or later."""
+        place = bisect_left(self._steps, step)
+        del self._steps[place:]
+        del self._rows[place:]
+
+    def norms(self) -> LayerNorms | None:
+        """All of them in one table, a column for every name there has been."""
+        if not self._rows:
+            return None
+        union = dict.fromkeys(name for names in dict.fromkeys(names for names, _ in self._rows) for name in names)
+        columns = {name: place for place, name in enumerate(union)}
+        places = {names: [columns[name] for name in names] for names in {names for names, _ in self._rows}}
+        table = np.full((len(self._rows), len(columns)), np.nan)
+        for at, (names, row) in enumerate(self._rows):
+            table[at, places[names]] = row
+        return LayerNorms(steps=np.array(self._steps, dtype=np.int64), names=tuple(columns), norms=table)

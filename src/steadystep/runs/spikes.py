@@ -1,0 +1,185 @@
+"""Jumps and ramps of the loss: those that healed are notes, those that did not are what the reading is for."""
+
+import math
+
+import numpy as np
+
+from steadystep.records import Severity
+from steadystep.runs.curve import Curve
+from steadystep.runs.levels import Excursion
+from steadystep.runs.reading import Pattern
+
+
+def restarts(curve: Curve) -> list[Pattern]:
+    """One note for all of them."""
+    found = curve.run.restarts
+    if not found:
+        return []
+    places = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+    evidence = f"the run was resumed at step {places}{_jump(curve, found[0])}"
+    advice = "nothing; if the loss is higher after a restart, the optimizer's state or the schedule was not restored"
+    return [Pattern(kind="restart", severity="info", step=found[0], until=found[-1], evidence=evidence, advice=advice)]
+
+
+def _jump(curve: Curve, step: int) -> str:
+    at = int(np.searchsorted(curve.steps, step))
+    if not 3 <= at <= len(curve) - 3:
+        return ""
+    before, after = np.median(curve.values[max(0, at - 8) : at]), np.median(curve.values[at : at + 8])
+    return f" ({curve.name} {before:.4g} before, {after:.4g} after)"
+
+
+_BACK = 64  # points before the loss
+_FEWEST_BEFORE = 16  # norms to know their level by
+_FACTOR = 3.0
+_SIGMAS = 6.0
+_MAD = 1.4826
+
+
+def early_norm(curve: Curve, step: int) -> tuple[int, float] | None:
+    """The step at which the gradient norm left its level for good before `step`, or at it, and by what factor."""
+    norms = curve.run.grad_norm
+    end = int(np.searchsorted(norms.steps, step, side="right"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(norms.values[max(0, end - 5 * _BACK) : end])
+    steps = norms.steps[max(0, end - 5 * _BACK) : end]
+    calm = logs[: max(0, len(logs) - _BACK // 4)]
+    calm = calm[np.isfinite(calm)]
+    if len(calm) < _FEWEST_BEFORE:
+        return None
+    usual = float(np.median(calm[-2 * _BACK :]))
+    spread = float(np.median(np.abs(calm[-2 * _BACK :] - usual))) * _MAD
+    limit = usual + max(math.log(_FACTOR), _SIGMAS * spread)
+    tail = slice(max(0, len(logs) - _BACK // 4), len(logs))
+    high = np.flatnonzero(~(logs[tail] <= limit))
+    if not len(high):
+        return None
+    at = int(high[0])
+    top = float(np.max(np.nan_to_num(logs[tail][at:], nan=math.inf, posinf=math.inf)))
+    return int(steps[tail][at]), math.exp(min(top - usual, 700.0))
+
+
+def norm_before(curve: Curve, step: int) -> str:
+    """As a clause; empty when the gradient norm said nothing before."""
+    found = early_norm(curve, step)
+    if found is None:
+        return ""
+    at, factor = found
+    size = f"{factor:.3g} times its level" if factor < 1e6 else "far above its level"
+    if at == step:
+        return f"the gradient norm rose to {size} at the same step"
+    return f"the gradient norm came first: {size} from step {at} on"
+
+
+_LONG = 4  # points: more than a hard batch
+_BRIEF = 32  # points
+_DEEP = 0.5  # of the way the loss had come
+_RAMP_DEPTH = 0.2  # of the level or of the way: less is a swing, no divergence
+_WILD_NORM = 10.0  # times the usual: healthy runs stay under 8
+_SWINGS = 1.5
+_TOLD = 3  # of the healed ones
+
+_HEALED = "nothing: one-step jumps are common in healthy runs and this one healed"
+_SLOW = (
+    "a rollback to a checkpoint from before step {step} would have been quicker; clip the gradient, and watch its norm"
+)
+_SPIKE = (
+    "go back to a checkpoint from before step {step}, skip the batches around it, and go on with a lower learning "
+    "rate; clip the gradient (max_grad_norm: 1.0)"
+)
+_DIVERGED = (
+    "go back to a checkpoint well before step {step} and go on with a learning rate 2 to 10 times lower; more warm-up, "
+    "clipping (max_grad_norm: 1.0) or a smaller beta2 (0.95) keep it from coming back"
+)
+
+
+def spikes(curve: Curve) -> list[Pattern]:
+    """One pattern for each that matters, and one for all the small ones that healed."""
+    small: list[Excursion] = []
+    found: list[Pattern] = []
+    for excursion in () if curve.signed else curve.excursions:
+        if curve.swing is not None and excursion.height < _SWINGS * curve.swing[1]:
+            continue  # told as an oscillation
+        pattern = _judged(curve, excursion)
+        if pattern is None:
+            small.append(excursion)
+        else:
+            found.append(pattern)
+    return [*found[:20], *_summary(curve, small)]
+
+
+def _judged(curve: Curve, one: Excursion) -> Pattern | None:
+    """None for a small one that healed."""
+    if _at_restart(curve, one) and one.end is not None:
+        return None
+    if one.end is not None and one.onset < curve.warm and 1 < one.length <= max(_BRIEF, curve.warm):
+        return _transient(curve, one)
+    step, peak = int(curve.steps[one.onset]), int(curve.steps[one.highest])
+    way = max(curve.start - one.base, 0.0)
+    deep = one.height >= _RAMP_DEPTH * min(abs(one.base), way)
+    sign = norm_before(curve, int(curve.steps[one.first]))
+    told = f"the {curve.name} rose from {one.base:.4g} to {one.top:.4g} (step {peak})" + (f"; {sign}" if sign else "")
+    if one.is_ramp and deep:
+        return _divergence(curve, one, step, told)
+    norm = early_norm(curve, int(curve.steps[one.first]))
+    wild = norm is not None and norm[1] >= _WILD_NORM
+    slight = one.height < min(_DEEP * way, abs(one.base)) and not wild
+    if one.end is None and one.length < 3 and one.height < abs(one.base) and not wild:
+        return None
+    if one.end is None:
+        ends = "the log ends there" if one.length < 3 else "has not come back"
+        return _pattern("spike-unhealed", "act", step, None, f"{told}, {ends}", _SPIKE)
+    if one.length < _LONG and slight:
+        return None
+    back = int(curve.steps[one.end])
+    grave = one.length >= _LONG or (wild and deep)
+    advice = _SLOW if one.length >= _LONG else _HEALED
+    evidence = f"{told} and was back at step {back}, {_points(one.length)} later"
+    return _pattern("spike-healed", "warn" if grave else "info", step, back, evidence, advice)
+
+
+def _divergence(curve: Curve, one: Excursion, step: int, told: str) -> Pattern:
+    if one.end is None:
+        return _pattern(
+            "divergence", "act", step, None, f"{told} over {_points(one.peak - one.onset + 1)}, and stays up", _DIVERGED
+        )
+    back = int(curve.steps[one.end])
+    evidence = f"{told} over {_points(one.peak - one.onset + 1)}; it was back at step {back}"
+    return _pattern("divergence", "act" if one.length >= _LONG else "warn", step, back, evidence, _DIVERGED)
+
+
+def _transient(curve: Curve, one: Excursion) -> Pattern:
+    assert one.end is not None
+    step, back = int(curve.steps[one.onset]), int(curve.steps[one.end])
+    evidence = f"early on the {curve.name} rose from {one.base:.4g} to {one.top:.4g} and was back at step {back}"
+    return _pattern("warm-up-transient", "info", step, back, evidence, "nothing: the first steps are like that")
+
+
+def _summary(curve: Curve, small: list[Excursion]) -> list[Pattern]:
+    if not small:
+        return []
+    highest = sorted(small, key=lambda one: -one.height)[:_TOLD]
+    told = ", ".join(f"{one.base:.4g} to {one.top:.4g} at step {int(curve.steps[one.first])}" for one in highest)
+    count = "one jump" if len(small) == 1 else f"{len(small)} jumps"
+    evidence = f"{count} of the {curve.name}, healed within {_points(max(one.length for one in small))}: {told}"
+    last = small[-1].last
+    advice = "nothing: batches differ, and each jump healed by itself"
+    return [
+        _pattern("spikes-healed", "info", int(curve.steps[small[0].onset]), int(curve.steps[last]), evidence, advice)
+    ]
+
+
+def _at_restart(curve: Curve, one: Excursion) -> bool:
+    """The first points after another process took over."""
+    before = int(curve.steps[max(0, one.onset - 2)])
+    return any(before <= restart <= int(curve.steps[one.first]) for restart in curve.run.restarts)
+
+
+def _points(count: int) -> str:
+    return "one point" if count == 1 else f"{count} points"
+
+
+def _pattern(kind: str, severity: Severity, step: int, until: int | None, evidence: str, advice: str) -> Pattern:
+    return Pattern(
+        kind=kind, severity=severity, step=step, until=until, evidence=evidence, advice=advice.format(step=step)
+    )

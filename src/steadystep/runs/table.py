@@ -1,0 +1,178 @@
+"""Columns of numbers as they stand in a log become a Run: roles given, steps in order, restarts told apart."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadystep._utils.text import nearest_names
+from steadystep.errors import ConfigError
+from steadystep.runs.roles import ROLES, choose, higher_is_better, is_held_out
+from steadystep.runs.run import Run, Series, Source
+
+_SHORT = 0.1  # of the longest part: a last part shorter than this that begins anew is a false start
+_UNSORTED = 0.02  # of all points going back: the order of the rows means nothing
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A curve with rising steps, where other processes took over, and what was left out."""
+
+    series: Series
+    restarts: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def in_order(steps: NDArray[np.int64], values: NDArray[np.float64]) -> Ordered:
+    """What was written last counts, as it does for the weights: a resumed run writes its last steps again."""
+    if len(steps) < 2:
+        return Ordered(Series(steps, values))
+    back = np.flatnonzero(np.diff(steps) < 0) + 1
+    notes: list[str] = []
+    restarts: list[int] = []
+    if len(back) > max(8, _UNSORTED * len(steps)):
+        order = np.argsort(steps, kind="stable")
+        steps, values = steps[order], values[order]
+        notes.append("rows were not in the order of their steps and have been sorted")
+    elif len(back):
+        steps, values, restarts, notes = _joined(steps, values, back)
+    last = np.append(np.diff(steps) > 0, True)
+    if not last.all():
+        notes.append(f"{int((~last).sum())} steps were logged more than once: the last value counts")
+        steps, values = steps[last], values[last]
+    return Ordered(Series(steps, values), tuple(restarts), tuple(notes))
+
+
+def _joined(
+    steps: NDArray[np.int64], values: NDArray[np.float64], back: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], list[int], list[str]]:
+    bounds = [0, *back.tolist(), len(steps)]
+    parts = [slice(a, b) for a, b in pairwise(bounds)]
+    longest = max(part.stop - part.start for part in parts)
+    notes: list[str] = []
+    kept: list[slice] = []
+    restarts: list[int] = []
+    for part in parts:
+        first = int(steps[part.start])
+        anew = bool(kept) and first <= int(steps[kept[0].start])
+        if anew and part.stop - part.start < _SHORT * longest:
+            notes.append(f"a false start of {part.stop - part.start} points was left out")
+            continue
+        if anew:
+            notes.append("several runs stand one after the other: the last one is read")
+            kept, restarts = [part], []
+            continue
+        if kept:
+            restarts.append(first)
+            kept = [slice(s.start, s.start + int(np.searchsorted(steps[s], first))) for s in kept]
+        kept.append(part)
+    chosen = np.concatenate([np.arange(s.start, s.stop) for s in kept])
+    return steps[chosen], values[chosen], restarts, notes
+
+
+_LARGEST_STEP = 2.0**53
+_EMPTY = 0.5  # share of NaN from which on it may mean "not logged"
+_ALTERNATIONS = 3
+
+Floats = NDArray[np.float64]
+
+
+@final
+@dataclass(slots=True)
+class LogTable:
+    """Named columns; each has the rows it was logged in and its values there."""
+
+    columns: dict[str, tuple[NDArray[np.int64], Floats]] = field(default_factory=dict)
+    rows: int = 0
+    notes: list[str] = field(default_factory=list)
+    has_steps: bool = True
+
+
+def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Mapping[str, str]) -> Run:
+    """The run in a table; ConfigError when there is no curve in it."""
+    check_roles(asked)
+    for role, column in asked.items():
+        if column not in table.columns:
+            known = sorted(table.columns)
+            raise ConfigError(
+                f"{path}: --column {role}={column}: there is no such column{nearest_names(column, known)}"
+            )
+    roles = choose(table.columns, asked)
+    notes = list(table.notes)
+    steps = _row_steps(table, roles.get("step"), notes)
+    taken = set(roles.values())
+    restarts: set[int] = set()
+
+    def series(column: str) -> Series:
+        rows, values = _without_blanks(*table.columns[column])
+        known = np.isfinite(steps[rows])
+        ordered = in_order(steps[rows[known]].astype(np.int64), values[known])
+        restarts.update(ordered.restarts)
+        notes.extend(f"{column}: {note}" for note in ordered.notes)
+        return ordered.series
+
+    main = {role: series(roles[role]) for role in ("loss", "grad_norm", "lr") if role in roles}
+    begun = set(restarts)
+    others = {column: series(column) for column in table.columns if column not in taken}
+    validation = {column: curve for column, curve in others.items() if is_held_out(column)}
+    if "val_loss" in roles:
+        validation["val_loss"] = series(roles["val_loss"])
+    if "loss" not in main and "val_loss" not in validation and not any(map(higher_is_better, others)):
+        some = ", ".join(repr(column) for column in list(table.columns)[:8])
+        raise ConfigError(f"{path}: which column is the loss? --column loss=NAME, where NAME is one of {some}")
+    said = ", ".join(f"{role} = {roles[role]!r}" for role in ROLES if role in roles and role not in asked)
+    if said:
+        notes.insert(0, f"columns were guessed: {said}")
+    return Run(
+        name=name,
+        path=path,
+        source=source,
+        loss=main.get("loss", Series()),
+        grad_norm=main.get("grad_norm", Series()),
+        lr=main.get("lr", Series()),
+        metrics={column: curve for column, curve in others.items() if column not in validation},
+        validation=validation,
+        restarts=tuple(sorted(begun)),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def check_roles(asked: Mapping[str, str]) -> None:
+    """ConfigError for a role that does not exist."""
+    for role in asked:
+        if role not in ROLES:
+            raise ConfigError(f"--column {role}=...: a column can be {', '.join(ROLES)}")
+
+
+def _row_steps(table: LogTable, column: str | None, notes: list[str]) -> Floats:
+    """The step of every row; NaN where it cannot be used."""
+    if column is None or column.lower() == "epoch":
+        if table.has_steps:
+            notes.append("no column of steps was found: rows are counted instead")
+        return np.arange(table.rows, dtype=np.float64)
+    steps = np.full(table.rows, np.nan)
+    rows, values = table.columns[column]
+    steps[rows] = np.where(np.abs(values) < _LARGEST_STEP, values, np.nan)
+    lost = int(np.isnan(steps).sum())
+    if lost == table.rows:
+        raise ConfigError(f"the column {column!r} holds no step at all; --column step=NAME names another")
+    if lost:
+        notes.append(f"{lost} rows without a step were left out")
+    return steps
+
+
+def _without_blanks(rows: NDArray[np.int64], values: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Without NaN, where NaN again and again stands between numbers: such a column was logged less often than others.
+
+    A loss that has become NaN stays so, or is so once or twice; it does not come and go by the hundred.
+    """
+    blank = np.isnan(values)
+    returns = int(np.count_nonzero(blank[:-1] & ~blank[1:])) if len(blank) else 0
+    if returns < _ALTERNATIONS or blank.mean() < _EMPTY:
+        return rows, values
+    return rows[~blank], values[~blank]

@@ -1,0 +1,247 @@
+"""The one look: everything a step is judged by, in one pass over the gradients and one transfer to the host."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from steadystep._utils.tensors import Layout, measure
+from steadystep.errors import MisuseError
+from steadystep.records import WEIGHTS_EVERY, Signals
+from steadystep.signals.batches import Inputs, batch_is_finite, batch_rms
+from steadystep.signals.gradients import Gradients, GradientView, Transfer
+from steadystep.signals.probes import UpdateProbes
+from steadystep.signals.weights import OFFSET, StatePeaks, WeightNorms
+from steadystep.snapshots.buffers import Buffers
+
+Metrics = Mapping[str, float | Tensor]
+
+_EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+_NO_METRICS: dict[str, float] = {}
+_NOTHING = slice(0, 0)
+_ANNOUNCING = ("initial_lr", "max_lr")
+
+
+@final
+class Measurer:
+    """Takes one `Look` per optimizer step."""
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        optimizer: Optimizer,
+        buffers: Buffers,
+        probes: UpdateProbes,
+        inputs: Inputs,
+        weights: WeightNorms | None = None,
+        state: StatePeaks | None = None,
+    ) -> None:
+        self._gradients = gradients
+        self.versions = gradients.versions
+        """Of each gradient: what tells that somebody has changed it."""
+        self._optimizer = optimizer
+        self._buffers = buffers
+        self._probes = probes
+        self._inputs = inputs
+        self._weights = weights or WeightNorms(gradients, wanted=False)
+        self._state = state or StatePeaks(gradients, optimizer, dict, wanted=False)
+        self.planned: Callable[[], float] = lambda: 0.0
+        """The largest learning rate of the guard's own schedule; 0 when it has none."""
+
+    def look(
+        self,
+        *,
+        step: int,
+        losses: list[Tensor],
+        weights: list[float],
+        scale: Tensor | None = None,
+        metrics: Metrics | None = None,
+        batches: list[Any] | None = None,
+        repeatable: bool = False,
+        refused_in_a_row: int = 0,
+        measured: list[Tensor] | None = None,
+    ) -> GradientView:
+        """Measure the gradients as they stand, unscaled and unclipped; or as they were when `measured`."""
+        names, grads, layout = self._gradients.collect()
+        if measured is not None and len(measured) == len(grads):
+            norms = measured
+        else:
+            norms, layout = self._measure(grads, layout)
+            measured = None
+        lrs, tensor_lrs = self._learning_rates()
+        watched, buffers = self._buffers.suspects(step)
+        size = self._size_of(batches) if batches else None
+        # why: a batch that is still on the host costs no transfer; one on another device rides along after all
+        here = size is not None and size.device.type == "cpu" != losses[0].device.type
+        samples, first_batches = self._probes.pending(), self._inputs.pending()
+
+        # The only host read of a healthy step; everything rides along.
+        transfer, due = Transfer(), step % WEIGHTS_EVERY == OFFSET
+        of_norms, of_losses = transfer.add(norms), transfer.add(losses)
+        of_scale = transfer.add((scale,)) if scale is not None else _NOTHING
+        of_lrs = transfer.add(tensor_lrs) if tensor_lrs else _NOTHING
+        of_peaks = transfer.add(torch._foreach_norm(buffers, torch.inf)) if buffers else _NOTHING  # L2 may overflow
+        of_constants = transfer.add(self._buffers.probe(step))
+        of_metrics = transfer.add([v for v in metrics.values() if isinstance(v, Tensor)]) if metrics else _NOTHING
+        of_weights = transfer.add(self._weights.measure()) if due else _NOTHING
+        of_state = transfer.add(self._state.measure()) if due else _NOTHING
+        of_batch = transfer.add(()) if size is None or here else transfer.add((size,))
+        host = transfer.read([*samples, *first_batches])
+        of_samples = slice(of_batch.stop, of_batch.stop + _count(samples))
+
+        each, seen, peaks = tuple(host[of_norms]), tuple(host[of_losses]), tuple(host[of_peaks])
+        if host[of_constants]:
+            self._buffers.learn(host[of_constants])
+        lrs += host[of_lrs]
+        weight_norms, state_peaks = tuple(host[of_weights]), tuple(host[of_state])
+        batch_size = host[of_batch]
+        if size is not None and here:
+            batch_size = [float(size)]  # sync: none, it is on the host
+        signals = Signals(
+            step=step,
+            loss=seen[0] if len(seen) == 1 else _mean(seen, weights),
+            losses=seen,
+            grad_norm=math.hypot(*each),
+            norms=each,
+            names=names,
+            bad_buffers=tuple([n for n, peak in zip(watched, peaks, strict=True) if not math.isfinite(peak)]),
+            buffers=tuple(watched),
+            buffer_peaks=peaks,
+            weights=self._weights.names() if weight_norms else (),
+            weight_norms=weight_norms,
+            state=self._state.names if state_peaks else (),
+            state_peaks=state_peaks,
+            batch_rms=batch_size[0] if batch_size else None,
+            lr=lrs[0] if len(lrs) == 1 else _largest(lrs),
+            announced_lr=self._announced(),
+            scale=1.0 if scale is None else host[of_scale.start],
+            scaled=scale is not None,
+            repeatable=repeatable,
+            metrics=_named(metrics, host[of_metrics]) if metrics else _NO_METRICS,
+            loss_eps=_EPS.get(losses[0].dtype, _EPS[torch.float32]),
+            refused_in_a_row=refused_in_a_row,
+            probe=self._probes.read(host[of_samples]),
+            inputs=self._inputs.read(host[of_samples.stop :]),
+        )
+        look = GradientView(signals, grads, layout, norms)
+        return look if signals.healthy else self._look_closer(look, batches or [], again=measured is None)
+
+    def with_weights(self, signals: Signals) -> Signals:
+        """With the norms of the weights, which are looked at now if they have not been. Only in trouble."""
+        if signals.weight_norms:
+            return signals
+        norms = tuple(_read(self._weights.measure()))
+        return replace(signals, weights=self._weights.names() if norms else (), weight_norms=norms)
+
+    def weights(self, signals: Signals) -> dict[str, float]:
+        """The norms of the weights as they are now, whatever `signals` says of them."""
+        now = self.with_weights(replace(signals, weights=(), weight_norms=()))
+        return dict(zip(now.weights, now.weight_norms, strict=True))
+
+    def norms(self) -> list[Tensor]:
+        """Of each gradient as it is now, on the device: for a loop that will clip before it steps."""
+        _, grads, layout = self._gradients.collect()
+        return self._measure(grads, layout)[0]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Whose gradients are looked at."""
+        return self._gradients.parameters
+
+    def _look_closer(self, look: GradientView, batches: list[Any], *, again: bool = True) -> GradientView:
+        """What is worth a second look once something seems wrong."""
+        signals = look.signals
+        if again and not math.isfinite(signals.grad_norm):
+            # why: a gradient whose dtype changed since the layout was made may have overflowed only in its norm
+            look.layout = self._gradients.regroup(look.grads)
+            look.norms = measure(look.grads, look.layout)
+            each = tuple(_read(look.norms))
+            signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
+        signals = self.with_weights(signals)
+        bad = self._buffers.newly_bad(signals.bad_buffers, grave=not signals.is_finite)
+        if bad != signals.bad_buffers:
+            signals = replace(signals, bad_buffers=bad)
+        look.signals = replace(signals, input_finite=batch_is_finite(batches)) if batches else signals
+        return look
+
+    def _size_of(self, batches: list[Any]) -> Tensor | None:
+        self._inputs.add(batches[0])
+        return batch_rms(batches[0])
+
+    def _measure(self, grads: list[Tensor], layout: Layout) -> tuple[list[Tensor], Layout]:
+        try:
+            return measure(grads, layout), layout
+        except NotImplementedError:  # a gradient turned sparse since the layout was made
+            layout = self._gradients.regroup(grads)
+            return measure(grads, layout), layout
+
+    def _announced(self) -> float:
+        """Torch's schedulers write what they rise to (`initial_lr`, `max_lr`) into the groups."""
+        largest = self.planned()
+        for group in self._optimizer.param_groups:
+            for key in _ANNOUNCING:
+                value = group.get(key, 0.0)
+                if isinstance(value, float | int) and value > largest:
+                    largest = float(value)
+        return largest
+
+    def _learning_rates(self) -> tuple[list[float], list[Tensor]]:
+        numbers: list[float] = []
+        tensors: list[Tensor] = []
+        for group in self._optimizer.param_groups:
+            lr = group.get("lr", 0.0)
+            (tensors if isinstance(lr, Tensor) else numbers).append(lr)
+        return numbers, tensors
+
+
+def _read(scalars: list[Tensor]) -> list[float]:
+    transfer = Transfer()
+    transfer.add(scalars)
+    return transfer.read()
+
+
+def _named(metrics: Metrics, read: list[float]) -> dict[str, float]:
+    """Each metric as a number; those that were tensors have been `read`, in their order."""
+    numbers = iter(read)
+    return {name: next(numbers) if isinstance(value, Tensor) else value for name, value in metrics.items()}
+
+
+def _count(tensors: list[Tensor]) -> int:
+    return sum([tensor.numel() for tensor in tensors])
+
+
+def _largest(lrs: list[float]) -> float:
+    return max(lrs) if all(math.isfinite(lr) for lr in lrs) else math.nan
+
+
+def _mean(losses: tuple[float, ...], weights: list[float]) -> float:
+    counted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if weight > 0]
+    if not counted:
+        return math.nan
+    return sum(loss * weight for loss, weight in counted) / sum(weight for _, weight in counted)
+
+
+def checked(metrics: Metrics) -> dict[str, float | Tensor]:
+    """Each metric as a number or as a tensor with no dimension and no graph; refused before anything is computed."""
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise MisuseError(f"metrics = {str(metrics)[:60]}: must be names with a number each, as in {{'reward': 1.0}}")
+    return {name: _scalar(name, value) for name, value in metrics.items()}
+
+
+def _scalar(name: str, value: float | Tensor) -> float | Tensor:
+    if not isinstance(value, Tensor):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise MisuseError(f"metrics[{name!r}] must be one real number, got {type(value).__name__}") from None
+    if value.numel() != 1 or value.is_complex() or value.is_meta:
+        shape = f"{list(value.shape)} on {value.device}"
+        raise MisuseError(f"metrics[{name!r}] must be one real number, got a tensor of shape {shape}")
+    plain = value.detach().reshape(())
+    # why: stacked with fp32 norms, a large whole number would lose its last digits
+    return plain if plain.is_floating_point() or plain.device.type == "mps" else plain.double()

@@ -1,0 +1,1 @@
+"""States in memory: what a rollback restores, and the replay buffer."""

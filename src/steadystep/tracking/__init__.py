@@ -1,0 +1,46 @@
+"""RECORD: the run log, the sinks, and the messages a person sees. What fails is reported once; training goes on.
+
+`Terminal` loads on first use: it draws with rich, whose import takes time and draws from Python's random numbers.
+"""
+
+from typing import TYPE_CHECKING
+
+from steadystep._utils.lazy import lazy_names
+from steadystep.runs.run import Incident, LayerNorms, Run, Series
+from steadystep.tracking.broadcast import Broadcast
+from steadystep.tracking.log_format import describe
+from steadystep.tracking.run_log import RunLog
+from steadystep.tracking.sink import GradientSample, RunStart, Sink, StepRow
+from steadystep.tracking.sinks import MLflow, TensorBoard, WandB, default_sinks, named_sinks
+from steadystep.tracking.tracker import NoLog, Tracker, Tracking
+
+if TYPE_CHECKING:
+    from steadystep.runs.run_log import Follower, read
+    from steadystep.tracking.terminal import Terminal
+
+__all__ = [
+    "Broadcast",
+    "Follower",
+    "GradientSample",
+    "Incident",
+    "LayerNorms",
+    "MLflow",
+    "NoLog",
+    "Run",
+    "RunLog",
+    "RunStart",
+    "Series",
+    "Sink",
+    "StepRow",
+    "TensorBoard",
+    "Terminal",
+    "Tracker",
+    "Tracking",
+    "WandB",
+    "default_sinks",
+    "describe",
+    "named_sinks",
+    "read",
+]
+
+__getattr__ = lazy_names(__name__, {"terminal": ("Terminal",), ".runs.run_log": ("Follower", "read")})

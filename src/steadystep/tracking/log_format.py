@@ -1,0 +1,259 @@
+"""The file under a run log: how it is begun, written to and ended."""
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from steadystep._utils.text import state_of
+from steadystep.errors import TrainingHalted
+from steadystep.records import Outcome
+from steadystep.runs.run import Incident
+
+logger = logging.getLogger("steadystep")
+
+
+def state(path: Path) -> tuple[bool, bool]:
+    """Whether there is anything, and whether a crash left it without an end: what is appended must not stick to it."""
+    if not path.exists() or path.stat().st_size == 0:
+        return False, False
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return True, file.read(1) != b"\n"
+
+
+def is_gone(file: IO[str]) -> bool:
+    """No name leads to it any more: what is written to it nobody will read."""
+    try:
+        return not file.closed and os.fstat(file.fileno()).st_nlink == 0
+    except (OSError, ValueError):
+        return False
+
+
+def dropped(
+    file: IO[str], pending: list[str], path: Path, process: int, unwritten: list[int], last_before: int
+) -> None:
+    """Nobody closed it: the log was let go of, or the program ends. `last_before` is the id of an older error."""
+    # why last_value: at the end of a program, what ended it is no longer being handled
+    last: BaseException | None = getattr(sys, "last_value", None)
+    if id(last) == last_before:  # of an earlier cell of a notebook
+        last = None
+    end(file, pending, path, process, unwritten, sys.exc_info()[1] or last)
+
+
+def end(
+    file: IO[str],
+    pending: list[str],
+    path: Path,
+    process: int,
+    unwritten: list[int],
+    error: BaseException | None,
+) -> None:
+    """The last lines and how it ended; then the file is closed."""
+    if os.getpid() == process:  # what was forked off has a copy of the lines, and no business here
+        line: dict[str, Any] = {"kind": "end", "how": "finished", "time": round(time.time(), 1)}
+        if unwritten[0]:
+            line["unwritten"] = unwritten[0]
+        if error is not None:
+            stopped = isinstance(error, TrainingHalted | KeyboardInterrupt | SystemExit)
+            line |= {"how": "stopped" if stopped else "error", "error": f"{type(error).__name__}: {error}"[:1000]}
+        pending.append(json.dumps(line) + "\n")
+        write(file, pending, path)
+    with suppress(OSError):  # a full disk fails once more on what the file still buffers
+        file.close()
+
+
+def write(file: IO[str], pending: list[str], path: Path) -> None:
+    """What is pending; a disk that is full ends the log and not the training."""
+    lines = "".join(pending)
+    pending.clear()
+    if file.closed:
+        return
+    try:
+        file.write(lines)
+        file.flush()
+    except OSError as error:
+        logger.warning("run log %s stopped (%s); training goes on", path, error.strerror or error)
+        with suppress(OSError):
+            file.close()
+
+
+LARGEST_STEP = 2**62
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def as_json(value: float, digits: int = 9) -> float | str:
+    """To so many significant digits; nine give back any fp32 value exactly."""
+    if math.isfinite(value):
+        return float(f"{value:.{digits}g}")
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def as_list(values: Sequence[float], digits: int = 6) -> str:
+    """Many of them, as the text of a JSON list."""
+    total = sum(values)
+    if total - total == 0.0:  # all finite
+        return "[" + ",".join([f"{value:.{digits}g}" for value in values]) + "]"
+    return json.dumps([as_json(value, digits) for value in values], separators=(",", ":"))
+
+
+def from_json(value: object) -> float:
+    """Raises TypeError for what is not a number."""
+    if type(value) is float or type(value) is int:
+        return float(value)
+    if isinstance(value, str) and value in _WORDS:
+        return _WORDS[value]
+    raise TypeError("not a number")
+
+
+def step_of(value: object) -> int:
+    """Raises TypeError for what is not a step."""
+    if type(value) is not int or not 0 <= value < LARGEST_STEP:
+        raise TypeError("not a step")
+    return value
+
+
+def count_of(value: object) -> int:
+    """A number of things; 0 for anything else."""
+    return value if type(value) is int and 0 < value < LARGEST_STEP else 0
+
+
+def incident_card(incident: Incident) -> str:
+    """What, what was done, why, what to try; only what is known."""
+    rows = [f"**Step {incident.step}: {incident.cause}** ({incident.severity})"]
+    for title, text in (
+        ("Seen", incident.evidence),
+        ("Done", incident.done),
+        ("Origin", incident.origin),
+        ("Try", incident.advice),
+        ("Bundle", f"`{incident.bundle}`" if incident.bundle else ""),
+    ):
+        if text:
+            rows.append(f"* {title}: {text}")
+    return "\n".join([rows[0], "", *rows[1:]])
+
+
+_REFUSED = {
+    "skip-step": "update skipped",
+    "back-off-scale": "update skipped, loss scale halved",
+    "leave-out": "no usable micro-batch, update skipped",
+}
+
+
+def describe(outcome: Outcome) -> str:
+    """What was seen, what was done, why."""
+    diagnosis = outcome.diagnosis
+    began = f"; origin: {outcome.origin}" if outcome.origin else ""
+    return (
+        f"step {outcome.step}: {diagnosis.evidence or outcome.plan.reason}: {did(outcome)} [{diagnosis.cause}]{began}"
+    )
+
+
+def did(outcome: Outcome) -> str:
+    """What was done, as a clause."""
+    plan = outcome.plan
+    if outcome.restored is not None:
+        cut = f", learning rate held at {plan.lr:.3g} or below" if plan.lr is not None else ""
+        how = "bit for bit" if outcome.exact else "not verified bit for bit"
+        again = f", made {outcome.caught_up} updates since again ({how})" if outcome.caught_up else ""
+        return f"went back to {state_of(plan.to)}{again}{cut}"
+    done = []
+    if "restore-moments" in plan.steps:
+        done.append(f"optimizer restored to {state_of(plan.to)}")
+    if plan.rank is not None:
+        done.append(f"weights and moments copied from rank {plan.rank}")
+    if plan.kept:
+        done.append("kept objects restored")
+    if plan.lr is not None:
+        done.append(f"learning rate held at {plan.lr:.3g} or below")
+    if outcome.left_out:
+        done.append(f"updated without micro-batch {', '.join(str(i) for i in outcome.left_out)} of its group")
+    elif not outcome.stepped:
+        done.append(next((_REFUSED[step] for step in plan.steps if step in _REFUSED), "update skipped"))
+    elif plan.norm is not None:
+        done.append(f"gradient scaled down to {plan.norm:.3g}")
+    elif any(f.severity == "critical" for f in outcome.findings):
+        done.append("updated all the same (observe mode)")
+    return ", ".join(done) or "updated"
+
+
+_MOST_NAMES = 16  # of the tensors a finding is about: a NaN is often in all of them
+_SEVERITIES = ("info", "warn", "act", "critical")
+
+
+def incident_line(outcome: Outcome, run_dir: Path) -> dict[str, Any]:
+    """Everything that is known about it; the bundle's folder as seen from `run_dir`, so that both can be moved."""
+    bundle = Path(outcome.incident) if outcome.incident else None
+    line: dict[str, Any] = {
+        "kind": "incident",
+        "step": outcome.step,
+        "stepped": outcome.stepped,
+        "left_out": list(outcome.left_out),
+        "done": did(outcome),
+        "diagnosis": _short(json.loads(outcome.diagnosis.to_json())),
+        "plan": json.loads(outcome.plan.to_json()),
+    }
+    if outcome.restored is not None:
+        line["restored"] = outcome.restored
+    if outcome.lr_mult != 1.0:
+        line["lr_mult"] = outcome.lr_mult
+    if outcome.origin:
+        line["origin"] = outcome.origin
+    if bundle is not None:
+        line["bundle"] = str(bundle.relative_to(run_dir) if bundle.is_relative_to(run_dir) else bundle)
+    return line
+
+
+def incident_of(line: Mapping[str, Any], run_dir: Path) -> Incident:
+    """What a line of the log in `run_dir` says; TypeError and the like when it says nothing."""
+    diagnosis, restored = line["diagnosis"], line.get("restored")
+    findings = tuple(
+        (str(f["detector"]), f["severity"] if f["severity"] in _SEVERITIES else "info", str(f.get("what", "")))
+        for f in diagnosis.get("findings", ())
+    )
+    loudest = max((_SEVERITIES.index(severity) for _, severity, _ in findings), default=2)
+    return Incident(
+        step=line["step"],
+        cause=str(diagnosis["cause"]),
+        severity=_SEVERITIES[loudest],
+        evidence=str(diagnosis.get("evidence", "")),
+        advice=str(diagnosis.get("advice", "")),
+        done=str(line.get("done", "")),
+        stepped=bool(line.get("stepped", True)),
+        restored=restored if type(restored) is int else None,
+        origin=str(line.get("origin", "")),
+        bundle=str(run_dir / str(line["bundle"])) if line.get("bundle") else "",
+        findings=findings,
+    )
+
+
+def incident_from(outcome: Outcome) -> Incident:
+    """The same, without the way through a file."""
+    findings = tuple((f.detector, f.severity, f.what) for f in outcome.findings)
+    return Incident(
+        step=outcome.step,
+        cause=outcome.diagnosis.cause,
+        severity=_SEVERITIES[max((_SEVERITIES.index(severity) for _, severity, _ in findings), default=2)],
+        evidence=outcome.diagnosis.evidence or outcome.plan.reason,
+        advice=outcome.diagnosis.advice,
+        done=did(outcome),
+        stepped=outcome.stepped,
+        restored=outcome.restored,
+        origin=outcome.origin,
+        bundle=outcome.incident,
+        findings=findings,
+    )
+
+
+def _short(diagnosis: dict[str, Any]) -> dict[str, Any]:
+    for finding in diagnosis["findings"]:
+        rest = len(finding["where"]) - _MOST_NAMES
+        if rest > 0:
+            finding["where"] = [*finding["where"][:_MOST_NAMES], f"and {rest} more"]
+    return diagnosis

@@ -1,0 +1,122 @@
+"""MLflow: a server where one is set (`MLFLOW_TRACKING_URI`), else a database in the run's folder."""
+
+import json
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+from steadystep.runs.run import Incident
+from steadystep.tracking.log_format import incident_card
+from steadystep.tracking.sink import GradientSample, RunStart, StepRow, need
+
+_ID = "mlflow-id"
+_BATCH = 1000  # points in one transaction, as many as MLflow takes: a commit costs as much as hundreds of them
+_EVERY_S = 2.0
+
+
+@final
+class MLflow:
+    """Logs to a run of its own, which a resumed process goes on with.
+
+    Args:
+        experiment: as MLflow calls it.
+        tracking_uri: where to; by default what MLflow is set to, or `run_dir/mlflow.db`.
+    """
+
+    def __init__(self, experiment: str = "steadystep", tracking_uri: str | None = None) -> None:
+        need("mlflow")
+        self._experiment = experiment
+        self._uri = tracking_uri
+        self._client: Any = None
+        self._entities: Any = None
+        self._run_id = ""
+        self._local = False
+        self._points: list[Any] = []
+        self._written = time.monotonic()
+
+    def start(self, run: RunStart) -> None:
+        """Begin, or go on."""
+        mlflow = import_module("mlflow")
+        self._entities = import_module("mlflow.entities")
+        known = self._uri is not None or import_module("mlflow.tracking").is_tracking_uri_set()
+        local = None if known or run.run_dir is None else f"sqlite:///{(run.run_dir / 'mlflow.db').resolve()}"
+        self._local = local is not None
+        self._client = mlflow.MlflowClient(tracking_uri=self._uri or local)
+        self._run_id = self._go_on(run.run_dir) or self._begin(run)
+        self._client.log_dict(self._run_id, dict(run.settings), "settings.json")
+        self._written = time.monotonic()  # why: making a database takes seconds, and what waited is written together
+
+    def step(self, row: StepRow) -> None:
+        """One point per curve."""
+        scale = {} if row.scale is None else {"scale": row.scale}
+        curves = {"loss/train": row.loss, "grad/norm": row.grad_norm, "lr": row.lr}
+        self._log(row.step, {**curves, **scale, **row.metrics})
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One point per metric."""
+        names = {"val_loss": "loss/validation"}
+        self._log(step, {names.get(name, f"validation/{name}"): value for name, value in metrics.items()})
+
+    def layers(self, step: int, norms: Mapping[str, float]) -> None:
+        """A curve per layer."""
+        self._log(step, {f"grad/layer/{name}": norm for name, norm in norms.items()})
+
+    def histograms(self, sample: GradientSample) -> None:
+        """MLflow has none."""
+
+    def incident(self, incident: Incident) -> None:
+        """A text, and a point."""
+        self._log(incident.step, {f"incidents/{incident.cause}": 1.0})
+        self._client.log_text(self._run_id, incident_card(incident), f"incidents/step-{incident.step:08d}.md")
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._run_id:
+            self._write()
+            self._client.set_terminated(self._run_id)
+
+    def _begin(self, run: RunStart) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        artifacts = (run.run_dir / "mlflow").resolve().as_uri() if run.run_dir and self._local else None
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment, artifacts)
+        made = self._client.create_run(experiment, run_name=run.name)
+        settings = [("parameters", run.parameters), *_flat(run.settings)]
+        params = [self._entities.Param(_clean(name), json.dumps(value)[:500]) for name, value in settings]
+        self._client.log_batch(made.info.run_id, params=params)
+        if run.run_dir is not None:
+            (run.run_dir / _ID).write_text(made.info.run_id)
+        return str(made.info.run_id)
+
+    def _go_on(self, folder: Path | None) -> str:
+        path = None if folder is None else folder / _ID
+        if path is None or not path.exists():
+            return ""
+        run_id = path.read_text().strip()
+        self._client.update_run(run_id, status="RUNNING")
+        return run_id
+
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        self._points += [self._entities.Metric(_clean(name), value, now, step) for name, value in values.items()]
+        if len(self._points) >= _BATCH or time.monotonic() - self._written > _EVERY_S:
+            self._write()
+
+    def _write(self) -> None:
+        while self._points:
+            batch, self._points = self._points[:_BATCH], self._points[_BATCH:]
+            self._client.log_batch(self._run_id, metrics=batch)
+        self._written = time.monotonic()
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in settings.items():
+        rows += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return rows
+
+
+def _clean(name: str) -> str:
+    """MLflow takes letters, digits and a few marks."""
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)

@@ -1,0 +1,128 @@
+"""A run in a terminal while it goes on. In a log file: plain lines now and then, no control codes."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import final
+
+from rich.console import Console
+from rich.live import Live
+
+from steadystep.runs.run import Incident
+from steadystep.tracking import display
+from steadystep.tracking.display import Progress
+from steadystep.tracking.sink import GradientSample, RunStart, StepRow
+
+_DRAW_EVERY_S = 0.5  # a drawing costs a few milliseconds
+_LINE_EVERY_S = 10.0
+_ALIKE_STEPS = 50  # an incident like the last one, so soon after it, is counted and not shown
+
+
+@final
+class Terminal:
+    """A sink that draws loss, gradient norm, learning rate, speed, time left and incidents.
+
+    Args:
+        console: where to; standard error by default.
+        total: steps in the whole run. Without it, `training.total_steps` counts when a schedule uses it.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        total: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._progress = Progress(total)
+        self._clock = clock
+        self._title = ""
+        self._live: Live | None = None
+        self._drawn = -math.inf
+        self._said = ""
+        self._shown: Incident | None = None
+        self._unshown = 0
+
+    def start(self, run: RunStart) -> None:
+        """Take a part of the screen."""
+        training = run.settings.get("training", {})
+        if self._progress.total is None and training.get("lr_scheduler"):
+            self._progress.total = training.get("total_steps")
+        count = f", {run.parameters:,} parameters" if run.parameters else ""
+        self._title = f"{display.harmless(run.name)}{count}" + (f", resumed at step {run.step:,}" if run.step else "")
+        screen = self._console
+        if screen.is_terminal and not screen.is_dumb_terminal and not screen.is_jupyter:
+            self._live = Live(console=screen, auto_refresh=False)
+            self._live.start()
+        else:
+            self._print(self._title)
+
+    def step(self, row: StepRow) -> None:
+        """Draw, if it is time."""
+        now = self._clock()
+        self._progress.step(row, now)
+        if self._live is not None and now - self._drawn >= _DRAW_EVERY_S:
+            self._drawn = now
+            self._draw()
+        elif self._live is None and now - self._drawn >= _LINE_EVERY_S:
+            self._drawn = now
+            self._say()
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shown with what is drawn next."""
+        self._progress.validated(step, metrics)
+
+    def layers(self, step: int, norms: Mapping[str, float]) -> None:
+        """Too much for a terminal."""
+
+    def histograms(self, sample: GradientSample) -> None:
+        """Too much for a terminal."""
+
+    def incident(self, incident: Incident) -> None:
+        """A card, unless one like it was just shown."""
+        if incident.severity == "info":
+            return
+        self._progress.noticed(incident)
+        last = self._shown
+        if last is not None and last.cause == incident.cause and incident.step - last.step <= _ALIKE_STEPS:
+            self._shown = incident
+            self._unshown += 1
+            return
+        self._mention_unshown()
+        self._shown = incident
+        if self._live is not None:
+            self._console.print(display.card(incident))
+            self._draw()
+        else:
+            for text in display.card_lines(incident):
+                self._print(text)
+
+    def close(self) -> None:
+        """The last state stays on the screen."""
+        self._mention_unshown()
+        if self._live is not None:
+            self._draw()
+            self._live.stop()
+        else:
+            self._say()
+
+    def _mention_unshown(self) -> None:
+        if self._unshown and self._shown is not None:
+            self._print(f"  {self._unshown} more like it, the last at step {self._shown.step}")
+        self._unshown = 0
+
+    def _draw(self) -> None:
+        assert self._live is not None
+        width, plain = self._console.width, self._console.options.ascii_only
+        picture = display.live(self._progress, title=self._title, width=width, unicode=not plain)
+        self._live.update(picture, refresh=True)
+
+    def _say(self) -> None:
+        said = display.line(self._progress)
+        if said and said != self._said:
+            self._print(said)
+        self._said = said
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
