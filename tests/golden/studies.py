@@ -11,7 +11,7 @@ import torch
 
 from steadystep.lab.bench.detection import STUDY as DETECTION
 from steadystep.lab.bench.recovery import STUDY as RECOVERY
-from steadystep.lab.bench.study import Choice, Job, Study
+from steadystep.lab.bench.study import Choice, Study, StudyJob
 from tests.field.row import for_json, silence
 
 _ARMS = ("clean", "unguarded", "autopilot")
@@ -49,7 +49,7 @@ def read(path: Path) -> dict[str, Any]:
     return {entry["key"]: entry["row"] for entry in map(json.loads, lines)}
 
 
-def _jobs(seed: int) -> dict[str, tuple[Study, Job]]:
+def _jobs(seed: int) -> dict[str, tuple[Study, StudyJob]]:
     """Each run once: both tables share most of theirs."""
     choice = Choice(seeds=(seed,))
     found = {job.key: (study, job) for study in (DETECTION, RECOVERY) for job in study.jobs(choice)}
