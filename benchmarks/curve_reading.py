@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 from steadystep.lab.curves import CURVE_KINDS, made_up
-from steadystep.runs.diagnose import diagnose
+from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.reading import Reading
 
 # The first of these that a reading holds is what it calls the curve.

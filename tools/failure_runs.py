@@ -42,7 +42,7 @@ class Trail:
     @property
     def acts(self) -> list[tuple[int, str]]:
         """Steps at which something was done, and what."""
-        return [(outcome.step, " + ".join(outcome.plan.steps)) for outcome in self.outcomes if outcome.plan.steps]
+        return [(outcome.step, " + ".join(outcome.plan.actions)) for outcome in self.outcomes if outcome.plan.actions]
 
     @property
     def warnings(self) -> list[tuple[int, str]]:

@@ -78,7 +78,7 @@ def run(
             outcome = guard.step(lambda x: (wrapped(x) - x.sum(1, keepdim=True)).square().mean(), batch=x)
         except steadystep.TrainingHalted as error:
             return {"said": f"halted: {error}"}
-        decided.append((outcome.stepped, outcome.plan.steps, outcome.restored))
+        decided.append((outcome.stepped, outcome.plan.actions, outcome.restored))
     with suppress(Exception):
         guard._end(save=False)
     weights = [p.detach().double().sum().item() for p in other.parameters()]

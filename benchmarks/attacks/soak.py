@@ -197,9 +197,9 @@ def _count(done: Soak, outcome: steadystep.Outcome, rate: float) -> None:
     done.steps += 1
     done.low += outcome.stepped and outcome.lr_mult * (outcome.signals.lr if outcome.signals else rate) < _LEAST * rate
     done.losses.append(outcome.loss)
-    if outcome.plan.steps:
+    if outcome.plan.actions:
         done.causes[outcome.diagnosis.cause] += 1
-        done.actions["+".join(outcome.plan.steps)] += 1
+        done.actions["+".join(outcome.plan.actions)] += 1
 
 
 def _measure(step: int, guard: steadystep.Guard, folder: Path) -> Measured:

@@ -200,7 +200,7 @@ class Program:
                 self._plain(x, scaler)
             else:
                 outcome = guard.step(self.loss, batch=x)
-                self.acted += [f"{step}: {name}" for name in outcome.plan.steps if name != "back-off-scale"]
+                self.acted += [f"{step}: {name}" for name in outcome.plan.actions if name != "back-off-scale"]
         hook.remove()
         self.fault = ""
         return self._held_out()
@@ -247,8 +247,8 @@ def poisoned(names: tuple[str, str, str], place: str, value: float, at: int, see
     bad = not_finite(tensors_of(ours.model, ours.optimizer))
     if bad:
         return f"not finite: {bad}"
-    usual = max(clean, shorter.run(guarded=False, place="no batch", at=at))
-    allowed = max(1.5 * usual, usual + 0.1)
+    baseline = max(clean, shorter.run(guarded=False, place="no batch", at=at))
+    allowed = max(1.5 * baseline, baseline + 0.1)
     if math.isfinite(ruined) and not end <= max(1.05 * ruined, ruined + 0.02):
         return f"{end:.3f}, and {ruined:.3f} without a guard; did {ours.acted[:3]}"
     return "" if end <= allowed else f"{end:.3f}, and {clean:.3f} without the fault; did {ours.acted[:3]}"

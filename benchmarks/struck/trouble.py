@@ -83,8 +83,8 @@ class Trouble:
 
     def _note(self) -> None:
         outcome = None if self.watcher is None else self.watcher.outcome
-        if outcome is not None and outcome.plan.steps and (not self.acts or self.acts[-1][0] != outcome.step):
-            self.acts.append((outcome.step, outcome.plan.steps, outcome.caught_up))
+        if outcome is not None and outcome.plan.actions and (not self.acts or self.acts[-1][0] != outcome.step):
+            self.acts.append((outcome.step, outcome.plan.actions, outcome.replayed))
 
     def _strikes(self, fault: str, step: int) -> bool:
         return fault == self._fault and self._at <= step < self._at + _LASTS.get(fault, 1)

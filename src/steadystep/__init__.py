@@ -8,6 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from steadystep import _deprecated
 from steadystep.version import __version__
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ _PARTS = (
     "tracking",
 )
 
+_deprecated.install()
+
 __all__ = [
     "CheckpointError",
     "Config",
@@ -114,6 +117,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _PARTS:
+        return _load(name)
+    if f"steadystep.{name}" in _deprecated.MODULES:
         return _load(name)
     if name in _HOMES:
         return getattr(_load(_HOMES[name]), name)

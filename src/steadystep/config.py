@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from steadystep._deprecated import SETTINGS, warn_renamed
 from steadystep._utils.text import text_of
 from steadystep.errors import ConfigError
 from steadystep.schedule import NAMES, Schedule, named
@@ -241,7 +242,7 @@ class RecoverySettings(Settings):
         description="with a run_dir: the most that states may take there when memory does not hold two; a quarter of "
         "what is free when left out, 0 for none",
     )
-    catch_up_memory_mb: Number = Field(
+    replay_memory_mb: Number = Field(
         256.0,
         ge=0,
         description="batches given as batch= are remembered for a rollback to make their updates again; 0 for none",
@@ -258,6 +259,16 @@ class RecoverySettings(Settings):
         lt=1,
         description="deprecated, without effect: how often a state is kept follows from its size, never from a clock",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _new_keys(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            for old, new in SETTINGS.items():
+                if old in given and new not in given:
+                    warn_renamed(f"recovery.{old}", f"recovery.{new}", stacklevel=5)
+                    given = {new if key == old else key: value for key, value in given.items()}
+        return given
 
     @property
     def unused(self) -> tuple[str, ...]:

@@ -111,10 +111,10 @@ class Guard:
             release(self._optimizer)
             raise
         self.precision, self._parts = parts.precision, parts
-        self._passes, self._probes, self._looker = parts.passes, parts.probes, parts.looker
+        self._runner, self._probes, self._measurer = parts.runner, parts.probes, parts.measurer
         self._judge, self._action, self._lr = parts.judge, parts.action, parts.learning_rate
         self._budget, self._recovery = parts.budget, parts.recovery
-        self._keeping, self._data, self._examiner = parts.keeping, parts.keeping.data, parts.examiner
+        self._run_state, self._data, self._nan_tracer = parts.run_state, parts.run_state.data, parts.nan_tracer
         self._ranks = parts.ranks
 
     def step(
@@ -147,10 +147,10 @@ class Guard:
                 "this guard watches a loop that steps by itself: call loss.backward() and optimizer.step()"
             )
         # Before anything is changed: what is wrong with a call costs nothing but that call.
-        arguments.refuse_inside("step", busy=self._passes.busy)
+        arguments.refuse_inside("step", busy=self._runner.busy)
         arguments.check_work(closure_or_loss)
         arguments.check_rates(self._optimizer)
-        number = self._passes.group.weight_of(weight)
+        number = self._runner.group.weight_of(weight)
         numbers = checked(metrics) if metrics else {}
         if not self._data.open and not isinstance(closure_or_loss, Tensor):
             self._between()
@@ -165,20 +165,20 @@ class Guard:
     def _collect(
         self, closure_or_loss: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics
     ) -> Outcome:
-        with self._passes:
+        with self._runner:
             self._metrics.update(metrics)
-            if not isinstance(closure_or_loss, Tensor) and not self._passes.group.members:
+            if not isinstance(closure_or_loss, Tensor) and not self._runner.group.members:
                 self._recovery.begin(step=self.attempts, updates=self.updates)
             with self._probes.watching(self.attempts):
-                member = self._passes.add(closure_or_loss, batch=batch, weight=weight)
-            if not self._passes.group.full:
+                member = self._runner.add(closure_or_loss, batch=batch, weight=weight)
+            if not self._runner.group.full:
                 return Outcome(step=self.attempts, reading=member.loss, stepped=False, pending=True)
             return self._update()
 
     def flush(self) -> Outcome | None:
         """Update with a group that is not full, as at the end of an epoch; None when none is open."""
-        with self._passes:
-            return self._update() if self._passes.group.members else None
+        with self._runner:
+            return self._update() if self._runner.group.members else None
 
     def validate(self, val_loss: float, **metrics: float) -> None:
         """How a validation went: for the log, a plateau schedule, early stopping and the best weights.
@@ -188,13 +188,13 @@ class Guard:
         metrics = {name: arguments.number(name, value) for name, value in metrics.items()}
         loss = self._ranks.validation(arguments.number("val_loss", val_loss))
         self._lr.validated(loss)
-        self._keeping.validated(loss)
+        self._run_state.validated(loss)
         self._parts.log.validated(self.attempts, {"val_loss": loss, **metrics})
 
     @property
     def should_stop(self) -> bool:
         """With `early_stopping`: validation has not improved for `patience` times."""
-        return self._keeping.early_stopping.should_stop
+        return self._run_state.early_stopping.should_stop
 
     @property
     def epoch(self) -> int:
@@ -220,11 +220,11 @@ class Guard:
         every 20 steps together with the weights, and put back by themselves when they are no longer finite.
         """
         arguments.check_kept(name, thing)
-        self._keeping.check(name, thing)
+        self._run_state.check(name, thing)
         if update is not None and not callable(update):
             raise MisuseError(f"update = {update!r}: must be a function of no argument that updates {name!r}")
         self._recovery.keep(name, thing, update)
-        self._keeping.loop.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check)
+        self._run_state.loop.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check)
 
     @contextmanager
     def editing(self) -> Iterator[None]:
@@ -233,34 +233,36 @@ class Guard:
         `model.load_state_dict` between two steps is taken for one by itself, in one process. With several ranks every
         rank announces it.
         """
-        arguments.refuse_inside("editing", busy=self._passes.busy)
+        arguments.refuse_inside("editing", busy=self._runner.busy)
         self._judge.edits.expect()
         yield
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """What is probably wrong with the run so far, the likeliest cause first; one "healthy" when nothing is."""
-        return self._parts.casebook.diagnose()
+        return self._parts.run_history.diagnose()
 
     def _update(self) -> Outcome:
         self._lr.place(self.updates)
-        if not self._passes.refresh():
+        if not self._runner.refresh():
             return self._settled(self._action.drop(self.attempts, not_repeatable()))
-        look = self._look(range(len(self._passes.group.members)))
-        self._parts.sample(look)
-        diagnosis, plan = self._judge.judge(look, updates=self.updates)
-        case = self._examiner.open(plan, look, updates=self.updates)
-        works = self._passes.works() if self._recovery.remembers else ()
-        options = self._lr.options() if works else ()  # before the update: some optimizers set their own rate in it
+        view = self._measure(range(len(self._runner.group.members)))
+        self._parts.sample(view)
+        diagnosis, plan = self._judge.judge(view, updates=self.updates)
+        case = self._nan_tracer.open(plan, view, updates=self.updates)
+        micro_batches = self._runner.micro_batches() if self._recovery.remembers else ()
+        options = (
+            self._lr.options() if micro_batches else ()
+        )  # before the update: some optimizers set their own rate in it
         try:
-            outcome = self._action.carry_out(plan, look, diagnosis, look_again=self._look)
+            outcome = self._action.carry_out(plan, view, diagnosis, measure_again=self._measure)
         except BaseException:
             left_at, self._action.left_at = self._action.left_at, None
             self.updates = self.updates if left_at is None else left_at
             raise
-        if works and outcome.stepped and not outcome.left_out:
+        if micro_batches and outcome.stepped and not outcome.left_out:
             used = options if outcome.lr_mult == 1.0 else self._lr.times(options, outcome.lr_mult)
-            self._recovery.remember(works, outcome, updates=self.updates + 1, options=used)
-        return self._settled(self._examiner.close(outcome, case))
+            self._recovery.remember(micro_batches, outcome, updates=self.updates + 1, options=used)
+        return self._settled(self._nan_tracer.close(outcome, case))
 
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed, without stepping: for loops that update by themselves.
@@ -270,9 +272,9 @@ class Guard:
         """
         arguments.check_loss("inspect", loss)
         arguments.check_rates(self._optimizer)
-        with self._passes:
+        with self._runner:
             self._lr.place(self.updates)
-            seen = self._looker.look(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
+            seen = self._measurer.measure(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
             self._inspected = self._ranks.agree(seen)
             self._verdict = self._judge.judge(self._inspected, updates=self.updates, careful=True)
             return self._verdict[1]
@@ -281,23 +283,23 @@ class Guard:
         """Close what `inspect` opened. With `stepped=False` buffers are put back; gradients stay yours to clear."""
         if self._inspected is None:
             raise MisuseError("commit() closes an inspect(): call guard.inspect(loss) first")
-        look, (diagnosis, plan), self._inspected = self._inspected, self._verdict, None
-        return self._settled(self._action.report(plan, look, diagnosis, stepped=stepped))
+        view, (diagnosis, plan), self._inspected = self._inspected, self._verdict, None
+        return self._settled(self._action.report(plan, view, diagnosis, stepped=stepped))
 
-    def _look(self, kept: Sequence[int]) -> GradientView:
-        self._passes.finish(kept)
-        members = [self._passes.group.members[i] for i in kept]
-        look = self._looker.look(
+    def _measure(self, kept: Sequence[int]) -> GradientView:
+        self._runner.finish(kept)
+        members = [self._runner.group.members[i] for i in kept]
+        view = self._measurer.measure(
             step=self.attempts,
             losses=[member.loss for member in members],
             weights=[member.weight for member in members],
             scale=self.precision.scale(members[0].loss.device),
             metrics=self._metrics,
             batches=[member.batch for member in members if member.batch is not None],
-            repeatable=self._passes.group.repeatable,
+            repeatable=self._runner.group.repeatable,
             refused_in_a_row=self._budget.refused_in_a_row,
         )
-        return self._ranks.agree(look)
+        return self._ranks.agree(view)
 
     def _settled(self, outcome: Outcome) -> Outcome:
         if outcome.pending:  # its closure raised, and the group goes on without it
@@ -310,9 +312,9 @@ class Guard:
         self._judge.edits.forget()  # why: what a rollback has put back is no edit of the loop's
         self._budget.count(outcome)
         self._parts.record(outcome, updates=self.updates)
-        if "stop" in outcome.plan.steps and not outcome.stepped:
+        if "stop" in outcome.plan.actions and not outcome.stepped:
             raise self._budget.halt(outcome)
-        if self._passes.given_losses and not self._data.open:  # the next forward pass is over before we are called
+        if self._runner.given_losses and not self._data.open:  # the next forward pass is over before we are called
             self._between()
         return outcome
 
@@ -326,10 +328,10 @@ class Guard:
         Raises:
             CheckpointError: this guard could not have written it; nothing was changed.
         """
-        arguments.refuse_inside("load_state_dict", busy=self._passes.busy)
+        arguments.refuse_inside("load_state_dict", busy=self._runner.busy)
         loaded = state.load_checked(self._parts.stateful, arguments.saved_state(saved))
         self.attempts, self.updates = loaded["attempts"], loaded["updates"]
-        self._passes.reset()
+        self._runner.reset()
         self._recovery.forget()
         self._judge.edits.forget()
 
@@ -347,7 +349,7 @@ class Guard:
             config = Config.load(settings.pop("config", None)).with_checkpoints()
         guard = cls(model, optimizer, run_dir=run_dir, config=config, **settings)
         try:
-            guard._keeping.resume(None if path is None else Path(path))
+            guard._run_state.resume(None if path is None else Path(path))
         except BaseException:
             guard._end(save=False)
             raise
@@ -355,39 +357,39 @@ class Guard:
 
     def save(self, path: str | Path | None = None) -> Path:
         """Write a checkpoint now and wait for it; to `run_dir/checkpoints`, or into the folder `path`."""
-        arguments.refuse_inside("save", busy=self._passes.busy)
+        arguments.refuse_inside("save", busy=self._runner.busy)
         where = None if path is None else arguments.folder("path", path)
-        if self._passes.group.members:
+        if self._runner.group.members:
             raise MisuseError("save() in the middle of a group of micro-batches: call flush() first, or a step later")
-        return self._keeping.save(where, self.attempts, self.updates)
+        return self._run_state.save(where, self.attempts, self.updates)
 
     def restore_best(self) -> bool:
         """Put the weights of the best validation back; False when there are none."""
-        arguments.refuse_inside("restore_best", busy=self._passes.busy)
+        arguments.refuse_inside("restore_best", busy=self._runner.busy)
         self._recovery.forget()
-        return self._keeping.restore_best(self.attempts, self.updates)
+        return self._run_state.restore_best(self.attempts, self.updates)
 
     def _between(self) -> None:
-        if not self._passes.group.members:
-            self._keeping.between(self.attempts, self.updates)
+        if not self._runner.group.members:
+            self._run_state.between(self.attempts, self.updates)
 
     def _conclude(self) -> None:
         """Say what the run came to, if that has not been said; done by `close` and at the end of the program."""
-        self._parts.log.concluded(self._parts.casebook.verdict())
+        self._parts.log.concluded(self._parts.run_history.verdict())
 
     def close(self) -> None:
         """Save the last state, write the log's last lines and let go of the optimizer."""
-        arguments.refuse_inside("close", busy=self._passes.busy)
+        arguments.refuse_inside("close", busy=self._runner.busy)
         self._end(save=sys.exc_info()[0] is None)
 
     def _end(self, *, save: bool) -> None:
         if not self._closed:
             self._closed = True
-            dropped = self._passes.reset()
+            dropped = self._runner.reset()
             if dropped:
                 warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
             try:
-                self._keeping.close(self.attempts, self.updates, save=save and not dropped)
+                self._run_state.close(self.attempts, self.updates, save=save and not dropped)
             finally:  # it passes a signal on that came during the last step
                 self._parts.close()
                 release(self._optimizer)

@@ -34,8 +34,8 @@ def test_a_healthy_run_is_bit_identical_and_the_host_waits_once_per_step(precisi
         assert_same(expected, got)
         waits = [ours.waits - theirs.waits for ours, theirs in zip(counts, plain, strict=True)]
         # why: a watched scaler's own wait is made by the look
-        usual = 0 if (kind, precision) == ("watch", "fp16") else 1
-        more = [count - usual for count in waits if count != usual]
+        baseline = 0 if (kind, precision) == ("watch", "fp16") else 1
+        more = [count - baseline for count in waits if count != baseline]
         # one more per snapshot; a guard takes its first one here, and torch's scaler gives its scale and count singly
         assert more == {"watch": [1], "guard": [1, 3] if precision == "fp16" else [1, 1]}[kind], waits
         # nothing is brought to the device in a usual step

@@ -52,7 +52,7 @@ def test_damaged_weights_are_rolled_back_and_the_batches_replayed(precision: str
     config = {"training": {"mixed_precision": precision}, "recovery": REPLAYING}
     expected, *_ = train(config)
     got, outcomes, guard = train(config, broken_at=30)
-    assert [o.step for o in outcomes if "rollback" in o.plan.steps] == [30]
+    assert [o.step for o in outcomes if "rollback" in o.plan.actions] == [30]
     assert guard.updates == 36
     assert_same(expected, got)
 
@@ -77,13 +77,13 @@ def test_states_on_disk_come_back_exactly(tmp_path: Path) -> None:
 def test_counts_of_steps_stay_on_the_host_after_a_rollback() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    holdings = TensorState(model, optimizer, lambda: list(model.parameters()))
-    kept = Snapshots(holdings, count=1, device=torch.device(D))
+    tensor_state = TensorState(model, optimizer, lambda: list(model.parameters()))
+    kept = Snapshots(tensor_state, count=1, device=torch.device(D))
     closure_of(model)(BATCHES[0]).backward()
     optimizer.step()
     kept.take(step=0, updates=1, lr=0.1, parts={})
     optimizer.state.clear()
-    kept.go_back(0, replay=True)
+    kept.roll_back(0, replay=True)
     places = {name: {s[name].device.type for s in optimizer.state.values()} for name in ("step", "exp_avg")}
     assert places == {"step": {"cpu"}, "exp_avg": {notgpu.NAME}}
 

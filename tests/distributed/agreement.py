@@ -195,7 +195,7 @@ def a_spoilt_state_is_put_back(kind: str) -> None:
         x = batch(step, rank)
         outcomes.append(guard.step(lambda x: squared(model, x), batch=x))
     assert_one_decision(outcomes)
-    acted = [(o.step, o.plan.steps, o.stepped) for o in outcomes if o.plan.steps]
+    acted = [(o.step, o.plan.actions, o.stepped) for o in outcomes if o.plan.actions]
     assert acted == [(27, ("restore-moments",), True), (47, ("restore-kept",), True)], acted
     assert outcomes[27].findings[0].where == ("exp_avg of 0.weight",)
     assert float(average.weight.detach().abs().max()) < 1.0

@@ -137,7 +137,7 @@ def kept_by_one_rank(kind: str) -> None:
             held = everywhere([state.step for state in guard._recovery.states])
             assert all(each == held[0] for each in held), (step, held)
         assert_one_decision(outcomes)
-        acted = [(o.step, o.plan.steps[0]) for o in outcomes if o.plan.steps]
+        acted = [(o.step, o.plan.actions[0]) for o in outcomes if o.plan.actions]
         assert acted == [(36, "rollback"), (47, "restore-kept")], acted
         assert bool(average.weight.isfinite().all())
         if kind == "ddp":

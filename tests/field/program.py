@@ -80,7 +80,7 @@ class Notes:
                     {"step": finding.step, "detector": finding.detector, "severity": finding.severity, "who": who}
                 )
         if not outcome.plan.proceeds:
-            plan = list(outcome.plan.steps)
+            plan = list(outcome.plan.actions)
             self.acts.append({"step": outcome.step, "plan": plan, "cause": outcome.diagnosis.cause, "who": who})
 
     def diagnosed(self) -> Diagnosis:

@@ -193,7 +193,7 @@ def test_harm_on_purpose_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def step(self: Guard, *args: object, **kwargs: object) -> Outcome:
         if self.attempts > 20:
-            return Outcome(step=self.attempts, reading=1.0, stepped=False, plan=Plan(steps=("skip-step",)))
+            return Outcome(step=self.attempts, reading=1.0, stepped=False, plan=Plan(actions=("skip-step",)))
         return taken(self, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Guard, "step", step)

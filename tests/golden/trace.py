@@ -47,7 +47,7 @@ def decision_of(outcome: Outcome) -> Decision:
         "kept": len(plan.kept) or None,
         "left-out": len(outcome.left_out) or None,
         "restored": outcome.restored,
-        "replayed": outcome.caught_up or None,
+        "replayed": outcome.replayed or None,
         "exact": outcome.exact or None,
     }
     measured = () if signals is None else (signals.loss, signals.grad_norm, signals.lr)
@@ -56,7 +56,7 @@ def decision_of(outcome: Outcome) -> Decision:
         found=tuple(f"{finding.detector} {finding.severity}" for finding in outcome.findings),
         cause=diagnosis.cause,
         damage=str(diagnosis.damage),
-        actions=tuple(plan.steps),
+        actions=tuple(plan.actions),
         numbers=tuple((name, int(value)) for name, value in numbers.items() if value is not None),
         stepped=outcome.stepped,
         clipped=outcome.clipped,

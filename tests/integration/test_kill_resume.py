@@ -193,7 +193,7 @@ def test_a_loader_with_a_state_of_its_own_is_asked_and_draws_nothing_twice(tmp_p
         model, guard = made(folder)
         for batch in guard.batches(Seeded()):
             if guard.attempts == stop:
-                guard._keeping.checkpoints.flush()
+                guard._run_state.checkpoints.flush()
                 return model.weight
             step(model, guard, batch)
         guard.close()
@@ -210,12 +210,12 @@ def test_a_pass_that_is_left_early_is_over_when_the_next_one_begins(tmp_path: Pa
         for _ in range(guard.epoch, 3):
             for batch in guard.batches(DATA):
                 if guard.attempts == stop:
-                    guard._keeping.checkpoints.flush()
+                    guard._run_state.checkpoints.flush()
                     return model.weight
                 step(model, guard, batch)
                 if guard.attempts % 3 == 0:
                     if folder is not None:
-                        guard._keeping.checkpoints.flush()
+                        guard._run_state.checkpoints.flush()
                     break
         guard.close()
         return model.weight.detach().clone()
@@ -235,11 +235,11 @@ def test_what_a_loader_takes_from_pass_to_pass(tmp_path: Path, kind: str, stop: 
         for _ in range(guard.epoch, 2):
             for batch in guard.batches(loader):
                 if guard.attempts == stop:
-                    guard._keeping.checkpoints.flush()
+                    guard._run_state.checkpoints.flush()
                     return model.weight
                 step(model, guard, batch)
                 if folder is not None:
-                    guard._keeping.checkpoints.flush()
+                    guard._run_state.checkpoints.flush()
             guard.validate(val_loss=1.0)  # saved when the next pass begins
         guard.close()
         return model.weight.detach().clone()
@@ -408,9 +408,9 @@ def test_nothing_is_gathered_while_the_last_one_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, guard = made(tmp_path)
-    checkpoints = guard._keeping.checkpoints
+    checkpoints = guard._run_state.checkpoints
     monkeypatch.setattr(type(checkpoints._writer), "busy", property(lambda _: True))
-    monkeypatch.setattr(type(guard._keeping.loop), "gather", lambda _: pytest.fail("gathered"))
+    monkeypatch.setattr(type(guard._run_state.loop), "gather", lambda _: pytest.fail("gathered"))
     for batch in DATA[:3]:
         step(model, guard, batch)
     monkeypatch.undo()

@@ -12,7 +12,7 @@ import pytest
 from steadystep.config import Config
 from steadystep.detectors.build import build_detectors
 from steadystep.records import Finding, Signals
-from steadystep.runs.diagnose import diagnose
+from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.open import open_run
 from steadystep.runs.run import Run, Series
 

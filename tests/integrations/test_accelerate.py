@@ -64,7 +64,7 @@ def test_with_no_incident_it_is_bit_identical(way: dict[str, Any]) -> None:
     _, guarded, outcomes, _ = run(guarded=True, **way)
     assert_same(plain, guarded)
     assert len(outcomes) == 60 // way.get("accumulate", 1)
-    assert not any(o.plan.steps for o in outcomes)
+    assert not any(o.plan.actions for o in outcomes)
 
 
 def test_a_nan_sample_ends_near_the_clean_run() -> None:
@@ -129,7 +129,7 @@ def test_after_a_rollback_the_scheduler_moves_on_with_the_loop(scaled: bool) -> 
     scaler = torch.amp.GradScaler("cpu") if scaled else None
     opt = AcceleratedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), scaler=scaler)
     opt._accelerate_step_called = True
-    plan = steadystep.Plan(steps=("rollback",), to=4)
+    plan = steadystep.Plan(actions=("rollback",), to=4)
     taken = steadystep.Outcome(step=1, reading=1.0, stepped=True)
     refused = steadystep.Outcome(step=2, reading=1.0, stepped=False)
     back = steadystep.Outcome(step=3, reading=1.0, stepped=False, plan=plan, restored=5)

@@ -198,7 +198,7 @@ def test_fabric() -> None:
     plain, _ = fabric_run(guarded=False)
     guarded, outcomes = fabric_run(guarded=True)
     assert_same(plain, guarded)
-    assert not any(o.plan.steps for o in outcomes)
+    assert not any(o.plan.actions for o in outcomes)
     ruined, _ = fabric_run(guarded=False, bad=BAD)
     state, outcomes = fabric_run(guarded=True, bad=BAD)
     assert not is_finite(ruined)

@@ -138,8 +138,8 @@ def test_bad_data_alone_is_no_reason_to_go_back() -> None:
     updates = guard.updates
     for x in batches(6, seed=3):
         outcome = guard.step(lambda x=x: squared(model, x * math.nan))
-        assert outcome.plan.steps == ("skip-step",)
-    assert outcome.signals.witness is not None
+        assert outcome.plan.actions == ("skip-step",)
+    assert outcome.signals.counterfactual is not None
     assert guard.updates == updates
 
 
@@ -161,4 +161,4 @@ def test_the_newest_good_state_before_the_first_sign(steps: list[int], first_sig
     plan = decide(signals, diagnosis, budget=budget, states=states, limits=Limits(trust_steps=trust))
     good = [step for step in steps if (step + trust <= first_sign if step >= 0 else at < 64)]
     assert plan.to == (good[-1] if good else None)
-    assert ("rollback" in plan.steps) == bool(good)
+    assert ("rollback" in plan.actions) == bool(good)

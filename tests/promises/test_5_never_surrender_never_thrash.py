@@ -71,7 +71,7 @@ def test_every_second_batch_bad_stops_too() -> None:
 
 
 def outcome(step: int, kind: str) -> Outcome:
-    plan = Plan(steps=("rollback",), to=max(step - 30, 0)) if kind == "rollback" else Plan(steps=("skip-step",))
+    plan = Plan(actions=("rollback",), to=max(step - 30, 0)) if kind == "rollback" else Plan(actions=("skip-step",))
     return Outcome(
         step=step,
         reading=1.0,

@@ -99,7 +99,7 @@ def test_a_leap_of_the_learning_rate_is_held_until_it_is_withdrawn() -> None:
         assert optimizer.param_groups[0]["lr"] == asked
         assert asked * outcome.lr_mult == pytest.approx(1e-3)
         assert outcome.stepped
-        assert outcome.plan.steps == (("hold-lr",) if i == 60 else ())
+        assert outcome.plan.actions == (("hold-lr",) if i == 60 else ())
 
 
 @pytest.mark.parametrize("mode", ["careful", "observe"])

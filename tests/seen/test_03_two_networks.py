@@ -92,6 +92,6 @@ def test_a_gan_in_lightning_is_left_alone(tmp_path: Path) -> None:
     causes: list[str] = []
     alone, guarded = fit([]), fit([StabilityCallback()])
     said = [f"{f.step} {f.detector}: {f.what}" for o in seen for f in o.findings if f.severity != "info"]
-    acts = [f"{o.step} {o.plan.steps}" for o in seen if not o.plan.proceeds]
+    acts = [f"{o.step} {o.plan.actions}" for o in seen if not o.plan.proceeds]
     assert (acts, said, causes) == ([], [], ["healthy"] * 2)
     assert all(torch.equal(a, b) for a, b in zip(alone, guarded, strict=True))

@@ -21,7 +21,7 @@ def test_a_leap_late_in_a_decay_is_held_at_the_last_rate(steps: int, at: int) ->
     outcomes = train(at + 130, optimizer="SGD", lr=0.2, rates=lambda s: _decayed(s) * (50.0 if s in leapt else 1.0))
     last = _decayed(at - 1)
     used = [o.signals.lr * o.lr_mult for o in outcomes[at : at + steps] if o.stepped and o.signals is not None]
-    assert "hold-lr" in outcomes[at].plan.steps
+    assert "hold-lr" in outcomes[at].plan.actions
     assert outcomes[at].plan.lr is not None
     assert outcomes[at].plan.lr <= 1.1 * last
     assert max(used, default=0.0) <= 1.1 * last

@@ -30,7 +30,7 @@ def _busy() -> Callable[[], float]:
 
 
 def _interventions(outcomes: list[Outcome]) -> list[tuple[object, ...]]:
-    return [(o.step, o.plan.steps, o.plan.to, o.restored) for o in outcomes if not o.plan.proceeds]
+    return [(o.step, o.plan.actions, o.plan.to, o.restored) for o in outcomes if not o.plan.proceeds]
 
 
 def _under(clock: Callable[[], float], program: Callable[[], list[Outcome]]) -> list[tuple[object, ...]]:

@@ -234,7 +234,7 @@ def _twins(seed: int, alone: Ended, guarded: Ended) -> Twins:
         seed=seed,
         bit_identical=all(torch.equal(a, b) for a, b in zip(alone.weights, guarded.weights, strict=True)),
         warnings=tuple(f"{f.step} {f.detector} ({f.severity}): {f.what}" for f in found),
-        acts=tuple(f"{o.step} {'+'.join(o.plan.steps)} to {o.plan.to} for {o.plan.reason}" for o in acted),
+        acts=tuple(f"{o.step} {'+'.join(o.plan.actions)} to {o.plan.to} for {o.plan.reason}" for o in acted),
         halted=guarded.halted,
         held_out_plain=alone.held_out,
         held_out_guarded=guarded.held_out,

@@ -147,7 +147,7 @@ def test_a_bad_micro_batch_is_left_out_as_if_never_seen(bad: int, kind: str, pre
             expected = twin_guard.step(lambda i=i: squared(twin, data[i]))
     assert outcome.stepped
     assert outcome.left_out == (bad,)
-    assert outcome.plan.steps == ("leave-out",)
+    assert outcome.plan.actions == ("leave-out",)
     assert outcome.loss == expected.loss
     for name, value in twin.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
@@ -210,7 +210,7 @@ def test_plain_losses_drop_the_group() -> None:
     guard.step(squared(model, a))
     outcome = guard.step(squared(model, b * math.nan))
     assert not outcome.stepped
-    assert outcome.plan.steps == ("skip-step",)
+    assert outcome.plan.actions == ("skip-step",)
     assert_same(before, full_state(model, guard._optimizer))
     assert guard.step(squared(model, a)).pending
     assert guard.step(squared(model, b)).stepped

@@ -24,10 +24,10 @@ from steadystep.errors import CheckpointError, MisuseError
 class Held:
     """A disk that waits until it is let go."""
 
-    def __init__(self, shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
-        self._put = shelf.put
-        monkeypatch.setattr(shelf, "put", self._wait)
+        self._put = store.put
+        monkeypatch.setattr(store, "put", self._wait)
 
     def _wait(self, state: Any, **details: Any) -> Path:
         self.begun.set()
@@ -36,12 +36,12 @@ class Held:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> CheckpointStore:
+def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "checkpoints")
 
 
-def test_the_state_is_that_of_the_moment_of_saving(shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, writer = Held(shelf, monkeypatch), BackgroundWriter(shelf)
+def test_the_state_is_that_of_the_moment_of_saving(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, writer = Held(store, monkeypatch), BackgroundWriter(store)
     weight = torch.nn.Parameter(torch.ones(3, 4))
     live = {"w": weight, "t": weight.t()[1:], "a": np.zeros(3), "list": [1, [2]], "z": torch.ones(2) * 1j}
     assert writer.save(live, step=7, updates=6, score=0.25)
@@ -53,7 +53,7 @@ def test_the_state_is_that_of_the_moment_of_saving(shelf: CheckpointStore, monke
     live["z"].zero_()
     held.go.set()
     writer.flush()
-    back = shelf.newest()
+    back = store.newest()
     assert back is not None
     assert (back.step, back.updates, back.score) == (7, 6, 0.25)
     assert torch.equal(back.state["w"], torch.ones(3, 4))
@@ -64,22 +64,22 @@ def test_the_state_is_that_of_the_moment_of_saving(shelf: CheckpointStore, monke
 
 
 def test_another_writer_of_the_folder_begins_when_the_first_one_is_through(
-    shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, writer = Held(shelf, monkeypatch), BackgroundWriter(shelf)
+    held, writer = Held(store, monkeypatch), BackgroundWriter(store)
     assert writer.save({"n": 1}, step=1, updates=1)
     assert held.begun.wait(60)
     letting_go = threading.Timer(0.05, held.go.set)
     letting_go.start()
-    BackgroundWriter(CheckpointStore(shelf.folder))
-    assert shelf.steps() == [1]
+    BackgroundWriter(CheckpointStore(store.folder))
+    assert store.steps() == [1]
     letting_go.join()
 
 
 def test_while_one_is_written_the_next_is_refused_or_waits(
-    shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, writer = Held(shelf, monkeypatch), BackgroundWriter(shelf)
+    held, writer = Held(store, monkeypatch), BackgroundWriter(store)
     assert writer.save({"n": 1}, step=1, updates=1)
     assert held.begun.wait(60)
     assert writer.busy
@@ -87,15 +87,15 @@ def test_while_one_is_written_the_next_is_refused_or_waits(
     letting_go = threading.Timer(0.05, held.go.set)
     letting_go.start()
     assert writer.save({"n": 3}, step=3, updates=3, wait=True)
-    assert 1 in shelf.steps()
+    assert 1 in store.steps()
     letting_go.join()
     writer.flush()
     assert not writer.busy
-    assert shelf.steps() == [1, 3]
+    assert store.steps() == [1, 3]
 
 
-def test_buffers_are_used_again_and_follow_the_state(shelf: CheckpointStore) -> None:
-    writer = BackgroundWriter(shelf)
+def test_buffers_are_used_again_and_follow_the_state(store: CheckpointStore) -> None:
+    writer = BackgroundWriter(store)
     with torch.inference_mode():
         writer.save({"w": torch.ones(4), "v": torch.ones(2), "old": torch.ones(1)}, step=1, updates=1)
     writer.flush()
@@ -104,21 +104,21 @@ def test_buffers_are_used_again_and_follow_the_state(shelf: CheckpointStore) -> 
     writer.flush()
     assert writer._buffers["w"].data_ptr() == before["w"]
     assert sorted(writer._buffers) == ["new", "v", "w"]
-    back = shelf.newest()
+    back = store.newest()
     assert back is not None
     assert {name: value.tolist() for name, value in back.state.items()} == {"w": [0] * 4, "v": [0] * 3, "new": [0]}
     writer.close()
     assert writer._buffers == {}
 
 
-def test_tensors_of_every_kind(shelf: CheckpointStore) -> None:
-    writer = BackgroundWriter(shelf)
+def test_tensors_of_every_kind(store: CheckpointStore) -> None:
+    writer = BackgroundWriter(store)
     dtypes = (torch.bfloat16, torch.bool, torch.uint64, torch.float8_e4m3fn, torch.complex128, torch.int8)
     state = {str(dtype): torch.tensor([[0, 1], [1, 1]]).to(dtype).t() for dtype in dtypes}
     state |= {"empty": torch.empty(0, 3), "scalar": torch.tensor(7)}
     writer.save(state, step=1, updates=1)
     writer.flush()
-    back = shelf.newest()
+    back = store.newest()
     assert back is not None
     for name, tensor in state.items():
         assert back.state[name].dtype is tensor.dtype
@@ -126,12 +126,12 @@ def test_tensors_of_every_kind(shelf: CheckpointStore) -> None:
 
 
 def test_nothing_but_the_copy_happens_in_the_callers_thread(
-    shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    put = shelf.put
-    monkeypatch.setattr(shelf, "put", lambda *a, **k: (threads.append(threading.current_thread()), put(*a, **k)))
-    writer = BackgroundWriter(shelf)
+    put = store.put
+    monkeypatch.setattr(store, "put", lambda *a, **k: (threads.append(threading.current_thread()), put(*a, **k)))
+    writer = BackgroundWriter(store)
     writer.save({}, step=1, updates=1)
     writer.flush()
     assert threads[0] is not threading.current_thread()
@@ -149,8 +149,8 @@ def no_file_over(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_failure_is_said_once_and_so_is_its_end(shelf: CheckpointStore) -> None:
-    writer = BackgroundWriter(shelf)
+def test_a_failure_is_said_once_and_so_is_its_end(store: CheckpointStore) -> None:
+    writer = BackgroundWriter(store)
     large = {"w": torch.ones(400_000)}
     writer.save(large, step=1, updates=1)
     writer.flush()
@@ -162,40 +162,40 @@ def test_a_failure_is_said_once_and_so_is_its_end(shelf: CheckpointStore) -> Non
             writer.flush()
         assert writer.save(large, step=3, updates=3)
         writer.flush()  # a second warning would be an error
-    assert shelf.steps() == [1]
-    assert [p.name for p in shelf.folder.iterdir()] == ["step-00000001"]
+    assert store.steps() == [1]
+    assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
     writer.save(large, step=4, updates=4)
     with pytest.warns(UserWarning, match="checkpoints are written to .*checkpoints again"):
         writer.flush()
     writer.save(large, step=5, updates=5)
     writer.close()
-    assert shelf.steps() == [1, 4, 5]
+    assert store.steps() == [1, 4, 5]
 
 
-def test_the_next_save_tells_and_goes_on(shelf: CheckpointStore) -> None:
-    writer = BackgroundWriter(shelf)
-    shutil.rmtree(shelf.folder)
-    shelf.folder.write_text("a file where a folder should be")
+def test_the_next_save_tells_and_goes_on(store: CheckpointStore) -> None:
+    writer = BackgroundWriter(store)
+    shutil.rmtree(store.folder)
+    store.folder.write_text("a file where a folder should be")
     writer.save({}, step=1, updates=1)
     with pytest.warns(UserWarning, match="could not be written") as seen:
         assert writer.save({}, step=2, updates=2, wait=True)
     assert seen[0].filename == __file__
     writer.flush()
-    shelf.folder.unlink()
-    shelf.folder.mkdir()
+    store.folder.unlink()
+    store.folder.mkdir()
     writer.save({}, step=3, updates=3)
     with pytest.warns(UserWarning, match="again"):
         writer.flush()
 
 
 def test_whatever_goes_wrong_in_the_thread_is_a_failure(
-    shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode(state: Any, **details: Any) -> Path:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(shelf, "put", explode)
-    writer = BackgroundWriter(shelf)
+    monkeypatch.setattr(store, "put", explode)
+    writer = BackgroundWriter(store)
     writer.save({}, step=1, updates=1)
     writer._thread.join()  # type: ignore[union-attr]
     with pytest.warns(UserWarning, match=r"the checkpoint of step 1 failed: MemoryError\('no room'\)"):
@@ -203,8 +203,8 @@ def test_whatever_goes_wrong_in_the_thread_is_a_failure(
     writer.report()
 
 
-def test_a_full_disk(shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = BackgroundWriter(shelf)
+def test_a_full_disk(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = BackgroundWriter(store)
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -215,22 +215,22 @@ def test_a_full_disk(shelf: CheckpointStore, monkeypatch: pytest.MonkeyPatch) ->
     writer.save({"n": 2}, step=1, updates=2)
     with pytest.warns(UserWarning, match="No space left on device"):
         writer.flush()
-    assert shelf.newest().state["n"] == 1  # type: ignore[union-attr]
+    assert store.newest().state["n"] == 1  # type: ignore[union-attr]
 
 
-def test_a_state_without_form_is_an_error_at_first_and_a_failure_later(shelf: CheckpointStore) -> None:
-    writer = BackgroundWriter(shelf)
+def test_a_state_without_form_is_an_error_at_first_and_a_failure_later(store: CheckpointStore) -> None:
+    writer = BackgroundWriter(store)
     with pytest.raises(CheckpointError, match=r"^a is a object"):
         writer.save({"a": object()}, step=1, updates=1)
     assert writer.save({"a": 1}, step=1, updates=1)
     writer.flush()
     with pytest.warns(UserWarning, match="checkpoint of step 2 cannot be written: a is a object"):
         assert not writer.save({"a": object()}, step=2, updates=2)
-    assert shelf.steps() == [1]
+    assert store.steps() == [1]
 
 
-def test_after_close_there_is_no_saving(shelf: CheckpointStore) -> None:
-    writer = BackgroundWriter(shelf)
+def test_after_close_there_is_no_saving(store: CheckpointStore) -> None:
+    writer = BackgroundWriter(store)
     writer.close()
     writer.close()
     with pytest.raises(MisuseError, match="after close"):

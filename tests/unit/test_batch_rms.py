@@ -54,7 +54,7 @@ def test_a_large_batch_is_sampled() -> None:
 class TestInputScale:
     def test_a_batch_a_thousand_times_as_large_is_refused(self) -> None:
         (found,) = fed(InputScale(), [1.0] * 40 + [1001.0] + [1.0] * 5)
-        assert (found.step, found.severity, found.usual) == (40, "act", 1.0)
+        assert (found.step, found.severity, found.baseline) == (40, "act", 1.0)
 
     def test_what_is_no_other_scale(self) -> None:
         assert fed(InputScale(), [1.0] * 40 + [999.0]) == []
@@ -81,7 +81,7 @@ class TestInputScale:
             assert outcome.stepped == (step != 50)
             if step == 50:
                 assert outcome.diagnosis.cause == "bad-batch"
-                assert outcome.plan.steps == ("skip-step",)
+                assert outcome.plan.actions == ("skip-step",)
 
 
 class TestSameBatch:

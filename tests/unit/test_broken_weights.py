@@ -60,7 +60,7 @@ def test_without_batches_a_masked_weight_costs_no_more_than_47_updates(at: int) 
     """Found at the next look, 20 steps later at most; the state it goes back to is 20 to 40 steps older than that."""
     run = Run(None, {})
     run.go(at + 20, damage=(at,))
-    (acted,) = [o for o in run.outcomes if o.plan.steps]
+    (acted,) = [o for o in run.outcomes if o.plan.actions]
     assert acted.restored is not None
     assert acted.step - at < 20
     assert acted.step - acted.restored <= 47
@@ -77,8 +77,8 @@ def test_a_huge_weight_is_broken_where_its_norm_is_finite(value: float) -> None:
             run.model.g.bias.data[3] = value
         x = batch(step).double()
         run.outcomes.append(run.guard.step(lambda x: (run.model(x) - x.sum(-1)).square().mean(), batch=x))
-    (acted,) = [o for o in run.outcomes if o.plan.steps]
-    assert (acted.step, acted.plan.steps) == (27, ("rollback", "catch-up"))
+    (acted,) = [o for o in run.outcomes if o.plan.actions]
+    assert (acted.step, acted.plan.actions) == (27, ("rollback", "replay"))
     assert "beyond what weights come to" in acted.findings[0].what
     assert all(float(p.detach().abs().max()) < 10.0 for p in run.model.parameters())
 

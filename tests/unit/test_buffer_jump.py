@@ -23,7 +23,7 @@ def fed(peaks: list[float], *, detector: BufferJump | None = None) -> list[Findi
 def test_a_leap_is_told_with_the_buffer() -> None:
     (found,) = fed([1.0] * 40 + [2e3] + [1.0] * 40)
     assert (found.step, found.severity, found.where) == (40, "act", ("norm.running_var",))
-    assert (found.value, found.limit, found.usual) == (2e3, 1e3, 1.0)
+    assert (found.value, found.limit, found.baseline) == (2e3, 1e3, 1.0)
 
 
 def test_what_is_no_leap() -> None:

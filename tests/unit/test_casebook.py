@@ -14,26 +14,26 @@ from hypothesis import strategies as st
 from steadystep.detectors import NonFinite
 from steadystep.diagnosis import RunHistory, explain
 from steadystep.diagnosis.curves import LossCurve, guessing
-from steadystep.records import Diagnosis, Finding, InputStats, Probe, Signals, Witness
+from steadystep.records import Counterfactual, Diagnosis, Finding, InputStats, Probe, Signals
 
 
 def numbers(losses: Iterable[float], *, norm: float = 1.0, **more) -> RunHistory:
-    casebook = RunHistory()
+    run_history = RunHistory()
     for step, loss in enumerate(losses):
         signals = Signals(step=step, loss=loss, grad_norm=norm, lr=0.1, **more)
-        casebook.note(signals, Diagnosis(), stepped=True)
-    return casebook
+        run_history.note(signals, Diagnosis(), stepped=True)
+    return run_history
 
 
-def first(casebook: RunHistory) -> Diagnosis:
-    return casebook.diagnose()[0]
+def first(run_history: RunHistory) -> Diagnosis:
+    return run_history.diagnose()[0]
 
 
 def falling(count: int = 300) -> list[float]:
     return [2.0 / (1 + step / 20) for step in range(count)]
 
 
-def usual(ratio: float, **more) -> Probe:
+def baseline(ratio: float, **more) -> Probe:
     return Probe(step=9, names=("a.weight", "b.weight"), weight_rms=(0.1, 0.1), update_rms=(0.1 * ratio,) * 2, **more)
 
 
@@ -42,22 +42,22 @@ def warning(detector: str, step: int = 100, **more) -> Finding:
 
 
 def test_fp16_gradients_that_round_to_zero() -> None:
-    lost = usual(1e-3, zero_shares=(0.9, 0.95))
+    lost = baseline(1e-3, zero_shares=(0.9, 0.95))
     assert first(numbers(falling(), scaled=True, probe=lost)).cause == "gradient-underflow"
     assert first(numbers(falling(), scaled=False, probe=lost)).cause == "healthy"
 
 
 def test_noise_as_large_as_the_loss() -> None:
     noisy = [0.1 if step % 2 else 4.0 for step in range(300)]
-    assert first(numbers(noisy, probe=usual(0.03))).cause == "batch-size-unfit"
-    assert first(numbers([loss - 2.0 for loss in noisy], probe=usual(0.03))).cause == "healthy"
-    assert first(numbers(noisy, probe=usual(1e-3))).cause == "healthy"  # updates too small to follow it
-    assert first(numbers(noisy, probe=usual(0.2))).cause == "healthy"
+    assert first(numbers(noisy, probe=baseline(0.03))).cause == "batch-size-unfit"
+    assert first(numbers([loss - 2.0 for loss in noisy], probe=baseline(0.03))).cause == "healthy"
+    assert first(numbers(noisy, probe=baseline(1e-3))).cause == "healthy"  # updates too small to follow it
+    assert first(numbers(noisy, probe=baseline(0.2))).cause == "healthy"
 
 
 def test_updates_as_large_as_the_weights() -> None:
-    assert first(numbers(falling(), probe=usual(0.5))).cause == "learning-rate-too-high"
-    assert first(numbers(falling(), probe=usual(0.05))).cause == "healthy"
+    assert first(numbers(falling(), probe=baseline(0.5))).cause == "learning-rate-too-high"
+    assert first(numbers(falling(), probe=baseline(0.05))).cause == "healthy"
 
 
 def test_a_run_that_loses_what_it_learned() -> None:
@@ -65,27 +65,32 @@ def test_a_run_that_loses_what_it_learned() -> None:
     lost = [*falling(200), *(0.2 + step / 50 for step in range(100))]
     signals = Signals(step=300, loss=2.2, grad_norm=1.0)
     for ratio, expected in ((1e-3, "healthy"), (0.15, "learning-rate-too-high")):
-        casebook = numbers(lost, probe=usual(ratio))
-        assert first(casebook).cause == "healthy"
-        casebook.note(signals, explain(signals, (warning("slow-divergence", step=299),)), stepped=True)
-        assert first(casebook).cause == expected
-    assert "has been 0." in first(casebook).evidence
+        run_history = numbers(lost, probe=baseline(ratio))
+        assert first(run_history).cause == "healthy"
+        run_history.note(signals, explain(signals, (warning("slow-divergence", step=299),)), stepped=True)
+        assert first(run_history).cause == expected
+    assert "has been 0." in first(run_history).evidence
 
 
 def test_what_older_weights_have_confirmed_is_enough_by_itself() -> None:
-    casebook = numbers(falling())
-    heard = Signals(step=300, loss=2.2, grad_norm=1.0, witness=Witness(step=250, then=0.2, now=2.2, batches=8))
+    run_history = numbers(falling())
+    heard = Signals(
+        step=300,
+        loss=2.2,
+        grad_norm=1.0,
+        counterfactual=Counterfactual(step=250, old_loss=0.2, current_loss=2.2, batches=8),
+    )
     found = (Finding(detector="slow-divergence", step=300, severity="act", value=2.2, limit=0.5, since=290),)
-    casebook.note(heard, explain(heard, found), stepped=False)
-    assert first(casebook).cause == "learning-rate-too-high"
+    run_history.note(heard, explain(heard, found), stepped=False)
+    assert first(run_history).cause == "learning-rate-too-high"
 
 
 @pytest.mark.parametrize("detector", ["oscillation", "slow-divergence", "worse-than-best"])
 def test_a_warning_that_healed_is_forgiven(detector: str) -> None:
     signals = Signals(step=300, loss=0.12, grad_norm=1.0)
-    well, badly = (numbers(losses, probe=usual(0.15)) for losses in (falling(), [2.0] * 300))
-    for casebook in (well, badly):
-        casebook.note(signals, explain(signals, (warning(detector),)), stepped=True)
+    well, badly = (numbers(losses, probe=baseline(0.15)) for losses in (falling(), [2.0] * 300))
+    for run_history in (well, badly):
+        run_history.note(signals, explain(signals, (warning(detector),)), stepped=True)
     assert first(well).cause == "healthy"
     assert first(badly).cause != "healthy"
 
@@ -93,56 +98,56 @@ def test_a_warning_that_healed_is_forgiven(detector: str) -> None:
 @pytest.mark.parametrize("detector", ["slow-divergence", "worse-than-best"])
 def test_signs_of_the_level_alone_blame_nothing(detector: str) -> None:
     """However many there are."""
-    casebook = numbers([*falling(200), *(0.2 + step / 50 for step in range(100))])
+    run_history = numbers([*falling(200), *(0.2 + step / 50 for step in range(100))])
     signals = Signals(step=300, loss=2.2, grad_norm=1.0)
-    casebook.note(signals, explain(signals, (warning(detector),)), stepped=True)
-    assert first(casebook).cause == "healthy"
+    run_history.note(signals, explain(signals, (warning(detector),)), stepped=True)
+    assert first(run_history).cause == "healthy"
 
 
 def test_notes_alone_never_make_a_run_unhealthy() -> None:
-    casebook = numbers(falling())
+    run_history = numbers(falling())
     signals = Signals(step=300, loss=0.12, grad_norm=1.0)
     names = ["loss-spike", "oscillation", "no-learning", "suspicious-perfection", "clip-rate", "update-ratio"]
     names += ["rms-surprise", "slow-divergence", "zero-gradient", "gradient-spike"]
     found = tuple(Finding(detector=n, step=300, severity="info", value=1.0, limit=0.5) for n in names)
-    casebook.note(signals, explain(signals, found), stepped=True)
-    assert first(casebook).cause == "healthy"
+    run_history.note(signals, explain(signals, found), stepped=True)
+    assert first(run_history).cause == "healthy"
 
 
 def test_a_detector_of_your_own_is_passed_on() -> None:
-    casebook = numbers(falling())
+    run_history = numbers(falling())
     signals = Signals(step=300, loss=0.12, grad_norm=1.0)
-    casebook.note(signals, explain(signals, (warning("mine", where=("a", "b")),)), stepped=True)
-    assert (first(casebook).cause, first(casebook).evidence) == ("unknown", "something (a, b), at step 100")
+    run_history.note(signals, explain(signals, (warning("mine", where=("a", "b")),)), stepped=True)
+    assert (first(run_history).cause, first(run_history).evidence) == ("unknown", "something (a, b), at step 100")
 
 
 def test_incidents_are_counted_and_dated() -> None:
-    casebook = numbers(falling())
+    run_history = numbers(falling())
     for step in (300, 305, 311):
         signals = Signals(step=step, loss=math.nan, grad_norm=1.0)
-        casebook.note(signals, explain(signals, NonFinite().update(signals)), stepped=False)
-    diagnosis = first(casebook)
+        run_history.note(signals, explain(signals, NonFinite().update(signals)), stepped=False)
+    diagnosis = first(run_history)
     assert diagnosis.cause == "non-finite-loss"
     assert diagnosis.evidence == "the loss is NaN, 3 times between steps 300 and 311"
     assert "log(0)" in diagnosis.advice
 
 
 def test_a_cause_comes_before_its_consequences() -> None:
-    casebook = numbers(falling())
+    run_history = numbers(falling())
     signals = Signals(step=300, loss=0.12, grad_norm=1.0)
     found = (warning("growing-gradient"), warning("vanishing-gradient"), warning("clip-rate"))
-    casebook.note(signals, explain(signals, found), stepped=True)
-    assert first(casebook).cause == "missing-zero-grad"
-    assert {d.cause for d in casebook.diagnose()} > {"vanishing-gradient", "clipping-too-tight"}
+    run_history.note(signals, explain(signals, found), stepped=True)
+    assert first(run_history).cause == "missing-zero-grad"
+    assert {d.cause for d in run_history.diagnose()} > {"vanishing-gradient", "clipping-too-tight"}
 
 
 @pytest.mark.parametrize(("detector", "cause"), [("dead-units", "dead-units"), ("saturated-units", "saturation")])
 def test_units_that_rest_are_no_fault_in_a_run_that_learns(detector: str, cause: str) -> None:
     signals = Signals(step=300, loss=0.12, grad_norm=1.0)
     for losses, expected in ((falling(), "healthy"), ([3.3] * 300, cause), ([9.0, 5.0, 3.0] + [1.609] * 300, cause)):
-        casebook = numbers(losses)
-        casebook.note(signals, explain(signals, (warning(detector),)), stepped=False)
-        assert first(casebook).cause == expected
+        run_history = numbers(losses)
+        run_history.note(signals, explain(signals, (warning(detector),)), stepped=False)
+        assert first(run_history).cause == expected
 
 
 def raw(**more: float) -> InputStats:
@@ -151,52 +156,57 @@ def raw(**more: float) -> InputStats:
 
 
 def with_inputs(losses: list[float], inputs: InputStats, **more: Any) -> RunHistory:
-    casebook = numbers(losses, **more)
-    casebook.note(Signals(step=300, loss=1.0, grad_norm=1.0, inputs=inputs), Diagnosis(), stepped=False)
-    return casebook
+    run_history = numbers(losses, **more)
+    run_history.note(Signals(step=300, loss=1.0, grad_norm=1.0, inputs=inputs), Diagnosis(), stepped=False)
+    return run_history
 
 
 def test_raw_inputs_are_no_fault_by_themselves() -> None:
     for inputs in (raw(), raw(std=100.0, scale_spread=1.0), raw(std=1.0, largest=30.0)):
         assert first(with_inputs(falling(), inputs)).cause == "healthy"
         assert first(with_inputs([170.0, 120.0, 60.0, 20.0, *falling()], inputs)).cause == "healthy"
-        saturated = usual(1e-3, modules=("a",), saturated=(0.9,), dead=(0.0,))
+        saturated = baseline(1e-3, modules=("a",), saturated=(0.9,), dead=(0.0,))
         assert first(with_inputs(falling(), inputs, probe=saturated)).cause == "healthy"
         assert first(with_inputs([3.3] * 300, inputs, probe=saturated)).cause == "unscaled-data"
-        dead = usual(1e-3, modules=("a",), saturated=(0.0,), dead=(1.0,))
+        dead = baseline(1e-3, modules=("a",), saturated=(0.0,), dead=(1.0,))
         assert first(with_inputs(falling(), inputs, probe=dead)).cause == "unscaled-data"
         assert first(with_inputs([100.0] + [90.0] * 300, inputs)).cause == "unscaled-data"
         assert first(with_inputs([2.0, 500.0] + [1.61] * 300, inputs)).cause == "unscaled-data"
 
 
 def test_raw_inputs_and_a_run_that_breaks_at_once() -> None:
-    casebook = with_inputs([400.0], raw())
-    assert first(casebook).cause == "healthy"
+    run_history = with_inputs([400.0], raw())
+    assert first(run_history).cause == "healthy"
     signals = Signals(step=1, loss=math.nan, grad_norm=math.nan)
     found = Finding(detector="non-finite", step=1, severity="critical", value=math.nan, limit=1.0)
-    casebook.note(signals, explain(signals, (found,)), stepped=False)
-    assert [diagnosis.cause for diagnosis in casebook.diagnose()] == ["unscaled-data", "non-finite-loss"]
+    run_history.note(signals, explain(signals, (found,)), stepped=False)
+    assert [diagnosis.cause for diagnosis in run_history.diagnose()] == ["unscaled-data", "non-finite-loss"]
 
 
 def test_a_cause_comes_before_louder_consequences() -> None:
-    casebook = numbers([*falling(200), *(0.2 + step / 50 for step in range(100))], probe=usual(0.15))
+    run_history = numbers([*falling(200), *(0.2 + step / 50 for step in range(100))], probe=baseline(0.15))
     signals = Signals(step=300, loss=2.2, grad_norm=1.0)
     found = tuple(warning(detector) for detector in ("slow-divergence", "worse-than-best", "oscillation"))
-    casebook.note(signals, explain(signals, found), stepped=True)
-    assert first(casebook).cause == "learning-rate-too-high"
-    casebook.note(signals, explain(signals, (warning("growing-gradient"),)), stepped=True)
-    assert [d.cause for d in casebook.diagnose()][:2] == ["missing-zero-grad", "learning-rate-too-high"]
+    run_history.note(signals, explain(signals, found), stepped=True)
+    assert first(run_history).cause == "learning-rate-too-high"
+    run_history.note(signals, explain(signals, (warning("growing-gradient"),)), stepped=True)
+    assert [d.cause for d in run_history.diagnose()][:2] == ["missing-zero-grad", "learning-rate-too-high"]
 
 
 def test_weights_that_hardly_move_have_no_learning_rate_too_high() -> None:
     signals = Signals(step=300, loss=2.0, grad_norm=1.0)
-    heard = Signals(step=301, loss=2.0, grad_norm=1.0, witness=Witness(step=250, then=0.2, now=2.0, batches=8))
+    heard = Signals(
+        step=301,
+        loss=2.0,
+        grad_norm=1.0,
+        counterfactual=Counterfactual(step=250, old_loss=0.2, current_loss=2.0, batches=8),
+    )
     found = (Finding(detector="slow-divergence", step=301, severity="act", value=2.0, limit=0.5, since=290),)
     for ratio, expected in ((1e-7, ["learning-rate-too-low"]), (1e-3, ["learning-rate-too-high"])):
-        casebook = numbers([2.0] * 300, probe=usual(ratio))
-        casebook.note(signals, explain(signals, (warning("worse-than-best"),)), stepped=True)
-        casebook.note(heard, explain(heard, found), stepped=True)
-        assert [d.cause for d in casebook.diagnose()] == expected
+        run_history = numbers([2.0] * 300, probe=baseline(ratio))
+        run_history.note(signals, explain(signals, (warning("worse-than-best"),)), stepped=True)
+        run_history.note(heard, explain(heard, found), stepped=True)
+        assert [d.cause for d in run_history.diagnose()] == expected
 
 
 def test_a_run_that_only_came_back_has_learned_nothing() -> None:
@@ -208,10 +218,10 @@ def test_a_run_that_only_came_back_has_learned_nothing() -> None:
 
 def test_gradients_that_are_never_cleared() -> None:
     def cause(norms: Iterable[float]) -> str:
-        casebook = RunHistory()
+        run_history = RunHistory()
         for step, norm in enumerate(norms):
-            casebook.note(Signals(step=step, loss=1.0, grad_norm=norm), Diagnosis(), stepped=True)
-        return first(casebook).cause
+            run_history.note(Signals(step=step, loss=1.0, grad_norm=norm), Diagnosis(), stepped=True)
+        return first(run_history).cause
 
     assert cause(0.5 * (step + 1) for step in range(40)) == "missing-zero-grad"
     assert cause(0.5 * (step + 1) ** 0.8 for step in range(40)) == "missing-zero-grad"
@@ -220,11 +230,13 @@ def test_gradients_that_are_never_cleared() -> None:
 
 
 def test_old_data_that_is_still_good_means_a_data_shift() -> None:
-    casebook = numbers(falling())
-    signals = Signals(step=300, loss=2.0, grad_norm=1.0, witness=Witness(step=250, then=0.2, now=0.2))
+    run_history = numbers(falling())
+    signals = Signals(
+        step=300, loss=2.0, grad_norm=1.0, counterfactual=Counterfactual(step=250, old_loss=0.2, current_loss=0.2)
+    )
     found = Finding(detector="not-healing", step=300, severity="warn", value=2.0, limit=0.3, what="the loss stays at 2")
-    casebook.note(signals, explain(signals, (found,)), stepped=True)
-    assert first(casebook).cause == "data-shift"
+    run_history.note(signals, explain(signals, (found,)), stepped=True)
+    assert first(run_history).cause == "data-shift"
 
 
 @pytest.mark.parametrize(
@@ -276,9 +288,9 @@ def stats(std: float) -> InputStats:
     return InputStats(batches=1, mean=0.0, std=std, largest=9.0, constant_share=0.0, scale_spread=1.0, finite=True)
 
 
-def follow(casebook: RunHistory, run: list[tuple[Signals, tuple[Finding, ...], bool]]) -> None:
+def follow(run_history: RunHistory, run: list[tuple[Signals, tuple[Finding, ...], bool]]) -> None:
     for signals, found, stepped in run:
-        casebook.note(signals, explain(signals, found), stepped=stepped)
+        run_history.note(signals, explain(signals, found), stepped=stepped)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 100), st.integers(0, 100))
@@ -306,14 +318,14 @@ def test_resume_across_a_thinning() -> None:
 
 
 def test_memory_is_bounded_and_covers_the_whole_run() -> None:
-    casebook = RunHistory()
+    run_history = RunHistory()
     steps = 20_000
     for step in range(steps):
         name = f"layer {step}"
         found = (warning("mine", step, where=(name,)),) if step % 10 == 0 else ()
-        signals = Signals(step=step, loss=float(step), grad_norm=1.0, probe=usual(1e-3) if step % 16 == 0 else None)
-        casebook.note(signals, explain(signals, found), stepped=True)
-    facts = casebook.facts()
+        signals = Signals(step=step, loss=float(step), grad_norm=1.0, probe=baseline(1e-3) if step % 16 == 0 else None)
+        run_history.note(signals, explain(signals, found), stepped=True)
+    facts = run_history.facts()
     assert 256 <= len(facts.trace.steps) < 512
     assert facts.trace.steps[0] == 0
     assert facts.trace.steps[-1] > steps * 0.99
@@ -321,20 +333,22 @@ def test_memory_is_bounded_and_covers_the_whole_run() -> None:
     assert facts.trace.num_updates == steps
     assert len(facts.ratios) < 128
     assert len(facts.warned["mine"].names) == 64
-    assert len(json.dumps(casebook.state_dict())) < 60_000
+    assert len(json.dumps(run_history.state_dict())) < 60_000
 
 
 def test_ratios_are_kept_from_the_whole_run() -> None:
-    casebook = RunHistory()
+    run_history = RunHistory()
     for step in range(1000):
-        casebook.note(Signals(step=step, loss=1.0, grad_norm=1.0, probe=usual(step * 1e-4)), Diagnosis(), stepped=True)
-    ratios = [round(ratio * 1e4) for ratio in casebook.facts().ratios]
+        run_history.note(
+            Signals(step=step, loss=1.0, grad_norm=1.0, probe=baseline(step * 1e-4)), Diagnosis(), stepped=True
+        )
+    ratios = [round(ratio * 1e4) for ratio in run_history.facts().ratios]
     assert ratios == list(range(0, 1000, ratios[1]))
 
 
 def test_what_was_refused_is_not_part_of_the_curve() -> None:
-    casebook = RunHistory()
+    run_history = RunHistory()
     for step in range(100):
         good = step % 2 == 0
-        casebook.note(Signals(step=step, loss=1.0 if good else 1e9, grad_norm=1.0), Diagnosis(), stepped=good)
-    assert set(casebook.facts().trace.losses) == {1.0}
+        run_history.note(Signals(step=step, loss=1.0 if good else 1e9, grad_norm=1.0), Diagnosis(), stepped=good)
+    assert set(run_history.facts().trace.losses) == {1.0}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import steadystep
 from steadystep._utils.tree import bytes_of, size_of
-from steadystep.engine.closures import BatchClosure, MicroBatchWork
+from steadystep.engine.closures import BatchClosure, RecordedMicroBatch
 from steadystep.lab.tasks import TASKS
 from steadystep.records import Outcome, Signals
 from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
@@ -107,8 +107,8 @@ def huge(model: nn.Module) -> None:
 def test_damage_from_outside_costs_nothing(damage: Callable[[nn.Module], None], at: int) -> None:
     expected, whole, _ = train()
     got, guard, outcomes = train(damaged(at, damage))
-    (back,) = [outcome for outcome in outcomes if outcome.plan.steps]
-    assert back.plan.steps == ("rollback", "catch-up")
+    (back,) = [outcome for outcome in outcomes if outcome.plan.actions]
+    assert back.plan.actions == ("rollback", "replay")
     assert back.restored == back.step + 1  # the batch at hand was made up for as well
     assert guard.updates == whole.updates == STEPS
     assert_same(got, expected)
@@ -121,7 +121,7 @@ def test_whenever_it_happens_it_ends_with_the_same_bits(at: int, optimizer: str,
     steps = STEPS * size
     expected, whole, _ = train(optimizer=optimizer, config=config, steps=steps)
     got, guard, outcomes = train(damaged(at * size, nan_weight), optimizer=optimizer, config=config, steps=steps)
-    assert any(outcome.caught_up for outcome in outcomes)
+    assert any(outcome.replayed for outcome in outcomes)
     assert guard.updates == whole.updates
     assert_same(got, expected)
 
@@ -140,8 +140,8 @@ def test_moments_that_were_poisoned_are_made_again_without_the_poison() -> None:
                 held["exp_avg"].mul_(1e5)
         outcomes.append(guard.step(lambda x: (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean(), batch=x))
     back = next(outcome for outcome in outcomes if outcome.restored is not None)
-    assert back.caught_up > 0
-    assert back.plan.steps == ("rollback", "catch-up")
+    assert back.replayed > 0
+    assert back.plan.actions == ("rollback", "replay")
     assert guard.updates >= 150  # a few were refused before the cause was clear
     lost = sum(p.detach().sub(expected[f"model.{name}"]).square().sum() for name, p in model.named_parameters())
     assert (
@@ -163,8 +163,8 @@ def test_a_closure_that_reads_something_else_by_now_is_not_run_again() -> None:
                 nan_weight(model)
         outcomes.append(guard.step(lambda x: (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean(), batch=static))
     (back,) = [outcome for outcome in outcomes if outcome.restored is not None]
-    assert back.caught_up == 0
-    assert back.plan.steps == ("rollback", "skip-batches")
+    assert back.replayed == 0
+    assert back.plan.actions == ("rollback", "skip-batches")
     assert back.plan.lr is None  # no learning rate did that
     assert back.restored <= 61
     assert all(p.isfinite().all() for p in model.parameters())
@@ -173,15 +173,15 @@ def test_a_closure_that_reads_something_else_by_now_is_not_run_again() -> None:
 def test_without_batches_there_is_nothing_to_run_again() -> None:
     _, guard, outcomes = train(damaged(80, nan_weight), as_batch=False)
     (back,) = [outcome for outcome in outcomes if outcome.restored is not None]
-    assert "catch-up" not in back.plan.steps
+    assert "replay" not in back.plan.actions
     assert guard.updates < STEPS - 20
 
 
 def test_batches_that_are_too_large_are_not_remembered() -> None:
     for megabytes, caught in ((0, False), (0.01, False), (1.0, True)):  # a batch has 864 bytes, and over 40 are kept
-        config = {"recovery": {"catch_up_memory_mb": megabytes}}
+        config = {"recovery": {"replay_memory_mb": megabytes}}
         _, guard, outcomes = train(damaged(80, nan_weight), config=config)
-        assert any(outcome.caught_up for outcome in outcomes) == caught
+        assert any(outcome.replayed for outcome in outcomes) == caught
         assert guard._recovery.remembers == caught
 
 
@@ -200,7 +200,7 @@ def test_what_the_updates_themselves_did_is_not_made_again() -> None:
         raise_rate(model, step)
         outcomes.append(guard.step(lambda x: (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean(), batch=x))
     for back in (outcome for outcome in outcomes if outcome.restored is not None):
-        assert back.plan.steps != ("rollback", "catch-up")
+        assert back.plan.actions != ("rollback", "replay")
         assert back.plan.lr is not None
     assert all(p.isfinite().all() for p in model.parameters())
 
@@ -226,9 +226,9 @@ def test_weights_that_updates_threw_off_are_not_thrown_off_again() -> None:
     (plain, _), (guarded, outcomes) = run("observe"), run("autopilot")
     back = next(outcome for outcome in outcomes if outcome.restored is not None)
     assert {"weight-jump", "slow-divergence"} & {finding.detector for finding in back.findings}
-    assert back.caught_up > 0
-    assert back.plan.to + back.caught_up < 220
-    assert "cut-lr" in back.plan.steps
+    assert back.replayed > 0
+    assert back.plan.to + back.replayed < 220
+    assert "cut-lr" in back.plan.actions
     assert not all(torch.equal(a, b) for a, b in zip(plain, guarded, strict=True))
 
 
@@ -246,37 +246,37 @@ def test_a_scheduler_that_is_kept_stays_where_the_updates_are() -> None:
         outcome = guard.step(lambda x: (model(x).squeeze(-1) - x[:, 1:].sum(-1)).square().mean(), batch=x)
         scheduler.step()
         if step == 90:
-            assert outcome.caught_up
+            assert outcome.replayed
     assert guard.updates == STEPS
     assert scheduler.last_epoch == STEPS
     assert made.param_groups[0]["lr"] == pytest.approx(0.01 / (1.0 + 0.01 * STEPS))
 
 
 def done(updates: int, elements: int = 1) -> RecordedUpdate:
-    work = MicroBatchWork(BatchClosure(lambda x: x, torch.zeros(elements), None), None)
+    work = RecordedMicroBatch(BatchClosure(lambda x: x, torch.zeros(elements), None), None)
     signals = Signals(step=updates, loss=1.0, grad_norm=1.0)
     return RecordedUpdate((work,), signals, ({"lr": 0.1},), updates=updates)
 
 
 @given(st.lists(st.sampled_from(["add", "forget", "keep", "gap"]), max_size=60), st.integers(0, 40))
 def test_a_backlog_gives_all_updates_since_or_none(acts: list[str], since: int) -> None:
-    backlog, now, known = ReplayBuffer(max_bytes=1e9), 0, set[int]()
+    replay_buffer, now, known = ReplayBuffer(max_bytes=1e9), 0, set[int]()
     for act in acts:
         if act in ("add", "gap"):
             now += 1
             if act == "add":
-                backlog.add(done(now))
+                replay_buffer.add(done(now))
                 known.add(now)
         elif act == "forget":
-            backlog.forget_until(now // 2)
+            replay_buffer.forget_until(now // 2)
             known = {n for n in known if n > now // 2}
         else:
             now = max(now - 3, 0)
-            backlog.keep_until(now)
+            replay_buffer.keep_until(now)
             known = {n for n in known if n <= now}
     later = sorted(n for n in known if n > since)
     expected = later if later == list(range(since + 1, now + 1)) else []
-    assert [d.updates for d in backlog.since(since, until=now)] == expected
+    assert [d.updates for d in replay_buffer.since(since, until=now)] == expected
 
 
 @dataclass
@@ -302,7 +302,7 @@ def test_what_the_closure_holds_counts_too() -> None:
     row = torch.zeros(3, 4)
 
     def made(closure: Any) -> float:
-        return bytes_of(MicroBatchWork(BatchClosure(closure, row, None), None))
+        return bytes_of(RecordedMicroBatch(BatchClosure(closure, row, None), None))
 
     rollout, model = torch.zeros(10), nn.Linear(2, 2)
     assert made(lambda x: model(x)) == 48
@@ -311,20 +311,20 @@ def test_what_the_closure_holds_counts_too() -> None:
 
 
 def test_no_more_than_512_updates_are_held() -> None:
-    backlog = ReplayBuffer(max_bytes=1e9)
+    replay_buffer = ReplayBuffer(max_bytes=1e9)
     for number in range(1, 1001):
-        backlog.add(done(number))
-    assert len(backlog.since(488, until=1000)) == 512
-    assert backlog.since(487, until=1000) == ()
+        replay_buffer.add(done(number))
+    assert len(replay_buffer.since(488, until=1000)) == 512
+    assert replay_buffer.since(487, until=1000) == ()
 
 
 def test_too_large_once_is_too_large_after_a_resume() -> None:
-    backlog, other = ReplayBuffer(max_bytes=10.0), ReplayBuffer(max_bytes=10.0)
-    assert backlog.open
-    backlog.add(done(1, elements=100))
-    other.load_state_dict(json.loads(json.dumps(backlog.state_dict())))
-    assert (backlog.open, other.open) == (False, False)
-    assert backlog.since(0, until=1) == ()
+    replay_buffer, other = ReplayBuffer(max_bytes=10.0), ReplayBuffer(max_bytes=10.0)
+    assert replay_buffer.open
+    replay_buffer.add(done(1, elements=100))
+    other.load_state_dict(json.loads(json.dumps(replay_buffer.state_dict())))
+    assert (replay_buffer.open, other.open) == (False, False)
+    assert replay_buffer.since(0, until=1) == ()
 
 
 def loop(
@@ -351,7 +351,7 @@ def test_options_that_were_changed_stay_changed() -> None:
             nan_weight(model)
 
     _, optimizer, (back,) = loop(change=change)
-    assert back.plan.steps == ("rollback", "catch-up")
+    assert back.plan.actions == ("rollback", "replay")
     assert (optimizer.param_groups[0]["weight_decay"], optimizer.param_groups[0]["betas"]) == (0.3, (0.8, 0.99))
 
 
@@ -365,7 +365,7 @@ def test_a_group_that_was_added_since_ends_it_before_it_begins() -> None:
             nan_weight(model)
 
     guard, _, (back,) = loop(change=change)
-    assert back.caught_up == 0
+    assert back.replayed == 0
     assert guard.updates == back.restored + STEPS - 91
 
 
@@ -381,7 +381,7 @@ def test_a_held_rate_is_held_for_the_batch_at_hand_too() -> None:
             nan_weight(model)
 
     _, _, (back,) = loop(change=change)
-    assert back.caught_up > 0
+    assert back.replayed > 0
     assert set(used) == {0.01}
 
 
@@ -428,8 +428,8 @@ def test_after_a_gap_nothing_is_made_again() -> None:
 
         outcome = guard.step(lambda x=x, f=loss: f(x)) if 80 <= step < 90 else guard.step(loss, batch=x)
         if step == 90:
-            assert outcome.caught_up == 0
-            assert "rollback" in outcome.plan.steps
+            assert outcome.replayed == 0
+            assert "rollback" in outcome.plan.actions
             assert outcome.plan.lr is None  # no learning rate did that
 
 

@@ -39,7 +39,7 @@ def test_three_are_caught_and_the_fourth_is_raised() -> None:
         assert not outcome.stepped
         assert outcome.diagnosis.cause == "exception-in-step"
         assert "ValueError: index 7 is out of range" in outcome.diagnosis.evidence
-        assert outcome.plan.steps == ("skip-step", "cut-lr")
+        assert outcome.plan.actions == ("skip-step", "cut-lr")
         rates.append(outcome.plan.lr)
     assert rates == pytest.approx([0.05, 0.025, 0.0125])
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))

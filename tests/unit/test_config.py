@@ -245,7 +245,7 @@ def test_no_setting_is_parsed_and_then_ignored() -> None:
         "recovery.snapshots": "test_snapshots_is_how_many_are_kept",
         "recovery.snapshot_memory_gb": "test_snapshot_memory_gb_bounds_them",
         "recovery.snapshot_disk_gb": "test_the_disk_can_be_left_alone",
-        "recovery.catch_up_memory_mb": "test_batches_that_are_too_large_are_not_remembered",
+        "recovery.replay_memory_mb": "test_batches_that_are_too_large_are_not_remembered",
         "recovery.snapshot_time_share": "test_snapshot_time_share_has_no_effect_and_says_so",
         "recovery.max_skips_in_a_row": "test_never_surrenders_stops_when_skipping_does_not_help",
         "mode": "test_observe_is_the_plain_loop_even_when_it_goes_nan",

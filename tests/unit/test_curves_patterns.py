@@ -10,7 +10,7 @@ import pytest
 
 from steadystep.lab.curves import CURVE_KINDS, CurveKind, made_up
 from steadystep.pages.site import sparkline
-from steadystep.runs.diagnose import diagnose
+from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.reading import Pattern, PlannedAction, Reading
 from steadystep.runs.run import Run, Series
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steadystep.errors import ConfigError
-from steadystep.runs.diagnose import diagnose
+from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.open import find_runs, open_run
 from steadystep.runs.reading import Reading
 from steadystep.runs.roles import guess

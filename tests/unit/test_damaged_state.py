@@ -75,7 +75,7 @@ def test_moments_of_any_optimizer_are_put_back(make: Callable[[Any], Optimizer],
     model, optimizer, outcomes = run(make, 100, damage)
     held = [*model.parameters(), *(t for slots in optimizer.state.values() for t in slots.values())]
     assert all(float(t.detach().abs().max()) < 1e6 for t in held)
-    assert [o.step for o in outcomes if o.plan.steps] in ([65], [67])
+    assert [o.step for o in outcomes if o.plan.actions] in ([65], [67])
     assert math.isfinite(outcomes[-1].loss)
 
 
@@ -90,8 +90,8 @@ def test_a_moment_that_takes_no_part_in_updates_is_put_back_too() -> None:
             optimizer.state[spare]["momentum_buffer"][1] = math.nan
 
     _, optimizer, outcomes = run(lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9), 80, damage)
-    (acted,) = [o for o in outcomes if o.plan.steps]
-    assert (acted.step, acted.plan.steps, acted.stepped) == (67, ("restore-moments",), True)
+    (acted,) = [o for o in outcomes if o.plan.actions]
+    assert (acted.step, acted.plan.actions, acted.stepped) == (67, ("restore-moments",), True)
     assert acted.diagnosis.cause == "poisoned-moments"
     assert optimizer.state[spare]["momentum_buffer"].tolist() == [1.0] * 4
 
@@ -110,7 +110,7 @@ def test_kept_objects_are_put_back_where_that_is_asked(check: bool | None) -> No
         average.update_parameters(model)
     finite = all(bool(p.isfinite().all()) for p in average.parameters())
     assert finite == (check is not False)
-    acted = [(o.step, o.plan.steps, o.stepped) for o in outcomes if o.plan.steps]
+    acted = [(o.step, o.plan.actions, o.stepped) for o in outcomes if o.plan.actions]
     assert acted == ([(67, ("restore-kept",), True)] if finite else [])
 
 

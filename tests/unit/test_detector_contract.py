@@ -268,7 +268,7 @@ def test_streams_hold_what_a_detector_may_meet() -> None:
         lambda s: not s.norms,
         lambda s: s.probe is not None,
         lambda s: s.inputs is not None,
-        lambda s: s.witness is not None,
+        lambda s: s.counterfactual is not None,
         lambda s: bool(s.metrics),
         lambda s: s.scaled,
         lambda s: bool(s.bad_buffers),
@@ -280,7 +280,7 @@ def test_streams_hold_what_a_detector_may_meet() -> None:
         [s.step for s in stream] == list(range(stream[0].step, stream[0].step + len(stream)))
         for stream in streams.values()
     )
-    assert all(s.healthy for s in streams["healthy"])
+    assert all(s.all_finite for s in streams["healthy"])
     assert all(Signals.from_json(s.to_json()).to_json() == s.to_json() for s in everything[::50])
 
 

@@ -61,7 +61,7 @@ class Run:
     loss: Callable[..., Tensor]
     num_steps: int = 240
     zero_grad: bool = True
-    casebook: RunHistory = field(default_factory=RunHistory)
+    run_history: RunHistory = field(default_factory=RunHistory)
 
     def go(self) -> "Run":
         watchers = detectors()
@@ -93,17 +93,17 @@ class Run:
             found = tuple(f for watcher in watchers for f in watcher.update(signals))
             diagnosis = explain(signals, found)
             # as the guard does: refuse what is not finite, hold back what is far out
-            stepped = signals.healthy and not any(f.severity == "act" for f in found)
+            stepped = signals.all_finite and not any(f.severity == "act" for f in found)
             before = [p.detach().clone() for p in params] if due else []
             if stepped:
                 self.optimizer.step()
             probe = probed(step, names, params, before, watched, self.optimizer) if due and stepped else None
-            self.casebook.note(signals, diagnosis, stepped=stepped)
+            self.run_history.note(signals, diagnosis, stepped=stepped)
         return self
 
     @property
     def causes(self) -> list[str]:
-        return [diagnosis.cause for diagnosis in self.casebook.diagnose()]
+        return [diagnosis.cause for diagnosis in self.run_history.diagnose()]
 
 
 class Watched:
@@ -212,10 +212,10 @@ def classifier(seed: int, optimizer: str = "sgd", *, lr: float | None = None, mo
     torch.manual_seed(seed)
     model = model or mlp(16, 32, 32, 5)
     kinds = {"sgd": (torch.optim.SGD, 0.05), "adam": (torch.optim.Adam, 1e-3)}
-    kind, usual = kinds[optimizer]
+    kind, baseline = kinds[optimizer]
     return Run(
         model=model,
-        optimizer=kind(model.parameters(), lr=lr or usual),
+        optimizer=kind(model.parameters(), lr=lr or baseline),
         batch=classes(seed, **world),
         loss=lambda x, y: functional.cross_entropy(model(x), y),
     )
@@ -392,7 +392,7 @@ MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)]
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_runs_are_called_healthy(name: str, seed: int) -> None:
     run = HEALTHY[name](seed).go()
-    assert run.causes == ["healthy"], run.casebook.diagnose()
+    assert run.causes == ["healthy"], run.run_history.diagnose()
 
 
 @pytest.mark.parametrize("seed", [0, *MORE])
@@ -405,11 +405,11 @@ def test_raw_inputs_behind_a_norm_are_no_fault(
     norm: type[nn.Module], first: bool, kind: str, task: str, seed: int
 ) -> None:
     run = behind_a_norm(seed, kind=kind, norm=norm, task=task, first=first).go()
-    facts = run.casebook.facts()
+    facts = run.run_history.facts()
     assert facts.inputs is not None
     assert facts.inputs.std > 20.0
     assert facts.going_well
-    assert run.causes == ["healthy"], run.casebook.diagnose()
+    assert run.causes == ["healthy"], run.run_history.diagnose()
 
 
 @pytest.mark.parametrize("seed", [0, *MORE])
@@ -417,7 +417,7 @@ def test_raw_inputs_behind_a_norm_are_no_fault(
 def test_faults_are_named_first(name: str, seed: int) -> None:
     make, cause = FAULTS[name]
     run = make(seed).go()
-    assert run.causes[0] == cause, run.casebook.diagnose()
+    assert run.causes[0] == cause, run.run_history.diagnose()
 
 
 def test_a_guard_has_a_casebook() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steadystep.diagnosis import ADVICE, Cause, explain
 from steadystep.diagnosis.explain import is_worse
-from steadystep.records import Damage, Diagnosis, Finding, Severity, Signals, Witness
+from steadystep.records import Counterfactual, Damage, Diagnosis, Finding, Severity, Signals
 
 GOOD = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1, losses=(2.0,))
 DETECTORS = [
@@ -125,7 +125,7 @@ def test_damage_is_none_unless_something_says_so() -> None:
     assert explain(GOOD, (finding("gradient-spike", "act"),)).damage is Damage.NONE
     assert explain(GOOD, (finding("poisoned-moments", "act"),)).damage is Damage.MOMENTS
     assert explain(GOOD, (finding("weight-jump", "act"), finding("poisoned-moments", "act"))).damage is Damage.WEIGHTS
-    better = replace(GOOD, witness=Witness(step=50, then=1.0, now=2.0, batches=8))
+    better = replace(GOOD, counterfactual=Counterfactual(step=50, old_loss=1.0, current_loss=2.0, batches=8))
     for detector in ("not-healing", "slow-divergence"):
         both = (finding(detector, "act"), finding("poisoned-moments", "act"))
         assert explain(GOOD, both).damage is Damage.MOMENTS  # a curve alone says nothing about weights
@@ -135,11 +135,13 @@ def test_damage_is_none_unless_something_says_so() -> None:
 def test_refusing_again_and_again_means_that_the_weights_are_bad_if_older_ones_are_not() -> None:
     bad = replace(GOOD, loss=math.nan)
     critical = (finding("non-finite", "critical"),)
-    better, same = (Witness(step=50, then=then, now=math.nan) for then in (2.0, math.nan))
-    for witness, damage in ((better, Damage.WEIGHTS), (same, Damage.NONE), (None, Damage.NONE)):
-        damages = [explain(replace(bad, refused_in_a_row=n, witness=witness), critical).damage for n in range(4)]
+    better, same = (Counterfactual(step=50, old_loss=old_loss, current_loss=math.nan) for old_loss in (2.0, math.nan))
+    for counterfactual, damage in ((better, Damage.WEIGHTS), (same, Damage.NONE), (None, Damage.NONE)):
+        damages = [
+            explain(replace(bad, refused_in_a_row=n, counterfactual=counterfactual), critical).damage for n in range(4)
+        ]
         assert damages == [Damage.NONE, Damage.NONE, damage, damage]
-    stuck = replace(bad, refused_in_a_row=5, witness=better)
+    stuck = replace(bad, refused_in_a_row=5, counterfactual=better)
     assert explain(replace(stuck, input_finite=False), critical).damage is Damage.NONE
     assert explain(replace(stuck, loss=2.0), (finding("gradient-spike", "act"),)).damage is Damage.NONE
     jumped = (*critical, finding("weight-jump", "warn"))
@@ -147,7 +149,7 @@ def test_refusing_again_and_again_means_that_the_weights_are_bad_if_older_ones_a
 
 
 def test_several_batches_are_told_as_means() -> None:
-    heard = replace(GOOD, witness=Witness(step=50, then=2.0, now=3.9, batches=12))
+    heard = replace(GOOD, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=3.9, batches=12))
     told = explain(heard, (finding("not-healing", "act"),)).evidence
     assert "the last 12 batches have a mean loss of 3.9, and 2 with the weights of step 50" in told
 
@@ -155,34 +157,37 @@ def test_several_batches_are_told_as_means() -> None:
 def test_a_witness_tells_damaged_weights_from_changed_data() -> None:
     lasting = (finding("not-healing", "act"),)
     high = replace(GOOD, loss=4.0)
-    same = explain(replace(high, witness=Witness(step=50, then=2.0, now=2.01)), lasting)
+    same = explain(replace(high, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=2.01)), lasting)
     assert (same.cause, same.damage) == ("data-shift", Damage.NONE)
     assert "a loss of 2.01, and 2 with the weights of step 50" in same.evidence
-    worse = explain(replace(high, witness=Witness(step=50, then=2.0, now=3.9)), lasting)
+    worse = explain(replace(high, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=3.9)), lasting)
     assert (worse.cause, worse.damage) == ("damaged-weights", Damage.WEIGHTS)
     steps = (*lasting, finding("update-ratio", "info", value=0.3))
-    assert explain(replace(high, witness=Witness(step=50, then=2.0, now=3.9)), steps).cause == "learning-rate-too-high"
+    assert (
+        explain(replace(high, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=3.9)), steps).cause
+        == "learning-rate-too-high"
+    )
 
 
 def test_weights_damaged_under_a_risen_learning_rate() -> None:
     lasting = (finding("not-healing", "act"),)
-    before = Witness(step=50, then=2.0, now=3.9, lr=0.01)
-    assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=0.3, witness=before)) == "learning-rate-too-high"
-    assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=0.01, witness=before)) == "damaged-weights"
+    before = Counterfactual(step=50, old_loss=2.0, current_loss=3.9, lr=0.01)
+    assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=0.3, counterfactual=before)) == "learning-rate-too-high"
+    assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=0.01, counterfactual=before)) == "damaged-weights"
 
 
 def test_a_loss_that_creeps_is_judged_by_the_old_batch_alone() -> None:
     creeping = (finding("slow-divergence", "act"),)
     noisy = replace(GOOD, loss=3.0)  # this batch is a hard one: half of its elevation would ask for too much
-    moved = explain(replace(noisy, witness=Witness(step=50, then=2.0, now=2.1)), creeping)
+    moved = explain(replace(noisy, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=2.1)), creeping)
     assert (moved.cause, moved.damage) == ("learning-rate-too-high", Damage.WEIGHTS)
-    still = explain(replace(noisy, witness=Witness(step=50, then=2.0, now=2.01)), creeping)
+    still = explain(replace(noisy, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=2.01)), creeping)
     assert (still.cause, still.damage) == ("data-shift", Damage.NONE)
     assert cause(finding("slow-divergence", "warn"), signals=still_signals(noisy)) == "data-shift"
 
 
 def still_signals(signals: Signals) -> Signals:
-    return replace(signals, witness=Witness(step=50, then=2.0, now=2.0))
+    return replace(signals, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=2.0))
 
 
 def test_a_suspicion_has_no_cause_yet() -> None:
@@ -193,49 +198,53 @@ def test_a_suspicion_has_no_cause_yet() -> None:
 def test_a_witness_is_heard_about_losses_that_are_no_numbers() -> None:
     stuck = replace(GOOD, loss=math.nan, refused_in_a_row=3)
     critical = (finding("non-finite", "critical"),)
-    proven = explain(replace(stuck, witness=Witness(step=50, then=2.0, now=math.nan)), critical)
+    proven = explain(
+        replace(stuck, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=math.nan)), critical
+    )
     assert (proven.cause, proven.damage) == ("damaged-weights", Damage.WEIGHTS)
-    clean = explain(replace(stuck, witness=Witness(step=50, then=math.nan, now=math.nan)), critical)
+    clean = explain(
+        replace(stuck, counterfactual=Counterfactual(step=50, old_loss=math.nan, current_loss=math.nan)), critical
+    )
     assert (clean.cause, clean.damage) == ("non-finite-loss", Damage.NONE)
 
 
 def test_an_acquittal_of_the_weights_leaves_the_moments() -> None:
     found = (finding("slow-divergence", "act"), finding("poisoned-moments", "act"))
-    acquitted = replace(GOOD, loss=4.0, witness=Witness(step=50, then=2.0, now=2.0))
-    assert explain(acquitted, found).damage is Damage.MOMENTS
+    is_cleared = replace(GOOD, loss=4.0, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=2.0))
+    assert explain(is_cleared, found).damage is Damage.MOMENTS
 
 
 losses = st.floats(-1e6, 1e6)
 anything = st.floats()
 
 
-def worse(then: float, now: float) -> bool:
-    return is_worse(Witness(step=0, then=then, now=now))
+def worse(old_loss: float, current_loss: float) -> bool:
+    return is_worse(Counterfactual(step=0, old_loss=old_loss, current_loss=current_loss))
 
 
 @given(losses, losses, st.floats(0, 1e6))
-def test_the_worse_the_present_weights_the_stronger_the_case(then: float, now: float, more: float) -> None:
-    assert worse(then, now + more) >= worse(then, now)
+def test_the_worse_the_present_weights_the_stronger_the_case(old_loss: float, current_loss: float, more: float) -> None:
+    assert worse(old_loss, current_loss + more) >= worse(old_loss, current_loss)
 
 
 @given(losses)
-def test_older_weights_that_do_no_better_clear_the_present_ones(then: float) -> None:
-    assert not worse(then, then)
-    assert not worse(then, then + 0.01 * abs(then))
-    assert not worse(then, then - 1.0)
+def test_older_weights_that_do_no_better_clear_the_present_ones(old_loss: float) -> None:
+    assert not worse(old_loss, old_loss)
+    assert not worse(old_loss, old_loss + 0.01 * abs(old_loss))
+    assert not worse(old_loss, old_loss - 1.0)
 
 
 @given(losses, st.sampled_from([math.nan, math.inf]))
-def test_what_only_the_present_weights_cannot_compute_convicts_them(then: float, bad: float) -> None:
-    assert worse(then, bad)
-    assert not worse(bad, then)
+def test_what_only_the_present_weights_cannot_compute_convicts_them(old_loss: float, bad: float) -> None:
+    assert worse(old_loss, bad)
+    assert not worse(bad, old_loss)
     assert not worse(bad, bad)
 
 
 @given(losses, st.floats(1e-3, 1e6))
-def test_weights_that_do_better_by_more_than_chance_convict(then: float, up: float) -> None:
-    if up > 0.03 * abs(then):
-        assert worse(then, then + up)
+def test_weights_that_do_better_by_more_than_chance_convict(old_loss: float, up: float) -> None:
+    if up > 0.03 * abs(old_loss):
+        assert worse(old_loss, old_loss + up)
 
 
 severities = st.sampled_from(["info", "warn", "act", "critical"])
@@ -249,7 +258,7 @@ some_signals = st.builds(
     scaled=st.booleans(),
     input_finite=st.sampled_from([None, True, False]),
     refused_in_a_row=st.integers(0, 5),
-    witness=st.none() | st.builds(Witness, step=st.just(3), then=anything, now=anything),
+    counterfactual=st.none() | st.builds(Counterfactual, step=st.just(3), old_loss=anything, current_loss=anything),
 )
 
 

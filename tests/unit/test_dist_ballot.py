@@ -39,8 +39,8 @@ def ranks(draw: st.DrawFn) -> list[Signals]:
     ]
 
 
-def form(rank: int, size: int, micro: int = 3, wishes: int = 0) -> PayloadLayout:
-    return PayloadLayout(rank=rank, size=size, names=NAMES, buffers=BUFFERS, micro_batches=micro, wishes=wishes)
+def form(rank: int, size: int, micro: int = 3, questions: int = 0) -> PayloadLayout:
+    return PayloadLayout(rank=rank, size=size, names=NAMES, buffers=BUFFERS, micro_batches=micro, questions=questions)
 
 
 def with_peaks(signals: Signals, peak: float) -> Signals:
@@ -104,7 +104,7 @@ def test_the_same_is_told_from_the_sums_alone(things: list[int]) -> None:
 
 
 def two(left: Signals, right: Signals, **more: list) -> list:
-    forms = [form(rank, 2, wishes=1 if "wishes" in more else 0) for rank in (0, 1)]
+    forms = [form(rank, 2, questions=1 if "wishes" in more else 0) for rank in (0, 1)]
     sides = [{key: values[rank] for key, values in more.items()} for rank in (0, 1)]
     ballots = [
         encode(f, s, shares=dict.fromkeys(NAMES, f.rank == 0), **side)
@@ -142,8 +142,8 @@ def test_weights_are_compared_by_their_checksums() -> None:
 
 
 def test_one_wish_is_enough() -> None:
-    assert [a.wishes for a in two(CALM, CALM, wishes=[[False], [True]])] == [(True,), (True,)]
-    assert [a.wishes for a in two(CALM, CALM, wishes=[[False], [False]])] == [(False,), (False,)]
+    assert [a.questions for a in two(CALM, CALM, questions=[[False], [True]])] == [(True,), (True,)]
+    assert [a.questions for a in two(CALM, CALM, questions=[[False], [False]])] == [(False,), (False,)]
 
 
 def test_one_rank_with_a_spoilt_state_is_known_to_all() -> None:
@@ -209,6 +209,6 @@ def test_one_flipped_bit_changes_the_checksum(bit: int, element: int) -> None:
 def test_the_ballot_hardly_grows_with_the_ranks(size: int, expected: int) -> None:
     """The numbers in docs/distributed.md: 150 tensors, one micro-batch, two wishes."""
     names = tuple(f"layer {i}" for i in range(150))
-    paper = PayloadLayout(rank=0, size=size, names=names, buffers=(), micro_batches=1, wishes=2)
+    paper = PayloadLayout(rank=0, size=size, names=names, buffers=(), micro_batches=1, questions=2)
     signals = changed(names=names, norms=(1.0,) * 150)
-    assert 8 * len(encode(paper, signals, shares=dict.fromkeys(names, True), wishes=[False] * 2)) == expected
+    assert 8 * len(encode(paper, signals, shares=dict.fromkeys(names, True), questions=[False] * 2)) == expected

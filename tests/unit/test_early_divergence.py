@@ -9,7 +9,7 @@ import pytest
 from steadystep.detectors import ConstantPrediction, Detector, EarlyDivergence
 from steadystep.diagnosis import RunHistory, weigh
 from steadystep.diagnosis.run_history import Opinion
-from steadystep.records import Diagnosis, Finding, Probe, Signals, Witness
+from steadystep.records import Counterfactual, Diagnosis, Finding, Probe, Signals
 
 
 def seen(detector: Detector, losses: Iterable[float]) -> list[tuple[int, str]]:
@@ -38,18 +38,18 @@ class TestEarlyDivergence:
 class TestWeighing:
     """What the first weights say about it."""
 
-    finding = Finding(detector="early-divergence", step=3, severity="act", value=900.0, limit=200.0, usual=2.0)
+    finding = Finding(detector="early-divergence", step=3, severity="act", value=900.0, limit=200.0, baseline=2.0)
 
-    def severity(self, witness: Witness | None, *, value: float = 900.0) -> str:
-        signals = Signals(step=3, loss=value, grad_norm=1.0, lr=0.1, witness=witness)
+    def severity(self, counterfactual: Counterfactual | None, *, value: float = 900.0) -> str:
+        signals = Signals(step=3, loss=value, grad_norm=1.0, lr=0.1, counterfactual=counterfactual)
         return weigh(signals, (replace(self.finding, value=value),))[0].severity
 
     def test_undone_where_the_batch_is_an_ordinary_one_for_them(self) -> None:
-        assert self.severity(Witness(step=-1, then=2.3, now=900.0, lr=0.1)) == "act"
+        assert self.severity(Counterfactual(step=-1, old_loss=2.3, current_loss=900.0, lr=0.1)) == "act"
 
     @pytest.mark.parametrize("then", [850.0, 100.0, 30.0, float("nan")])
     def test_a_note_where_it_is_the_data_or_a_moving_target(self, then: float) -> None:
-        assert self.severity(Witness(step=-1, then=then, now=900.0, lr=0.1)) == "info"
+        assert self.severity(Counterfactual(step=-1, old_loss=then, current_loss=900.0, lr=0.1)) == "info"
 
     def test_without_them_only_what_cannot_be_meant_is_said(self) -> None:
         assert self.severity(None) == "info"
@@ -101,10 +101,10 @@ class TestOpinion:
         assert self.run(["no-learning"] * 3000) == [(1024, "no-learning")]
 
     def test_looks_are_few(self) -> None:
-        opinion, looks = Opinion(), []
+        opinion, views = Opinion(), []
         for step in range(1025):
-            opinion.formed(step, lambda step=step: looks.append(step) or (Diagnosis(),))
-        assert looks == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
+            opinion.formed(step, lambda step=step: views.append(step) or (Diagnosis(),))
+        assert views == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
 
     def test_a_resumed_run_says_nothing_twice(self) -> None:
         first, second = Opinion(), Opinion()
@@ -116,9 +116,9 @@ class TestOpinion:
 
 
 def test_a_loss_of_exactly_nothing_can_be_diagnosed() -> None:
-    casebook = RunHistory()
+    run_history = RunHistory()
     for step in range(400):
         probe = Probe(step=step, names=("weight",), weight_rms=(1.0,), update_rms=(0.05,)) if step % 128 == 1 else None
         signals = Signals(step=step, loss=0.0, grad_norm=0.0, lr=0.1, probe=probe)
-        casebook.note(signals, Diagnosis(), stepped=True)
-    assert casebook.diagnose()[0].cause == "suspicious-perfection"
+        run_history.note(signals, Diagnosis(), stepped=True)
+    assert run_history.diagnose()[0].cause == "suspicious-perfection"

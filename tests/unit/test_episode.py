@@ -74,7 +74,7 @@ def test_a_rollback_closes_it() -> None:
 def test_a_budget_closes_it_when_a_rollback_was_carried_out() -> None:
     budget = Budget()
     budget.see(Diagnosis(findings=sign(100)))
-    plan = Plan(steps=("rollback",), to=40)
+    plan = Plan(actions=("rollback",), to=40)
     budget.count(Outcome(step=100, reading=1.0, stepped=False, plan=plan))
     assert budget.episode.first_sign == 100
     budget.count(Outcome(step=101, reading=1.0, stepped=False, plan=plan, restored=41))

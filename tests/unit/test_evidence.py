@@ -38,8 +38,8 @@ def opened(found: Finding | None = None) -> RollbackTrial:
 def verdict(evidence: RollbackTrial, pairs: list[tuple[float, float]]) -> tuple[RollbackTrialResult, int]:
     """What it comes to with so many batches; the last pair is repeated."""
     for count in range(1, 100):
-        then, now = pairs[min(count, len(pairs)) - 1]
-        told = evidence.add(then=then, now=now)
+        old_loss, current_loss = pairs[min(count, len(pairs)) - 1]
+        told = evidence.add(old_loss=old_loss, current_loss=current_loss)
         if told != "gathering":
             return told, count
     raise AssertionError("no end")
@@ -52,8 +52,8 @@ class TestVerdict:
 
     def test_older_weights_that_do_no_better(self) -> None:
         for detector in ("not-healing", "slow-divergence", "weight-jump"):
-            for then in (3.0, 2.99, 5.0):
-                told, count = verdict(opened(suspicion(detector)), [(then, 3.0)])
+            for old_loss in (3.0, 2.99, 5.0):
+                told, count = verdict(opened(suspicion(detector)), [(old_loss, 3.0)])
                 assert (told, count >= 8) == ("cleared", True)
 
     def test_half_of_a_jump_must_be_undone(self) -> None:
@@ -67,7 +67,7 @@ class TestVerdict:
         assert verdict(opened(creeping), [(1.1, 1.5)])[0] == "confirmed"
 
     def test_for_weights_that_jumped_any_real_difference_is_enough(self) -> None:
-        jumped = suspicion("weight-jump", usual=40.0, limit=60.0, value=90.0)  # norms, and not losses
+        jumped = suspicion("weight-jump", baseline=40.0, limit=60.0, value=90.0)  # norms, and not losses
         assert verdict(opened(jumped), [(1.0, 1.1)])[0] == "confirmed"
         assert verdict(opened(jumped), [(1.0, 1.01)])[0] != "confirmed"
 
@@ -87,8 +87,8 @@ class TestVerdict:
         assert 8 < count <= 24
 
     def test_four_batches_that_are_finite_under_the_old_state_only(self) -> None:
-        for now in (math.nan, math.inf):
-            assert verdict(opened(), [(1.0, now)]) == ("confirmed", 4)
+        for current_loss in (math.nan, math.inf):
+            assert verdict(opened(), [(1.0, current_loss)]) == ("confirmed", 4)
 
     def test_a_single_overflow_is_not_gathered_for_ever(self) -> None:
         """Each batch costs two passes."""
@@ -96,11 +96,11 @@ class TestVerdict:
         assert (told, count <= 24) == ("cleared", True)
 
     def test_a_batch_that_is_not_finite_under_the_old_state_either_is_the_datas_fault(self) -> None:
-        for then in (math.nan, math.inf):
-            assert verdict(opened(), [(1.0, 3.0), (then, math.nan)]) == ("cleared", 2)
+        for old_loss in (math.nan, math.inf):
+            assert verdict(opened(), [(1.0, 3.0), (old_loss, math.nan)]) == ("cleared", 2)
         told = opened()
         for _ in range(20):  # nor does it become the weights' by adding up
-            assert told.add(then=math.nan, now=math.nan) == "cleared"
+            assert told.add(old_loss=math.nan, current_loss=math.nan) == "cleared"
 
     @given(DETECTORS, st.lists(st.tuples(LOSSES, LOSSES), min_size=1, max_size=24))
     def test_never_on_fewer_than_eight_and_never_for_ever(
@@ -118,9 +118,12 @@ class TestVerdict:
         self, detector: str, drawn: list[tuple[float, float]], lucky: list[int]
     ) -> None:
         """However much better they do on the others."""
-        pairs = [(then, then + by if i in lucky else max(then - by, 0.0)) for i, (then, by) in enumerate(drawn)]
+        pairs = [
+            (old_loss, old_loss + by if i in lucky else max(old_loss - by, 0.0))
+            for i, (old_loss, by) in enumerate(drawn)
+        ]
         told, count = verdict(opened(suspicion(detector)), pairs)
-        if sum(now <= then for then, now in pairs[:count]) > count // 2:
+        if sum(current_loss <= old_loss for old_loss, current_loss in pairs[:count]) > count // 2:
             assert told != "confirmed"
 
     @given(DETECTORS, st.lists(st.tuples(LOSSES, LOSSES), min_size=24, max_size=24))
@@ -129,12 +132,14 @@ class TestVerdict:
     ) -> None:
         evidence = opened(suspicion(detector))
         told, count = verdict(evidence, pairs)
-        witness = evidence.witness
-        assert witness.batches == count
-        assert witness.now == pytest.approx(sum(now for _, now in pairs[:count]) / count)
-        assert (witness.step, witness.lr) == (STATE, 0.1)
+        counterfactual = evidence.counterfactual
+        assert counterfactual.batches == count
+        assert counterfactual.current_loss == pytest.approx(
+            sum(current_loss for _, current_loss in pairs[:count]) / count
+        )
+        assert (counterfactual.step, counterfactual.lr) == (STATE, 0.1)
         if told == "confirmed":
-            assert witness.now > 1.02 * witness.then
+            assert counterfactual.current_loss > 1.02 * counterfactual.old_loss
 
     @given(st.integers(0, 2**32), st.floats(0.05, 2.0))
     def test_weights_that_are_as_good_are_rarely_blamed(self, seed: int, noise: float) -> None:
@@ -173,7 +178,7 @@ class TestSuspicion:
     def test_opened_again_it_knows_nothing_of_the_last_one(self) -> None:
         evidence = opened()
         for _ in range(7):
-            assert evidence.add(then=1.0, now=3.0) == "gathering"
+            assert evidence.add(old_loss=1.0, current_loss=3.0) == "gathering"
         evidence.close(520)
         evidence.begin(suspicion(step=600), state=STATE, lr=0.1)
         assert verdict(evidence, [(3.0, 3.0)])[0] == "cleared"
@@ -191,7 +196,7 @@ class TestSuspicion:
         evidence = opened()
         evidence.once(suspicion(severity="warn", step=400))
         for _ in range(pairs):
-            evidence.add(then=1.0, now=3.0)
+            evidence.add(old_loss=1.0, current_loss=3.0)
         saved = json.loads(json.dumps(evidence.state_dict(), allow_nan=False))
         twin = opened(suspicion(step=7))
         twin.load_state_dict(saved)
@@ -221,9 +226,11 @@ class Speaks:
 class Memory:
     """Two states, and batches that do as asked under them."""
 
-    def __init__(self, then: float, now: float, *, repeats: bool | None = True, runs_again: bool = True) -> None:
+    def __init__(
+        self, old_loss: float, current_loss: float, *, repeats: bool | None = True, runs_again: bool = True
+    ) -> None:
         self.states = [SimpleNamespace(step=step, updates=step + 1, lr=0.1) for step in (200, STATE)]
-        self.pair = (then, now) if runs_again else None
+        self.pair = (old_loss, current_loss) if runs_again else None
         self._repeats = repeats
         self.remembered: list[tuple[float, float]] = []
         self.compared: list[int] = []
@@ -263,8 +270,8 @@ def judge_of(memory: Memory, *found: Finding, **more: Any) -> Judge:
 
 
 def run(judge: Judge, *, start: int = 500, steps: int = 30) -> list[tuple[Diagnosis, Plan]]:
-    looks = [SimpleNamespace(signals=Signals(step=start + i, loss=3.0, grad_norm=1.0, lr=0.1)) for i in range(steps)]
-    return [judge.judge(look, updates=look.signals.step) for look in looks]
+    views = [SimpleNamespace(signals=Signals(step=start + i, loss=3.0, grad_norm=1.0, lr=0.1)) for i in range(steps)]
+    return [judge.judge(view, updates=view.signals.step) for view in views]
 
 
 def told(judged: list[tuple[Diagnosis, Plan]]) -> list[str]:
@@ -276,20 +283,20 @@ class TestJudge:
     def test_a_loss_that_stays_high_is_acted_on_when_the_state_to_restore_does_better(self) -> None:
         memory = Memory(1.0, 3.0)
         judged = run(judge_of(memory, suspicion()))
-        plans = [plan for _, plan in judged if plan.steps]
+        plans = [plan for _, plan in judged if plan.actions]
         assert [plan.to for plan in plans] == [STATE]
         assert set(memory.compared) == {STATE}
         assert len(memory.compared) == 8
-        acted = next(diagnosis for diagnosis, plan in judged if plan.steps)
+        acted = next(diagnosis for diagnosis, plan in judged if plan.actions)
         assert (acted.damage, acted.findings[0].step) == ("weights", 507)
         assert "the last 8 batches have a mean loss of 3, and 1 with the weights of step 300" in acted.evidence
         assert told(judged) == ["act"]
 
     @pytest.mark.parametrize("detector", ["not-healing", "slow-divergence", "worse-than-best"])
     @pytest.mark.parametrize("then", [3.0, 3.5])
-    def test_never_when_it_does_not(self, detector: str, then: float) -> None:
-        judged = run(judge_of(Memory(then, 3.0), suspicion(detector)))
-        assert not [plan for _, plan in judged if plan.steps]
+    def test_never_when_it_does_not(self, detector: str, old_loss: float) -> None:
+        judged = run(judge_of(Memory(old_loss, 3.0), suspicion(detector)))
+        assert not [plan for _, plan in judged if plan.actions]
         assert told(judged) == ([] if detector == "worse-than-best" else ["warn"])
 
     def test_older_weights_that_do_no_better_on_a_loss_that_has_multiplied_make_it_a_note(self) -> None:
@@ -302,18 +309,18 @@ class TestJudge:
         for memory in (Memory(1.0, 3.0, runs_again=False), Memory(1.0, 3.0)):
             memory.states = memory.states if memory.pair is None else []
             judged = run(judge_of(memory, suspicion(detector)))
-            assert not [plan for _, plan in judged if plan.steps]
+            assert not [plan for _, plan in judged if plan.actions]
             assert told(judged) == ["warn"]
 
     @pytest.mark.parametrize("detector", ["not-healing", "slow-divergence"])
     def test_nor_when_the_detector_only_warns(self, detector: str) -> None:
         judged = run(judge_of(Memory(1.0, 3.0), suspicion(detector, "warn")))
-        assert not [plan for _, plan in judged if plan.steps]
+        assert not [plan for _, plan in judged if plan.actions]
         assert told(judged) == ["warn"]
 
     def test_worse_than_best_never(self) -> None:
         judged = run(judge_of(Memory(1.0, 3.0), suspicion("worse-than-best")))
-        assert not [plan for _, plan in judged if plan.steps]
+        assert not [plan for _, plan in judged if plan.actions]
 
     def test_a_note_opens_nothing(self) -> None:
         memory = Memory(1.0, 3.0)
@@ -325,18 +332,18 @@ class TestJudge:
         for detector in ("not-healing", "slow-divergence"):
             judged = run(judge_of(Memory(1.0, 3.0, repeats=False), suspicion(detector)))
             assert told(judged) == []
-            assert not [plan for _, plan in judged if plan.steps]
+            assert not [plan for _, plan in judged if plan.actions]
 
     def test_where_that_cannot_be_told_only_a_jump_is_acted_on(self) -> None:
         for detector, heard in (("not-healing", "act"), ("slow-divergence", "warn")):
             assert told(run(judge_of(Memory(1.0, 3.0, repeats=None), suspicion(detector)))) == [heard]
 
     def test_a_jump_of_weights_is_confirmed_alike_and_whatever_became_of_the_objective(self) -> None:
-        for then, repeats, heard in ((1.0, False, "act"), (1.0, True, "act"), (3.0, True, "warn")):
-            jumped = suspicion("weight-jump", "warn", usual=40.0, limit=60.0)
-            judged = run(judge_of(Memory(then, 3.0, repeats=repeats), jumped))
+        for old_loss, repeats, heard in ((1.0, False, "act"), (1.0, True, "act"), (3.0, True, "warn")):
+            jumped = suspicion("weight-jump", "warn", baseline=40.0, limit=60.0)
+            judged = run(judge_of(Memory(old_loss, 3.0, repeats=repeats), jumped))
             assert told(judged) == [heard]
-            assert bool([plan for _, plan in judged if "rollback" in plan.steps]) is (heard == "act")
+            assert bool([plan for _, plan in judged if "rollback" in plan.actions]) is (heard == "act")
 
     def test_a_jump_of_weights_is_confirmed_at_once_where_batches_are_remembered(self) -> None:
         """What damaged them is over, and each step with them is wasted; a loss that stays high is not so sudden."""
@@ -351,7 +358,7 @@ class TestJudge:
             memory = Memory(1.0, 3.0)
             memory.remembered = remembered
             judged = run(judge_of(memory, suspicion("weight-jump", "warn")))
-            assert not [plan for _, plan in judged if plan.steps]
+            assert not [plan for _, plan in judged if plan.actions]
 
     def test_weights_that_are_no_longer_finite_need_no_comparison(self) -> None:
         memory = Memory(1.0, 3.0)
@@ -371,7 +378,7 @@ class TestJudge:
                 judged += run(one, start=step, steps=1)
                 run(other, start=step, steps=1)
             assert told(judged) == []
-            assert not [plan for _, plan in judged if plan.steps]
+            assert not [plan for _, plan in judged if plan.actions]
 
     def test_a_run_too_young_to_know_its_own_ways_gets_notes_unless_it_is_confirmed(self) -> None:
         early = suspicion(step=90, since=80)
@@ -387,7 +394,7 @@ class TestJudge:
         memory.states = memory.states[:1]
         judged = run(judge, start=504)
         assert told(judged) == ["warn"]
-        assert not [plan for _, plan in judged if plan.steps]
+        assert not [plan for _, plan in judged if plan.actions]
 
     def test_a_rollback_for_another_reason_ends_the_comparison(self) -> None:
         """What was compared with are other weights now; seven batches of before must not count against them."""
@@ -395,16 +402,16 @@ class TestJudge:
         broken = suspicion("weight-jump", step=506, since=506, value=math.inf)
         judge = judge_of(memory, suspicion(), broken)
         judged = run(judge, steps=7)
-        assert [plan.to for _, plan in judged if plan.steps] == [STATE]
+        assert [plan.to for _, plan in judged if plan.actions] == [STATE]
         assert judge.evidence.finding is None
         memory.pair = (1.0, 1.0)
-        assert not [plan for _, plan in run(judge, start=507) if plan.steps]
+        assert not [plan for _, plan in run(judge, start=507) if plan.actions]
 
     def test_what_a_curve_says_beside_refused_updates_is_no_more_than_a_warning(self) -> None:
         refused = Signals(step=500, loss=3.0, grad_norm=math.nan, lr=0.1, refused_in_a_row=2)
         judge = judge_of(Memory(1.0, 3.0), suspicion(), suspicion("non-finite", "critical", since=None))
         diagnosis, plan = judge.judge(SimpleNamespace(signals=refused), updates=500)
-        assert plan.steps == ("skip-step",)
+        assert plan.actions == ("skip-step",)
         assert {f.detector: f.severity for f in diagnosis.findings} == {"not-healing": "warn", "non-finite": "critical"}
 
 

@@ -83,24 +83,24 @@ def test_save_says_why_nothing_was_written(tmp_path: Path) -> None:
 
 def test_those_of_an_older_version_are_passed_over_and_take_no_place(tmp_path: Path) -> None:
     trained(tmp_path, 10)
-    shelf = CheckpointStore(tmp_path / "checkpoints", keep_last=9)
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=9)
     good = read_checkpoint(tmp_path / "checkpoints" / "step-00000010")
     for step in (12, 14, 16):
         state = {**good.state, "parameters": {n: t * math.nan for n, t in good.state["parameters"].items()}}
         state.pop("finite")
-        shelf.put(state, step=step, updates=step)
+        store.put(state, step=step, updates=step)
     with pytest.warns(UserWarning, match=r"step-00000016 holds values that are not finite .*00000010 is used instead"):
         trained(tmp_path, 11)
     model, bad = small_net(), tmp_path / "checkpoints" / "step-00000016"
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(CheckpointError, match="holds values that are not finite"):
         steadystep.Guard.resume(model, optimizer, run_dir=tmp_path / "other", path=bad)
-    shelf = CheckpointStore(tmp_path / "checkpoints", keep_last=2)
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=2)
     with pytest.warns(UserWarning, match="not finite"):
-        found = shelf.newest()
+        found = store.newest()
     assert found is not None
-    shelf.put(found.state, step=17, updates=17)
-    assert shelf.steps() == [found.step, 17]
+    store.put(found.state, step=17, updates=17)
+    assert store.steps() == [found.step, 17]
 
 
 class Infinite(nn.Module):

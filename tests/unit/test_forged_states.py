@@ -102,11 +102,11 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a count of text": (put("guard", "budget", "skips_in_a_row", "3"), "budget: skips_in_a_row"),
     "a negative count": (put("guard", "detector zero-gradient", "in_a_row", -1), "zero-gradient: in_a_row"),
     "a NaN": (put("guard", "detector loss-spike", "values", [float("nan")]), "loss-spike"),
-    "columns of two lengths": (put("guard", "casebook", "trace", "losses", [1.0]), "casebook: trace: .*lengths"),
+    "columns of two lengths": (put("guard", "run history", "trace", "losses", [1.0]), "run history: trace: .*lengths"),
     "a key nobody knows": (put("guard", "inputs", "more", 1), "inputs: it has more"),
-    "a part that is a list": (put("guard", "evidence", [1]), "evidence: a list and no dict"),
+    "a part that is a list": (put("guard", "rollback trial", [1]), "rollback trial: a list and no dict"),
     "updates from the future": (put("guard", "updates", 7), "7 updates in 6 attempts"),
-    "a far future": (put("guard", "evidence", "quiet_until", 10**15), "no count of this run"),
+    "a far future": (put("guard", "rollback trial", "quiet_until", 10**15), "no count of this run"),
     "a scaler": (put("guard", "precision", {"scale": 2.0}), "precision"),
     "no kept objects": (put("kept", None), "kept is a NoneType"),
 }
@@ -207,7 +207,7 @@ def test_a_kept_object_that_refuses_its_state_takes_everything_back(tmp_path: Pa
     before = {name: t.clone() for name, t in model.state_dict().items()}
     state = read_checkpoint(run_dir / "checkpoints" / "step-00000006").state
     with pytest.raises(CheckpointError, match=r"state of 'average' was refused \(value has the shape \[1\] there"):
-        guard._keeping.loop.put_back(state)
+        guard._run_state.loop.put_back(state)
     assert torch.equal(average.value, torch.ones(8))
     assert guard.updates == 0
     assert_same(dict(model.state_dict()), before)

@@ -46,7 +46,7 @@ def test_growth_is_told_once_after_three_probes(make: type) -> None:
     growing = [1.0, 2.0, 3.0, 4.0, *(floor * 1.1**i for i in range(1, 9))]
     (found,) = run(make(), stream(make, growing))
     assert (found.severity, found.where, found.step) == ("warn", ("a",), 61)
-    assert (found.value, found.limit, found.usual) == (growing[6], floor, 3.0)
+    assert (found.value, found.limit, found.baseline) == (growing[6], floor, 3.0)
     assert f"{growing[6]:.3g}" in found.what
     assert run(make(), stream(make, growing[:6])) == []
 
@@ -95,7 +95,7 @@ def test_what_is_not_finite_neither_counts_nor_breaks_the_row(make: type) -> Non
     floor = BOTH[make][2]
     growing = [math.nan, 1.0, math.inf, 2.0, 3.0, 4.0, 2 * floor, math.nan, 3 * floor, -math.inf, 4 * floor]
     (found,) = run(make(), stream(make, growing))
-    assert (found.step, found.usual) == (101, 3.0)
+    assert (found.step, found.baseline) == (101, 3.0)
 
 
 @each
@@ -146,12 +146,12 @@ def warning(detector: str) -> Finding:
 
 
 def causes(*detectors: str) -> list[str]:
-    casebook = RunHistory()
+    run_history = RunHistory()
     for step in range(300):
-        casebook.note(Signals(step=step, loss=2.0 / (1 + step / 20), grad_norm=1.0), Diagnosis(), stepped=True)
+        run_history.note(Signals(step=step, loss=2.0 / (1 + step / 20), grad_norm=1.0), Diagnosis(), stepped=True)
     signals = Signals(step=300, loss=0.12, grad_norm=1.0)
-    casebook.note(signals, explain(signals, tuple(map(warning, detectors))), stepped=True)
-    return [diagnosis.cause for diagnosis in casebook.diagnose()]
+    run_history.note(signals, explain(signals, tuple(map(warning, detectors))), stepped=True)
+    return [diagnosis.cause for diagnosis in run_history.diagnose()]
 
 
 def test_each_is_a_cause_with_the_tools_that_help() -> None:
@@ -169,13 +169,13 @@ def test_what_makes_them_grow_comes_first() -> None:
 
 @pytest.mark.parametrize("detector", ["embedding-growth", "attention-logit-growth"])
 def test_the_overflow_they_end_in_comes_after_them(detector: str) -> None:
-    casebook = RunHistory()
+    run_history = RunHistory()
     for step in range(100):
         signals = Signals(step=step, loss=math.nan if step > 90 else 1.0, grad_norm=1.0)
         found = (Finding(detector="non-finite", step=step, severity="critical", value=math.nan, limit=0.0),)
-        casebook.note(signals, explain(signals, found if step > 90 else ()), stepped=step <= 90)
-    casebook.note(signals, Diagnosis(findings=(warning(detector),)), stepped=False)
-    assert [d.cause for d in casebook.diagnose()] == [detector, "non-finite-loss"]
+        run_history.note(signals, explain(signals, found if step > 90 else ()), stepped=step <= 90)
+    run_history.note(signals, Diagnosis(findings=(warning(detector),)), stepped=False)
+    assert [d.cause for d in run_history.diagnose()] == [detector, "non-finite-loss"]
 
 
 # Real runs
@@ -252,7 +252,7 @@ def test_a_learning_rate_too_high_makes_logits_grow(name: str) -> None:
     assert where
     assert set(where) <= {"blocks.0.attention", "blocks.1.attention"}
     assert len(where) == len(set(where)), "each once"
-    assert all(f.severity == "warn" and f.step <= 65 and f.value > 4 * f.usual for f in found)
+    assert all(f.severity == "warn" and f.step <= 65 and f.value > 4 * f.baseline for f in found)
     (mine,) = [d for d in guard.diagnose() if d.cause == "attention-logit-growth"]
     assert where[0] in mine.evidence
 

@@ -33,7 +33,7 @@ def outcome(step: int, *steps: str, loss: float = NAN, **more: Any) -> Outcome:
         step=step,
         reading=loss,
         stepped=not steps,
-        plan=Plan(steps=steps, reason="non-finite-loss") if steps else Plan(),
+        plan=Plan(actions=steps, reason="non-finite-loss") if steps else Plan(),
         diagnosis=Diagnosis(cause="non-finite-loss", evidence="the loss is NaN", findings=(finding,)),
         signals=Signals(step=step, loss=loss, grad_norm=loss, names=("a", "b"), norms=(1.0, 2.0)),
         **more,
@@ -181,13 +181,13 @@ def test_what_cannot_be_run_again_is_said(tmp_path: Path) -> None:
 )
 def test_names(steps: tuple[str, ...], name: str) -> None:
     assert name_of(outcome(600, *steps)) == name
-    assert Incidents.concerns(Plan(steps=steps))
+    assert Incidents.concerns(Plan(actions=steps))
 
 
 def test_routine_is_no_incident() -> None:
     assert not Incidents.concerns(Plan())
-    assert not Incidents.concerns(Plan(steps=("back-off-scale",)))
-    assert not Incidents.concerns(Plan(steps=("rescale",)))
+    assert not Incidents.concerns(Plan(actions=("back-off-scale",)))
+    assert not Incidents.concerns(Plan(actions=("rescale",)))
 
 
 def test_the_same_step_twice_gets_two_names(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_bad_batch_is_told_before_the_update_and_leaves_no_trace() -> None:
     loss = squared(model, x * math.nan)
     loss.backward()
     plan = guard.inspect(loss)
-    assert plan.steps == ("skip-step",)
+    assert plan.actions == ("skip-step",)
     optimizer.zero_grad()
     outcome = guard.commit(stepped=False)
     assert not outcome.stepped
@@ -65,7 +65,7 @@ def test_refusals_by_hand_count_towards_the_budget() -> None:
         loss = model(batches(1)[0] * math.nan).mean()
         loss.backward()
         plan = guard.inspect(loss)
-        if "stop" in plan.steps:
+        if "stop" in plan.actions:
             with pytest.raises(steadystep.TrainingHalted):
                 guard.commit(stepped=False)
         else:

@@ -58,7 +58,7 @@ def test_what_follows_the_weights_is_updated_with_them() -> None:
     whole, _ = run(damaged=False, follows=True)
     mended, back = run(damaged=True, follows=True)
     assert back is not None
-    assert back.plan.steps == ("rollback", "catch-up")
+    assert back.plan.actions == ("rollback", "replay")
     assert back.exact
     assert same(mended, whole)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadystep.policy import Budget, Limits, decide
-from steadystep.records import Damage, Diagnosis, Finding, Outcome, Plan, Severity, Signals, Witness
+from steadystep.records import Counterfactual, Damage, Diagnosis, Finding, Outcome, Plan, Severity, Signals
 
 GOOD = Signals(step=500, loss=2.0, losses=(2.0,), grad_norm=1.0, lr=0.1)
 LR_STEPS = {"cut-lr", "hold-lr", "rewarm"}
@@ -31,32 +31,32 @@ def diagnosed(*found: Finding, damage: Damage = Damage.NONE) -> Diagnosis:
 
 
 def rolled_back(budget: Budget, at: int, to: int) -> None:
-    plan = Plan(steps=("rollback",), to=to)
+    plan = Plan(actions=("rollback",), to=to)
     budget.count(Outcome(step=at, reading=1.0, stepped=False, plan=plan, restored=to))
 
 
 def skipped(budget: Budget, *steps: int) -> Budget:
     for step in steps:
-        budget.count(Outcome(step=step, reading=1.0, stepped=False, plan=Plan(steps=("skip-step",))))
+        budget.count(Outcome(step=step, reading=1.0, stepped=False, plan=Plan(actions=("skip-step",))))
     return budget
 
 
-SPIKE = finding("gradient-spike", usual=3.0)
-EXTREME = finding("gradient-spike", value=101.0, usual=3.0)
+SPIKE = finding("gradient-spike", baseline=3.0)
+EXTREME = finding("gradient-spike", value=101.0, baseline=3.0)
 NAN = finding("non-finite", "critical", value=math.nan)
 OVERFLOW = finding("non-finite", "info", value=math.inf)
 TERM = finding("non-finite", "warn", value=math.nan)
-JUMP = finding("learning-rate-jump", usual=0.02)
+JUMP = finding("learning-rate-jump", baseline=0.02)
 POISON = finding("poisoned-moments", since=400)
 STUCK = finding("not-healing", since=490)
-HEARD = replace(GOOD, witness=Witness(step=300, then=1.0, now=2.0))
+HEARD = replace(GOOD, counterfactual=Counterfactual(step=300, old_loss=1.0, current_loss=2.0))
 OVERFLOWED = replace(GOOD, grad_norm=math.inf, scaled=True, scale=65536.0)
 GROUP = replace(GOOD, losses=(2.0, 2.0), repeatable=True)
 
 
 def test_poison_that_came_after_every_state_by_its_numbers() -> None:
     """The last clean probe is older than all states: the newest with the second moments of then is taken."""
-    found = diagnosed(finding("poisoned-moments", since=400, usual=1e-4), damage=Damage.MOMENTS)
+    found = diagnosed(finding("poisoned-moments", since=400, baseline=1e-4), damage=Damage.MOMENTS)
     states = [State(430, second_moment=2e-4), State(450, second_moment=3e-4), State(470, second_moment=5.0)]
     assert decide(GOOD, found, budget=Budget(), states=states).to == 450
     assert decide(GOOD, found, budget=Budget(), states=states[2:]).to is None
@@ -71,29 +71,29 @@ TABLE = [
     (GOOD, diagnosed(replace(SPIKE, severity="info")), Plan()),
     (GOOD, diagnosed(replace(JUMP, severity="warn")), Plan()),
     (GOOD, diagnosed(finding("loss-spike", "act")), Plan()),
-    (GOOD, diagnosed(SPIKE), Plan(steps=("rescale",), norm=3.0)),
-    (GROUP, diagnosed(SPIKE), Plan(steps=("rescale",), norm=3.0)),
-    (GOOD, diagnosed(replace(EXTREME, value=100.0)), Plan(steps=("rescale",), norm=3.0)),
-    (GOOD, diagnosed(EXTREME), Plan(steps=("skip-step",))),
-    (GROUP, diagnosed(EXTREME), Plan(steps=("skip-step",))),
-    (GOOD, diagnosed(NAN), Plan(steps=("skip-step",))),
-    (GROUP, diagnosed(NAN), Plan(steps=("leave-out",))),
-    (replace(GROUP, repeatable=False), diagnosed(NAN), Plan(steps=("skip-step",))),
-    (GOOD, diagnosed(NAN, SPIKE), Plan(steps=("skip-step",))),
-    (OVERFLOWED, diagnosed(OVERFLOW), Plan(steps=("back-off-scale",))),
-    (OVERFLOWED, diagnosed(OVERFLOW, NAN), Plan(steps=("skip-step",))),
+    (GOOD, diagnosed(SPIKE), Plan(actions=("rescale",), norm=3.0)),
+    (GROUP, diagnosed(SPIKE), Plan(actions=("rescale",), norm=3.0)),
+    (GOOD, diagnosed(replace(EXTREME, value=100.0)), Plan(actions=("rescale",), norm=3.0)),
+    (GOOD, diagnosed(EXTREME), Plan(actions=("skip-step",))),
+    (GROUP, diagnosed(EXTREME), Plan(actions=("skip-step",))),
+    (GOOD, diagnosed(NAN), Plan(actions=("skip-step",))),
+    (GROUP, diagnosed(NAN), Plan(actions=("leave-out",))),
+    (replace(GROUP, repeatable=False), diagnosed(NAN), Plan(actions=("skip-step",))),
+    (GOOD, diagnosed(NAN, SPIKE), Plan(actions=("skip-step",))),
+    (OVERFLOWED, diagnosed(OVERFLOW), Plan(actions=("back-off-scale",))),
+    (OVERFLOWED, diagnosed(OVERFLOW, NAN), Plan(actions=("skip-step",))),
     (replace(GOOD, loss=math.nan), diagnosed(TERM), Plan()),  # every gradient is finite: the update is taken
     (replace(GOOD, loss=math.nan), diagnosed(replace(TERM, severity="info")), Plan()),
-    (replace(GOOD, loss=math.nan), diagnosed(TERM, SPIKE), Plan(steps=("rescale",), norm=3.0)),
-    (GOOD, diagnosed(replace(JUMP, usual=0.0)), Plan()),
-    (GOOD, diagnosed(JUMP), Plan(steps=("hold-lr",), lr=0.02, hold=500)),
-    (GOOD, diagnosed(JUMP, SPIKE), Plan(steps=("rescale", "hold-lr"), norm=3.0, lr=0.02, hold=500)),
-    (GOOD, diagnosed(JUMP, NAN), Plan(steps=("skip-step", "hold-lr"), lr=0.02, hold=500)),
-    (GOOD, diagnosed(POISON, damage=Damage.MOMENTS), Plan(steps=("restore-moments",), to=390)),
-    (GOOD, diagnosed(POISON, NAN, damage=Damage.MOMENTS), Plan(steps=("restore-moments", "skip-step"), to=390)),
+    (replace(GOOD, loss=math.nan), diagnosed(TERM, SPIKE), Plan(actions=("rescale",), norm=3.0)),
+    (GOOD, diagnosed(replace(JUMP, baseline=0.0)), Plan()),
+    (GOOD, diagnosed(JUMP), Plan(actions=("hold-lr",), lr=0.02, hold=500)),
+    (GOOD, diagnosed(JUMP, SPIKE), Plan(actions=("rescale", "hold-lr"), norm=3.0, lr=0.02, hold=500)),
+    (GOOD, diagnosed(JUMP, NAN), Plan(actions=("skip-step", "hold-lr"), lr=0.02, hold=500)),
+    (GOOD, diagnosed(POISON, damage=Damage.MOMENTS), Plan(actions=("restore-moments",), to=390)),
+    (GOOD, diagnosed(POISON, NAN, damage=Damage.MOMENTS), Plan(actions=("restore-moments", "skip-step"), to=390)),
     (GOOD, diagnosed(replace(POISON, since=None), damage=Damage.MOMENTS), Plan()),
     (GOOD, diagnosed(replace(POISON, since=100), damage=Damage.MOMENTS), Plan()),
-    (GOOD, diagnosed(replace(POISON, since=390), damage=Damage.MOMENTS), Plan(steps=("restore-moments",), to=390)),
+    (GOOD, diagnosed(replace(POISON, since=390), damage=Damage.MOMENTS), Plan(actions=("restore-moments",), to=390)),
 ]
 
 
@@ -106,13 +106,13 @@ def test_what_is_planned() -> None:
 
 
 def test_a_learning_rate_that_crept_up_is_held() -> None:
-    creep = finding("learning-rate-creep", usual=0.02)
+    creep = finding("learning-rate-creep", baseline=0.02)
     plan = decide(GOOD, diagnosed(creep), budget=Budget())
-    assert (plan.steps, plan.lr, plan.hold) == (("hold-lr",), 0.02, 500)
+    assert (plan.actions, plan.lr, plan.hold) == (("hold-lr",), 0.02, 500)
     assert decide(GOOD, diagnosed(creep), budget=Budget(), ceiling=0.02).proceeds  # it is held already
     assert decide(GOOD, diagnosed(creep), budget=Budget(), mode="careful").proceeds
     assert decide(GOOD, diagnosed(replace(creep, severity="warn")), budget=Budget()).proceeds
-    leap = decide(GOOD, diagnosed(creep, finding("learning-rate-jump", usual=0.05)), budget=Budget())
+    leap = decide(GOOD, diagnosed(creep, finding("learning-rate-jump", baseline=0.05)), budget=Budget())
     assert (leap.steps, leap.lr) == (("hold-lr",), 0.05)
 
 
@@ -126,14 +126,14 @@ class TestGoingBack:
 
     def test_the_whole_plan(self) -> None:
         plan = self.plan()
-        assert plan.steps == ("rollback", "cut-lr", "skip-batches", "rewarm")
+        assert plan.actions == ("rollback", "cut-lr", "skip-batches", "rewarm")
         assert plan.to == 470  # the newest that was followed by 20 steps before the first sign at 490
         assert plan.lr == pytest.approx(0.7 * 0.1)
 
     def test_with_batches_at_hand_it_catches_up(self) -> None:
-        limits = Limits(catches_up=True)
+        limits = Limits(replays=True)
         plan = self.plan(limits=limits)
-        assert plan.steps == ("rollback", "catch-up", "cut-lr", "skip-batches", "rewarm")
+        assert plan.actions == ("rollback", "replay", "cut-lr", "skip-batches", "rewarm")
         assert (plan.until, plan.outside, plan.only_whole, plan.hold) == (490, False, False, None)
         budget = Budget()
         rolled_back(budget, at=450, to=390)
@@ -142,7 +142,7 @@ class TestGoingBack:
 
     def test_weights_that_changed_by_themselves_are_caught_up_with_to_the_end(self) -> None:
         jump = finding("weight-jump", since=487)
-        for limits, until in ((Limits(catches_up=True), 487), (Limits(), None)):
+        for limits, until in ((Limits(replays=True), 487), (Limits(), None)):
             budget = Budget()
             found = diagnosed(jump, damage=Damage.WEIGHTS)
             budget.see(found)
@@ -159,14 +159,14 @@ class TestGoingBack:
     def test_again_means_older_whatever_younger_state_does_better(self) -> None:
         budget = Budget()
         rolled_back(budget, at=450, to=390)
-        heard = replace(GOOD, witness=Witness(step=470, then=1.0, now=2.0))
+        heard = replace(GOOD, counterfactual=Counterfactual(step=470, old_loss=1.0, current_loss=2.0))
         assert self.plan(budget=budget, signals=heard).to == 300
 
     def test_again_with_nothing_older_goes_to_the_oldest(self) -> None:
         for step in (300, 470):
             budget = Budget()
             rolled_back(budget, at=450, to=300)
-            heard = replace(GOOD, witness=Witness(step=step, then=1.0, now=2.0))
+            heard = replace(GOOD, counterfactual=Counterfactual(step=step, old_loss=1.0, current_loss=2.0))
             assert self.plan(budget=budget, signals=heard).to == 300
 
     def test_again_without_anybody_to_ask_is_left_alone(self) -> None:
@@ -189,7 +189,7 @@ class TestGoingBack:
         signals = replace(GOOD, odd_replicas=("weight on rank 1",), healthy_rank=2)
         found = diagnosed(odd, damage=Damage.WEIGHTS)
         plan = decide(signals, found, budget=Budget(), states=[State(300)])
-        assert (plan.steps, plan.rank, plan.to) == (("copy-replica", "skip-step"), 2, None)
+        assert (plan.actions, plan.rank, plan.to) == (("copy-replica", "skip-step"), 2, None)
         assert decide(signals, found, budget=Budget(), mode="observe").proceeds
         assert "copy-replica" not in decide(signals, found, budget=Budget(), mode="careful").steps
 
@@ -210,13 +210,16 @@ class TestGoingBack:
         for step, goes in ((20, True), (200, False), (500, False)):
             found = diagnosed(replace(STUCK, step=step, since=step), damage=Damage.WEIGHTS)
             plan = decide(replace(GOOD, step=step), found, budget=Budget(), states=[State(-1)])
-            assert ("rollback" in plan.steps) is goes
+            assert ("rollback" in plan.actions) is goes
 
     def test_what_was_tried_is_what_is_restored(self) -> None:
         for step in (300, 390, 470):
-            heard = replace(GOOD, witness=Witness(step=step, then=1.0, now=2.0))
+            heard = replace(GOOD, counterfactual=Counterfactual(step=step, old_loss=1.0, current_loss=2.0))
             assert self.plan(signals=heard).to == step
-        assert self.plan(signals=replace(GOOD, witness=Witness(step=480, then=1.0, now=2.0))).to == 470  # not trusted
+        assert (
+            self.plan(signals=replace(GOOD, counterfactual=Counterfactual(step=480, old_loss=1.0, current_loss=2.0))).to
+            == 470
+        )  # not trusted
 
     def test_how_deep_it_cuts(self) -> None:
         for lr, state_lr, ceiling, expected in (
@@ -242,7 +245,7 @@ class TestGoingBack:
         budget = Budget()
         budget.see(found)
         plan = decide(GOOD, found, budget=budget, states=[State(300), State(470)])
-        assert plan.steps == ("rollback", "skip-batches")
+        assert plan.actions == ("rollback", "skip-batches")
         assert (plan.to, plan.lr, plan.hold) == (470, None, None)
         # with a sign before it, it may be
         foretold = Budget()
@@ -254,16 +257,16 @@ class TestGoingBack:
         """Unless updates are made again: then it shows, and with nothing lost nothing is cut."""
         for detector in ("weight-jump", "odd-replica"):
             found = diagnosed(finding(detector, since=487), damage=Damage.WEIGHTS)
-            for limits, cut in ((Limits(), False), (Limits(catches_up=True), True)):
+            for limits, cut in ((Limits(), False), (Limits(replays=True), True)):
                 budget = Budget()
                 budget.see(found)
                 plan = decide(GOOD, found, budget=budget, states=[State(390)], limits=limits)
                 assert (plan.lr is not None) is cut
-                assert bool(LR_STEPS.intersection(plan.steps)) is cut
+                assert bool(LR_STEPS.intersection(plan.actions)) is cut
 
     def test_settings_leave_parts_of_it_out(self) -> None:
         plan = self.plan(limits=Limits(lr_mult=1.0, rewarm_steps=0, skips_batches=False))
-        assert plan.steps == ("rollback",)
+        assert plan.actions == ("rollback",)
         assert plan.lr is None
         assert self.plan(limits=Limits(trust_steps=150)).to == 300
         assert "rollback" not in self.plan(limits=Limits(rolls_back=False)).steps
@@ -285,7 +288,7 @@ class TestGoingBack:
         assert "rollback" in self.plan(budget=budget, signals=HEARD).steps
         rolled_back(budget, at=400, to=200)
         plan = self.plan(budget=budget, signals=HEARD)
-        assert plan.steps == ("rollback", "stop")  # with good weights in place
+        assert plan.actions == ("rollback", "stop")  # with good weights in place
         assert plan.lr is None
         assert self.plan(budget=budget, signals=HEARD, states=[]).steps == ("skip-step", "stop")
 
@@ -323,7 +326,7 @@ def test_skips_spent_is_the_end() -> None:
 def test_skips_spent_with_nobody_to_ask_tries_one_rollback_before_the_end() -> None:
     """Where nothing can be run again it may be the weights."""
     states = [State(300), State(470)]
-    asked = replace(GOOD, witness=Witness(step=300, then=math.nan, now=math.nan))
+    asked = replace(GOOD, counterfactual=Counterfactual(step=300, old_loss=math.nan, current_loss=math.nan))
     for signals, found, mode, goes in (
         (GOOD, NAN, "autopilot", True),
         (GOOD, EXTREME, "autopilot", True),
@@ -334,8 +337,8 @@ def test_skips_spent_with_nobody_to_ask_tries_one_rollback_before_the_end() -> N
         spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
         spent.see(diagnosed(found))
         plan = decide(signals, diagnosed(found), budget=spent, mode=mode, states=states)
-        assert ("rollback" in plan.steps) is goes
-        assert ("stop" in plan.steps) is not goes
+        assert ("rollback" in plan.actions) is goes
+        assert ("stop" in plan.actions) is not goes
     spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
     rolled_back(spent, at=450, to=300)
     skipped(spent, 498, 499)
@@ -360,7 +363,7 @@ findings = st.builds(
     severity=st.sampled_from(["info", "warn", "act", "critical"]),
     value=st.floats(0.0, 1e6),
     limit=st.floats(0.01, 100.0),
-    usual=st.floats(0.001, 10.0),
+    baseline=st.floats(0.001, 10.0),
     since=st.none() | st.integers(0, 500),
 )
 diagnoses = st.builds(
@@ -377,7 +380,7 @@ situations = st.builds(
     grad_norm=st.floats(min_value=0.0),
     lr=st.floats(1e-6, 1.0),
     repeatable=st.booleans(),
-    witness=st.none() | st.just(Witness(step=300, then=1.0, now=2.0)),
+    counterfactual=st.none() | st.just(Counterfactual(step=300, old_loss=1.0, current_loss=2.0)),
 )
 remembered = st.lists(st.builds(State, st.integers(-1, 499), st.floats(1e-6, 1.0)), max_size=4).map(
     lambda states: sorted(states, key=lambda state: state.step)
@@ -420,7 +423,7 @@ def test_careful_touches_neither_rate_nor_moments_nor_weights(
     signals: Signals, diagnosis: Diagnosis, states: list[State], limits: Limits, budget: Budget
 ) -> None:
     plan = decide(signals, diagnosis, budget=budget, mode="careful", states=states, limits=limits)
-    assert not NOT_CAREFUL.intersection(plan.steps)
+    assert not NOT_CAREFUL.intersection(plan.actions)
     assert plan.lr is None
     assert plan.to is None
 
@@ -432,9 +435,9 @@ def test_one_isolated_finding_never_changes_the_rate(
     """But for a leap of the rate itself, or weights that are damaged already."""
     plan = decide(signals, diagnosed(found), budget=Budget(), mode=mode, states=states)
     if found.detector != "learning-rate-jump":
-        assert not LR_STEPS.intersection(plan.steps)
+        assert not LR_STEPS.intersection(plan.actions)
         assert plan.lr is None
-        assert "rollback" not in plan.steps
+        assert "rollback" not in plan.actions
 
 
 @settings(max_examples=250)
@@ -451,8 +454,8 @@ def test_every_plan_makes_sense(
     before = budget.state_dict()
     plan = decide(signals, diagnosis, budget=budget, states=states, limits=limits, ceiling=ceiling)
     assert budget.state_dict() == before
-    steps = set(plan.steps)
-    assert len(steps) == len(plan.steps)
+    steps = set(plan.actions)
+    assert len(steps) == len(plan.actions)
     refused = steps & {"skip-step", "leave-out", "back-off-scale"}
     assert len(refused) <= 1
     assert not (refused and "rescale" in steps)
@@ -461,7 +464,7 @@ def test_every_plan_makes_sense(
         assert refused or "rollback" in steps
     assert (plan.norm is None) == ("rescale" not in steps)
     if "rescale" in steps:
-        assert plan.norm in [f.usual for f in diagnosis.findings if f.detector == "gradient-spike"]
+        assert plan.norm in [f.baseline for f in diagnosis.findings if f.detector == "gradient-spike"]
     assert (plan.to is None) == steps.isdisjoint({"rollback", "restore-moments"})
     assert plan.to is None or plan.to in [state.step for state in states]
     assert (plan.lr is None) == steps.isdisjoint({"cut-lr", "hold-lr"})
@@ -475,7 +478,7 @@ def test_every_plan_makes_sense(
         assert budget.rollbacks_spent(500) == ("stop" in steps)
         first_sign = 500 if budget.episode.first_sign is None else budget.episode.first_sign
         assert 0 <= target.step <= first_sign - limits.trust_steps
-        assert signals.witness is None or target.step <= signals.witness.step
+        assert signals.counterfactual is None or target.step <= signals.counterfactual.step
         if plan.lr is not None:
             again = budget.last_target(500) is not None
             used = [signals.lr, target.lr] if again or ceiling is None else [signals.lr]

@@ -71,8 +71,10 @@ def made(
 ) -> tuple[nn.Module, torch.optim.Optimizer, Snapshots]:
     model = small_net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    holdings = TensorState(model, optimizer, lambda: list(model.parameters()))
-    kept = Snapshots(holdings, count=4, device=torch.device("cpu"), memory_bytes=memory, disk_bytes=1e12, folder=folder)
+    tensor_state = TensorState(model, optimizer, lambda: list(model.parameters()))
+    kept = Snapshots(
+        tensor_state, count=4, device=torch.device("cpu"), memory_bytes=memory, disk_bytes=1e12, folder=folder
+    )
     return model, optimizer, kept
 
 
@@ -100,7 +102,7 @@ def test_one_compact_state_gives_weights_exactly_and_moments_to_three_digits() -
         kept.take(step=0, updates=1, lr=0.1, parts={})
     before = full_state(model, optimizer)
     updated(model, optimizer)
-    kept.go_back(0, replay=True)
+    kept.roll_back(0, replay=True)
     after = full_state(model, optimizer)
     weights = [name for name in before if name.startswith("model.")]
     assert_same({name: before[name] for name in weights}, {name: after[name] for name in weights})

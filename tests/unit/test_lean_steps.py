@@ -12,7 +12,7 @@ import steadystep
 from steadystep._utils.tensors import peaks
 from steadystep.config import Config
 from steadystep.detectors.build import build_detectors
-from steadystep.engine.closures import BatchClosure, MicroBatchWork
+from steadystep.engine.closures import BatchClosure, RecordedMicroBatch
 from steadystep.records import Finding, Signals
 from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
 from steadystep.watching.undo import may_nest
@@ -65,7 +65,7 @@ def test_a_detector_is_asked_where_it_has_something_to_look_at() -> None:
 
 
 def done(updates: int, elements: int) -> RecordedUpdate:
-    work = MicroBatchWork(BatchClosure(lambda x: x, torch.zeros(elements), None), None)
+    work = RecordedMicroBatch(BatchClosure(lambda x: x, torch.zeros(elements), None), None)
     return RecordedUpdate((work,), Signals(step=updates, loss=1.0, grad_norm=1.0), ({"lr": 0.1},), updates=updates)
 
 
@@ -81,13 +81,13 @@ def test_batches_that_fit_many_times_are_weighed_together_and_others_at_once() -
 
 @pytest.mark.parametrize("before", [1, 5, 16, 40])
 def test_a_batch_that_is_suddenly_too_large_is_noticed_soon(before: int) -> None:
-    backlog, number = ReplayBuffer(max_bytes=4 * 1000.0), 0
+    replay_buffer, number = ReplayBuffer(max_bytes=4 * 1000.0), 0
     for number in range(1, before + 1):
-        backlog.add(done(number, elements=1))
+        replay_buffer.add(done(number, elements=1))
     added = 0
-    while backlog.open:
+    while replay_buffer.open:
         added += 1
-        backlog.add(done(number + added, elements=2000))
+        replay_buffer.add(done(number + added, elements=2000))
     assert added <= 16
 
 

@@ -83,7 +83,7 @@ class TestLossSpike:
         assert fed(detector, [limit - 1e-6], start=256) == []
         (found,) = fed(detector, [limit + 1.0], start=257)
         assert (found.step, found.severity, found.value) == (257, "info", limit + 1.0)
-        assert found.usual == median
+        assert found.baseline == median
         assert found.limit == limit
 
     @given(st.floats(3.0, 20.0), st.sampled_from([1.0, -1.0, 0.0]), st.integers(-8, 8))
@@ -120,15 +120,15 @@ class TestNotHealing:
     def test_notes_the_sixth_raised_loss_and_asks_once_when_it_lasts(self) -> None:
         detector = NotHealing()
         fed(detector, noise(200, 0.05))
-        usual, limit = detector._level.median, detector._limit(Signals(step=0, loss=0.0, grad_norm=0.0))
+        baseline, limit = detector._level.median, detector._limit(Signals(step=0, loss=0.0, grad_norm=0.0))
         noted, asked = fed(detector, noise(200, 0.05, level=5.0), start=200)
         assert (noted.step, noted.severity) == (205, "info")
         assert asked.severity == "act"
         assert 210 <= asked.step <= 240
         for found in (noted, asked):
-            assert (found.since, found.usual, found.limit) == (200, usual, limit)
+            assert (found.since, found.baseline, found.limit) == (200, baseline, limit)
             assert found.value > found.limit
-        assert limit == pytest.approx(usual + 8 * detector._level.spread, rel=0.1)
+        assert limit == pytest.approx(baseline + 8 * detector._level.spread, rel=0.1)
 
     def learned(self, *, to: float = 2.0) -> NotHealing:
         """Ten down to two, in 300 steps."""
@@ -170,7 +170,7 @@ class TestNotHealing:
         fed(detector, [5.0] * 60, start=240)
         assert detector._level.median == 5.0
         (found,) = fed(detector, [9.0] * 10, start=300)
-        assert (found.step, found.since, found.usual) == (305, 300, 5.0)
+        assert (found.step, found.since, found.baseline) == (305, 300, 5.0)
 
     def test_one_that_heals_is_none(self) -> None:
         detector = NotHealing()
@@ -219,8 +219,8 @@ class TestSlowDivergence:
             assert found
             first = found[0]
             early += first.step < 500 and first.since is not None and 380 <= first.since <= first.step
-            assert first.value > first.limit > first.usual
-            assert first.usual == pytest.approx(2.0, abs=0.05)
+            assert first.value > first.limit > first.baseline
+            assert first.baseline == pytest.approx(2.0, abs=0.05)
         assert early >= 9
 
     def creeping(self, seed: int, slope: float = 0.002) -> list[float]:
@@ -316,10 +316,10 @@ class TestWorseThanBest:
         losses = [*noise(64, 0.05, level=2.5), *noise(192, 0.05), *noise(640, 0.05, level=2.3, seed=1)]
         (found,) = fed(WorseThanBest(), losses)
         assert (found.step, found.severity) == (64 + 192 + 3 * 64 - 1, "warn")
-        assert found.usual == pytest.approx(2.0, abs=0.03)
+        assert found.baseline == pytest.approx(2.0, abs=0.03)
         assert found.since in (127, 191, 255)
         assert found.value == pytest.approx(2.3, abs=0.03)
-        assert found.usual < found.limit < found.value
+        assert found.baseline < found.limit < found.value
 
     def test_two_windows_are_not_enough(self) -> None:
         losses = [*noise(256, 0.05), *noise(128, 0.05, level=2.3, seed=1), *noise(256, 0.05, seed=2)]
@@ -343,7 +343,7 @@ class TestWorseThanBest:
         levels = [2.0, 2.5, 3.0]
         losses = [x for i, level in enumerate(levels) for x in noise(320, 0.05, level=level, seed=i)]
         found = fed(WorseThanBest(), losses)
-        assert [round(f.usual, 1) for f in found] == [2.0, 2.5]
+        assert [round(f.baseline, 1) for f in found] == [2.0, 2.5]
 
 
 class TestPlannedRise:
@@ -446,7 +446,7 @@ class TestLearningRateJump:
     def test_a_leap_is_told_once_with_what_was_before(self) -> None:
         (found,) = self.jumps([0.01] * 40 + [0.3] * 40)
         assert (found.step, found.severity, found.value) == (40, "act", 0.3)
-        assert found.usual == 0.01
+        assert found.baseline == 0.01
         assert found.limit == pytest.approx(0.1)
 
     def test_what_a_scheduler_announced_is_no_leap(self) -> None:
@@ -472,7 +472,7 @@ class TestLearningRateJump:
     def test_a_leap_late_in_a_decay_is_measured_by_the_present_rate(self) -> None:
         last = DECAY[-1]
         (found,) = self.jumps([*DECAY, 5e-4, 5e-4])
-        assert (found.step, found.severity, found.usual) == (300, "act", last)
+        assert (found.step, found.severity, found.baseline) == (300, "act", last)
         assert found.limit == pytest.approx(10.0 * last, rel=3.0)
         assert len(self.jumps([*DECAY, 5e-3])) == 1  # beyond the peak, if not by ten times
 
@@ -489,7 +489,7 @@ class TestLearningRateJump:
     def test_a_leap_that_was_withdrawn_is_told_again_and_three_of_them_are_a_habit(self) -> None:
         found = self.jumps([0.01] * 40 + [0.3, 0.3, 0.01, 0.01] * 6)
         assert [f.step for f in found] == [40, 44, 48]
-        assert {f.usual for f in found} == {0.01}
+        assert {f.baseline for f in found} == {0.01}
 
     def test_a_leap_that_stays_for_1000_steps_is_known(self) -> None:
         for stays, told in ((900, 2), (1100, 1)):
@@ -511,7 +511,7 @@ class TestLearningRateCreep:
         rates = [0.01] * 100 + [0.01 * 1.01**i for i in range(1, 400)]
         (found,) = self.creeps(rates)
         assert found.severity == "act"
-        assert (found.usual, found.since) == (0.01, 100)
+        assert (found.baseline, found.since) == (0.01, 100)
         assert found.value == rates[found.step] > found.limit == pytest.approx(0.03)
         assert rates[found.step - 1] <= 0.03
 

@@ -14,11 +14,11 @@ from steadystep.records import Finding, Signals
 NAMES = ("exp_avg_sq of a", "exp_avg_sq of b", "exp_avg of a")
 
 
-def fed(looks: list[tuple[float, ...]], *, beta2: float = 0.999) -> list[Finding]:
+def fed(views: list[tuple[float, ...]], *, beta2: float = 0.999) -> list[Finding]:
     detector = LostMoments(beta2=beta2)
     rows = [
         Signals(step=20 * i, loss=1.0, grad_norm=1.0, state=NAMES[: len(peaks)], state_peaks=peaks)
-        for i, peaks in enumerate(looks)
+        for i, peaks in enumerate(views)
     ]
     return [finding for row in rows for finding in detector.update(row)]
 
@@ -44,13 +44,13 @@ def test_no_gradients_whatever_make_adam_look_like_it(sizes: list[float], beta2:
     """The reference is the optimizer itself: 20 updates per look with gradients of any size, zero too."""
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.Adam([weight], lr=1e-3, betas=(0.9, beta2))
-    looks = []
+    views = []
     for size in sizes:
         for _ in range(20):
             weight.grad = torch.full((3,), size)
             optimizer.step()
-        looks.append((float(optimizer.state[weight]["exp_avg_sq"].max()),))
-    assert fed(looks, beta2=beta2) == []
+        views.append((float(optimizer.state[weight]["exp_avg_sq"].max()),))
+    assert fed(views, beta2=beta2) == []
 
 
 def run(clear: str) -> list[str]:

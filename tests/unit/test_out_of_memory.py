@@ -243,7 +243,7 @@ def test_a_device_that_stays_small_is_asked_ever_less_often() -> None:
 def test_a_batch_of_which_nothing_fits_says_nothing_about_the_next_one() -> None:
     model = net()
     guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.05))
-    long, usual = torch.ones(8, 4, dtype=torch.float64) * 9, torch.ones(8, 4, dtype=torch.float64)
+    long, baseline = torch.ones(8, 4, dtype=torch.float64) * 9, torch.ones(8, 4, dtype=torch.float64)
     seen = []
 
     def loss(x: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def test_a_batch_of_which_nothing_fits_says_nothing_about_the_next_one() -> None
 
     with pytest.raises(steadystep.TrainingHalted, match="single row"):
         guard.step(loss, batch=long)
-    guard.step(loss, batch=usual)
+    guard.step(loss, batch=baseline)
     assert seen[-1] == 8
 
 

@@ -49,8 +49,8 @@ def test_a_sum_is_told_once_while_it_lasts(seed: int) -> None:
     assert BEGIN + 8 <= found.step < BEGIN + 20
     assert found.since is not None
     assert BEGIN - 1 <= found.since <= BEGIN + 6
-    assert found.usual is not None
-    assert found.value > found.limit == pytest.approx(3.0 * found.usual)
+    assert found.baseline is not None
+    assert found.value > found.limit == pytest.approx(3.0 * found.baseline)
     assert "no longer cleared" in found.what
 
 
@@ -66,13 +66,13 @@ def test_a_state_from_before_it_existed_is_read() -> None:
 
 
 def test_what_is_no_sum() -> None:
-    usual = norms(kept=range(0))
-    assert said(usual) == []
+    baseline = norms(kept=range(0))
+    assert said(baseline) == []
     later = range(BEGIN, LAST)
     climb = [min(1.0 + 0.5 * max(0, step - BEGIN), 5.0) for step in range(LAST)]
     ways = {
-        "another level": [norm * (5.0 if step in later else 1.0) for step, norm in enumerate(usual)],
-        "a level that is reached in steps, as noisy as before": [n * c for n, c in zip(usual, climb, strict=True)],
+        "another level": [norm * (5.0 if step in later else 1.0) for step, norm in enumerate(baseline)],
+        "a level that is reached in steps, as noisy as before": [n * c for n, c in zip(baseline, climb, strict=True)],
         "a smooth run": [1.0 + c for c in climb],
         "one that climbs all the time": [1.01**step * n for step, n in enumerate(norms(kept=range(0)))],
         "a few steps": norms(kept=range(BEGIN, BEGIN + 5)),

@@ -26,7 +26,7 @@ def trained(*, poison_at: int | None, beta2: float, steps: int) -> list[Outcome]
 @pytest.mark.parametrize(("poison_at", "found_at"), [(100, 129), (200, 257), (300, 385)])
 def test_poison_before_step_500_is_found_at_the_next_probe(poison_at: int, found_at: int, beta2: float) -> None:
     outcomes = trained(poison_at=poison_at, beta2=beta2, steps=found_at + 2)
-    (restored,) = [outcome for outcome in outcomes if "restore-moments" in outcome.plan.steps]
+    (restored,) = [outcome for outcome in outcomes if "restore-moments" in outcome.plan.actions]
     assert restored.step == found_at
     assert restored.plan.to is not None
     assert restored.plan.to < poison_at

@@ -183,10 +183,10 @@ def test_poisoned_moments_need_a_history() -> None:
 
 def test_one_tensor_of_many_is_not_enough() -> None:
     names = tuple(f"{i}.weight" for i in range(10))
-    usual = {"names": names, "second_moments": (1e-6,) * 10}
+    baseline = {"names": names, "second_moments": (1e-6,) * 10}
     odd = {"names": names, "second_moments": (1.0, *(1e-6,) * 9)}
     norms = (1.0,) * 10
-    history = at_probes(usual, number=6, norms=norms)
+    history = at_probes(baseline, number=6, norms=norms)
     assert run(PoisonedMoments(), [*history, *at_probes(odd, number=3, first=7, norms=norms)]) == []
 
 
@@ -208,11 +208,11 @@ def test_surprise_is_measured_against_each_tensors_own() -> None:
     def surprise(*values: float) -> dict[str, Any]:
         return {"names": NAMES, "surprises": values}
 
-    usual = at_probes(surprise(0.5, 0.5, 0.5, 0.5, 3.0), number=6)
-    (found,) = run(RmsSurprise(), [*usual, *at_probes(surprise(4.0, 4.0, 0.5, 0.5, 3.0), number=1, first=7)])
+    baseline = at_probes(surprise(0.5, 0.5, 0.5, 0.5, 3.0), number=6)
+    (found,) = run(RmsSurprise(), [*baseline, *at_probes(surprise(4.0, 4.0, 0.5, 0.5, 3.0), number=1, first=7)])
     assert (found.severity, found.value, found.where, found.since) == ("info", 8.0, ("a.weight", "a.bias"), 448)
-    assert run(RmsSurprise(), [*usual, *at_probes(surprise(4.0, 0.5, 0.5, 0.5, 3.0), number=1, first=7)]) == []
-    assert run(RmsSurprise(), [*usual, *at_probes(surprise(2.5, 2.5, 2.5, 2.5, 3.0), number=1, first=7)]) == []
+    assert run(RmsSurprise(), [*baseline, *at_probes(surprise(4.0, 0.5, 0.5, 0.5, 3.0), number=1, first=7)]) == []
+    assert run(RmsSurprise(), [*baseline, *at_probes(surprise(2.5, 2.5, 2.5, 2.5, 3.0), number=1, first=7)]) == []
     tiny = at_probes(surprise(*[0.01] * 5), number=6)
     assert run(RmsSurprise(), [*tiny, *at_probes(surprise(*[2.0] * 5), number=1, first=7)]) == []
 

@@ -120,7 +120,7 @@ def test_the_settings() -> None:
             "sinks",
         ],
         "recovery": [
-            "catch_up_memory_mb",
+            "replay_memory_mb",
             "incident_batch_mb",
             "incident_bundles",
             "lr_mult",

@@ -93,7 +93,7 @@ def test_a_frozen_record_cannot_be_changed() -> None:
 @given(any_float, any_float, names)
 def test_healthy_means_nothing_is_bad(loss: float, norm: float, bad: tuple[str, ...]) -> None:
     record = Signals(step=0, loss=loss, grad_norm=norm, bad_buffers=bad)
-    assert record.healthy == (math.isfinite(loss) and math.isfinite(norm) and not bad)
+    assert record.all_finite == (math.isfinite(loss) and math.isfinite(norm) and not bad)
 
 
 def test_numbers_whose_sum_overflows_are_still_finite() -> None:

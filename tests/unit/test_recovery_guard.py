@@ -164,7 +164,7 @@ def test_poisoned_moments_are_restored_and_the_update_is_taken_with_them() -> No
         optimizer.state[parameter]["exp_avg_sq"].mul_(1e8)
     weights = {n: p.detach().clone() for n, p in model.named_parameters()}
     outcome = guard.step(lambda: squared(model, data[50]))
-    assert outcome.plan.steps == ("restore-moments",)
+    assert outcome.plan.actions == ("restore-moments",)
     clean = max(state.step for state in guard._recovery.states if state.step <= 43)
     assert outcome.plan.to == clean
     assert outcome.stepped
@@ -226,7 +226,7 @@ def test_careful_touches_neither_weights_nor_rate() -> None:
         Says("not-healing", {20: 10}),
         Says("slow-divergence", {25: 10}),
         Says("poisoned-moments", {30: 20}),
-        Says("learning-rate-jump", {35: None}, usual=1e-9),
+        Says("learning-rate-jump", {35: None}, baseline=1e-9),
     ]
     model, plain = small_net(dropout=0.0), small_net(dropout=0.0)
     optimizer, plain_optimizer = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain))
@@ -243,13 +243,13 @@ def test_careful_touches_neither_weights_nor_rate() -> None:
 def test_weights_that_older_ones_do_not_beat_are_kept() -> None:
     """The claim alone is not enough: the same batches under the older weights are no better."""
     outcomes, guard = lasting(damaged=False, steps=60)
-    (heard,) = [outcome for outcome in outcomes if outcome.signals.witness is not None]
-    witness = heard.signals.witness
-    assert witness.batches >= 8
-    told = [outcome.loss for outcome in outcomes[AT : AT + witness.batches]]
-    assert witness.now == pytest.approx(sum(told) / len(told))
-    assert witness.step in [state.step for state in guard._recovery.states]
-    assert heard.step == AT + witness.batches - 1
+    (heard,) = [outcome for outcome in outcomes if outcome.signals.counterfactual is not None]
+    counterfactual = heard.signals.counterfactual
+    assert counterfactual.batches >= 8
+    told = [outcome.loss for outcome in outcomes[AT : AT + counterfactual.batches]]
+    assert counterfactual.current_loss == pytest.approx(sum(told) / len(told))
+    assert counterfactual.step in [state.step for state in guard._recovery.states]
+    assert heard.step == AT + counterfactual.batches - 1
     assert heard.diagnosis.damage == "none"
     assert all(outcome.plan.proceeds for outcome in outcomes)
     assert severities(outcomes) == ["warn"]
@@ -324,10 +324,10 @@ def test_a_state_of_damaged_weights_is_no_witness() -> None:
 def test_damage_is_told_by_the_older_weights() -> None:
     outcomes, _ = lasting(rewarm_steps=0)
     (back,) = went_back(outcomes)
-    witness = back.signals.witness
-    assert witness.then < 0.5 * witness.now
-    assert witness.step == back.plan.to < AT
-    assert witness.lr == 1e-6
+    counterfactual = back.signals.counterfactual
+    assert counterfactual.old_loss < 0.5 * counterfactual.current_loss
+    assert counterfactual.step == back.plan.to < AT
+    assert counterfactual.lr == 1e-6
 
 
 def test_it_goes_back_to_before_the_first_sign() -> None:
@@ -342,7 +342,7 @@ def test_it_goes_back_to_before_the_first_sign() -> None:
             damage(model)
         outcomes.append(guard.step(lambda x=x: squared(model, x)))
     (back,) = went_back(outcomes)
-    assert back.signals.witness.step == back.plan.to <= 48
+    assert back.signals.counterfactual.step == back.plan.to <= 48
 
 
 def test_a_state_that_is_in_place_already_is_none_to_go_back_to() -> None:
@@ -358,9 +358,9 @@ def test_a_state_that_is_in_place_already_is_none_to_go_back_to() -> None:
             mode="autopilot",
             weigh=lambda signals: signals,
         )
-        look = SimpleNamespace(signals=Signals(step=AT, loss=2.0, grad_norm=1.0, lr=0.1))
-        _, plan = judge.judge(look, updates=updates)
-        assert ("rollback" in plan.steps) is goes_back
+        view = SimpleNamespace(signals=Signals(step=AT, loss=2.0, grad_norm=1.0, lr=0.1))
+        _, plan = judge.judge(view, updates=updates)
+        assert ("rollback" in plan.actions) is goes_back
 
 
 def test_damage_that_comes_back_is_cut_from_the_ceiling() -> None:
@@ -391,7 +391,7 @@ class TestRecoverySettings:
             assert back.plan.lr == pytest.approx(share * 1e-6)
             assert outcomes[back.step + 1].lr_mult == pytest.approx(share)
         outcomes, _ = lasting(lr_mult=1.0, rewarm_steps=0)
-        assert "cut-lr" not in went_back(outcomes)[0].plan.steps
+        assert "cut-lr" not in went_back(outcomes)[0].plan.actions
         assert {outcome.lr_mult for outcome in outcomes} == {1.0}
 
     def test_rewarm_steps_is_how_long_the_rate_rises(self) -> None:
@@ -401,7 +401,7 @@ class TestRecoverySettings:
         assert rises == pytest.approx([0.1, 0.325, 0.55, 0.775, 0.999], abs=2e-3)
         for never in ({"lr_mult": 0.7, "rewarm_steps": 0}, {"lr_mult": 1.0, "rewarm_steps": 4}):
             outcomes, _ = lasting(**never)
-            assert "rewarm" not in went_back(outcomes)[0].plan.steps
+            assert "rewarm" not in went_back(outcomes)[0].plan.actions
 
     def test_trust_steps_is_how_old_a_state_must_be(self) -> None:
         for trust in (3, 12):
@@ -421,7 +421,7 @@ class TestRecoverySettings:
                 damage(model)
             outcome = guard.step(lambda x=x: squared(model, x))
         assert torch.equal(torch.get_rng_state(), numbers[outcome.plan.to + 1]) is not skips
-        assert ("skip-batches" in outcome.plan.steps) is skips
+        assert ("skip-batches" in outcome.plan.actions) is skips
 
     def test_snapshots_is_how_many_are_kept(self) -> None:
         for count in (1, 2, 5):
@@ -498,8 +498,8 @@ class Puppet:
 
         return self.guard.step(closure)
 
-    def said(self, **look: float) -> set[str]:
-        return {finding.detector for finding in self.step(**look).findings}
+    def said(self, **view: float) -> set[str]:
+        return {finding.detector for finding in self.step(**view).findings}
 
 
 class TestMonitoringSettings:
@@ -517,7 +517,7 @@ class TestMonitoringSettings:
             for _ in range(128):
                 puppet.step()
             outcome = puppet.step(norm=2.0 * 15.0)  # 0.6 times the threshold, twice that for a run so young
-            assert (outcome.plan.steps == ("rescale",)) is held
+            assert (outcome.plan.actions == ("rescale",)) is held
             assert outcome.clipped is held
 
     def test_gradient_history_size_is_what_a_norm_is_compared_with(self) -> None:
@@ -572,7 +572,7 @@ def damaged_twice() -> tuple[list[Any], dict[str, Tensor]]:
             with torch.no_grad():
                 model[4].weight[0, 0] = math.nan
         outcome = guard.step(lambda x=x: squared(model, x))
-        did += [(i, outcome.plan)] if outcome.plan.steps else []
+        did += [(i, outcome.plan)] if outcome.plan.actions else []
     return [*did, [state.step for state in guard._recovery.states]], full_state(model, optimizer)
 
 
@@ -586,7 +586,7 @@ def test_a_busy_machine_decides_as_an_idle_one_does() -> None:
         for process in busy:
             process.kill()
             process.wait()
-    assert ["rollback" in plan.steps for _, plan in did[:-1]] == [True, True]
+    assert ["rollback" in plan.actions for _, plan in did[:-1]] == [True, True]
     assert did_under_load == did
     assert_same(state_under_load, state)
 

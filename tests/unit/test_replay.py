@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Callable[..., Path]:
             step=3,
             reading=loss,
             stepped=False,
-            plan=Plan(steps=("skip-step",)),
+            plan=Plan(actions=("skip-step",)),
             diagnosis=Diagnosis(evidence="the loss is odd"),
             signals=Signals(step=3, loss=loss, grad_norm=seen.grad_norm if lie is None else lie),
         )

@@ -174,8 +174,8 @@ def assert_exact(make: Make, **run: Any) -> None:
     expected, _ = train(make, **run)
     got, back = train(make, damaged=True, **run)
     assert back is not None
-    assert back.plan.steps == ("rollback", "catch-up")
-    assert back.caught_up > 20
+    assert back.plan.actions == ("rollback", "replay")
+    assert back.replayed > 20
     assert differing(got, expected) == []
     assert back.exact
     assert "(bit for bit)" in describe(back)
@@ -336,7 +336,7 @@ def test_it_is_not_claimed_where_the_optimizer_counts_elsewhere() -> None:
     assert back is not None
     assert differing(got, expected)
     assert not back.exact
-    assert back.caught_up == 0 or "(not verified bit for bit)" in describe(back)
+    assert back.replayed == 0 or "(not verified bit for bit)" in describe(back)
 
 
 def test_it_is_not_claimed_where_the_loop_changes_weights_itself() -> None:
@@ -368,5 +368,5 @@ def test_it_is_not_claimed_where_a_weight_that_no_loss_shows_is_changed_by_the_l
     got, back = train(make, damaged=True, each=move)
     assert back is not None
     assert set(differing(got, expected)) >= {"/0/unused", "/0/counter"}
-    assert back.caught_up > 0
+    assert back.replayed > 0
     assert not back.exact

@@ -12,7 +12,7 @@ from steadystep.pages.report import view
 from steadystep.pages.site import environment
 from steadystep.pages.summary import summary
 from steadystep.runs.checklist import ChecklistItem, checklist
-from steadystep.runs.diagnose import diagnose
+from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.run import LayerNorms, Run, Series
 from tests.unit.report_runs import made_incident, made_run, steadystep, write_log
 

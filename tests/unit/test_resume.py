@@ -158,7 +158,7 @@ def test_killed_twice_and_resumed_it_ends_like_the_run_that_was_not(
     assert_same(dict(enumerate(got_average)), dict(enumerate(average)))
     assert (guard.updates, guard.attempts, guard.epoch) == (whole.updates, whole.attempts, whole.epoch)
     # a look at the first few batches that was cut short begins again: evidence for a person, no part of a decision
-    mine, theirs = (guard.state_dict() | {"casebook": None, "inputs": None} for guard in (guard, whole))
+    mine, theirs = (guard.state_dict() | {"run history": None, "inputs": None} for guard in (guard, whole))
     assert json.dumps(mine) == json.dumps(theirs)
 
 
@@ -207,7 +207,7 @@ def steps(model: nn.Module, guard: steadystep.Guard, count: int) -> None:
 def test_without_batches_it_is_saved_before_the_next_step(tmp_path: Path) -> None:
     model, guard = small(tmp_path, config={"monitoring": {"checkpoint_frequency": 4}})
     steps(model, guard, 6)
-    saved = guard._keeping.checkpoints.flush()
+    saved = guard._run_state.checkpoints.flush()
     assert saved.name == "step-00000004"
     again, resumed = small(tmp_path / "other", path=tmp_path)
     assert resumed.attempts == 4
@@ -227,7 +227,7 @@ def test_losses_given_as_tensors_are_saved_before_the_next_forward_pass(tmp_path
         return model, guard
 
     _, guard = run(8)
-    guard._keeping.checkpoints.flush()
+    guard._run_state.checkpoints.flush()
     model, guard = run(None)
     assert guard.attempts == 13
     torch.manual_seed(0)
@@ -255,12 +255,12 @@ def test_keep_checkpoints_is_how_many_stay_and_the_best_one(tmp_path: Path) -> N
 def test_checkpoint_frequency_in_minutes(tmp_path: Path) -> None:
     model, guard = small(tmp_path, config={"monitoring": {"checkpoint_frequency": "10 min"}})
     now = [0.0]
-    guard._keeping.checkpoints._clock = lambda: now[0]
-    guard._keeping.checkpoints._last_time = 0.0
+    guard._run_state.checkpoints._clock = lambda: now[0]
+    guard._run_state.checkpoints._last_time = 0.0
     for i, x in enumerate(data().split(2)[:6]):
         now[0] = 150.0 * i
         guard.step(lambda x: model(x).square().mean(), batch=x)
-    assert guard._keeping.checkpoints.flush().name == "step-00000004"
+    assert guard._run_state.checkpoints.flush().name == "step-00000004"
 
 
 @pytest.mark.parametrize("wrong", ["soon", "-1 min", "0 s", "1.2.3 h", 0, True])
@@ -337,7 +337,7 @@ def rewritten(tmp_path: Path, **changes: Any) -> tuple[nn.Module, Path]:
     """A checkpoint after three steps with another content in some of its parts."""
     model, guard = small(tmp_path / "run")
     steps(model, guard, 3)
-    state = guard._keeping.loop.gather()
+    state = guard._run_state.loop.gather()
     guard.close()
     for part, change in changes.items():
         state[part] = change(state.get(part))

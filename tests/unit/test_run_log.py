@@ -208,7 +208,7 @@ def test_a_large_model_and_much_trouble_stay_within_bounds(tmp_path: Path) -> No
     steps = 4_000
     for i in range(steps):
         step = i * 250  # a million steps of a run, every 250th: what may be written grows with the step's number
-        diagnosis, plan = (trouble, Plan(steps=("skip-step",))) if i % 10 == 0 else (Diagnosis(), Plan())
+        diagnosis, plan = (trouble, Plan(actions=("skip-step",))) if i % 10 == 0 else (Diagnosis(), Plan())
         log.record(
             Outcome(
                 step=step,

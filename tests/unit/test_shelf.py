@@ -25,10 +25,10 @@ def state(number: int) -> dict[str, Any]:
 def filled(
     folder: Path, steps: list[int], *, scores: dict[int, float] | None = None, **settings: Any
 ) -> CheckpointStore:
-    shelf = CheckpointStore(folder, **settings)
+    store = CheckpointStore(folder, **settings)
     for step in steps:
-        shelf.put(state(step), step=step, updates=step, score=(scores or {}).get(step))
-    return shelf
+        store.put(state(step), step=step, updates=step, score=(scores or {}).get(step))
+    return store
 
 
 def spoil(path: Path, name: str = "tensors.safetensors") -> None:
@@ -42,57 +42,57 @@ def hidden_in(folder: Path) -> list[str]:
 
 
 def test_an_empty_shelf(tmp_path: Path) -> None:
-    shelf = CheckpointStore(tmp_path / "run" / "checkpoints")
-    assert (shelf.steps(), shelf.newest(), shelf.best()) == ([], None, None)
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    assert (store.steps(), store.newest(), store.best()) == ([], None, None)
     shutil.rmtree(tmp_path / "run")
-    assert (shelf.steps(), shelf.newest()) == ([], None)
+    assert (store.steps(), store.newest()) == ([], None)
 
 
 def test_the_last_ones_stay(tmp_path: Path) -> None:
-    shelf = filled(tmp_path, [10, 20, 30, 40, 50])
-    assert shelf.steps() == [30, 40, 50]
-    newest = shelf.newest()
+    store = filled(tmp_path, [10, 20, 30, 40, 50])
+    assert store.steps() == [30, 40, 50]
+    newest = store.newest()
     assert newest is not None
     assert (newest.step, newest.state["number"]) == (50, 50)
-    assert shelf.best() is None
+    assert store.best() is None
     assert filled(tmp_path, [60], keep_last=1).steps() == [60]
     assert hidden_in(tmp_path) == []
 
 
 def test_the_best_stays_too(tmp_path: Path) -> None:
     scores = {10: float("nan"), 20: 1.0, 30: 1.0, 40: 3.0, 50: 2.0, 60: 5.0}
-    shelf = filled(tmp_path / "a", list(scores), scores=scores, keep_last=2)
-    assert shelf.steps() == [30, 50, 60]
-    best = shelf.best()
+    store = filled(tmp_path / "a", list(scores), scores=scores, keep_last=2)
+    assert store.steps() == [30, 50, 60]
+    best = store.best()
     assert best is not None
     assert best.step == 30
     assert filled(tmp_path / "b", list(scores), scores=scores, keep_last=2, keep_best=False).steps() == [50, 60]
-    shelf.put(state(70), step=70, updates=70, score=0.5)
-    assert shelf.steps() == [60, 70]
+    store.put(state(70), step=70, updates=70, score=0.5)
+    assert store.steps() == [60, 70]
 
 
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
-    shelf = filled(tmp_path, [10, 20, 30], scores={10: 2.0, 20: 3.0, 30: 1.0})
+    store = filled(tmp_path, [10, 20, 30], scores={10: 2.0, 20: 3.0, 30: 1.0})
     spoil(tmp_path / "step-00000030")
     (tmp_path / "step-00000020" / "manifest.json").unlink()
     with pytest.warns(
         UserWarning, match=r"step-00000030/tensors\S+ is damaged.*20 has no manifest.*10 is used"
     ) as seen:
-        newest = shelf.newest()
+        newest = store.newest()
     assert len(seen) == 1
     assert newest is not None
     assert newest.step == 10
     with pytest.warns(UserWarning, match=r"30/tensors.safetensors is damaged.*10 is used instead"):
-        assert shelf.best().step == 10  # type: ignore[union-attr]
+        assert store.best().step == 10  # type: ignore[union-attr]
     spoil(tmp_path / "step-00000010", "state.json")
     with pytest.warns(UserWarning, match="there is no whole one"):
-        assert shelf.newest() is None
+        assert store.newest() is None
 
 
 def test_one_that_was_tidied_away_while_it_was_looked_for_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf, writing = filled(tmp_path, [3], keep_last=1), CheckpointStore(tmp_path, keep_last=1)
+    store, writing = filled(tmp_path, [3], keep_last=1), CheckpointStore(tmp_path, keep_last=1)
     lists = iter([[3], [6]])
 
     def listed() -> list[int]:
@@ -101,46 +101,46 @@ def test_one_that_was_tidied_away_while_it_was_looked_for_is_no_damage(
             writing.put(state(6), step=6, updates=6)
         return steps
 
-    monkeypatch.setattr(shelf, "steps", listed)
-    found = shelf.newest()
+    monkeypatch.setattr(store, "steps", listed)
+    found = store.newest()
     assert found is not None
     assert found.step == 6
 
 
 def test_what_looks_damaged_does_not_take_the_place_of_a_whole_one(tmp_path: Path) -> None:
-    shelf = filled(tmp_path, [10, 20, 30])
+    store = filled(tmp_path, [10, 20, 30])
     (tmp_path / "step-00000020" / "state.json").write_text("{")
     (tmp_path / "step-00000030" / "state.json").unlink()
-    shelf.put(state(40), step=40, updates=40)
-    assert shelf.steps() == [10, 40]
+    store.put(state(40), step=40, updates=40)
+    assert store.steps() == [10, 40]
 
 
 def test_the_one_just_written_and_later_ones_are_never_removed(tmp_path: Path) -> None:
-    shelf = filled(tmp_path, [10, 20, 30])
-    assert shelf.put(state(5), step=5, updates=5).exists()
-    assert shelf.steps() == [5, 10, 20, 30]
+    store = filled(tmp_path, [10, 20, 30])
+    assert store.put(state(5), step=5, updates=5).exists()
+    assert store.steps() == [5, 10, 20, 30]
     filled(tmp_path, [15], keep_last=1)
-    assert shelf.steps() == [15, 20, 30]
+    assert store.steps() == [15, 20, 30]
 
 
 def test_the_same_step_again_replaces(tmp_path: Path) -> None:
-    shelf = filled(tmp_path, [10])
-    shelf.put(state(11), step=10, updates=10)
-    assert shelf.newest().state["number"] == 11  # type: ignore[union-attr]
+    store = filled(tmp_path, [10])
+    store.put(state(11), step=10, updates=10)
+    assert store.newest().state["number"] == 11  # type: ignore[union-attr]
     assert hidden_in(tmp_path) == []
 
 
 def test_one_that_cannot_be_removed_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = filled(tmp_path, [10], keep_last=1)
+    store = filled(tmp_path, [10], keep_last=1)
 
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("steadystep.checkpoints.store.remove", refuse)
     with pytest.warns(UserWarning, match=r"10 is no longer wanted and cannot be removed \(Permission denied\)"):
-        shelf.put(state(20), step=20, updates=20)
-    shelf.put(state(30), step=30, updates=30)  # a second warning would be an error
-    assert shelf.steps() == [10, 20, 30]
+        store.put(state(20), step=20, updates=20)
+    store.put(state(30), step=30, updates=30)  # a second warning would be an error
+    assert store.steps() == [10, 20, 30]
 
 
 def test_settings_that_make_no_sense(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_killed_at_any_moment_the_previous_or_the_new_one_is_there(tmp_path: Pat
 
 def test_a_hundred_random_damages_are_never_loaded_silently(tmp_path: Path) -> None:
     chance = random.Random(5)
-    shelf = filled(tmp_path, [1, 2])
+    store = filled(tmp_path, [1, 2])
     newest = tmp_path / "step-00000002"
     whole = {path.name: path.read_bytes() for path in newest.iterdir()}
     for _ in range(100):
@@ -263,17 +263,17 @@ def test_a_hundred_random_damages_are_never_loaded_silently(tmp_path: Path) -> N
             case _:
                 (newest / name).unlink()
         with pytest.warns(UserWarning, match="step-00000001 is used instead"):
-            back = shelf.newest()
+            back = store.newest()
         assert back is not None
         assert back.state["number"] == 1
         (newest / name).write_bytes(whole[name])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert shelf.newest().step == 2  # type: ignore[union-attr]
+        assert store.newest().step == 2  # type: ignore[union-attr]
 
 
 def test_a_failed_put_keeps_what_was_there(tmp_path: Path) -> None:
-    shelf = filled(tmp_path, [1], keep_last=1)
+    store = filled(tmp_path, [1], keep_last=1)
     with pytest.raises(CheckpointError):
-        shelf.put({"a": object()}, step=2, updates=2)
-    assert shelf.steps() == [1]
+        store.put({"a": object()}, step=2, updates=2)
+    assert store.steps() == [1]

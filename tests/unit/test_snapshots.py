@@ -116,12 +116,12 @@ class TestRing:
         assert 0 <= place < len(steps)
 
 
-def holdings(model: nn.Module, optimizer: Optimizer) -> TensorState:
+def tensor_state(model: nn.Module, optimizer: Optimizer) -> TensorState:
     return TensorState(model, optimizer, lambda: [p for p in model.parameters() if p.requires_grad])
 
 
 def snapshots(model: nn.Module, optimizer: Optimizer, **options: Any) -> Snapshots:
-    return Snapshots(holdings(model, optimizer), **{"count": 3, "device": CPU} | options)
+    return Snapshots(tensor_state(model, optimizer), **{"count": 3, "device": CPU} | options)
 
 
 def train(model: nn.Module, optimizer: Optimizer, data: list[Tensor]) -> None:
@@ -149,13 +149,13 @@ class TestGoingBack:
         take(kept, 7)
         train(model, optimizer, batches(5, seed=2))
         assert any(not torch.equal(a, b) for a, b in zip(expected.values(), model.state_dict().values(), strict=False))
-        assert kept.go_back(7, replay=False).updates == 7
+        assert kept.roll_back(7, replay=False).updates == 7
         assert_same(expected, full_state(model, optimizer))
         # In place: others hold them too.
         assert [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())] == references
         # And twice: going back does not wear the snapshot out.
         train(model, optimizer, batches(5, seed=3))
-        kept.go_back(7, replay=False)
+        kept.roll_back(7, replay=False)
         assert_same(expected, full_state(model, optimizer))
 
     def test_training_goes_on_as_it_did(self) -> None:
@@ -168,7 +168,7 @@ class TestGoingBack:
             take(kept, 0)
             train(model, optimizer, data[3:])
             expected = full_state(model, optimizer)
-            kept.go_back(0, replay=False)
+            kept.roll_back(0, replay=False)
             train(model, optimizer, data[3:])
             assert_same(expected, full_state(model, optimizer))
 
@@ -181,7 +181,7 @@ class TestGoingBack:
         take(kept, 0)
         group["mark"].fill_(5.0)
         group.update(lr=0.3, weight_decay=0.5, betas=(0.1, 0.2), initial_lr=0.4)
-        kept.go_back(0, replay=False)
+        kept.roll_back(0, replay=False)
         assert (group["weight_decay"], group["betas"], float(group["mark"])) == (0.2, (0.8, 0.9), 1.0)
         assert (group["lr"], group["initial_lr"]) == (0.3, 0.4)
         assert group["params"] == list(model.parameters())
@@ -194,11 +194,11 @@ class TestGoingBack:
         take(kept, 0)
         model.cache = torch.zeros(5)
         model.none = torch.zeros(1)
-        kept.go_back(0, replay=False)
+        kept.roll_back(0, replay=False)
         assert model.cache.tolist() == [1.0, 1.0]
         model.cache.fill_(9.0)
         model.cache = None
-        kept.go_back(0, replay=False)
+        kept.roll_back(0, replay=False)
         assert model.cache.tolist() == [1.0, 1.0]
 
     def test_moments_alone(self) -> None:
@@ -226,7 +226,7 @@ class TestGoingBack:
         take(kept, 0)
         for held in optimizer.state.values():
             held["max_exp_avg_sq"], held["note"] = torch.ones(1), 3
-        kept.go_back(0, replay=False)
+        kept.roll_back(0, replay=False)
         assert_same(expected, full_state(model, optimizer))
 
     def test_weights_for_a_while(self) -> None:
@@ -259,7 +259,7 @@ class TestGoingBack:
         with torch.no_grad():
             other.weight.fill_(3.0)
             model[0].weight.fill_(3.0)
-        kept.go_back(0, replay=False)
+        kept.roll_back(0, replay=False)
         assert bool((other.weight == 3.0).all())
         assert not bool((model[0].weight == 3.0).any())
         assert optimizer.param_groups[1]["lr"] == 0.5
@@ -275,7 +275,7 @@ class TestGoingBack:
         take(kept, 0)
         train(model, optimizer, batches(1))
         scheduler.step()
-        kept.go_back(0, replay=False)
+        kept.roll_back(0, replay=False)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
         train(model, optimizer, batches(1))
         scheduler.step()
@@ -299,7 +299,7 @@ class TestGoingBack:
         assert sum(key[0] == "parameter" for key in kept.states[0].tensors) == len(list(model.parameters())) - 1
         with torch.no_grad():
             model[0].weight.fill_(3.0)
-        kept.go_back(0, replay=False)
+        kept.roll_back(0, replay=False)
         assert bool((model[0].weight == 3.0).all())
 
     @pytest.mark.parametrize("replay", [True, False])
@@ -309,7 +309,7 @@ class TestGoingBack:
         take(kept, 0)
         first = torch.rand(3)
         second_state = torch.get_rng_state()
-        kept.go_back(0, replay=replay)
+        kept.roll_back(0, replay=replay)
         if replay:
             assert torch.equal(torch.rand(3), first)
         else:
@@ -320,7 +320,7 @@ class TestGoingBack:
         kept = snapshots(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for step in (0, 20, 40):
             take(kept, step)
-        kept.go_back(20, replay=False)
+        kept.roll_back(20, replay=False)
         assert [state.step for state in kept.states] == [0, 20]
 
     def test_kept_objects_go_along_by_value(self) -> None:
@@ -341,7 +341,7 @@ class TestGoingBack:
         for _ in range(2):
             meter.state["mean"].add_(1.0)
             meter.state["seen"].append(4)
-            kept.go_back(0, replay=False)
+            kept.roll_back(0, replay=False)
             assert meter.state["mean"].tolist() == [0.0, 0.0]
             assert meter.state["seen"] == [1, (2, 3)]
 
@@ -429,7 +429,7 @@ class TestHowOften:
         for step in range(-1, 200, 20):
             assert kept.due(step)
             take(kept, step)
-        kept.go_back(kept.states[0].step, replay=True)
+        kept.roll_back(kept.states[0].step, replay=True)
         monkeypatch.undo()
 
     def test_due_follows_the_interval(self) -> None:

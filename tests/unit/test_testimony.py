@@ -20,7 +20,7 @@ from steadystep.diagnosis.explain import is_worse, reach
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.engine.rollback import InMemory
 from steadystep.precision import Precision
-from steadystep.records import Damage, Finding, Outcome, Severity, Signals, Witness
+from steadystep.records import Counterfactual, Damage, Finding, Outcome, Severity, Signals
 from steadystep.snapshots.buffers import Buffers
 from tests.loops import assert_same, batches, full_state, small_net, squared
 
@@ -65,8 +65,10 @@ class TestWhenItIsAsked:
         assert first_sign((finding("c"),)) == 100
 
 
-def heard(then: float, now: float, *, loss: float = 3.0) -> Signals:
-    return replace(CALM, loss=loss, witness=Witness(step=50, then=then, now=now))
+def heard(old_loss: float, current_loss: float, *, loss: float = 3.0) -> Signals:
+    return replace(
+        CALM, loss=loss, counterfactual=Counterfactual(step=50, old_loss=old_loss, current_loss=current_loss)
+    )
 
 
 class TestWhatItWeighs:
@@ -92,7 +94,7 @@ class TestWhatItWeighs:
 
 def test_what_is_worse() -> None:
     """A fiftieth is chance, and a batch that is not finite under older weights either is the data's fault."""
-    for then, now, worse in (
+    for old_loss, current_loss, worse in (
         (2.0, 2.03, False),
         (2.0, 2.05, True),
         (30.0, 30.5, False),
@@ -106,13 +108,19 @@ def test_what_is_worse() -> None:
         (math.inf, math.inf, False),
         (math.nan, 2.0, False),
     ):
-        assert is_worse(Witness(step=50, then=then, now=now)) is worse, (then, now)
+        assert is_worse(Counterfactual(step=50, old_loss=old_loss, current_loss=current_loss)) is worse, (
+            old_loss,
+            current_loss,
+        )
 
 
 class TestReach:
     def test_how_far(self) -> None:
         """Weights that jumped are damaged for certain; all else only where older ones were tried, and do better."""
-        better, same = Witness(step=50, then=1.0, now=2.0), Witness(step=50, then=2.0, now=2.0)
+        better, same = (
+            Counterfactual(step=50, old_loss=1.0, current_loss=2.0),
+            Counterfactual(step=50, old_loss=2.0, current_loss=2.0),
+        )
         nan, poison, jump = finding("non-finite", "critical"), finding("poisoned-moments"), finding("weight-jump")
         for found, changes, expected in (
             ((jump,), {}, Damage.WEIGHTS),
@@ -142,7 +150,7 @@ class TestReach:
             assert reach(replace(CALM, **changes), found) is expected, (found, changes)
 
 
-def passes(model: nn.Module) -> tuple[MicroBatchRunner, torch.optim.Optimizer]:
+def runner(model: nn.Module) -> tuple[MicroBatchRunner, torch.optim.Optimizer]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     parameters = list(model.parameters())
     precision = Precision("fp32", device_type="cpu", autocast=True)
@@ -172,7 +180,7 @@ class TestAskingLeavesNoTrace:
     def test_of_itself(self, backward: bool) -> None:
         """The present batch with the random numbers of its neighbour would be another loss: dropout is on."""
         model = small_net(dropout=0.5)
-        made, optimizer = passes(model)
+        made, optimizer = runner(model)
         x = batches(1)[0]
 
         def closure() -> Tensor:
@@ -193,7 +201,7 @@ class TestAskingLeavesNoTrace:
     @pytest.mark.parametrize("backward", [True, False])
     def test_of_a_closure_that_raises(self, backward: bool) -> None:
         model = small_net()
-        made, optimizer = passes(model)
+        made, optimizer = runner(model)
         calls = []
 
         def closure() -> Tensor:
@@ -212,20 +220,20 @@ class TestAskingLeavesNoTrace:
 
     def test_a_closure_that_takes_another_batch_each_time_cannot_be_asked(self) -> None:
         model = small_net()
-        made, _ = passes(model)
+        made, _ = runner(model)
         data = iter(batches(9))
         made.add(lambda: squared(model, next(data)), batch=None, weight=None)
         assert made.compare([nullcontext()], backward=False) is None
 
     def test_a_loss_that_was_given_cannot_be_asked(self) -> None:
         model = small_net()
-        made, _ = passes(model)
+        made, _ = runner(model)
         made.add(squared(model, batches(1)[0]), batch=None, weight=None)
         assert made.compare([nullcontext()], backward=False) is None
 
     def test_a_batch_that_was_given_is_used(self) -> None:
         model = small_net(dropout=0.0)
-        made, _ = passes(model)
+        made, _ = runner(model)
         member = made.add(lambda x: squared(model, x), batch=batches(1)[0], weight=None)
         losses = made.compare([], backward=False)
         assert losses == [pytest.approx(float(member.loss))]
@@ -237,7 +245,7 @@ class TestAskingLeavesNoTrace:
             (lambda: (model(x) * 0.0).abs().sum().sqrt(), 0.0),
             (lambda: (squared(model, x * 1e20) * 0.0).nan_to_num(), 0.0),
         ):
-            made, _ = passes(model)
+            made, _ = runner(model)
             made.add(closure, batch=None, weight=None)
             assert made.compare([], backward=False) == [loss]
             assert made.compare([], backward=True) == [math.inf]
@@ -282,27 +290,27 @@ def state(step: int, *, lr: float = 0.1, largest: float = 0.1) -> Any:
 class TestWhichWeightsAreTried:
     states = (state(40), state(60), state(80))
 
-    def ask(self, losses: list[float] | None, **more: Any) -> tuple[Witness | None, Fakes]:
+    def ask(self, losses: list[float] | None, **more: Any) -> tuple[Counterfactual | None, Fakes]:
         fakes = Fakes(losses, more.pop("states", self.states))
         return InMemory(fakes, fakes, {}).testify(replace(CALM, **more), fakes.states), fakes
 
     def test_the_newest_under_which_the_batch_is_finite_counts(self) -> None:
         """The younger ones may hold the damage already."""
-        for then, step in (
+        for old_loss, step in (
             ((1.0, 2.0, 3.0), 80),
             ((1.0, 2.0, math.nan), 60),
             ((1.0, math.inf, math.nan), 40),
             ((math.inf, 1.0, math.inf), 60),
             ((math.nan, math.nan, math.nan), 80),
         ):
-            witness, fakes = self.ask([math.inf, *then])
-            assert (witness.step, witness.now, witness.lr) == (step, math.inf, 0.1)
+            counterfactual, fakes = self.ask([math.inf, *old_loss])
+            assert (counterfactual.step, counterfactual.current_loss, counterfactual.lr) == (step, math.inf, 0.1)
             assert fakes.asked == [(3, False)]
 
     def test_nobody_can_be_asked(self) -> None:
         assert self.ask(None)[0] is None
-        witness, fakes = self.ask([1.0], states=())
-        assert witness is None
+        counterfactual, fakes = self.ask([1.0], states=())
+        assert counterfactual is None
         assert fakes.asked == []
 
     def test_after_a_refusal_the_gradient_counts_too(self) -> None:
@@ -380,7 +388,7 @@ class Asks:
     name = "slow-divergence"
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        found = finding(self.name, "warn", step=signals.step, since=signals.step, usual=0.0, limit=1e9)
+        found = finding(self.name, "warn", step=signals.step, since=signals.step, baseline=0.0, limit=1e9)
         return (found,) if signals.step > 10 and signals.step % 3 == 0 else ()
 
     def state_dict(self) -> dict[str, Any]:
@@ -404,9 +412,12 @@ def test_a_run_that_is_asked_all_the_time_is_the_run_that_is_not() -> None:
         torch.manual_seed(1)
         for x in batches(150):
             outcome = guard.step(lambda x=x, model=model: squared(model, x))
-            heard_from += [outcome.signals.witness] if outcome.signals.witness else []
+            heard_from += [outcome.signals.counterfactual] if outcome.signals.counterfactual else []
             assert outcome.plan.proceeds
         states.append(full_state(model, optimizer) | {"rng": torch.get_rng_state()})
     assert_same(*states)
     assert len(heard_from) >= 3
-    assert all(witness.then > 0.0 and witness.now > 0.0 and witness.batches >= 8 for witness in heard_from)
+    assert all(
+        counterfactual.old_loss > 0.0 and counterfactual.current_loss > 0.0 and counterfactual.batches >= 8
+        for counterfactual in heard_from
+    )

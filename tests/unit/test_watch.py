@@ -69,7 +69,7 @@ def test_a_healthy_loop_is_bit_identical(optimizer: str, way: str) -> None:
     plain, _, _ = loop(watched=False, optimizer=optimizer, closure=way == "closure")
     watched, outcomes, _ = loop(optimizer=optimizer, closure=way == "closure")
     assert_same(plain, watched)
-    assert all(o.stepped and not o.plan.steps for o in outcomes)
+    assert all(o.stepped and not o.plan.actions for o in outcomes)
 
 
 @pytest.mark.parametrize("way", [{"clip": 0.5}, {"accumulate": 2}, {"scheduled": True, "clip": 0.1}])

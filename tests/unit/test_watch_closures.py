@@ -35,7 +35,7 @@ def run(
         if watcher is not None:
             assert watcher.outcome is not None
             stepped.append(watcher.outcome.stepped)
-            assert not watcher.outcome.plan.steps or i in bad
+            assert not watcher.outcome.plan.actions or i in bad
             if i in bad:
                 assert all(torch.equal(a, b) for a, b in zip(before[0], model.parameters(), strict=True))
                 assert str(before[1]) == str(opt.state_dict()["state"])
@@ -97,7 +97,7 @@ def far_off(mode: str, steps: int, **recovery: int) -> tuple[nn.Module, list[Ten
 def test_a_step_that_was_undone_is_reported_as_refused() -> None:
     model, before, outcomes = far_off("autopilot", 3)
     assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
-    assert [(o.stepped, o.plan.steps) for o in outcomes] == [(False, ("skip-step",))] * 3
+    assert [(o.stepped, o.plan.actions) for o in outcomes] == [(False, ("skip-step",))] * 3
     assert outcomes[0].diagnosis.cause == "learning-rate-too-high"
     assert "not finite" in outcomes[0].diagnosis.evidence
 

@@ -287,8 +287,8 @@ def test_after_a_rollback_the_optimizer_does_not_move_on() -> None:
                 break
         back = watcher.outcome.restored
         assert back is not None
-        assert watcher.outcome.caught_up is not None
-        if not watcher.outcome.caught_up:
+        assert watcher.outcome.replayed is not None
+        if not watcher.outcome.replayed:
             assert_same(states[back], full_state(model, opt))
 
 

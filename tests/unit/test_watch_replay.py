@@ -111,7 +111,7 @@ def run(
         scheduler.step()
         if watcher is not None:
             assert watcher.outcome is not None
-            if watcher.outcome.plan.steps:
+            if watcher.outcome.plan.actions:
                 acts.append(watcher.outcome)
     if watcher is not None:
         assert watcher.guard.updates == scheduler.last_epoch
@@ -137,8 +137,8 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def test_damage_to_the_weights_costs_nothing(fault: Callable[[nn.Module], None], way: dict[str, Any]) -> None:
     clean, _, _ = run(None, watched=False, **way)
     state, acts, _ = run(fault, **way)
-    assert [act.plan.steps for act in acts] == [("rollback", "catch-up")]
-    assert acts[0].caught_up > 0
+    assert [act.plan.actions for act in acts] == [("rollback", "replay")]
+    assert acts[0].replayed > 0
     assert same(clean, state)
 
 
@@ -154,7 +154,7 @@ def test_inputs_that_were_written_over_are_not_run_again() -> None:
     """The loop fills one buffer again and again: there is nothing left to learn from."""
     state, acts, _ = run(flip, overwritten=True)
     assert acts[0].restored is not None
-    assert acts[0].caught_up == 0
+    assert acts[0].replayed == 0
     assert all(bool(value.isfinite().all()) for value in state.values())
 
 
@@ -174,7 +174,7 @@ def test_a_nan_between_backward_and_clipping_reaches_no_weight() -> None:
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def works(loop: Callable[[nn.Module, torch.optim.Optimizer], None], model: nn.Module | None = None) -> int:
+def micro_batches(loop: Callable[[nn.Module, torch.optim.Optimizer], None], model: nn.Module | None = None) -> int:
     """How many updates of a loop could be made again."""
     model = net() if model is None else model
     opt = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -221,9 +221,9 @@ def test_what_hooks_do_not_see_whole_is_not_made_again() -> None:
             out = out * 1.0
         out.mean().backward()
 
-    assert works(whole) == 4
+    assert micro_batches(whole) == 4
     for loop in (two_passes, against_a_critic, two_backwards, with_a_penalty, changed_by_hand, far_too_long):
-        assert works(loop) == 0, loop.__name__
+        assert micro_batches(loop) == 0, loop.__name__
 
 
 def test_neither_outputs_nor_graphs_are_kept() -> None:
@@ -249,7 +249,7 @@ def test_neither_outputs_nor_graphs_are_kept() -> None:
 def test_memory_is_bounded() -> None:
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with steadystep.watch(model, opt, config={"recovery": {"catch_up_memory_mb": 0.001}}) as watcher:
+    with steadystep.watch(model, opt, config={"recovery": {"replay_memory_mb": 0.001}}) as watcher:
         for _ in range(8):
             opt.zero_grad()
             by_function(model, torch.randn(8, 6), torch.zeros(8, dtype=torch.long)).backward()

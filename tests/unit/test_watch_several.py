@@ -152,7 +152,7 @@ def test_updates_of_several_optimizers_are_made_again(clips: bool) -> None:
                 for optimizer in optimizers:
                     optimizer.step()
                     optimizer.zero_grad()
-                acts += [watcher.outcome] if watcher.outcome.plan.steps else []
+                acts += [watcher.outcome] if watcher.outcome.plan.actions else []
         states = [full_state(model, optimizer) for optimizer in optimizers]
         return {f"{i}.{key}": value for i, state in enumerate(states) for key, value in state.items()}, acts
 
@@ -160,7 +160,7 @@ def test_updates_of_several_optimizers_are_made_again(clips: bool) -> None:
     clean, nothing = run(None)
     state, (act,) = run(70)
     assert not nothing
-    assert act.plan.steps[:2] == ("rollback", "catch-up")
+    assert act.plan.actions[:2] == ("rollback", "replay")
     assert act.exact
     assert_same(clean, state)
 
@@ -239,12 +239,12 @@ def test_no_optimizer_is_stepped_again_that_the_loop_did_not_step(every: int, to
             if every <= step + 1 < 71:
                 taken[steps_of(first)] = steps_of(second)
     assert watcher.outcome.restored is not None
-    assert "rollback" in watcher.outcome.plan.steps
+    assert "rollback" in watcher.outcome.plan.actions
     if every == 1:
         assert watcher.outcome.exact
         assert (steps_of(first), steps_of(second)) == (71, 71)
     else:
-        assert watcher.outcome.caught_up == 0
+        assert watcher.outcome.replayed == 0
         assert steps_of(second) == taken[steps_of(first)]
 
 
@@ -327,7 +327,7 @@ def test_both_networks_of_a_gan_go_back_together() -> None:
         watcher._tell = outcomes.append
         gan.train(80, each=damage)
         (back,) = [outcome for outcome in outcomes if outcome.restored is not None]
-        assert "rollback" in back.plan.steps
+        assert "rollback" in back.plan.actions
         steps = [int(next(iter(optimizer.state.values()))["step"]) for optimizer in gan.optimizers]
         assert sum(steps) == watcher.guard.updates
         assert abs(steps[0] - steps[1]) <= 1

@@ -47,7 +47,7 @@ def run(way: str, edit: Edit) -> tuple[dict[str, Any], list[str], str]:
             outcome = watcher.outcome if watcher is not None else None
         if outcome is not None:
             told += [f"{step} {found.detector}" for found in outcome.findings if found.severity != "info"]
-            told += [] if outcome.plan.proceeds else [f"{step} {outcome.plan.steps}"]
+            told += [] if outcome.plan.proceeds else [f"{step} {outcome.plan.actions}"]
     state = full_state(model, optimizer)
     by = guard or (watcher.guard if watcher is not None else None)
     cause = by.diagnose()[0].cause if by is not None else ""

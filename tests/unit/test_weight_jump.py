@@ -94,12 +94,12 @@ def test_half_precision_weights_have_norms_beyond_their_range(dtype: torch.dtype
 
 def test_a_tensor_that_became_zero_is_a_jump_however_small_it_is_beside_others() -> None:
     def found(size: float, *, other: float = 100.0) -> list[Finding]:
-        detector, looks = WeightJump(), []
+        detector, views = WeightJump(), []
         for step in range(10):
             norms = (other, size * (1.0 + 0.2 * step) if step < 9 else 0.0)
             row = Signals(step=20 * step, loss=1.0, grad_norm=1.0, lr=0.1, weights=("w", "b"), weight_norms=norms)
-            looks += detector.update(row)
-        return looks
+            views += detector.update(row)
+        return views
 
     assert [(f.where, f.step) for f in found(2.0)] == [(("b",), 180)]
     assert found(1e-3) == []  # decay may have done it

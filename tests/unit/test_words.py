@@ -67,15 +67,15 @@ def test_large_weights_are_blamed_on_the_beginning_where_no_update_made_them(tim
 
 
 def test_the_initial_weights_are_not_called_a_step() -> None:
-    plan = Plan(steps=("rollback",), reason="divergence", to=-1)
+    plan = Plan(actions=("rollback",), reason="divergence", to=-1)
     assert "went back to the initial state [" in describe(
         Outcome(step=9, reading=1.0, stepped=False, plan=plan, restored=0)
     )
-    moments = Plan(steps=("restore-moments",), reason="poisoned-moments", to=-1)
+    moments = Plan(actions=("restore-moments",), reason="poisoned-moments", to=-1)
     assert "optimizer restored to the initial state" in describe(
         Outcome(step=9, reading=1.0, stepped=True, plan=moments)
     )
-    later = Plan(steps=("rollback",), reason="divergence", to=20)
+    later = Plan(actions=("rollback",), reason="divergence", to=20)
     assert "went back to the state of step 20 [" in describe(
         Outcome(step=30, reading=1.0, stepped=False, plan=later, restored=21)
     )

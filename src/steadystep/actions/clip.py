@@ -14,7 +14,7 @@ from steadystep.signals.gradients import GradientView
 class TensorClip(Protocol):
     """Scales some of the gradients of a look, in place."""
 
-    def clip_(self, look: GradientView) -> bool:
+    def clip_(self, view: GradientView) -> bool:
         """True when one was known to be scaled."""
         ...
 
@@ -26,7 +26,7 @@ class ByUnits:
     def __init__(self, parameters: Callable[[], Sequence[Parameter]]) -> None:
         self._parameters = parameters
 
-    def clip_(self, look: GradientView) -> bool:
+    def clip_(self, view: GradientView) -> bool:
         """Each unit to at most a hundredth of its weights' norm."""
         scale_units_([p for p in self._parameters() if p.grad is not None])
         return False
@@ -39,13 +39,13 @@ class ByTensors:
     def __init__(self, rule: TensorEMAClip) -> None:
         self._rule = rule
 
-    def clip_(self, look: GradientView) -> bool:
+    def clip_(self, view: GradientView) -> bool:
         """Learn from the norms and scale the tensors above their limits."""
-        norms = dict(zip(look.signals.names, look.signals.norms, strict=True))
+        norms = dict(zip(view.signals.names, view.signals.norms, strict=True))
         limits = self._rule.limits(norms)
         self._rule.learn(norms)
         factors = [min(1.0, limits[name] / norm) if norm else 1.0 for name, norm in norms.items()]
         if all(factor == 1.0 for factor in factors):
             return False
-        multiply_each_(look.grads, look.layout, factors)
+        multiply_each_(view.grads, view.layout, factors)
         return True

@@ -9,7 +9,7 @@ from steadystep.diagnosis import exception_in_step
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.errors import SteadystepError
 from steadystep.policy import Budget, Limits, Mode
-from steadystep.records import Outcome, Plan
+from steadystep.records import Action, Outcome, Plan
 
 _HALVED = 0.5
 
@@ -32,7 +32,7 @@ class Caught:
 
         Micro-batches that came before it in its group are kept, where they can be run again.
         """
-        ours = isinstance(error, SteadystepError) or not self.action.passes.failed_collecting
+        ours = isinstance(error, SteadystepError) or not self.action.runner.failed_collecting
         if not self.most or self.mode == "observe" or ours:
             return None
         count = self.budget.raised(step)
@@ -42,15 +42,15 @@ class Caught:
                 "no update was taken from those steps, and the weights are those of the last accepted one"
             )
             return None
-        plan = Plan(steps=("skip-step",))
+        plan = Plan(actions=(Action.SKIP_STEP,))
         asked = max((float(options["lr"]) for options in self.learning_rate.options()), default=0.0)
         if self.mode == "autopilot" and self.limits.rolls_back and asked > 0.0:
             in_use = asked * self.learning_rate.ceiling.multiplier(asked)
             lr = max(_HALVED * in_use, self.limits.lr_floor_mult * asked)
-            plan = Plan(steps=("skip-step", "cut-lr"), lr=lr)
+            plan = Plan(actions=(Action.SKIP_STEP, Action.CUT_LR), lr=lr)
         self.action.prepare(plan)
         diagnosis = exception_in_step(error)
-        if self.action.passes.group.members:
+        if self.action.runner.group.members:
             plan = replace(plan, reason=diagnosis.cause)
             return Outcome(step=step, reading=math.nan, stepped=False, pending=True, plan=plan, diagnosis=diagnosis)
         return self.action.drop(step, diagnosis, plan=plan)

@@ -10,7 +10,7 @@ from steadystep.actions.update import REFUSALS, Update
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.replay import MeasureAgain
 from steadystep.errors import MisuseError
-from steadystep.records import Diagnosis, Outcome, Plan
+from steadystep.records import Action, Diagnosis, Outcome, Plan
 from steadystep.signals.gradients import GradientView, Probing
 
 
@@ -31,37 +31,37 @@ class Around:
     def before(
         self,
         plan: Plan,
-        look: GradientView,
+        view: GradientView,
         diagnosis: Diagnosis,
         *,
         shrunk: bool,
-        look_again: MeasureAgain | None = None,
+        measure_again: MeasureAgain | None = None,
     ) -> Outcome:
         """Everything up to the step; what is reported holds once the step has been called.
 
-        `shrunk` says that the loop has clipped these gradients, after they were measured; `look_again` measures those
-        of an update that is made again.
+        `shrunk` says that the loop has clipped these gradients after they were measured; `measure_again` measures
+        those of an update that is replayed.
         """
-        if "rollback" in plan.steps:
-            outcome = self.update.go_back(plan, look, diagnosis, look_again=look_again)
+        if Action.ROLLBACK in plan.actions:
+            outcome = self.update.roll_back(plan, view, diagnosis, measure_again=measure_again)
             self._drop()
             return outcome
         self.update.prepare(plan)
-        if not REFUSALS.isdisjoint(plan.steps):
-            look.grads.clear()
+        if not REFUSALS.isdisjoint(plan.actions):
+            view.grads.clear()
             self._drop()
-            return self.update.report(plan, look, diagnosis, stepped=False)
-        clipped = self.update.clip_(look, limit=plan.norm, again=shrunk)
-        lr_mult = self.learning_rate.lower(look.signals.lr)
-        if self.probing.due(look.signals.step):
+            return self.update.report(plan, view, diagnosis, stepped=False)
+        clipped = self.update.clip_(view, limit=plan.norm, again=shrunk)
+        lr_mult = self.learning_rate.lower(view.signals.lr)
+        if self.probing.due(view.signals.step):
             self.probing.before()
         return Outcome(
-            step=look.signals.step,
-            reading=look.signals.loss,
+            step=view.signals.step,
+            reading=view.signals.loss,
             stepped=True,
             plan=plan,
             diagnosis=diagnosis,
-            signals=look.signals,
+            signals=view.signals,
             clipped=clipped,
             lr_mult=lr_mult,
         )
@@ -75,7 +75,7 @@ class Around:
             self.learning_rate.ceiling.updated(outcome.signals.lr)
         if self.probing.due(outcome.step):
             self.probing.after(outcome.step)
-        self.update.passes.close()
+        self.update.runner.close()
 
     def abandon(self) -> None:
         """The learning rate is the user's again; also when the step raised."""

@@ -20,14 +20,14 @@ from steadystep.engine.replay import MeasureAgain, Replayed, Replayer, as_record
 from steadystep.engine.rollback import Recovery
 from steadystep.optimizers import bare_calls
 from steadystep.precision import Precision
-from steadystep.records import Diagnosis, Outcome, Plan, Signals
+from steadystep.records import Action, DetectorName, Diagnosis, Outcome, Plan, Signals
 from steadystep.signals.gradients import GradientView, Probing
 from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.replay_buffer import RecordedUpdate
 
 _MARGIN = 1.0 + 1e-4
 _ABOUT = 8  # steps: how well the beginning of a lasting trouble is known
-REFUSALS = frozenset(("skip-step", "leave-out", "back-off-scale"))
+REFUSALS = frozenset((Action.SKIP_STEP, Action.LEAVE_OUT, Action.BACK_OFF_SCALE))
 
 
 @final
@@ -39,7 +39,7 @@ class Update:
         optimizer: Optimizer,
         precision: Precision,
         buffers: Buffers,
-        passes: MicroBatchRunner,
+        runner: MicroBatchRunner,
         learning_rate: LearningRate,
         recovery: Recovery,
         probing: Probing,
@@ -60,7 +60,7 @@ class Update:
         self._optimizer = optimizer
         self._precision = precision
         self._buffers = buffers
-        self.passes = passes
+        self.runner = runner
         self._clip_norm = clip_norm
         self._clip_value = clip_value
         self._clip_rule = clip_rule
@@ -76,9 +76,9 @@ class Update:
         self._copy_from = copy_from
         self.left_at: int | None = None
         """Updates in the weights after an exception that came out of a catch-up."""
-        self._catch_up = Replayer(
-            passes,
-            take=self._take_again,
+        self._replayer = Replayer(
+            runner,
+            take=self._apply_again,
             undo=self._undo,
             learn=learn or (lambda _: None),
             device=device or torch.device("cpu"),
@@ -86,51 +86,53 @@ class Update:
             follow=recovery.follow,
         )
 
-    def carry_out(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, look_again: MeasureAgain) -> Outcome:
-        """Do what the plan says and report it. `look_again` measures the gradients of some of the micro-batches."""
+    def carry_out(
+        self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, measure_again: MeasureAgain
+    ) -> Outcome:
+        """Do what the plan says and report it. `measure_again` measures the gradients of some of the micro-batches."""
         if plan.proceeds:
-            return self._take(plan, look, diagnosis)
-        if "rollback" in plan.steps:
-            return self.go_back(plan, look, diagnosis, look_again=look_again)
+            return self._take(plan, view, diagnosis)
+        if Action.ROLLBACK in plan.actions:
+            return self.roll_back(plan, view, diagnosis, measure_again=measure_again)
         self.prepare(plan)
-        if REFUSALS.isdisjoint(plan.steps):
-            return self._take(plan, look, diagnosis)
-        overflow = "back-off-scale" in plan.steps
-        if "leave-out" in plan.steps:
-            kept, fresh = self._compute_again(look, look_again)
+        if REFUSALS.isdisjoint(plan.actions):
+            return self._take(plan, view, diagnosis)
+        overflow = Action.BACK_OFF_SCALE in plan.actions
+        if Action.LEAVE_OUT in plan.actions:
+            kept, fresh = self._compute_again(view, measure_again)
             if kept:
-                left_out = tuple(i for i in range(len(look.signals.losses)) if i not in kept)
+                left_out = tuple(i for i in range(len(view.signals.losses)) if i not in kept)
                 return self._take(plan, fresh, diagnosis, left_out=left_out)
             overflow = fresh.signals.scaled and math.isfinite(fresh.signals.loss)
         self._drop_gradients(overflow=overflow)
-        return self.report(plan, look, diagnosis, stepped=False)
+        return self.report(plan, view, diagnosis, stepped=False)
 
-    def go_back(
-        self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, look_again: MeasureAgain | None = None
+    def roll_back(
+        self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, measure_again: MeasureAgain | None = None
     ) -> Outcome:
         """Restore an older state; the batch at hand is dropped with everything since that cannot be made again."""
         if plan.to is None:
-            return self._from_checkpoint(plan, look, diagnosis)
-        present = self._present(look) if plan.until is not None and look_again is not None else ()
+            return self._from_checkpoint(plan, view, diagnosis)
+        present = self._present(view) if plan.until is not None and measure_again is not None else ()
         self._drop_gradients(overflow=False)
-        look.grads.clear()
+        view.grads.clear()
         schedules, options = self._recovery.schedules(), self._lr.options()
         restored = self._recovery.roll_back(plan.to, replay=self._replay)
         old_options = self._lr.options()
-        self.passes.close()
+        self.runner.close()
         self._probing.cancel()
         replayed = Replayed([], healed=False, exact=False)
         missed: tuple[RecordedUpdate, ...] = ()
         jumped = False
-        if plan.until is not None and look_again is not None:
+        if plan.until is not None and measure_again is not None:
             missed = self._recovery.missed(restored)
             if any(len(done.options) != len(options) for done in missed):  # a group was added since
                 missed = ()
             try:
-                replayed, jumped = self._make_again(plan, missed, present, look, diagnosis, look_again)
+                replayed, jumped = self._replay_updates(plan, missed, present, view, diagnosis, measure_again)
             except BaseException:
-                self._back_once_more(plan.to)
-                self._recovery.caught_up(restored, ())
+                self._roll_back_again(plan.to)
+                self._recovery.replayed(restored, ())
                 self.left_at = restored
                 raise
         made = replayed.updates
@@ -138,17 +140,17 @@ class Update:
         if whole:  # why: schedule and options are those of the last of these updates
             schedules()
             self._lr.put(options, in_place_of=old_options)
-        self._recovery.caught_up(restored, made)
+        self._recovery.replayed(restored, made)
         plan = as_recorded(plan, whole=whole, some=bool(made), innocent=plan.outside and not jumped)
         self.prepare(plan)
-        outcome = self._restored(plan, look, diagnosis, updates=restored + len(made))
+        outcome = self._restored(plan, view, diagnosis, updates=restored + len(made))
         exact = bool(made) and replayed.exact and not self._recovery.leaves_behind
-        return replace(outcome, caught_up=len(made), exact=exact)
+        return replace(outcome, replayed=len(made), exact=exact)
 
-    def _restored(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, updates: int) -> Outcome:
-        if "rewarm" in plan.steps:
+    def _restored(self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, updates: int) -> Outcome:
+        if Action.REWARM in plan.actions:
             self._lr.ceiling.rewarm(self._rewarm_steps if plan.hold is None else min(plan.hold, self._rewarm_steps))
-        signals = look.signals
+        signals = view.signals
         return Outcome(
             step=signals.step,
             reading=signals.loss,
@@ -159,29 +161,29 @@ class Update:
             restored=updates,
         )
 
-    def _from_checkpoint(self, plan: Plan, look: GradientView, diagnosis: Diagnosis) -> Outcome:
+    def _from_checkpoint(self, plan: Plan, view: GradientView, diagnosis: Diagnosis) -> Outcome:
         """No state in memory can be used: the newest checkpoint that is finite, or an end."""
         self._drop_gradients(overflow=False)
-        look.grads.clear()
+        view.grads.clear()
         self._buffers.put_back()
         found = self._from_disk()
-        self.passes.close()
+        self.runner.close()
         self._probing.cancel()
         if found is None:
-            plan = Plan(steps=("skip-step", "stop"), reason=plan.reason)
-            return self.report(plan, look, diagnosis, stepped=False)
+            plan = Plan(actions=(Action.SKIP_STEP, Action.STOP), reason=plan.reason)
+            return self.report(plan, view, diagnosis, stepped=False)
         plan = replace(plan, to=found.step)
         self.prepare(plan)
-        return self._restored(plan, look, diagnosis, updates=found.updates)
+        return self._restored(plan, view, diagnosis, updates=found.updates)
 
-    def _make_again(
+    def _replay_updates(
         self,
         plan: Plan,
         missed: Sequence[RecordedUpdate],
         present: Sequence[RecordedUpdate],
-        look: GradientView,
+        view: GradientView,
         diagnosis: Diagnosis,
-        look_again: MeasureAgain,
+        measure_again: MeasureAgain,
     ) -> tuple[Replayed, bool]:
         """Those of `missed` that go well this time, from the first on, and then the one at hand.
 
@@ -192,47 +194,47 @@ class Update:
         if not missed:
             return Replayed([], healed=False, exact=False), False
         wanted, sign = [*missed, *present], plan.until
-        made = self._catch_up.make_again(wanted, look_again, first_sign=sign, outside=plan.outside, slack=_ABOUT)
+        made = self._replayer.replay(wanted, measure_again, first_sign=sign, outside=plan.outside, slack=_ABOUT)
         if not plan.outside and not made.healed and any(done.signals.step >= sign for done in made.updates):
-            self._back_once_more(plan.to)  # it was the updates: those from the first sign on are not wanted
-            made = self._catch_up.make_again(missed, look_again, first_sign=sign)
-        jumped = plan.outside and bool(made.updates) and not made.healed and self._jumped_again(look, diagnosis)
+            self._roll_back_again(plan.to)  # it was the updates: those from the first sign on are not wanted
+            made = self._replayer.replay(missed, measure_again, first_sign=sign)
+        jumped = plan.outside and bool(made.updates) and not made.healed and self._jumped_again(view, diagnosis)
         if jumped:
-            self._back_once_more(plan.to)
-            made = self._catch_up.make_again(missed, look_again, first_sign=sign)
+            self._roll_back_again(plan.to)
+            made = self._replayer.replay(missed, measure_again, first_sign=sign)
         if made.updates and plan.only_whole and len(made.updates) < len(missed):
-            self._back_once_more(plan.to)
+            self._roll_back_again(plan.to)
             made = replace(made, updates=[])
         return made, jumped
 
-    def _back_once_more(self, step: int) -> None:
+    def _roll_back_again(self, step: int) -> None:
         self._undo()
         self._recovery.roll_back(step, replay=self._replay)
-        self.passes.close()
+        self.runner.close()
 
-    def _jumped_again(self, look: GradientView, diagnosis: Diagnosis) -> bool:
+    def _jumped_again(self, view: GradientView, diagnosis: Diagnosis) -> bool:
         """The weights are again where they had jumped to: it was the updates after all."""
-        jump = next(f for f in diagnosis.findings if f.detector == "weight-jump")
-        now = self._weigh(look.signals).get(jump.where[0], math.nan)
-        return jump.usual is not None and abs(now - jump.value) < abs(now - jump.usual)
+        jump = next(f for f in diagnosis.findings if f.detector == DetectorName.WEIGHT_JUMP)
+        now = self._weigh(view.signals).get(jump.where[0], math.nan)
+        return jump.baseline is not None and abs(now - jump.value) < abs(now - jump.baseline)
 
     def prepare(self, plan: Plan) -> None:
         """What a plan asks for beside the update itself."""
         if plan.lr is not None:
             self._lr.ceiling.limit(plan.lr, hold=plan.hold)
-        if "restore-moments" in plan.steps and plan.to is not None:
+        if Action.RESTORE_MOMENTS in plan.actions and plan.to is not None:
             self._recovery.restore_moments(plan.to)
         self._recovery.restore_kept(plan.kept)
         if plan.rank is not None and self._copy_from is not None:
             self._copy_from(plan.rank, self._optimizer)
             self._recovery.forget()  # states in memory may be of the odd weights
 
-    def report(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, stepped: bool) -> Outcome:
+    def report(self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, stepped: bool) -> Outcome:
         """What somebody else did about a plan; a batch that was not used leaves no trace in buffers."""
         if not stepped:
             self._buffers.put_back()
-        self.passes.close()
-        signals = look.signals
+        self.runner.close()
+        signals = view.signals
         return Outcome(
             step=signals.step, reading=signals.loss, stepped=stepped, plan=plan, diagnosis=diagnosis, signals=signals
         )
@@ -241,27 +243,27 @@ class Update:
         """Give up a group whose gradients cannot be had."""
         self._drop_gradients(overflow=False)
         self._buffers.put_back()
-        self.passes.close()
-        plan = replace(plan or Plan(steps=("skip-step",)), reason=diagnosis.cause)
+        self.runner.close()
+        plan = replace(plan or Plan(actions=(Action.SKIP_STEP,)), reason=diagnosis.cause)
         return Outcome(step=step, reading=math.nan, stepped=False, plan=plan, diagnosis=diagnosis)
 
     def _drop_gradients(self, *, overflow: bool) -> None:
         self._precision.refuse(overflow=overflow)
         self._optimizer.zero_grad()
 
-    def _take(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()) -> Outcome:
-        signals = look.signals
-        clipped = self.clip_(look, limit=plan.norm)
+    def _take(self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()) -> Outcome:
+        signals = view.signals
+        clipped = self.clip_(view, limit=plan.norm)
         lr_mult = self._lr.lower(signals.lr)
         try:
-            self._step(look)
+            self._step(view)
         finally:
             self._lr.put_back()
         if self._lr.ceiling.low:
             self._lr.ceiling.updated(signals.lr)
-        look.grads.clear()  # why: holding them would keep their memory from being freed
+        view.grads.clear()  # why: holding them would keep their memory from being freed
         bare_calls.zero_grad(self._optimizer)
-        self.passes.close()
+        self.runner.close()
         return Outcome(
             step=signals.step,
             reading=signals.loss,
@@ -275,91 +277,91 @@ class Update:
             lr_mult=lr_mult,
         )
 
-    def _present(self, look: GradientView) -> tuple[RecordedUpdate, ...]:
+    def _present(self, view: GradientView) -> tuple[RecordedUpdate, ...]:
         """The update at hand, to be made after those before it."""
-        works, options = self.passes.works(), self._lr.options()
-        mult = self._lr.ceiling.multiplier(look.signals.lr)
+        micro_batches, options = self.runner.micro_batches(), self._lr.options()
+        mult = self._lr.ceiling.multiplier(view.signals.lr)
         used = self._lr.times(options, mult)
-        return (RecordedUpdate(works, look.signals, used),) if works and used else ()
+        return (RecordedUpdate(micro_batches, view.signals, used),) if micro_batches and used else ()
 
-    def _take_again(self, look: GradientView, done: RecordedUpdate) -> None:
+    def _apply_again(self, view: GradientView, done: RecordedUpdate) -> None:
         """An update that was undone, as it was taken then."""
-        touch = done.works[-1].touch
+        touch = done.micro_batches[-1].touch
         if touch is not None:
             touch()
-        self.clip_(look, limit=done.norm, again=touch is not None)
+        self.clip_(view, limit=done.norm, again=touch is not None)
         with self._lr.using(done.options):
-            self._apply(look)
-        look.grads.clear()
+            self._apply(view)
+        view.grads.clear()
         bare_calls.zero_grad(self._optimizer)
-        self.passes.close()
+        self.runner.close()
 
     def _undo(self) -> None:
         self._drop_gradients(overflow=False)
         self._buffers.put_back()
-        self.passes.close()
+        self.runner.close()
 
-    def _step(self, look: GradientView) -> None:
-        probing = self._probing.due(look.signals.step)
+    def _step(self, view: GradientView) -> None:
+        probing = self._probing.due(view.signals.step)
         if probing:
             self._probing.before()
-        self._apply(look)
+        self._apply(view)
         if probing:
-            self._probing.after(look.signals.step)
+            self._probing.after(view.signals.step)
 
-    def _apply(self, look: GradientView) -> None:
-        if look.grads:
+    def _apply(self, view: GradientView) -> None:
+        if view.grads:
             self._precision.step(self._optimizer)
         else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
             self._precision.refuse(overflow=False)
             bare_calls.step(self._optimizer)
 
     def _compute_again(
-        self, look: GradientView, look_again: Callable[[Sequence[int]], GradientView]
+        self, view: GradientView, measure_again: Callable[[Sequence[int]], GradientView]
     ) -> tuple[tuple[int, ...], GradientView]:
-        looks = [look]
+        views = [view]
 
         def finite(kept: Sequence[int]) -> bool:
-            looks.append(look_again(kept))
-            return looks[-1].signals.healthy
+            views.append(measure_again(kept))
+            return views[-1].signals.all_finite
 
-        bad = look.signals.bad_micro_batches
-        kept = self.passes.compute_again(without=bad, finite=finite)
-        return kept, looks[-1]
+        bad = view.signals.bad_micro_batches
+        kept = self.runner.compute_again(without=bad, finite=finite)
+        return kept, views[-1]
 
-    def clip_(self, look: GradientView, *, limit: float | None, again: bool = False) -> bool:
+    def clip_(self, view: GradientView, *, limit: float | None, again: bool = False) -> bool:
         """Hold the gradients down; `again` says that the loop has clipped them since they were measured."""
-        norm = look.signals.grad_norm
+        norm = view.signals.grad_norm
         if again:  # what was measured no longer holds, and the host does not know what does
             bound = min(b for b in (limit, self._clip_norm, self._learned_limit(norm)) if b is not None)
             if bound < norm < math.inf:
-                look.norms = measure(look.grads, look.layout)
-                self._scale(look, max_norm=bound)
+                view.norms = measure(view.grads, view.layout)
+                self._scale(view, max_norm=bound)
             return bound < norm
         if self._tensor_clip is not None and math.isfinite(norm):
-            clipped = self._tensor_clip.clip_(look)
+            clipped = self._tensor_clip.clip_(view)
             if self._clip_norm is not None:  # what was measured no longer holds
-                look.norms = measure(look.grads, look.layout)
-                self._scale(look, max_norm=self._clip_norm)
+                view.norms = measure(view.grads, view.layout)
+                self._scale(view, max_norm=self._clip_norm)
             return clipped
         fixed = math.inf if self._clip_norm is None else self._clip_norm
         learned = self._learned_limit(norm)
         if limit is not None:
             learned = min(limit, learned)
         if learned < min(norm, fixed):
-            multiply_(look.grads, look.layout, learned / norm)
+            multiply_(view.grads, view.layout, learned / norm)
         # A factor of exactly 1 changes nothing and is not applied. The margin covers that torch adds the norm up in its
         # own dtype; `not <` because in observe() a NaN norm must do what torch's clipping does with it.
-        elif self._clip_norm is not None and (look.layout.half or not norm * _MARGIN + EPSILON < fixed):
-            self._scale(look, max_norm=fixed)
+        elif self._clip_norm is not None and (view.layout.half or not norm * _MARGIN + EPSILON < fixed):
+            self._scale(view, max_norm=fixed)
         if self._clip_value is not None:
-            clamp_(look.grads, look.layout, max_value=self._clip_value)
+            clamp_(view.grads, view.layout, max_value=self._clip_value)
         return norm > min(learned, fixed)
 
-    def _scale(self, look: GradientView, *, max_norm: float) -> None:
+    def _scale(self, view: GradientView, *, max_norm: float) -> None:
         """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
         if self._sharded is None:
-            scale_by_norm_(look.grads, look.layout, look.norms, max_norm=max_norm)
+            scale_by_norm_(view.grads, view.layout, view.norms, max_norm=max_norm)
         else:
             clip_global_norm_(self._sharded(), max_norm=max_norm)
 

@@ -36,8 +36,8 @@ class BackgroundWriter:
     written, and that counts as a failure. A write under way at the end of the program is completed.
     """
 
-    def __init__(self, shelf: Shelving) -> None:
-        self._shelf = shelf
+    def __init__(self, store: Shelving) -> None:
+        self._store = store
         self._buffers: dict[str, Tensor] = {}
         self._thread: Thread | None = None
         self._failure: str | None = None
@@ -47,7 +47,7 @@ class BackgroundWriter:
         self._packable = False
         self._closed = False
         # why: a loop that failed and is started again in the same process (a notebook) left its last write under way
-        for other in [writer for writer in _writers if writer._shelf.folder == shelf.folder]:
+        for other in [writer for writer in _writers if writer._store.folder == store.folder]:
             other._wait(_PATIENCE_S)
         _writers.add(self)
 
@@ -96,7 +96,7 @@ class BackgroundWriter:
         if self._failing:
             warn(f"{self._failure}; training goes on without new checkpoints, older ones stay")
         else:
-            warn(f"checkpoints are written to {self._shelf.folder} again")
+            warn(f"checkpoints are written to {self._store.folder} again")
 
     def flush(self) -> None:
         """Wait until what is under way is written."""
@@ -126,9 +126,9 @@ class BackgroundWriter:
             # here and not in `save`: it costs a pass over the state, and the training does not wait for this one
             bad = not_finite(job.tensors | job.shards, job.tree)
             if bad:
-                self._shelf.refuse(details["step"])
+                self._store.refuse(details["step"])
                 raise CheckpointError(f"the state of step {details['step']} is not finite ({said(bad)})")
-            self._shelf.put(job, **details)
+            self._store.put(job, **details)
         except Exception as error:  # whatever it is, it must not end the training
             known = isinstance(error, CheckpointError)
             self._failure = str(error) if known else f"the checkpoint of step {details['step']} failed: {error!r}"

@@ -104,8 +104,8 @@ class Checkpointing:
         ranks: Ranks | None = None,
     ) -> None:
         self._ranks = ranks or SingleProcess()
-        self._shelf = shelf_at(folder, self._ranks, keep_last=keep_last)
-        self._writer = BackgroundWriter(self._shelf)
+        self._store = store_at(folder, self._ranks, keep_last=keep_last)
+        self._writer = BackgroundWriter(self._store)
         self._loop = loop
         self._every = every
         self._clock = clock
@@ -118,14 +118,14 @@ class Checkpointing:
         self._last_time = clock()
         self._score: float | None = None
         # What one rank wants happens on all of them, at the same step.
-        self._stops = self._ranks.wish(lambda: self._interrupts.asked is not None)
-        self._late = self._ranks.wish(self._time_is_up)
-        self._busy = self._ranks.wish(lambda: self._writer.busy)
+        self._stops = self._ranks.any_rank(lambda: self._interrupts.asked is not None)
+        self._late = self._ranks.any_rank(self._time_is_up)
+        self._busy = self._ranks.any_rank(lambda: self._writer.busy)
 
     @property
     def folder(self) -> Path:
         """Where they are."""
-        return self._shelf.folder
+        return self._store.folder
 
     def between(self, step: int, updates: int) -> None:
         """Called between two steps; `step` is the one that comes next."""
@@ -157,9 +157,9 @@ class Checkpointing:
 
     def newest(self) -> Checkpoint | None:
         """What to continue from; None when nothing was written yet."""
-        found = self._shelf.newest()
+        found = self._store.newest()
         if found is None:
-            none_is_lost(self._shelf.folder, self._ranks)
+            none_is_lost(self._store.folder, self._ranks)
         else:
             self._last_step = self._resumed = found.step
         return found
@@ -169,20 +169,20 @@ class Checkpointing:
         self._writer.flush()
         self._ranks.all(True)
         resumed = -1 if self._resumed is None else self._resumed
-        return self._shelf.newest(lambda step: step in self._written or step <= resumed)
+        return self._store.newest(lambda step: step in self._written or step <= resumed)
 
     def best(self) -> Checkpoint | None:
         """The one with the lowest validation loss."""
         self._writer.flush()
         self._ranks.all(True)
-        return self._shelf.best()
+        return self._store.best()
 
     def close(self, step: int, updates: int, *, save: bool) -> None:
         """Write what is left, let go of signals, and obey one that came after the last step."""
         if save and step > 0:
             self.save(step, updates, wait=True)
-        elif isinstance(self._shelf, SharedCheckpointStore):
-            self._shelf.hurry()
+        elif isinstance(self._store, SharedCheckpointStore):
+            self._store.hurry()
         self._writer.close()
         if self._interrupts.asked is not None:
             self._obey(step)
@@ -193,13 +193,13 @@ class Checkpointing:
         if self._ranks.rank > 0:
             pass  # the first one says it
         elif self._path(step).exists():
-            logger.warning("saved at step %d in %s: Guard.resume continues there", step, self._shelf.folder)
+            logger.warning("saved at step %d in %s: Guard.resume continues there", step, self._store.folder)
         else:
-            logger.warning("step %d is not in %s: Guard.resume continues from an earlier one", step, self._shelf.folder)
+            logger.warning("step %d is not in %s: Guard.resume continues from an earlier one", step, self._store.folder)
         self._interrupts.obey()
 
     def _path(self, step: int) -> Path:
-        return self._shelf.folder / f"step-{step:08d}"
+        return self._store.folder / f"step-{step:08d}"
 
     def _is_there(self, step: int) -> bool:
         # why: in a distributed run the first rank completes it, so the others cannot tell by looking
@@ -214,7 +214,7 @@ class Checkpointing:
         return step - (self._last_step or 0) >= (self._every.steps or 0)
 
 
-def shelf_at(folder: Path, ranks: Ranks, *, keep_last: int = 3) -> Shelving:
+def store_at(folder: Path, ranks: Ranks, *, keep_last: int = 3) -> Shelving:
     """For one process, or for all ranks together."""
     return (
         CheckpointStore(folder, keep_last=keep_last)
@@ -244,7 +244,7 @@ def read_any(path: Path, ranks: Ranks) -> Checkpoint:
             check_finite(found)
     else:
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-        found = shelf_at(folder, ranks).newest() if path.is_dir() else None
+        found = store_at(folder, ranks).newest() if path.is_dir() else None
         if found is None:
             none_is_lost(folder, ranks)
     if found is None:

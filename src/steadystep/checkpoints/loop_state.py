@@ -89,7 +89,7 @@ class LoopState:
             self._warned = True
             names = ", ".join(map(repr, self._waiting))
             warn(f"the checkpoint held a state of {names}, and nothing is kept by that name: see guard.keep")
-        self._ranks.rest()
+        self._ranks.reshard()
         gather_state(self._optimizer)
         own = {"random": all_random_state(self._device), "data": self._position.saved()}
         own[FINITE] = self._finite.saved()
@@ -115,7 +115,7 @@ class LoopState:
         Raises:
             CheckpointError: it does not fit this program, on this rank or another one; nothing was changed.
         """
-        self._ranks.rest()
+        self._ranks.reshard()
         self._all_agree(lambda: self._check(state))
         undo: list[Callable[[], object]] = []
         try:
@@ -168,7 +168,7 @@ class LoopState:
 
         With a kept scheduler the learning rates go back with it.
         """
-        self._ranks.rest()
+        self._ranks.reshard()
         self._check(state)
         rates = [group["lr"] for group in self._optimizer.param_groups]
         rates = [lr.detach().clone() if isinstance(lr, Tensor) else lr for lr in rates]
@@ -184,7 +184,7 @@ class LoopState:
     @torch.no_grad()
     def put_weights_back(self, state: Mapping[str, Any]) -> None:
         """Parameters and buffers only."""
-        self._ranks.rest()
+        self._ranks.reshard()
         parameters = self._parameters()
         spread = {name: saved for name, saved in state["parameters"].items() if isinstance(saved, Spread)}
         for name, parameter in parameters.items():

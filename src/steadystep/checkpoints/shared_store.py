@@ -160,9 +160,9 @@ class SharedCheckpointStore:
     def __init__(self, folder: Path, ranks: Ranks, *, keep_last: int = 3) -> None:
         self._ranks = ranks
         self.folder = Path(folder)
-        self._shelf, wrong = None, ""
+        self._store, wrong = None, ""
         try:
-            self._shelf = CheckpointStore(folder, keep_last=keep_last) if ranks.rank == 0 else None
+            self._store = CheckpointStore(folder, keep_last=keep_last) if ranks.rank == 0 else None
         except ConfigError as error:
             wrong = str(error)
         wrong = ranks.texts(wrong)[0]  # what the first rank cannot do, none can
@@ -180,7 +180,7 @@ class SharedCheckpointStore:
         path, staging = self.folder / f"step-{step:08d}", self._staging(step)
         try:
             write_part(staging, packed, rank=self._ranks.rank)
-            if self._shelf is not None:
+            if self._store is not None:
                 finish(
                     staging,
                     path,
@@ -190,19 +190,19 @@ class SharedCheckpointStore:
                     score=score,
                     patience=lambda: self._patience,
                 )
-                self._shelf.tidy(step)
+                self._store.tidy(step)
         except OSError as error:
             raise CheckpointError(
                 f"{path} could not be written ({error.strerror or error}); what was there before is untouched"
             ) from error
         finally:
-            if self._shelf is not None:
+            if self._store is not None:
                 shutil.rmtree(staging, ignore_errors=True)
         return path
 
     def refuse(self, step: int) -> None:
         """This rank's part is not to be written: the others need not wait for it."""
-        if self._shelf is None:
+        if self._store is None:
             refuse_part(self._staging(step), rank=self._ranks.rank)
             return
         for leftover in self.folder.glob(f".*.{self._run}.parts"):  # of this one as far as it is there, and of earlier
@@ -217,11 +217,11 @@ class SharedCheckpointStore:
 
     def newest(self, among: Callable[[int], bool] = lambda step: True) -> Checkpoint | None:
         """The one of the latest step that every rank finds whole; only steps that are `among` certain ones count."""
-        return self._first([] if self._shelf is None else filter(among, reversed(self._shelf.steps())))
+        return self._first([] if self._store is None else filter(among, reversed(self._store.steps())))
 
     def best(self) -> Checkpoint | None:
         """The one with the lowest score that every rank finds whole."""
-        return self._first([] if self._shelf is None else self._shelf.by_score())
+        return self._first([] if self._store is None else self._store.by_score())
 
     def _first(self, steps: Iterable[int]) -> Checkpoint | None:
         for step in json.loads(self._ranks.texts(json.dumps(list(steps)[:64]))[0]):

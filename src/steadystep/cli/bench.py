@@ -34,7 +34,6 @@ def bench(
 
     Example: steadystep bench stability --quick
     """
-    pass
     from steadystep.lab.bench import Choice, load
     from steadystep.lab.bench.study import parse_seeds
 

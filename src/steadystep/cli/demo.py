@@ -90,7 +90,7 @@ class _Screen:
 
     def _show(self, outcome: Outcome) -> None:
         last, self._shown = self._shown, outcome
-        alike = last is not None and last.step == outcome.step - 1 and last.plan.steps == outcome.plan.steps
+        alike = last is not None and last.step == outcome.step - 1 and last.plan.actions == outcome.plan.actions
         if not alike:
             self._say(_caught(outcome))
 
@@ -109,10 +109,10 @@ def _caught(outcome: Outcome) -> Table:
 def _done(outcome: Outcome) -> str:
     plan = outcome.plan
     if outcome.restored is not None:
-        again = f" and made the {outcome.caught_up} updates since again" if outcome.caught_up else ""
+        again = f" and made the {outcome.replayed} updates since again" if outcome.replayed else ""
         eased = ", eased back in at a lower learning rate" if plan.lr is not None else ""
         return f"went back to {state_of(plan.to)}{again}{eased}"
-    if "hold-lr" in plan.steps:
+    if "hold-lr" in plan.actions:
         return f"the update is taken with the last trusted learning rate, {plan.lr:.2g}"
     if plan.norm is not None:
         return f"gradient scaled down to {plan.norm:.3g}; the update is taken"

@@ -75,7 +75,7 @@ def diagnose(
     from rich.console import Console
 
     from steadystep.pages.episodes import headline
-    from steadystep.runs.diagnose import diagnose as read_curves
+    from steadystep.runs.diagnosis import diagnose as read_curves
     from steadystep.runs.open import find_runs, open_run
 
     asked = by_role(column)

@@ -26,7 +26,6 @@ def compare(
 
     from rich.console import Console
 
-    pass
     from steadystep.pages.compare import compare_page
     from steadystep.runs.comparison import compare as compared
     from steadystep.runs.open import open_run

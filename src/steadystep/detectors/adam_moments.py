@@ -123,7 +123,7 @@ class PoisonedMoments:
         norms = dict(zip(signals.names, signals.norms, strict=False))
         judged, jumps = self._jumps(probe, norms)
         poisoned = bool(jumps) and len(jumps) >= _SHARE * judged and not self._is_habit()
-        since, usual = self._clean, self._usual(probe)
+        since, baseline = self._clean, self._usual(probe)
         self._learn(signals, probe, norms, jumps if poisoned else {})
         if not poisoned:
             return ()
@@ -135,7 +135,7 @@ class PoisonedMoments:
                 severity="act",
                 value=worst,
                 limit=_JUMP,
-                usual=usual,
+                baseline=baseline,
                 what=f"Adam's second moment is up to {worst:.0e} times its usual size while the gradients are not",
                 where=tuple(jumps),
                 since=since,
@@ -146,12 +146,12 @@ class PoisonedMoments:
         judged = 0
         jumps = {}
         for name, moment in zip(probe.names, probe.second_moments, strict=False):
-            usual, usual_norm = self._moments.median(name), self._norms.median(name)
+            baseline, usual_norm = self._moments.median(name), self._norms.median(name)
             norm = norms.get(name, math.nan)
-            if not (usual > 0.0 and usual_norm > 0.0 and norm < math.inf) or math.isnan(moment):
+            if not (baseline > 0.0 and usual_norm > 0.0 and norm < math.inf) or math.isnan(moment):
                 continue
             judged += 1
-            jump = moment / usual
+            jump = moment / baseline
             sudden = moment > _SUDDEN * self._moments.last(name)
             if jump > _JUMP and sudden and math.sqrt(jump) > _UNEXPLAINED * norm / usual_norm:
                 jumps[name] = jump
@@ -159,8 +159,8 @@ class PoisonedMoments:
 
     def _usual(self, probe: Probe) -> float:
         """The second moments that these tensors usually have, added up."""
-        usual = [self._moments.median(name) for name in probe.names]
-        return sum(moment for moment in usual if moment > 0.0)
+        baseline = [self._moments.median(name) for name in probe.names]
+        return sum(moment for moment in baseline if moment > 0.0)
 
     def _is_habit(self) -> bool:
         """A gradient large enough to do this came by, and others as large did before."""
@@ -227,12 +227,12 @@ class RmsSurprise:
             return ()
         judged, where, largest = 0, [], 0.0
         for name, value in zip(probe.names, probe.surprises, strict=False):
-            usual = self._usual.median(name)
-            if usual > 0.0 and not math.isnan(value):
+            baseline = self._usual.median(name)
+            if baseline > 0.0 and not math.isnan(value):
                 judged += 1
-                if value > max(_LIMIT * usual, _FLOOR):
+                if value > max(_LIMIT * baseline, _FLOOR):
                     where.append(name)
-                    largest = max(largest, value / usual)
+                    largest = max(largest, value / baseline)
             self._usual.learn(name, value)  # a median of eight bears three outliers
         if not where or len(where) < _SHARE * judged:
             return ()

@@ -46,7 +46,7 @@ class InputScale:
                 severity="act",
                 value=size,
                 limit=limit,
-                usual=self._largest,
+                baseline=self._largest,
                 what=what,
             ),
         )

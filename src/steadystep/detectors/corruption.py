@@ -54,7 +54,7 @@ class WeightJump:
         jumped = [name for name, norm in now.items() if self._jumped(name, norm, largest)]
         found = (self._finding(signals, jumped, now, "changed by more than updates change it"),) if jumped else ()
         # why: in trouble there are looks at every step, and what one step changes is no measure for twenty
-        if signals.healthy and (not self._looked or 2 * (signals.step - self._at) >= WEIGHTS_EVERY):
+        if signals.all_finite and (not self._looked or 2 * (signals.step - self._at) >= WEIGHTS_EVERY):
             self._learn(signals.step, now)
         return found
 
@@ -75,15 +75,15 @@ class WeightJump:
 
     def _finding(self, signals: Signals, where: list[str], now: Mapping[str, float], what: str) -> Finding:
         worst = where[0]
-        usual = self._last.get(worst)
-        was = "" if usual is None else f"; its norm was {usual:.3g} at step {self._at} and is {now[worst]:.3g}"
+        baseline = self._last.get(worst)
+        was = "" if baseline is None else f"; its norm was {baseline:.3g} at step {self._at} and is {now[worst]:.3g}"
         return Finding(
             detector=self.name,
             step=signals.step,
             severity="act" if self._is_broken(worst, now[worst]) else "warn",
             value=now[worst],
-            limit=math.inf if usual is None else (1.0 + _SHARE) * usual,
-            usual=usual,
+            limit=math.inf if baseline is None else (1.0 + _SHARE) * baseline,
+            baseline=baseline,
             what=f"{worst} {what}{was}",
             where=tuple(where),
             since=self._at if self._looked else 0,

@@ -64,7 +64,7 @@ class EarlyDivergence:
                 severity=severity,
                 value=signals.loss,
                 limit=limit,
-                usual=self._first,
+                baseline=self._first,
                 since=self._since,
                 what=f"the loss is {signals.loss:.3g} and was {self._first:.3g} at first: updates are far too large",
             ),
@@ -143,7 +143,7 @@ class WorseThanBest:
             severity="warn",
             value=median,
             limit=self._best + margin,
-            usual=self._best,
+            baseline=self._best,
             since=self._best_step,
             what=f"the loss is about {median:.4g}; around step {self._best_step} it was {self._best:.4g}",
         )

@@ -58,14 +58,14 @@ class Piling:
         return news
 
     @property
-    def usual(self) -> float:
+    def baseline(self) -> float:
         """The norm of a single gradient."""
         return math.exp(self._level.median)
 
     @property
     def limit(self) -> float:
         """What all judged norms are above."""
-        return self.usual * math.exp(_PILED)
+        return self.baseline * math.exp(_PILED)
 
     @property
     def num_steps(self) -> int:
@@ -86,11 +86,11 @@ class Piling:
         self._stretch, self._told, self._last = [], False, None
 
     def _is_sum(self) -> bool:
-        usual, judged = self._level.median, self._stretch[-_STEPS:]
+        baseline, judged = self._level.median, self._stretch[-_STEPS:]
         norms = [norm for norm, _ in judged]
-        if min(norms) - usual < _PILED or self._stretch[0][0] - usual > _FIRST:
+        if min(norms) - baseline < _PILED or self._stretch[0][0] - baseline > _FIRST:
             return False
-        if self._jitter < _NOISY or sorted(self._rest)[len(self._rest) // 2] - usual > _BEFORE:
+        if self._jitter < _NOISY or sorted(self._rest)[len(self._rest) // 2] - baseline > _BEFORE:
             return False
         if sum(loss for _, loss in judged) / _STEPS > self._losses.median + _CALM * self._losses.spread:
             return False
@@ -171,10 +171,10 @@ class GrowingGradient:
         )
 
     def _piled(self, signals: Signals) -> Finding:
-        usual = self._piling.usual
+        baseline = self._piling.baseline
         what = (
-            f"the gradient norm climbed to {signals.grad_norm / usual:.2g} times its usual {usual:.3g} and differs far "
-            "less from batch to batch than before, as if gradients were no longer cleared"
+            f"the gradient norm climbed to {signals.grad_norm / baseline:.2g} times its usual {baseline:.3g} and "
+            "differs far less from batch to batch than before, as if gradients were no longer cleared"
         )
         return Finding(
             detector=self.name,
@@ -182,7 +182,7 @@ class GrowingGradient:
             severity="warn",
             value=signals.grad_norm,
             limit=self._piling.limit,
-            usual=usual,
+            baseline=baseline,
             since=max(0, signals.step - self._piling.num_steps),
             what=what,
         )

@@ -108,45 +108,47 @@ class GradientSpike:
             self._tensors.append(norms)
 
     def _judge(self, log_norm: float, signals: Signals) -> tuple[Finding, ...]:
-        usual = self._level.median
+        baseline = self._level.median
         if self._admitted is not None:  # why at once: a loss that rises now is no excuse, it may be their doing
-            return self._let_in(log_norm, usual, signals)
+            return self._let_in(log_norm, baseline, signals)
         ratios = self._ratios(signals.norms)
-        margin = max(self._margin(signals, ratios), max(self._recent, default=usual) + _ABOVE_RECENT - usual)
-        if log_norm - usual <= margin:
+        margin = max(self._margin(signals, ratios), max(self._recent, default=baseline) + _ABOVE_RECENT - baseline)
+        if log_norm - baseline <= margin:
             self._learn(log_norm, signals)
             return ()
         if self._level.reject(log_norm, agreement=_AGREEMENT, moves=False):
-            return self._let_in(log_norm, usual, signals)
-        held = min(signals.grad_norm, self._clipped_to) <= _exp(usual + margin)
-        what = f"the gradient norm is {_exp(log_norm - usual):.3g} times its usual {_exp(usual):.3g}"
+            return self._let_in(log_norm, baseline, signals)
+        held = min(signals.grad_norm, self._clipped_to) <= _exp(baseline + margin)
+        what = f"the gradient norm is {_exp(log_norm - baseline):.3g} times its usual {_exp(baseline):.3g}"
         what += ", held by your clipping" if held else ""
         worst = [signals.names[i] for ratio, i in reversed(ratios) if ratio > _exp(margin)]
         where = tuple(worst) if len(worst) <= len(ratios) // 2 else ()
-        limit = _exp(usual + margin)
-        return (self._finding(signals, "info" if held else "act", what, limit=limit, usual=_exp(usual), where=where),)
+        limit = _exp(baseline + margin)
+        return (
+            self._finding(signals, "info" if held else "act", what, limit=limit, baseline=_exp(baseline), where=where),
+        )
 
-    def _let_in(self, log_norm: float, usual: float, signals: Signals) -> tuple[Finding, ...]:
+    def _let_in(self, log_norm: float, baseline: float, signals: Signals) -> tuple[Finding, ...]:
         """Evidence, not a count, makes a new level: updates of the usual size, and larger ones while those do well."""
-        admitted = usual if self._admitted is None else self._admitted
+        admitted = baseline if self._admitted is None else self._admitted
         self._calmed = 0
         self._since.append(signals.loss)
         if sum(self._since) / len(self._since) <= self._losses.median + _HARMLESS * self._losses.spread:
             admitted = min(admitted + _RISE, self._bearable)
             self._borne += admitted >= log_norm
         else:  # it shows some updates late, so far less than this is what can be borne
-            self._bearable = max(usual, min(self._bearable, admitted - _TOO_MUCH))
+            self._bearable = max(baseline, min(self._bearable, admitted - _TOO_MUCH))
             admitted, self._borne = self._bearable, 0
         if self._borne >= _RECENT:
             self._start_again(log_norm)
             what = "the gradient norm has moved to a new level"
-            return (self._finding(signals, "info", what, limit=_exp(log_norm), usual=_exp(usual)),)
+            return (self._finding(signals, "info", what, limit=_exp(log_norm), baseline=_exp(baseline)),)
         self._admitted = admitted
-        what = f"the gradient norm stays {_exp(log_norm - usual):.3g} times its usual {_exp(usual):.3g}"
+        what = f"the gradient norm stays {_exp(log_norm - baseline):.3g} times its usual {_exp(baseline):.3g}"
         held = min(signals.grad_norm, self._clipped_to) <= _exp(admitted)
         kind: _Kind = "info" if held else "act"
         # why this limit: the direction has been the same for a while, so it is used, at a size that is known
-        return (self._finding(signals, kind, what, limit=signals.grad_norm, usual=_exp(admitted)),)
+        return (self._finding(signals, kind, what, limit=signals.grad_norm, baseline=_exp(admitted)),)
 
     def _stop_letting_in(self) -> None:
         self._admitted = None
@@ -190,13 +192,20 @@ class GradientSpike:
             return []
         found = []
         for i, norm in enumerate(norms):
-            usual = sorted(seen[i] for seen in self._tensors)[len(self._tensors) // 2]
-            if usual > 0.0 and math.isfinite(norm):
-                found.append((norm / usual, i))
+            baseline = sorted(seen[i] for seen in self._tensors)[len(self._tensors) // 2]
+            if baseline > 0.0 and math.isfinite(norm):
+                found.append((norm / baseline, i))
         return sorted(found)
 
     def _finding(
-        self, signals: Signals, severity: _Kind, what: str, *, limit: float, usual: float, where: tuple[str, ...] = ()
+        self,
+        signals: Signals,
+        severity: _Kind,
+        what: str,
+        *,
+        limit: float,
+        baseline: float,
+        where: tuple[str, ...] = (),
     ) -> Finding:
         return Finding(
             detector=self.name,
@@ -204,7 +213,7 @@ class GradientSpike:
             severity=severity,
             value=signals.grad_norm,
             limit=limit,
-            usual=usual,
+            baseline=baseline,
             what=what,
             where=where,
         )

@@ -90,7 +90,7 @@ class Growth:
                 limit=self._limit(worst),
                 what=self._say(sizes[worst], began),
                 where=where,
-                usual=began,
+                baseline=began,
             ),
         )
 

@@ -92,7 +92,7 @@ class LearningRateJump:
                 severity="act",
                 value=signals.lr,
                 limit=limit,
-                usual=self._last,
+                baseline=self._last,
                 what=what,
             ),
         )
@@ -164,7 +164,7 @@ class LearningRateCreep:
                 severity="act",
                 value=lr,
                 limit=self._factor * before,
-                usual=before,
+                baseline=before,
                 since=self._since,
                 what=f"the learning rate has crept up from {before:.3g} to {lr:.3g} and no schedule announced it",
             ),

@@ -31,10 +31,10 @@ class LossSpike:
         if loss <= limit:
             level.accept(loss)
             return ()
-        usual = level.median
-        if level.reject(loss, agreement=limit - usual):
+        baseline = level.median
+        if level.reject(loss, agreement=limit - baseline):
             return ()
-        what = f"the loss jumped to {loss:.4g} from {usual:.4g}"
+        what = f"the loss jumped to {loss:.4g} from {baseline:.4g}"
         return (
             Finding(
                 detector=self.name,
@@ -42,7 +42,7 @@ class LossSpike:
                 severity="info",
                 value=loss,
                 limit=limit,
-                usual=usual,
+                baseline=baseline,
                 what=what,
             ),
         )
@@ -115,48 +115,49 @@ class NotHealing:
                     self._end()
             return ()
         self._since = self._since if self._count else signals.step
-        usual, limit = level.median, self._limit(signals)
+        baseline, limit = level.median, self._limit(signals)
         self._count += 1
         self._peak = max(self._peak, self._count)
         self._raised.append(loss)
         del self._raised[_EDGE:-_EDGE]
-        if level.reject(loss, agreement=2.0 * (limit - usual)):
+        if level.reject(loss, agreement=2.0 * (limit - baseline)):
             self._end()
-        return self._said(signals, usual, limit)
+        return self._said(signals, baseline, limit)
 
-    def _said(self, signals: Signals, usual: float, limit: float) -> tuple[Finding, ...]:
+    def _said(self, signals: Signals, baseline: float, limit: float) -> tuple[Finding, ...]:
         if self._count < _NOTE_AT:
             return ()
-        begun, now = (sum(part) / len(part) - usual for part in (self._raised[:_EDGE], self._raised[-_EDGE:]))
-        lost = now >= _LOST * (self._first - usual)
+        begun, now = (sum(part) / len(part) - baseline for part in (self._raised[:_EDGE], self._raised[-_EDGE:]))
+        lost = now >= _LOST * (self._first - baseline)
         grave = max(_WARN_AT_LOST if lost else _WARN_AT, int(_AGAIN * self._healed))
         loud = self._count >= grave and not self._warned and not self._signed and not now < _HEALING * begun
         self._warned = self._warned or loud
         if not loud and self._count != _NOTE_AT:
             return ()
-        severity: Severity = "act" if now >= _GRAVE * (self._first - usual) else "warn"
-        return (self._finding(signals, usual, limit, severity if loud else "info"),)
+        severity: Severity = "act" if now >= _GRAVE * (self._first - baseline) else "warn"
+        return (self._finding(signals, baseline, limit, severity if loud else "info"),)
 
     def _limit(self, signals: Signals) -> float:
-        usual = self._level.median
-        material = _MATERIAL * max(abs(usual), self._first - usual)
-        noise = self._deviations * max(self._level.spread, 4.0 * signals.loss_eps * abs(usual))
-        return usual + max(noise, material)
+        baseline = self._level.median
+        material = _MATERIAL * max(abs(baseline), self._first - baseline)
+        noise = self._deviations * max(self._level.spread, 4.0 * signals.loss_eps * abs(baseline))
+        return baseline + max(noise, material)
 
     def _end(self) -> None:
         self._count = self._peak = 0
         self._raised, self._warned = [], False
 
-    def _finding(self, signals: Signals, usual: float, limit: float, severity: Severity) -> Finding:
+    def _finding(self, signals: Signals, baseline: float, limit: float, severity: Severity) -> Finding:
         return Finding(
             detector=self.name,
             step=signals.step,
             severity=severity,
             value=signals.loss,
             limit=limit,
-            usual=usual,
+            baseline=baseline,
             since=self._since,
-            what=f"the loss rose from {usual:.4g} to {signals.loss:.4g} and has not come back since step {self._since}",
+            what=f"the loss rose from {baseline:.4g} to {signals.loss:.4g} and has not come back since step "
+            f"{self._since}",
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class ConstantPrediction:
                 severity="warn",
                 value=level,
                 limit=_NOTHING_LEARNED * first,
-                usual=first,
+                baseline=first,
                 what=what,
             ),
         )

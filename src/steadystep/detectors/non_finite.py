@@ -29,7 +29,7 @@ class NonFinite:
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """One finding for each of the four that is not finite."""
-        if signals.healthy:
+        if signals.all_finite:
             return ()
         found = []
         who = _who(signals.bad_ranks)
@@ -240,7 +240,7 @@ class BufferJump:
                 severity="act",
                 value=leaps[worst] * self._largest[worst],
                 limit=_FACTOR * self._largest[worst],
-                usual=self._largest[worst],
+                baseline=self._largest[worst],
                 what=f"this batch would make {worst} {leaps[worst]:.1e} times as large as it ever was",
                 where=tuple(leaps),
             ),

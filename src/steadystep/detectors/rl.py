@@ -73,7 +73,7 @@ class EntropyCollapse:
             severity=severity,
             value=now,
             limit=limit,
-            usual=before,
+            baseline=before,
             what=what,
         )
 
@@ -193,22 +193,22 @@ class KlBlowUp:
         if not level.armed:
             level.accept(value)
             return None
-        usual = level.median
-        limit = max(_FLOOR, _FACTOR * usual, usual + _DEVIATIONS * level.spread)
+        baseline = level.median
+        limit = max(_FLOOR, _FACTOR * baseline, baseline + _DEVIATIONS * level.spread)
         if value <= limit:
             level.accept(value)
             return None
         moved = level.reject(value, agreement=abs(value))
         if moved or level.rejected_in_a_row != _IN_A_ROW:
             return None
-        what = f"{name} is {value:.3g}, it used to be {usual:.3g}"
+        what = f"{name} is {value:.3g}, it used to be {baseline:.3g}"
         return Finding(
             detector=self.name,
             step=step,
             severity="warn",
             value=value,
             limit=limit,
-            usual=usual,
+            baseline=baseline,
             what=what,
             since=step - _IN_A_ROW + 1,
         )

@@ -155,7 +155,7 @@ class SlowDivergence:
             severity=severity,
             value=now,
             limit=self._best + material,
-            usual=self._best,
+            baseline=self._best,
             since=since,
             what=f"the loss has been rising since about step {since}: from {self._best:.4g} to about {now:.4g}",
         )

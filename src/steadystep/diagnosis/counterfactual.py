@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, final
 
 from steadystep.diagnosis.explain import is_worse
-from steadystep.records import Finding, Severity, Signals, Witness
+from steadystep.records import Counterfactual, DetectorName, Finding, Severity, Signals
 
 _FEWEST, _MOST = 8, 24  # batches
 _CERTAIN = 4.0  # standard errors
@@ -72,18 +72,27 @@ class RollbackTrial:
         return finding
 
     @property
-    def witness(self) -> Witness:
+    def counterfactual(self) -> Counterfactual:
         """What was seen so far, as means."""
-        now, then = [now for _, now in self._pairs], [then for then, _ in self._pairs]
-        return Witness(step=self.state, then=_mean(then), now=_mean(now), lr=self._lr, batches=len(self._pairs))
+        current_loss, old_loss = (
+            [current_loss for _, current_loss in self._pairs],
+            [old_loss for old_loss, _ in self._pairs],
+        )
+        return Counterfactual(
+            step=self.state,
+            old_loss=_mean(old_loss),
+            current_loss=_mean(current_loss),
+            lr=self._lr,
+            batches=len(self._pairs),
+        )
 
-    def add(self, *, then: float, now: float) -> RollbackTrialResult:
+    def add(self, *, old_loss: float, current_loss: float) -> RollbackTrialResult:
         """One more batch: its loss under the old state and under the present weights."""
         assert self.finding is not None
-        self._pairs.append((then, now))
-        if not all(math.isfinite(then) for then, _ in self._pairs):
+        self._pairs.append((old_loss, current_loss))
+        if not all(math.isfinite(old_loss) for old_loss, _ in self._pairs):
             return "cleared"  # the data's fault
-        better = [now - then for then, now in self._pairs]
+        better = [current_loss - old_loss for old_loss, current_loss in self._pairs]
         overflowed = sum(not math.isfinite(value) for value in better)
         count = len(better)
         if overflowed >= _OVERFLOWED:
@@ -94,11 +103,11 @@ class RollbackTrial:
             return "gathering"
         mean = _mean(better)
         error = math.sqrt(_mean([(value - mean) * (value - mean) for value in better]) / (count - 1))
-        needed = self._needed(self.witness)
+        needed = self._needed(self.counterfactual)
         # why not for a jump of weights: what changed them from outside is undone, whatever they learn to do without
         lasting = self._is_of_weights or _mean(better[-_EDGE:]) >= _HEALING * _mean(better[:_EDGE])
         agree = sum(value > 0.0 for value in better) >= count - count // _FEWEST
-        if mean > needed and mean >= _CERTAIN * error and agree and lasting and is_worse(self.witness):
+        if mean > needed and mean >= _CERTAIN * error and agree and lasting and is_worse(self.counterfactual):
             return "confirmed"
         if count < _MOST and not mean + 2.0 * error < needed:
             return "gathering"
@@ -106,11 +115,11 @@ class RollbackTrial:
 
     def _falls(self) -> bool:
         """The loss is on its way back, by more than the batches differ."""
-        losses = [now for _, now in self._pairs]
-        usual = math.nan if self.finding is None or self.finding.usual is None else self.finding.usual
+        losses = [current_loss for _, current_loss in self._pairs]
+        baseline = math.nan if self.finding is None or self.finding.baseline is None else self.finding.baseline
         first, last, mean = _mean(losses[:_EDGE]), _mean(losses[-_EDGE:]), _mean(losses)
         noise = math.sqrt(_mean([(loss - mean) * (loss - mean) for loss in losses]))
-        return last - usual < _HEALING * (first - usual) and first - last > _FALLS * noise
+        return last - baseline < _HEALING * (first - baseline) and first - last > _FALLS * noise
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state. States in memory do not survive a resume, and so does no suspicion."""
@@ -123,28 +132,33 @@ class RollbackTrial:
 
     @property
     def _is_of_weights(self) -> bool:
-        return self.finding is not None and self.finding.detector == "weight-jump"
+        return self.finding is not None and self.finding.detector == DetectorName.WEIGHT_JUMP
 
-    def _needed(self, witness: Witness) -> float:
+    def _needed(self, counterfactual: Counterfactual) -> float:
         finding = self.finding
         assert finding is not None
-        usual = witness.then if finding.usual is None else finding.usual
-        margin = finding.limit - usual
+        baseline = counterfactual.old_loss if finding.baseline is None else finding.baseline
+        margin = finding.limit - baseline
         if self._is_of_weights:  # its numbers are norms; what counts is that the loss is the worse for it
             return 0.0
-        if finding.detector == "slow-divergence":
+        if finding.detector == DetectorName.SLOW_DIVERGENCE:
             return _CREEPING * margin
-        return max(margin, _SHARE * (witness.now - usual))
+        return max(margin, _SHARE * (counterfactual.current_loss - baseline))
 
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-LASTING = ("not-healing", "slow-divergence", "worse-than-best", "weight-jump")
+LASTING = (
+    DetectorName.NOT_HEALING,
+    DetectorName.SLOW_DIVERGENCE,
+    DetectorName.WORSE_THAN_BEST,
+    DetectorName.WEIGHT_JUMP,
+)
 """Detectors of what only a comparison of weights can confirm: a loss that stays high, a tensor that changed much."""
 _STUCK = 2  # refused updates before this one
-_EARLY = "early-divergence"
+_EARLY = DetectorName.EARLY_DIVERGENCE
 _BETTER = 10.0  # times: what the first weights do better on a batch that is theirs to do
 _UNTRIED = 1e4  # times the limit, and
 _LARGE = 1e3  # absolute: without older weights to ask, only then is it said
@@ -156,7 +170,7 @@ def needs_counterfactual(signals: Signals, findings: tuple[Finding, ...]) -> boo
     It does where updates are refused again and again, or the loss has multiplied in the first steps.
     """
     stuck = signals.refused_in_a_row >= _STUCK and signals.input_finite is not False
-    if any(f.detector == "weight-jump" and f.severity == "act" for f in findings):
+    if any(f.detector == DetectorName.WEIGHT_JUMP and f.severity == "act" for f in findings):
         return False  # there is nothing to ask: these weights cannot be used
     if any(f.detector == _EARLY and f.severity == "act" for f in findings):
         return True
@@ -170,22 +184,24 @@ def first_sign(findings: tuple[Finding, ...]) -> int:
 
 def weigh(signals: Signals, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """The findings with the severity that the witness gives them; most are unchanged when none was heard."""
-    witness = signals.witness
-    findings = tuple(_early(f, witness) if f.detector == _EARLY else f for f in findings)
-    if witness is None:
+    counterfactual = signals.counterfactual
+    findings = tuple(_early(f, counterfactual) if f.detector == _EARLY else f for f in findings)
+    if counterfactual is None:
         return findings
-    severity: Severity = "act" if is_worse(witness) else "warn"
-    return tuple(replace(f, severity=severity) if f.detector == "weight-jump" else f for f in findings)
+    severity: Severity = "act" if is_worse(counterfactual) else "warn"
+    return tuple(replace(f, severity=severity) if f.detector == DetectorName.WEIGHT_JUMP else f for f in findings)
 
 
-def _early(finding: Finding, witness: Witness | None) -> Finding:
+def _early(finding: Finding, counterfactual: Counterfactual | None) -> Finding:
     """Undone where the batch at hand is an ordinary one for the first weights, and not for the present ones."""
     if finding.severity != "act":
         return finding
     severity: Severity = "info"
-    if witness is None:
+    if counterfactual is None:
         severity = "warn" if finding.value > max(_UNTRIED * finding.limit, _LARGE) else "info"
-    elif finding.usual is not None and math.isfinite(witness.then):
-        ordinary = witness.then <= _BETTER * finding.usual
-        severity = "act" if ordinary and not witness.now <= _BETTER * witness.then else "info"
+    elif finding.baseline is not None and math.isfinite(counterfactual.old_loss):
+        ordinary = counterfactual.old_loss <= _BETTER * finding.baseline
+        severity = (
+            "act" if ordinary and not counterfactual.current_loss <= _BETTER * counterfactual.old_loss else "info"
+        )
     return replace(finding, severity=severity)

@@ -13,7 +13,7 @@ from steadystep.diagnosis import learning_evidence, step_size_evidence
 from steadystep.diagnosis.causes import ADVICE, Cause
 from steadystep.diagnosis.facts import Facts, told
 from steadystep.diagnosis.learning_evidence import noted, warned
-from steadystep.records import Diagnosis
+from steadystep.records import DetectorName, Diagnosis
 
 EvidenceTest = Callable[[Facts], str]
 """Evidence in words; an empty string when there is none."""
@@ -44,41 +44,41 @@ def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
 
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     # one sign is enough
-    EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.8, warned("growing-gradient")),
+    EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.8, warned(DetectorName.GROWING_GRADIENT)),
     EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.1, learning_evidence.piles_up),
     EvidenceRule(Cause.DEAD_UNITS, 1.3, _unless_it_learns(learning_evidence.dead_units)),
     EvidenceRule(Cause.DEAD_UNITS, 1.0, learning_evidence.dead_layer),
-    EvidenceRule(Cause.SATURATION, 1.0, _unless_it_learns(warned("saturated-units"))),
-    EvidenceRule(Cause.EMBEDDING_GROWTH, 1.0, warned("embedding-growth")),
-    EvidenceRule(Cause.ATTENTION_LOGIT_GROWTH, 1.0, warned("attention-logit-growth")),
-    EvidenceRule(Cause.VANISHING_GRADIENT, 1.2, warned("vanishing-gradient")),
-    EvidenceRule(Cause.ZERO_GRADIENT, 1.0, warned("zero-gradient")),
+    EvidenceRule(Cause.SATURATION, 1.0, _unless_it_learns(warned(DetectorName.SATURATED_UNITS))),
+    EvidenceRule(Cause.EMBEDDING_GROWTH, 1.0, warned(DetectorName.EMBEDDING_GROWTH)),
+    EvidenceRule(Cause.ATTENTION_LOGIT_GROWTH, 1.0, warned(DetectorName.ATTENTION_LOGIT_GROWTH)),
+    EvidenceRule(Cause.VANISHING_GRADIENT, 1.2, warned(DetectorName.VANISHING_GRADIENT)),
+    EvidenceRule(Cause.ZERO_GRADIENT, 1.0, warned(DetectorName.ZERO_GRADIENT)),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.1, learning_evidence.idle),
     EvidenceRule(Cause.POOR_INITIALISATION, 2.5, learning_evidence.weights_at_zero),
-    EvidenceRule(Cause.LOSS_SCALE_COLLAPSE, 1.0, warned("loss-scale")),
+    EvidenceRule(Cause.LOSS_SCALE_COLLAPSE, 1.0, warned(DetectorName.LOSS_SCALE)),
     EvidenceRule(Cause.GRADIENT_UNDERFLOW, 2.2, learning_evidence.underflow),
-    EvidenceRule(Cause.CLIPPING_TOO_TIGHT, 1.0, warned("clip-rate")),
-    EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-bounds")),
-    EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned("learning-rate-creep")),
-    EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned("poisoned-moments")),
-    EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned("damaged-state")),
-    EvidenceRule(Cause.LOST_MOMENTS, 1.0, warned("lost-moments")),
-    EvidenceRule(Cause.DAMAGED_WEIGHTS, 1.0, warned("weight-jump")),
-    EvidenceRule(Cause.REPEATED_BATCH, 1.0, warned("same-batch")),
-    EvidenceRule(Cause.POLICY_DRIFT, 1.0, warned("kl-blow-up")),
-    EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.0, warned("entropy-collapse")),
-    EvidenceRule(Cause.FLAT_REWARD, 1.0, warned("flat-reward")),
-    EvidenceRule(Cause.METRIC_OUT_OF_BOUNDS, 1.0, warned("metric-bounds")),
+    EvidenceRule(Cause.CLIPPING_TOO_TIGHT, 1.0, warned(DetectorName.CLIP_RATE)),
+    EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned(DetectorName.LEARNING_RATE_BOUNDS)),
+    EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned(DetectorName.LEARNING_RATE_CREEP)),
+    EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned(DetectorName.POISONED_MOMENTS)),
+    EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned(DetectorName.DAMAGED_STATE)),
+    EvidenceRule(Cause.LOST_MOMENTS, 1.0, warned(DetectorName.LOST_MOMENTS)),
+    EvidenceRule(Cause.DAMAGED_WEIGHTS, 1.0, warned(DetectorName.WEIGHT_JUMP)),
+    EvidenceRule(Cause.REPEATED_BATCH, 1.0, warned(DetectorName.SAME_BATCH)),
+    EvidenceRule(Cause.POLICY_DRIFT, 1.0, warned(DetectorName.KL_BLOW_UP)),
+    EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.0, warned(DetectorName.ENTROPY_COLLAPSE)),
+    EvidenceRule(Cause.FLAT_REWARD, 1.0, warned(DetectorName.FLAT_REWARD)),
+    EvidenceRule(Cause.METRIC_OUT_OF_BOUNDS, 1.0, warned(DetectorName.METRIC_BOUNDS)),
     EvidenceRule(Cause.SUSPICIOUS_PERFECTION, 1.5, learning_evidence.done),
     EvidenceRule(Cause.NO_LEARNING, 1.1, learning_evidence.guesses),
     EvidenceRule(Cause.NO_LEARNING, 1.2, learning_evidence.unchanged),
     EvidenceRule(Cause.LEARNING_RATE_TOO_LOW, 1.1, learning_evidence.hardly_moves),
     EvidenceRule(Cause.UNKNOWN, 1.0, learning_evidence.unexplained),
     # a learning rate that is too high shows in many ways
-    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("early-divergence"), forgivable=True),
-    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("constant-prediction"), forgivable=True),
-    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.8, warned("slow-divergence"), forgivable=True, level=True),
-    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned("worse-than-best"), forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned(DetectorName.EARLY_DIVERGENCE), forgivable=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned(DetectorName.CONSTANT_PREDICTION), forgivable=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.8, warned(DetectorName.SLOW_DIVERGENCE), forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, warned(DetectorName.WORSE_THAN_BEST), forgivable=True, level=True),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, step_size_evidence.huge_updates),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.large_updates, forgivable=True),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.fell_back, level=True),
@@ -90,10 +90,10 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size_evidence.climbed, level=True),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.bold_adam),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size_evidence.reckless_adam),
-    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, warned("oscillation"), forgivable=True, level=True),
-    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, noted("oscillation"), forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, warned(DetectorName.OSCILLATION), forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, noted(DetectorName.OSCILLATION), forgivable=True, level=True),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.spikes, forgivable=True, level=True),
-    EvidenceRule(Cause.OSCILLATION, 1.0, warned("oscillation"), forgivable=True),
+    EvidenceRule(Cause.OSCILLATION, 1.0, warned(DetectorName.OSCILLATION), forgivable=True),
     EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.0, learning_evidence.drowned),
     # wrong from the start; inputs of any scale are no fault by themselves
     EvidenceRule(Cause.UNSCALED_DATA, 0.6, step_size_evidence.large_inputs),
@@ -190,7 +190,7 @@ def _healthy(facts: Facts) -> Diagnosis:
         return Diagnosis(evidence=f"nothing found in {facts.trace.num_updates} updates")
     ratio = "" if facts.ratio is None else f", updates of {facts.ratio:.1e} of the weights"
     loss = f"loss {curve.start:.4g} at the start and {curve.late:.4g} now"
-    clipped = facts.noted.get("clip-rate")
+    clipped = facts.noted.get(DetectorName.CLIP_RATE)
     # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
     always = clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL
     aside = f"; {told(clipped)}" if clipped is not None and always else ""

@@ -7,7 +7,7 @@ from typing import final
 
 from steadystep.diagnosis.causes import ADVICE, Cause
 from steadystep.diagnosis.facts import sentence
-from steadystep.records import Damage, Diagnosis, Finding, Signals, Witness
+from steadystep.records import Counterfactual, Damage, DetectorName, Diagnosis, Finding, Signals
 
 # Refused updates in a row from which bad data alone becomes unlikely.
 _IN_A_ROW = 2
@@ -18,32 +18,32 @@ _FORGIVEN = 0.02
 def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
     """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
     asked = {f.detector for f in findings if f.severity in ("act", "critical")}
-    if asked & {"odd-replica", "weight-jump", "early-divergence"}:
+    if asked & {DetectorName.ODD_REPLICA, DetectorName.WEIGHT_JUMP, DetectorName.EARLY_DIVERGENCE}:
         return Damage.WEIGHTS
     stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
     stuck = stuck and any(f.severity == "critical" for f in findings)
-    accused = bool(asked & {"not-healing", "slow-divergence"}) or stuck
-    if accused and signals.witness is not None and is_worse(signals.witness):
+    accused = bool(asked & {DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE}) or stuck
+    if accused and signals.counterfactual is not None and is_worse(signals.counterfactual):
         return Damage.WEIGHTS
     # why: nothing could be run again, but weights that jumped and give nothing finite since are not the data's doing
-    if stuck and signals.witness is None and any(f.detector == "weight-jump" for f in findings):
+    if stuck and signals.counterfactual is None and any(f.detector == DetectorName.WEIGHT_JUMP for f in findings):
         return Damage.WEIGHTS
-    return Damage.MOMENTS if asked & {"poisoned-moments", "damaged-state"} else Damage.NONE
+    return Damage.MOMENTS if asked & {DetectorName.POISONED_MOMENTS, DetectorName.DAMAGED_STATE} else Damage.NONE
 
 
-def acquitted(signals: Signals) -> bool:
+def is_cleared(signals: Signals) -> bool:
     """Older weights were tried on this batch, and do no better."""
-    return signals.witness is not None and not is_worse(signals.witness)
+    return signals.counterfactual is not None and not is_worse(signals.counterfactual)
 
 
-def is_worse(witness: Witness) -> bool:
+def is_worse(counterfactual: Counterfactual) -> bool:
     """True when the present weights do worse than the older ones by more than chance.
 
     A batch that is not finite under older weights either is the data's fault.
     """
-    if not math.isfinite(witness.then):
+    if not math.isfinite(counterfactual.old_loss):
         return False
-    return not witness.now - witness.then <= _FORGIVEN * abs(witness.then)
+    return not counterfactual.current_loss - counterfactual.old_loss <= _FORGIVEN * abs(counterfactual.old_loss)
 
 
 HEALTHY = Diagnosis()
@@ -72,26 +72,30 @@ class StepFacts:
     @property
     def cleared(self) -> bool:
         """The loss has been high for long, and an old batch says that it is not the weights."""
-        heard = self.signals.witness is not None and self.damage is not Damage.WEIGHTS
-        return heard and acquitted(self.signals)
+        heard = self.signals.counterfactual is not None and self.damage is not Damage.WEIGHTS
+        return heard and is_cleared(self.signals)
 
     @property
     def big_updates(self) -> bool:
         """Something at this step says that updates are too large."""
-        if self.any & {"learning-rate-jump", "learning-rate-creep", "learning-rate-bounds"}:
+        if self.any & {
+            DetectorName.LEARNING_RATE_JUMP,
+            DetectorName.LEARNING_RATE_CREEP,
+            DetectorName.LEARNING_RATE_BOUNDS,
+        }:
             return True
-        return any(f.detector == "update-ratio" and f.value >= _BIG_UPDATE for f in self.findings)
+        return any(f.detector == DetectorName.UPDATE_RATIO and f.value >= _BIG_UPDATE for f in self.findings)
 
     @property
     def risen(self) -> bool:
         """The learning rate is well above the one under which the old batch was seen."""
-        witness = self.signals.witness
-        return witness is not None and 0.0 < _RISEN * witness.lr < self.signals.lr
+        counterfactual = self.signals.counterfactual
+        return counterfactual is not None and 0.0 < _RISEN * counterfactual.lr < self.signals.lr
 
     @property
     def small_updates(self) -> bool:
         """The update-ratio is what was found, and it is on the low side."""
-        return all(f.value < _BIG_UPDATE for f in self.findings if f.detector == "update-ratio")
+        return all(f.value < _BIG_UPDATE for f in self.findings if f.detector == DetectorName.UPDATE_RATIO)
 
 
 CauseRule = tuple[Cause, Callable[[StepFacts], bool]]
@@ -101,60 +105,63 @@ def _loud(*detectors: str) -> Callable[[StepFacts], bool]:
     return lambda case: bool(case.loudest.intersection(detectors))
 
 
-_LASTING = _loud("not-healing", "slow-divergence")
+_LASTING = _loud(DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE)
 
 # First match wins. Numbers that are no numbers come first, then what asks for action, then the rest; among equals the
 # most specific first. A rule about detectors looks at the gravest findings of the step only.
 CAUSE_RULES: tuple[CauseRule, ...] = (
     (Cause.SCHEDULE_ERROR, lambda c: not math.isfinite(c.signals.lr)),
     (Cause.NON_FINITE_INPUT, lambda c: c.signals.input_finite is False),
-    (Cause.DAMAGED_WEIGHTS, lambda c: not c.signals.healthy and (_convicted(c) or "weight-jump" in c.any)),
+    (
+        Cause.DAMAGED_WEIGHTS,
+        lambda c: not c.signals.all_finite and (_is_confirmed(c) or DetectorName.WEIGHT_JUMP in c.any),
+    ),
     (Cause.FORWARD_OVERFLOW, lambda c: c.signals.scaled and not math.isfinite(c.signals.loss)),
     (Cause.NON_FINITE_LOSS, lambda c: not math.isfinite(c.signals.loss)),
     (Cause.NON_FINITE_BUFFER, lambda c: bool(c.signals.bad_buffers)),
-    (Cause.LOSS_SCALE_COLLAPSE, lambda c: c.signals.scaled and "loss-scale" in c.loudest),
+    (Cause.LOSS_SCALE_COLLAPSE, lambda c: c.signals.scaled and DetectorName.LOSS_SCALE in c.loudest),
     (Cause.SCALE_OVERFLOW, lambda c: c.signals.scaled and not math.isfinite(c.signals.grad_norm)),
     (Cause.NON_FINITE_GRADIENT, lambda c: not math.isfinite(c.signals.grad_norm)),
-    (Cause.ODD_REPLICA, _loud("odd-replica")),
-    (Cause.DAMAGED_WEIGHTS, _loud("weight-jump")),
-    (Cause.LEARNING_RATE_TOO_HIGH, _loud("early-divergence")),
-    (Cause.BAD_BATCH, _loud("buffer-jump", "input-scale")),
-    (Cause.SCHEDULE_ERROR, _loud("learning-rate-jump")),
+    (Cause.ODD_REPLICA, _loud(DetectorName.ODD_REPLICA)),
+    (Cause.DAMAGED_WEIGHTS, _loud(DetectorName.WEIGHT_JUMP)),
+    (Cause.LEARNING_RATE_TOO_HIGH, _loud(DetectorName.EARLY_DIVERGENCE)),
+    (Cause.BAD_BATCH, _loud(DetectorName.BUFFER_JUMP, DetectorName.INPUT_SCALE)),
+    (Cause.SCHEDULE_ERROR, _loud(DetectorName.LEARNING_RATE_JUMP)),
     (Cause.UNKNOWN, lambda c: _LASTING(c) and c.suspicion),
     (Cause.DATA_SHIFT, lambda c: _LASTING(c) and c.cleared),
     (Cause.LEARNING_RATE_TOO_HIGH, lambda c: _LASTING(c) and (c.big_updates or c.risen)),
-    (Cause.DAMAGED_WEIGHTS, lambda c: "not-healing" in c.loudest and _convicted(c)),
-    (Cause.POISONED_MOMENTS, _loud("poisoned-moments", "damaged-state")),
-    (Cause.LOST_MOMENTS, _loud("lost-moments")),
+    (Cause.DAMAGED_WEIGHTS, lambda c: DetectorName.NOT_HEALING in c.loudest and _is_confirmed(c)),
+    (Cause.POISONED_MOMENTS, _loud(DetectorName.POISONED_MOMENTS, DetectorName.DAMAGED_STATE)),
+    (Cause.LOST_MOMENTS, _loud(DetectorName.LOST_MOMENTS)),
     (Cause.LEARNING_RATE_TOO_HIGH, _LASTING),
-    (Cause.BAD_BATCH, lambda c: "gradient-spike" in c.loudest and "loss-spike" in c.any),
-    (Cause.EXPLODING_GRADIENT, _loud("gradient-spike")),
-    (Cause.MISSING_ZERO_GRAD, _loud("growing-gradient")),
-    (Cause.GRADIENT_UNDERFLOW, lambda c: c.signals.scaled and "zero-gradient" in c.loudest),
-    (Cause.DEAD_UNITS, _loud("dead-units")),
-    (Cause.ZERO_GRADIENT, _loud("zero-gradient")),
-    (Cause.SATURATION, _loud("saturated-units")),
-    (Cause.VANISHING_GRADIENT, _loud("vanishing-gradient")),
-    (Cause.EMBEDDING_GROWTH, _loud("embedding-growth")),
-    (Cause.ATTENTION_LOGIT_GROWTH, _loud("attention-logit-growth")),
-    (Cause.SCHEDULE_ERROR, _loud("learning-rate-creep")),
-    (Cause.SCHEDULE_ERROR, _loud("learning-rate-bounds")),
-    (Cause.LOSS_SCALE_COLLAPSE, _loud("loss-scale")),
-    (Cause.OSCILLATION, _loud("oscillation")),
-    (Cause.LEARNING_RATE_TOO_HIGH, _loud("worse-than-best", "constant-prediction")),
-    (Cause.CLIPPING_TOO_TIGHT, _loud("clip-rate")),
-    (Cause.SCHEDULE_ERROR, _loud("short-warmup")),
-    (Cause.POLICY_DRIFT, _loud("kl-blow-up")),
-    (Cause.ENTROPY_COLLAPSE, _loud("entropy-collapse")),
-    (Cause.FLAT_REWARD, _loud("flat-reward")),
-    (Cause.METRIC_OUT_OF_BOUNDS, _loud("metric-bounds")),
-    (Cause.NO_LEARNING, _loud("no-learning")),
-    (Cause.SUSPICIOUS_PERFECTION, _loud("suspicious-perfection")),
-    (Cause.REPEATED_BATCH, _loud("same-batch")),
-    (Cause.BAD_BATCH, _loud("loss-spike")),
-    (Cause.EXPLODING_GRADIENT, _loud("rms-surprise")),
-    (Cause.LEARNING_RATE_TOO_LOW, lambda c: "update-ratio" in c.loudest and c.small_updates),
-    (Cause.LEARNING_RATE_TOO_HIGH, _loud("update-ratio")),
+    (Cause.BAD_BATCH, lambda c: DetectorName.GRADIENT_SPIKE in c.loudest and DetectorName.LOSS_SPIKE in c.any),
+    (Cause.EXPLODING_GRADIENT, _loud(DetectorName.GRADIENT_SPIKE)),
+    (Cause.MISSING_ZERO_GRAD, _loud(DetectorName.GROWING_GRADIENT)),
+    (Cause.GRADIENT_UNDERFLOW, lambda c: c.signals.scaled and DetectorName.ZERO_GRADIENT in c.loudest),
+    (Cause.DEAD_UNITS, _loud(DetectorName.DEAD_UNITS)),
+    (Cause.ZERO_GRADIENT, _loud(DetectorName.ZERO_GRADIENT)),
+    (Cause.SATURATION, _loud(DetectorName.SATURATED_UNITS)),
+    (Cause.VANISHING_GRADIENT, _loud(DetectorName.VANISHING_GRADIENT)),
+    (Cause.EMBEDDING_GROWTH, _loud(DetectorName.EMBEDDING_GROWTH)),
+    (Cause.ATTENTION_LOGIT_GROWTH, _loud(DetectorName.ATTENTION_LOGIT_GROWTH)),
+    (Cause.SCHEDULE_ERROR, _loud(DetectorName.LEARNING_RATE_CREEP)),
+    (Cause.SCHEDULE_ERROR, _loud(DetectorName.LEARNING_RATE_BOUNDS)),
+    (Cause.LOSS_SCALE_COLLAPSE, _loud(DetectorName.LOSS_SCALE)),
+    (Cause.OSCILLATION, _loud(DetectorName.OSCILLATION)),
+    (Cause.LEARNING_RATE_TOO_HIGH, _loud(DetectorName.WORSE_THAN_BEST, DetectorName.CONSTANT_PREDICTION)),
+    (Cause.CLIPPING_TOO_TIGHT, _loud(DetectorName.CLIP_RATE)),
+    (Cause.SCHEDULE_ERROR, _loud(DetectorName.SHORT_WARMUP)),
+    (Cause.POLICY_DRIFT, _loud(DetectorName.KL_BLOW_UP)),
+    (Cause.ENTROPY_COLLAPSE, _loud(DetectorName.ENTROPY_COLLAPSE)),
+    (Cause.FLAT_REWARD, _loud(DetectorName.FLAT_REWARD)),
+    (Cause.METRIC_OUT_OF_BOUNDS, _loud(DetectorName.METRIC_BOUNDS)),
+    (Cause.NO_LEARNING, _loud(DetectorName.NO_LEARNING)),
+    (Cause.SUSPICIOUS_PERFECTION, _loud(DetectorName.SUSPICIOUS_PERFECTION)),
+    (Cause.REPEATED_BATCH, _loud(DetectorName.SAME_BATCH)),
+    (Cause.BAD_BATCH, _loud(DetectorName.LOSS_SPIKE)),
+    (Cause.EXPLODING_GRADIENT, _loud(DetectorName.RMS_SURPRISE)),
+    (Cause.LEARNING_RATE_TOO_LOW, lambda c: DetectorName.UPDATE_RATIO in c.loudest and c.small_updates),
+    (Cause.LEARNING_RATE_TOO_HIGH, _loud(DetectorName.UPDATE_RATIO)),
     (Cause.UNKNOWN, lambda c: True),
 )
 
@@ -177,7 +184,7 @@ def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
         cause=cause.value,
         damage=case.damage,
         findings=findings,
-        evidence="; ".join([*map(sentence, findings), *_testimony(signals)]),
+        evidence="; ".join([*map(sentence, findings), *_counterfactual_evidence(signals)]),
         advice=ADVICE[cause],
     )
 
@@ -196,17 +203,15 @@ def exception_in_step(error: BaseException) -> Diagnosis:
     return Diagnosis(cause=cause.value, evidence=evidence[:500], advice=ADVICE[cause])
 
 
-def _convicted(case: StepFacts) -> bool:
-    return case.damage is Damage.WEIGHTS and case.signals.witness is not None
+def _is_confirmed(case: StepFacts) -> bool:
+    return case.damage is Damage.WEIGHTS and case.signals.counterfactual is not None
 
 
-def _testimony(signals: Signals) -> list[str]:
-    witness = signals.witness
-    if witness is None:
+def _counterfactual_evidence(signals: Signals) -> list[str]:
+    tried = signals.counterfactual
+    if tried is None:
         return []
-    if witness.batches > 1:
-        pair = f"{witness.now:.4g}, and {witness.then:.4g} with the weights of step {witness.step}"
-        return [f"the last {witness.batches} batches have a mean loss of {pair}"]
-    return [
-        f"this batch has a loss of {witness.now:.4g}, and {witness.then:.4g} with the weights of step {witness.step}"
-    ]
+    losses = f"{tried.current_loss:.4g}, and {tried.old_loss:.4g} with the weights of step {tried.step}"
+    if tried.batches > 1:
+        return [f"the last {tried.batches} batches have a mean loss of {losses}"]
+    return [f"this batch has a loss of {losses}"]

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from steadystep.diagnosis.curves import guessing
 from steadystep.diagnosis.facts import Facts, Occurrences, names, told
+from steadystep.records import DetectorName
 
 _LARGE_UPDATE = 0.1  # of the weights, in one step; a thousandth is usual
 _USUAL_UPDATE, _NOTICEABLE_UPDATE = 3e-4, 1e-2
@@ -14,15 +15,47 @@ _TINY_UPDATE, _TINY_JOURNEY = 1e-5, 0.01
 _LONG = 200  # updates
 _KNOWN = frozenset(
     {
-        *("early-divergence", "constant-prediction"),
-        *("non-finite", "gradient-spike", "loss-spike", "not-healing", "slow-divergence", "worse-than-best"),
-        *("learning-rate-jump", "learning-rate-creep", "learning-rate-bounds", "oscillation", "vanishing-gradient"),
-        *("zero-gradient", "buffer-jump", "input-scale", "same-batch", "weight-jump", "damaged-state"),
-        *("growing-gradient", "clip-rate", "update-ratio", "poisoned-moments", "rms-surprise", "loss-scale"),
-        "lost-moments",
-        *("dead-units", "saturated-units", "no-learning", "suspicious-perfection"),
-        *("embedding-growth", "attention-logit-growth"),
-        *("kl-blow-up", "entropy-collapse", "flat-reward", "metric-bounds"),
+        *(DetectorName.EARLY_DIVERGENCE, DetectorName.CONSTANT_PREDICTION),
+        *(
+            DetectorName.NON_FINITE,
+            DetectorName.GRADIENT_SPIKE,
+            DetectorName.LOSS_SPIKE,
+            DetectorName.NOT_HEALING,
+            DetectorName.SLOW_DIVERGENCE,
+            DetectorName.WORSE_THAN_BEST,
+        ),
+        *(
+            DetectorName.LEARNING_RATE_JUMP,
+            DetectorName.LEARNING_RATE_CREEP,
+            DetectorName.LEARNING_RATE_BOUNDS,
+            DetectorName.OSCILLATION,
+            DetectorName.VANISHING_GRADIENT,
+        ),
+        *(
+            DetectorName.ZERO_GRADIENT,
+            DetectorName.BUFFER_JUMP,
+            DetectorName.INPUT_SCALE,
+            DetectorName.SAME_BATCH,
+            DetectorName.WEIGHT_JUMP,
+            DetectorName.DAMAGED_STATE,
+        ),
+        *(
+            DetectorName.GROWING_GRADIENT,
+            DetectorName.CLIP_RATE,
+            DetectorName.UPDATE_RATIO,
+            DetectorName.POISONED_MOMENTS,
+            DetectorName.RMS_SURPRISE,
+            DetectorName.LOSS_SCALE,
+        ),
+        DetectorName.LOST_MOMENTS,
+        *(
+            DetectorName.DEAD_UNITS,
+            DetectorName.SATURATED_UNITS,
+            DetectorName.NO_LEARNING,
+            DetectorName.SUSPICIOUS_PERFECTION,
+        ),
+        *(DetectorName.EMBEDDING_GROWTH, DetectorName.ATTENTION_LOGIT_GROWTH),
+        *(DetectorName.KL_BLOW_UP, DetectorName.ENTROPY_COLLAPSE, DetectorName.FLAT_REWARD, DetectorName.METRIC_BOUNDS),
     }
 )
 
@@ -39,7 +72,7 @@ def noted(detector: str) -> Callable[[Facts], str]:
 
 def dead_units(facts: Facts) -> str:
     """Units of which an output is left that still learns."""
-    return "" if idle(facts) else _told(facts.warned.get("dead-units"))
+    return "" if idle(facts) else _told(facts.warned.get(DetectorName.DEAD_UNITS))
 
 
 def dead_layer(facts: Facts) -> str:
@@ -89,7 +122,7 @@ def underflow(facts: Facts) -> str:
     shares = sorted(facts.probe.zero_shares) if facts.probe is not None else []
     if shares and shares[len(shares) // 2] > 0.5:
         return f"in half of the tensors more than {shares[len(shares) // 2]:.0%} of the fp16 gradient is exactly zero"
-    return _told(facts.warned.get("zero-gradient")) or idle(facts)
+    return _told(facts.warned.get(DetectorName.ZERO_GRADIENT)) or idle(facts)
 
 
 def guesses(facts: Facts) -> str:

@@ -78,7 +78,7 @@ class RunHistory:
 
     def note(self, signals: Signals, diagnosis: Diagnosis, *, stepped: bool) -> None:
         """One attempt: what was measured, what it was taken for, and whether the weights were updated."""
-        if stepped and self._trace.due() and signals.healthy:
+        if stepped and self._trace.due() and signals.all_finite:
             self._trace.add(signals.step, signals.loss, signals.grad_norm, signals.lr)
             self._scaled = signals.scaled
         if diagnosis.findings:

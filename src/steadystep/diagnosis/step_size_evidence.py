@@ -6,6 +6,7 @@ from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.curves import guessing
 from steadystep.diagnosis.facts import Facts, names, told
 from steadystep.diagnosis.learning_evidence import dead_layer, saturated_layer
+from steadystep.records import DetectorName
 
 _LARGE_UPDATE, _HUGE_UPDATE = 0.1, 0.3  # of the weights, in one step; a thousandth is usual
 _SHARP = 100.0  # a logit: small GPTs stay below 64 at rates that suit them, and QK-clip (Kimi Team 2025) begins here
@@ -94,7 +95,11 @@ def went_up(facts: Facts) -> str:
 
 def spikes(facts: Facts) -> str:
     """Spikes of loss or gradient in more than one step of a hundred."""
-    found = [tallies.get(d) for tallies in (facts.warned, facts.noted) for d in ("gradient-spike", "loss-spike")]
+    found = [
+        tallies.get(d)
+        for tallies in (facts.warned, facts.noted)
+        for d in (DetectorName.GRADIENT_SPIKE, DetectorName.LOSS_SPIKE)
+    ]
     count = sum(tally.count for tally in found if tally is not None)
     if count < max(3.0, 0.01 * facts.trace.num_updates):
         return ""

@@ -63,11 +63,11 @@ class Parts:
     """One guard, taken apart."""
 
     precision: Precision
-    passes: MicroBatchRunner
-    looker: Measurer
+    runner: MicroBatchRunner
+    measurer: Measurer
     probes: UpdateProbes
     judge: Judge
-    casebook: RunHistory
+    run_history: RunHistory
     budget: Budget
     recovery: Recovery
     action: Update
@@ -76,9 +76,9 @@ class Parts:
     log: Tracking | NullTracker
     gradient_samples: GradientSamples
     islands: Fp32Islands
-    keeping: RunState
+    run_state: RunState
     caught: Caught
-    examiner: NaNTracer
+    nan_tracer: NaNTracer
     ranks: Ranks
     lock: RunLock | None
     stateful: dict[str, Stateful]
@@ -87,8 +87,8 @@ class Parts:
     def record(self, outcome: Outcome, *, updates: int) -> None:
         """One attempt is over: it goes into the casebook, among the remembered states and into the log."""
         if outcome.signals is not None:
-            self.casebook.opposed = self.judge.turns.are_taken
-            self.casebook.note(outcome.signals, outcome.diagnosis, stepped=outcome.stepped)
+            self.run_history.opposed = self.judge.turns.are_taken
+            self.run_history.note(outcome.signals, outcome.diagnosis, stepped=outcome.stepped)
         episode = self.budget.episode
         # why not while weights are compared: a new state could take the place of the one that is being tried
         calm = episode.calm(outcome.step) and self.judge.evidence.finding is None
@@ -98,23 +98,23 @@ class Parts:
             calm=calm,
             suspected_since=episode.suspected_since(outcome.step),
         )
-        self.examiner.note(outcome)
+        self.nan_tracer.note(outcome)
         self.log.record(outcome)
-        if (believed := self.casebook.volunteers(outcome.step)) is not None:
+        if (believed := self.run_history.volunteers(outcome.step)) is not None:
             self.log.volunteered(outcome.step, believed)
 
-    def sample(self, look: GradientView) -> None:
+    def sample(self, view: GradientView) -> None:
         """Every so often, and only for a sink: elements of the gradients."""
-        if self.gradient_samples.due(look.signals.step):
-            values = self.gradient_samples.take(look.signals.names, look.grads)
-            self.log.sampled(GradientSample(step=look.signals.step, values=values))
+        if self.gradient_samples.due(view.signals.step):
+            values = self.gradient_samples.take(view.signals.names, view.grads)
+            self.log.sampled(GradientSample(step=view.signals.step, values=values))
 
     def close(self) -> None:
         """Let go of files, hooks and memory."""
         self.islands.remove()
         self.judge.edits.remove()
         self.recovery.forget()
-        self.log.concluded(self.casebook.verdict())
+        self.log.concluded(self.run_history.verdict())
         self.log.close()
         if self.lock is not None:
             self.lock.release()
@@ -146,9 +146,9 @@ def build(
     sinks = _sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()  # before the lock: it makes the folder
     lock, wrong = _lock(folder, ranks, force=force)
     (meeting or Meeting()).compare(ranks, sections(config, model, optimizer, extra_detectors), wrong=wrong)
-    repeats = folder is not None or _backlog_bytes(config, ranks) > 0
+    repeats = folder is not None or _replay_buffer_bytes(config, ranks) > 0
     measuring = measuring_for(config, model, optimizer, ranks, repeats=repeats)
-    gradients, device, passes = measuring.gradients, measuring.device, measuring.passes
+    gradients, device, runner = measuring.gradients, measuring.device, measuring.runner
     rule = clip_rule(config)
     islands = Fp32Islands(model, list(training.fp32_modules))
     try:
@@ -163,19 +163,19 @@ def build(
     except BaseException:
         islands.remove()
         raise
-    measuring.looker.planned = lambda: learning_rate.announced
+    measuring.measurer.planned = lambda: learning_rate.announced
     traits = {"scheduled": learning_rate.scheduled, "scale_free": is_scale_free(optimizer)}
     decay = decay_of(optimizer) if ranks.size == 1 else None  # why: each rank sees the peaks of its own part
     noticing = build_detectors(config, beta2=beta2_of(optimizer), decay=decay, extra=extra_detectors, **traits)
-    casebook, limits, budget = RunHistory(), _limits(config, ranks), _budget(config)
+    run_history, limits, budget = RunHistory(), _limits(config, ranks), _budget(config)
     early = EarlyStopping(patience=training.patience if training.early_stopping else None)
     data = DataPosition(device)
     if ranks.size > 1 and training.gradient_accumulation_steps == 1:
-        data.ends = Once(ranks, ranks.wish(lambda: data.at_last))
+        data.ends = Once(ranks, ranks.any_rank(lambda: data.at_last))
     loop = LoopState(model, optimizer, guard, data, device=device, ranks=ranks, finite=measuring.finite)
     checkpoints = _checkpointing(config, folder, loop, ranks)
 
-    going_back: dict[str, Stateful] = {"precision": measuring.precision, "accumulation": passes.group}
+    going_back: dict[str, Stateful] = {"precision": measuring.precision, "accumulation": runner.group}
     going_back |= {} if rule is None else {"clip rule": rule}
     going_back |= {f"{DETECTOR}{detector.name}": detector for detector in noticing}
     plateau = learning_rate.plateau
@@ -183,18 +183,23 @@ def build(
     returning |= {} if limits.skips_batches else {"data": data}
     if ranks.size > 1 and ranks.rank == 0 and limits.rolls_back and config.mode == "autopilot":
         note(without_replay(config.recovery.trust_steps, f"there are {ranks.size} ranks"))
-    backlog = ReplayBuffer(max_bytes=_backlog_bytes(config, ranks))
+    replay_buffer = ReplayBuffer(max_bytes=_replay_buffer_bytes(config, ranks))
     kept_apart: dict[str, Stateful] = {} if measuring.memory is None else {"memory": measuring.memory}
-    kept_apart |= {"backlog": backlog, "learning_rate": learning_rate, "budget": budget, "casebook": casebook}
+    kept_apart |= {
+        "replay buffer": replay_buffer,
+        "learning_rate": learning_rate,
+        "budget": budget,
+        "run history": run_history,
+    }
     kept_apart |= {"probes": measuring.probes, "inputs": measuring.inputs, "early stopping": early}
 
-    holdings = TensorState(model, optimizer, lambda: gradients.parameters, infinite=measuring.finite.infinite)
-    recovery = _recovery(config, limits, holdings, passes, returning, device, ranks, backlog, folder)
+    tensor_state = TensorState(model, optimizer, lambda: gradients.parameters, infinite=measuring.finite.infinite)
+    recovery = _recovery(config, limits, tensor_state, runner, returning, device, ranks, replay_buffer, folder)
     action = Update(
         optimizer,
         measuring.precision,
         measuring.buffers,
-        passes,
+        runner,
         learning_rate,
         recovery,
         measuring.probes,
@@ -207,7 +212,7 @@ def build(
         sharded=(lambda: gradients.parameters) if ranks.sharded else None,
         learn=lambda signals: _learn(noticing, signals),
         device=device,
-        weigh=measuring.looker.weights,
+        weigh=measuring.measurer.weights,
         from_disk=FromDisk(checkpoints, loop, going_back, recovery),
         copy_from=ranks.copy_from,
     )
@@ -219,22 +224,22 @@ def build(
         learning_rate=learning_rate,
         limits=limits,
         mode=config.mode,
-        weigh=measuring.looker.with_weights,
+        weigh=measuring.measurer.with_weights,
         edits=WeightEdits(model, lambda: gradients.parameters, each_of(optimizer), hooked=ranks.size == 1),
         beginnings={d.name: d.state_dict() for d in noticing if d.name in MEASURED_BY_THE_PAST},
     )
-    kept_apart |= {"evidence": judge.evidence, "sudden zero": judge.sudden_zero}
+    kept_apart |= {"rollback trial": judge.evidence, "sudden zero": judge.sudden_zero}
     incidents = _incidents(config, folder)
     # why not with several ranks: the others wait inside their backward pass for the one that raised
     most = config.recovery.max_exceptions if ranks.size == 1 else 0
     return Parts(
         caught=Caught(budget, action, learning_rate, limits, config.mode, most),
         precision=measuring.precision,
-        passes=passes,
-        looker=measuring.looker,
+        runner=runner,
+        measurer=measuring.measurer,
         probes=measuring.probes,
         judge=judge,
-        casebook=casebook,
+        run_history=run_history,
         budget=budget,
         recovery=recovery,
         action=action,
@@ -243,10 +248,10 @@ def build(
         log=log,
         gradient_samples=GradientSamples(config.monitoring.log_frequency if log.wants_samples else None),
         islands=islands,
-        examiner=NaNTracer(model, optimizer, measuring.precision, measuring.buffers, passes, incidents, ranks),
+        nan_tracer=NaNTracer(model, optimizer, measuring.precision, measuring.buffers, runner, incidents, ranks),
         ranks=ranks,
         lock=lock,
-        keeping=RunState(data, loop, early, checkpoints=checkpoints, ranks=ranks),
+        run_state=RunState(data, loop, early, checkpoints=checkpoints, ranks=ranks),
         stateful=going_back | kept_apart,
     )
 
@@ -292,18 +297,18 @@ def _tracking(config: Config, folder: Path | None, model: nn.Module, sinks: Sequ
 def _recovery(
     config: Config,
     limits: Limits,
-    holdings: TensorState,
-    passes: MicroBatchRunner,
+    tensor_state: TensorState,
+    runner: MicroBatchRunner,
     parts: dict[str, Stateful],
     device: torch.device,
     ranks: Ranks,
-    backlog: ReplayBuffer,
+    replay_buffer: ReplayBuffer,
     folder: Path | None,
 ) -> Recovery:
     if config.mode != "autopilot" or not limits.rolls_back:
         return NoRecovery()
     snapshots = Snapshots(
-        holdings,
+        tensor_state,
         count=config.recovery.snapshots,
         device=device,
         min_interval=limits.trust_steps,
@@ -313,7 +318,7 @@ def _recovery(
         checkpoints=folder is not None and bool(config.monitoring.save_checkpoints),
         ranks=ranks,
     )
-    return InMemory(snapshots, passes, parts, backlog=backlog, trust_steps=limits.trust_steps, ranks=ranks)
+    return InMemory(snapshots, runner, parts, replay_buffer=replay_buffer, trust_steps=limits.trust_steps, ranks=ranks)
 
 
 def _learn(noticing: Sequence[Detector], signals: Signals) -> None:
@@ -349,12 +354,12 @@ def _limits(config: Config, ranks: Ranks) -> Limits:
         lr_mult_again=min(recovery.lr_mult, 0.5) if recovery.lr_mult < 1.0 else 1.0,
         rewarm_steps=recovery.rewarm_steps,
         skips_batches=recovery.skip_batches,
-        catches_up=_backlog_bytes(config, ranks) > 0,
+        replays=_replay_buffer_bytes(config, ranks) > 0,
     )
 
 
-def _backlog_bytes(config: Config, ranks: Ranks) -> float:
+def _replay_buffer_bytes(config: Config, ranks: Ranks) -> float:
     # why not several ranks: one whose closure fails when it is run again would leave the others waiting
     remembers = config.mode == "autopilot" and config.training.auto_recovery and config.recovery.snapshots > 0
     wanted = remembers and config.recovery.skip_batches and ranks.size == 1
-    return config.recovery.catch_up_memory_mb * 1e6 if wanted else 0.0
+    return config.recovery.replay_memory_mb * 1e6 if wanted else 0.0

@@ -82,7 +82,7 @@ class TapedClosure:
 
 @final
 @dataclass(frozen=True, slots=True)
-class MicroBatchWork:
+class RecordedMicroBatch:
     """One micro-batch of an update that is over."""
 
     recipe: RepeatableClosure | BatchClosure | TapedClosure

@@ -30,7 +30,7 @@ from steadystep.diagnosis import (
 from steadystep.engine.ownership import Turns
 from steadystep.engine.rollback import Recovery
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
-from steadystep.records import Diagnosis, Finding, Plan, Severity, Signals
+from steadystep.records import Action, DetectorName, Diagnosis, Finding, Plan, Severity, Signals
 from steadystep.signals.gradients import GradientView
 from steadystep.signals.weight_edits import WeightEdits
 from steadystep.snapshots.snapshots import Snapshot
@@ -73,7 +73,7 @@ class Judge:
 
     def judge(
         self,
-        look: GradientView,
+        view: GradientView,
         *,
         updates: int,
         careful: bool = False,
@@ -82,7 +82,7 @@ class Judge:
         """From findings to a plan.
 
         Args:
-            look: what was measured.
+            view: what was measured.
             updates: how many the weights contain: going back to those in place would change nothing.
             careful: whoever asks cannot roll back.
             clipped_norm: measures the gradients again, where the loop has clipped them since.
@@ -90,34 +90,34 @@ class Judge:
         self.turns.take()
         if self.edits.edition() != self.edition[0]:
             self._start_again()
-        asked = self._asked(look.signals) if look.signals.probe is None else self.detectors
-        found = tuple([finding for detector in asked for finding in detector.update(look.signals)])
+        asked = self._asked(view.signals) if view.signals.probe is None else self.detectors
+        found = tuple([finding for detector in asked for finding in detector.update(view.signals)])
         if found and self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
             found = tuple([finding for finding in found if finding.detector not in _OF_RESTING_LOSSES])
-        doubtful = self.sudden_zero.update(look.signals)
+        doubtful = self.sudden_zero.update(view.signals)
         if not found and not doubtful and self.evidence.finding is None:
             return _HEALTHY
         if clipped_norm is not None:
-            found = _held_back(look, found, clipped_norm)
+            found = _held_back(view, found, clipped_norm)
         # why a jump of the loss too: a zeroed embedding is half learned again by the next look at the weights
         doubtful = doubtful or any(f.severity in _GRAVE or f.detector == LossSpike.name for f in found)
-        if doubtful and not look.signals.weight_norms:
-            found += self._about_weights(look)
+        if doubtful and not view.signals.weight_norms:
+            found += self._about_weights(view)
         if has_broken_weights(found) or any(finding.detector == DamagedState.name for finding in found):
             # also those that hold these very updates: it was none of them
             states = self.recovery.finite_states()
         else:
             states = [state for state in self.recovery.states if state.updates < updates]
-        if needs_counterfactual(look.signals, found):
-            found = self._tried(look, found, states)
+        if needs_counterfactual(view.signals, found):
+            found = self._tried(view, found, states)
         else:
-            found = self._compared(look, found, states)
+            found = self._compared(view, found, states)
         if not found:
             return _HEALTHY
-        diagnosis = explain(look.signals, found)
+        diagnosis = explain(view.signals, found)
         self.budget.see(diagnosis)
         plan = decide(
-            look.signals,
+            view.signals,
             diagnosis,
             budget=self.budget,
             mode="careful" if careful and self.mode == "autopilot" else self.mode,
@@ -125,10 +125,10 @@ class Judge:
             limits=self.limits,
             ceiling=self.learning_rate.ceiling.lr,
         )
-        if "restore-moments" in plan.steps:  # what they fall to is our doing
+        if Action.RESTORE_MOMENTS in plan.actions:  # what they fall to is our doing
             self._learn_again((LostMoments.name,))
-        if "rollback" in plan.steps and self.evidence.finding is not None:
-            self.evidence.close(look.signals.step)  # what was compared with are other weights from now on
+        if Action.ROLLBACK in plan.actions and self.evidence.finding is not None:
+            self.evidence.close(view.signals.step)  # what was compared with are other weights from now on
         return diagnosis, plan
 
     def _asked(self, signals: Signals) -> tuple[Detector, ...]:
@@ -152,28 +152,28 @@ class Judge:
             if detector.name in names and detector.name in self.beginnings:
                 detector.load_state_dict(deepcopy(dict(self.beginnings[detector.name])))
 
-    def _about_weights(self, look: GradientView) -> tuple[Finding, ...]:
+    def _about_weights(self, view: GradientView) -> tuple[Finding, ...]:
         """What looks like a bad batch may be the weights: then they are looked at now, and not at the next cadence."""
-        look.signals = self.weigh(look.signals)
+        view.signals = self.weigh(view.signals)
         asked = [detector for detector in self.steady if detector.name == WeightJump.name]
-        return tuple(finding for detector in asked for finding in detector.update(look.signals))
+        return tuple(finding for detector in asked for finding in detector.update(view.signals))
 
-    def _tried(self, look: GradientView, found: tuple[Finding, ...], states: list[Snapshot]) -> tuple[Finding, ...]:
+    def _tried(self, view: GradientView, found: tuple[Finding, ...], states: list[Snapshot]) -> tuple[Finding, ...]:
         """The batch at hand under the states that a rollback could restore, the newest that does better first."""
-        known = self._restorable(look.signals, found, states)[-_TRIED:]
-        witness = self.recovery.testify(look.signals, known)
-        look.signals = replace(look.signals, witness=witness)
-        weighed = weigh(look.signals, found)
+        known = self._restorable(view.signals, found, states)[-_TRIED:]
+        counterfactual = self.recovery.testify(view.signals, known)
+        view.signals = replace(view.signals, counterfactual=counterfactual)
+        weighed = weigh(view.signals, found)
         return tuple(f if f.detector == WeightJump.name or not _is_uncertain(f) else self._untried(f) for f in weighed)
 
-    def _compared(self, look: GradientView, found: tuple[Finding, ...], states: list[Snapshot]) -> tuple[Finding, ...]:
+    def _compared(self, view: GradientView, found: tuple[Finding, ...], states: list[Snapshot]) -> tuple[Finding, ...]:
         """A loss that stays high is acted upon when the state to be restored does better on several batches."""
-        evidence, step = self.evidence, look.signals.step
+        evidence, step = self.evidence, view.signals.step
         lasting = tuple(filter(_is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
         # why not where guards take turns: it could not be told, and running old closures again may have side effects
         if loud and evidence.finding is None and not self.turns.are_taken:
-            self._begin(loud[0], self._restorable(look.signals, loud, states))
+            self._begin(loud[0], self._restorable(view.signals, loud, states))
         rest = tuple(finding for finding in found if not _is_uncertain(finding))
         if evidence.finding is None:
             return (*rest, *(evidence.once(self._untried(finding)) for finding in lasting))
@@ -184,10 +184,10 @@ class Judge:
         if state is None or pair is None:  # it cannot be told: what the curve says is what there is
             suspected = evidence.close(step)
             return (*rest, evidence.once(self._untried(suspected)))
-        verdict = evidence.add(then=pair[0], now=pair[1])
+        verdict = evidence.add(old_loss=pair[0], current_loss=pair[1])
         if verdict == "gathering":
             return rest + tuple(replace(finding, severity="info") for finding in lasting)
-        look.signals = replace(look.signals, witness=evidence.witness)
+        view.signals = replace(view.signals, counterfactual=evidence.counterfactual)
         suspected = evidence.close(step)
         return (*rest, evidence.once(replace(suspected, severity=self._severity(verdict, state, suspected))))
 
@@ -198,7 +198,7 @@ class Judge:
         if suspected.detector == WeightJump.name:
             # why at once: what damaged the weights from outside is over, and each step with them is wasted
             for then, now in self.recovery.held(known[-1], _HELD):
-                self.evidence.add(then=then, now=now)
+                self.evidence.add(old_loss=then, current_loss=now)
 
     def _severity(self, verdict: RollbackTrialResult, state: Snapshot, suspected: Finding) -> Severity:
         """Going back pays where the objective is still what it was: no adversary, no target network has moved.
@@ -206,19 +206,21 @@ class Judge:
         Where that cannot be told, only a jump is acted upon.
         """
         confirmed = verdict == "confirmed"
-        if suspected.detector == "weight-jump":
+        if suspected.detector == DetectorName.WEIGHT_JUMP:
             return "act" if confirmed and not self.turns.are_taken else "warn"
         repeats = self.recovery.repeats(state)
         healed = verdict == "healing" and suspected.severity != "act"
         if repeats is False or self.turns.are_taken or healed:
             return "info"
         # why: older weights do no better on a loss that has multiplied, so returns or targets have grown
-        grown = verdict == "cleared" and suspected.usual is not None and suspected.value > _GROWN * suspected.usual
-        if grown or (suspected.detector == "worse-than-best" and not confirmed):
+        grown = (
+            verdict == "cleared" and suspected.baseline is not None and suspected.value > _GROWN * suspected.baseline
+        )
+        if grown or (suspected.detector == DetectorName.WORSE_THAN_BEST and not confirmed):
             return "info"
-        if suspected.detector == "worse-than-best":
+        if suspected.detector == DetectorName.WORSE_THAN_BEST:
             return "warn"
-        pays = repeats or suspected.detector == "not-healing"
+        pays = repeats or suspected.detector == DetectorName.NOT_HEALING
         return "act" if confirmed and suspected.severity == "act" and pays else "warn"
 
     def _untried(self, finding: Finding) -> Finding:
@@ -227,7 +229,9 @@ class Judge:
         Whoever asked only to be told is told sooner.
         """
         begun = finding.step if finding.since is None else finding.since
-        uncertain = finding.detector == "worse-than-best" or (finding.detector != WeightJump.name and begun < _YOUNG)
+        uncertain = finding.detector == DetectorName.WORSE_THAN_BEST or (
+            finding.detector != WeightJump.name and begun < _YOUNG
+        )
         uncertain = uncertain and self.mode != "observe"
         if finding.severity == "info" or uncertain or self.turns.are_taken:
             return replace(finding, severity="info")
@@ -246,11 +250,11 @@ def _is_uncertain(finding: Finding) -> bool:
 
 
 def _held_back(
-    look: GradientView, found: tuple[Finding, ...], clipped_norm: Callable[[GradientView], float]
+    view: GradientView, found: tuple[Finding, ...], clipped_norm: Callable[[GradientView], float]
 ) -> tuple[Finding, ...]:
     """A spike that the loop's own clipping has brought under the limit is a note."""
-    spike = next((f for f in found if f.detector == "gradient-spike" and f.severity == "act"), None)
-    if spike is None or not clipped_norm(look) <= spike.limit:
+    spike = next((f for f in found if f.detector == DetectorName.GRADIENT_SPIKE and f.severity == "act"), None)
+    if spike is None or not clipped_norm(view) <= spike.limit:
         return found
     note = replace(spike, severity="info", what=f"{spike.what}, held by your clipping")
     return tuple(note if finding is spike else finding for finding in found)

@@ -44,10 +44,10 @@ class Measuring:
     buffers: Buffers
     finite: FiniteParts
     memory: OutOfMemoryRetry | None
-    passes: MicroBatchRunner
+    runner: MicroBatchRunner
     inputs: Inputs
     probes: UpdateProbes
-    looker: Measurer
+    measurer: Measurer
 
 
 def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks, *, repeats: bool) -> Measuring:
@@ -63,7 +63,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
     least = 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1  # it has no variance of one
     memory = OutOfMemoryRetry(least=least) if touches and training.split_when_out_of_memory else None
     ranks.watch(gradients.named, buffers.names, micro_batches=size)
-    passes = MicroBatchRunner(
+    runner = MicroBatchRunner(
         optimizer,
         precision,
         buffers,
@@ -89,10 +89,10 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         buffers=buffers,
         finite=finite,
         memory=memory,
-        passes=passes,
+        runner=runner,
         inputs=inputs,
         probes=probes,
-        looker=Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks),
+        measurer=Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks),
     )
 
 

@@ -181,7 +181,7 @@ class MicroBatchRerun:
     def _loss(self, where: AbstractContextManager[None], *, backward: bool) -> float:
         for parameter in self.parameters:
             parameter.grad = None  # out of reach of a closure that clears gradients
-        with self.buffers.untouched(), random_numbers_kept(self.device), where, self.ranks.quiet():
+        with self.buffers.untouched(), random_numbers_kept(self.device), where, self.ranks.no_sync():
             self.buffers.put_back()
             with self.precision.autocast():
                 loss = self.work() if self.batch is None else self.work(self.batch)

@@ -14,7 +14,7 @@ from steadystep._utils.rng import RngState, random_numbers_kept
 from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
-from steadystep.engine.closures import BatchClosure, Closure, Draws, MicroBatchWork, OnlyTheLoss, RepeatableClosure
+from steadystep.engine.closures import BatchClosure, Closure, Draws, OnlyTheLoss, RecordedMicroBatch, RepeatableClosure
 from steadystep.engine.microbatch_group import Group, MicroBatch, MicroBatchRerun
 from steadystep.errors import MisuseError
 from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
@@ -81,7 +81,7 @@ class MicroBatchRunner:
         self.failed_collecting = False
         """The last call ended with an exception of the closure, before anything was decided."""
         self._draws = draws
-        self._offered: tuple[MicroBatchWork, ...] = ()
+        self._offered: tuple[RecordedMicroBatch, ...] = ()
         self.given_losses = False
         """The loop computes its losses itself."""
 
@@ -151,7 +151,7 @@ class MicroBatchRunner:
         self.group.clear()
         self._state = "idle"
 
-    def works(self) -> tuple[MicroBatchWork, ...]:
+    def micro_batches(self) -> tuple[RecordedMicroBatch, ...]:
         """What it takes to make this update again, later; nothing if a micro-batch came without `batch=`."""
         members, weighted = self.group.members, self.group.weighted
         if self._offered:
@@ -160,7 +160,7 @@ class MicroBatchRunner:
             return ()
         closure = self._present[0]
         return tuple(
-            MicroBatchWork(
+            RecordedMicroBatch(
                 member.recipe or BatchClosure(closure, member.batch, self._rng), member.weight if weighted else None
             )
             for member in members
@@ -231,7 +231,9 @@ class MicroBatchRunner:
         )
         return trial.losses(others, backward=backward)
 
-    def compare_again(self, work: MicroBatchWork, other: AbstractContextManager[None]) -> tuple[float, float] | None:
+    def compare_again(
+        self, work: RecordedMicroBatch, other: AbstractContextManager[None]
+    ) -> tuple[float, float] | None:
         """As `compare`, for a remembered micro-batch: its loss as things are, and inside `other`."""
 
         def again() -> Tensor:
@@ -249,9 +251,9 @@ class MicroBatchRunner:
         self._present = None if work is None else (work, batch)
         self._rng, self._batch = rng, batch
 
-    def offer(self, works: tuple[MicroBatchWork, ...]) -> None:
+    def offer(self, micro_batches: tuple[RecordedMicroBatch, ...]) -> None:
         """What it takes to make the update at hand again, of a loop that runs its passes itself."""
-        self._offered = works
+        self._offered = micro_batches
 
     def suspect(self, bad: Sequence[int]) -> tuple[Closure | None, Any, RngState | None]:
         """A micro-batch to look at again: the first bad one that can be run again, else the last one."""

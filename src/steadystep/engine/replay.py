@@ -25,7 +25,7 @@ from steadystep.checkpoints.loop_state import LoopState
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.engine.rollback import Recovery
 from steadystep.errors import SteadystepError
-from steadystep.records import Plan, Signals
+from steadystep.records import Action, Plan, Signals
 from steadystep.signals.gradients import GradientView
 from steadystep.snapshots.replay_buffer import RecordedUpdate
 
@@ -44,7 +44,7 @@ class Replayer:
 
     def __init__(
         self,
-        passes: MicroBatchRunner,
+        runner: MicroBatchRunner,
         *,
         take: Callable[[GradientView, RecordedUpdate], None],
         undo: Callable[[], None],
@@ -55,16 +55,16 @@ class Replayer:
     ) -> None:
         self._follow = follow
         self._verify = verify
-        self._passes = passes
+        self._runner = runner
         self._take = take
         self._undo = undo
         self._learn = learn
         self._device = device
 
-    def make_again(
+    def replay(
         self,
         missed: Sequence[RecordedUpdate],
-        look: MeasureAgain,
+        view: MeasureAgain,
         *,
         first_sign: int,
         outside: bool = False,
@@ -75,16 +75,16 @@ class Replayer:
         With `outside` what repeats goes on past the first sign, with `slack` so many steps.
         """
         made: list[RecordedUpdate] = []
-        healed, exact, compared, usual = False, True, 0, _Usual(missed, first_sign)
+        healed, exact, compared, baseline = False, True, 0, _Usual(missed, first_sign)
         with random_numbers_kept(self._device) as kept:
             for done in missed:
-                seen = self._seen(done, look)
+                seen = self._seen(done, view)
                 if done.signals.step < first_sign:
                     exact = exact and seen is not None and _identical(seen.signals, done.signals)
                     compared += 1
                 healed = healed or seen is None or not self._same(seen.signals, done.signals)
                 goes_on = self._may_go_on(made, done, first_sign + slack, healed=healed, outside=outside)
-                if seen is None or not goes_on or (healed and not usual.covers(seen, done)):
+                if seen is None or not goes_on or (healed and not baseline.covers(seen, done)):
                     self._undo()
                     break
                 self._take(seen, done)
@@ -94,7 +94,7 @@ class Replayer:
                     self._follow()
                 if exact and done.signals.step < first_sign:
                     exact = self._verify(done.updates)
-            if made and made[-1].is_at_hand and made[-1].works[-1].recipe.rng is not None:
+            if made and made[-1].is_at_hand and made[-1].micro_batches[-1].recipe.rng is not None:
                 kept.let_go()  # why: the loop goes on after this update, with the numbers that follow its draws
         return Replayed(made, healed=healed, exact=exact and len(made) >= compared >= _REPEATED)
 
@@ -107,15 +107,15 @@ class Replayer:
         # why: from the restored state the first ones cannot go another way, if they are what they were
         return len(made) >= _REPEATED
 
-    def _seen(self, done: RecordedUpdate, look: MeasureAgain) -> GradientView | None:
+    def _seen(self, done: RecordedUpdate, view: MeasureAgain) -> GradientView | None:
         try:
-            for work in done.works:
+            for work in done.micro_batches:
                 closure, batch = work.recipe.again()
-                self._passes.add(closure, batch=batch, weight=work.weight)
-            seen = look(range(len(done.works)))
+                self._runner.add(closure, batch=batch, weight=work.weight)
+            seen = view(range(len(done.micro_batches)))
         except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
             return None
-        return seen if seen.signals.healthy else None
+        return seen if seen.signals.all_finite else None
 
     def _same(self, now: Signals, then: Signals) -> bool:
         tolerance = _SAME_ON_HOST if self._device.type == "cpu" else _SAME_ON_DEVICE
@@ -148,7 +148,7 @@ class _Usual:
     def covers(self, seen: GradientView, done: RecordedUpdate) -> bool:
         """No worse than it went, or than others went before anything was wrong."""
         now, then = seen.signals, done.signals
-        if not then.healthy:  # nothing to compare it with but the others, and single batches differ
+        if not then.all_finite:  # nothing to compare it with but the others, and single batches differ
             return now.loss <= self._loss + abs(self._loss) and now.grad_norm <= _WIDE * self._norm
         limit = max(then.loss + _NO_WORSE_LOSS * abs(then.loss), self._loss)
         return now.loss <= limit and now.grad_norm <= _NO_WORSE_NORM * max(then.grad_norm, self._norm)
@@ -165,11 +165,11 @@ def as_recorded(plan: Plan, *, whole: bool, some: bool, innocent: bool) -> Plan:
     And where no update did the damage (`innocent`), the learning rate had no part in it.
     """
     if whole:
-        return replace(plan, steps=("rollback", "catch-up"), lr=None, hold=None)
-    undone = {"catch-up"} if not some else set()
-    undone |= {"cut-lr", "rewarm"} if innocent else set()
-    steps = tuple(step for step in plan.steps if step not in undone)
-    return replace(plan, steps=steps, until=plan.until if some else None, lr=None if innocent else plan.lr)
+        return replace(plan, actions=(Action.ROLLBACK, Action.REPLAY), lr=None, hold=None)
+    undone = {Action.REPLAY} if not some else set()
+    undone |= {Action.CUT_LR, Action.REWARM} if innocent else set()
+    steps = tuple(step for step in plan.actions if step not in undone)
+    return replace(plan, actions=steps, until=plan.until if some else None, lr=None if innocent else plan.lr)
 
 
 def _identical(now: Signals, then: Signals) -> bool:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any, Protocol, final
 
 from steadystep import state
-from steadystep.engine.closures import MicroBatchWork
+from steadystep.engine.closures import RecordedMicroBatch
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.parallel import Ranks, SingleProcess
-from steadystep.records import WEIGHTS_EVERY, Outcome, Signals, Witness
+from steadystep.records import WEIGHTS_EVERY, Counterfactual, Outcome, Signals
 from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
 from steadystep.snapshots.snapshots import KeptObject, Snapshot, Snapshots
 
@@ -64,7 +64,9 @@ class Recovery(Protocol):
         """Whether `remember` makes use of what it is given."""
         ...
 
-    def remember(self, works: Sequence[MicroBatchWork], outcome: Outcome, *, updates: int, options: Options) -> None:
+    def remember(
+        self, micro_batches: Sequence[RecordedMicroBatch], outcome: Outcome, *, updates: int, options: Options
+    ) -> None:
         """An update was taken that could be made again, with these options of the parameter groups in use."""
         ...
 
@@ -76,7 +78,7 @@ class Recovery(Protocol):
         """The updates after the first `updates`, if all of them are remembered."""
         ...
 
-    def caught_up(self, restored: int, made: Sequence[RecordedUpdate]) -> None:
+    def replayed(self, restored: int, made: Sequence[RecordedUpdate]) -> None:
         """After a rollback to so many updates: those that were made again since, as they went this time."""
         ...
 
@@ -88,7 +90,7 @@ class Recovery(Protocol):
         """Those of `states` that the loss under the present learning rate may be compared with."""
         ...
 
-    def testify(self, signals: Signals, states: Sequence[Snapshot]) -> Witness | None:
+    def testify(self, signals: Signals, states: Sequence[Snapshot]) -> Counterfactual | None:
         """How the present batch does under `states`, the newest that does better; None when that cannot be told."""
         ...
 
@@ -154,7 +156,9 @@ class NoRecovery:
 
     remembers = False
 
-    def remember(self, works: Sequence[MicroBatchWork], outcome: Outcome, *, updates: int, options: Options) -> None:
+    def remember(
+        self, micro_batches: Sequence[RecordedMicroBatch], outcome: Outcome, *, updates: int, options: Options
+    ) -> None:
         """Nothing to remember."""
 
     def schedules(self) -> Callable[[], None]:
@@ -165,7 +169,7 @@ class NoRecovery:
         """Nothing is known of them."""
         return ()
 
-    def caught_up(self, restored: int, made: Sequence[RecordedUpdate]) -> None:
+    def replayed(self, restored: int, made: Sequence[RecordedUpdate]) -> None:
         """Nothing is known of them."""
 
     def is_as_it_was(self, updates: int) -> bool:
@@ -176,7 +180,7 @@ class NoRecovery:
         """There are none."""
         return []
 
-    def testify(self, signals: Signals, states: Sequence[Snapshot]) -> Witness | None:
+    def testify(self, signals: Signals, states: Sequence[Snapshot]) -> Counterfactual | None:
         """Nothing to compare with."""
         return None
 
@@ -217,19 +221,19 @@ class InMemory:
     def __init__(
         self,
         snapshots: Snapshots,
-        passes: MicroBatchRunner,
+        runner: MicroBatchRunner,
         parts: Mapping[str, state.Stateful],
         *,
-        backlog: ReplayBuffer | None = None,
+        replay_buffer: ReplayBuffer | None = None,
         trust_steps: int = 20,
         ranks: Ranks | None = None,
     ) -> None:
         self._snapshots = snapshots
         self._drop_on_all = (ranks or SingleProcess()).on_all(self._drop)
-        self._backlog = backlog or ReplayBuffer(max_bytes=0)
+        self._replay_buffer = replay_buffer or ReplayBuffer(max_bytes=0)
         self._trust_steps = trust_steps
         self._reach = trust_steps + 2 * WEIGHTS_EVERY + _SPARE + _DOUBT
-        self._passes = passes
+        self._runner = runner
         self._parts = dict(parts)
         self._due: float | None = math.inf
         """A snapshot is to be taken; the learning rate it belongs to."""
@@ -285,18 +289,22 @@ class InMemory:
             self._largest_lr = lr
         if calm and self._snapshots.due(outcome.step):
             self._due = lr
-            if self._passes.given_losses:  # the next forward pass will be over before we are called again
+            if self._runner.given_losses:  # the next forward pass will be over before we are called again
                 self._take(outcome.step, updates, lr)
 
     @property
     def remembers(self) -> bool:
         """Until batches have proved too large."""
-        return self._backlog.open
+        return self._replay_buffer.open
 
-    def remember(self, works: Sequence[MicroBatchWork], outcome: Outcome, *, updates: int, options: Options) -> None:
+    def remember(
+        self, micro_batches: Sequence[RecordedMicroBatch], outcome: Outcome, *, updates: int, options: Options
+    ) -> None:
         """Keep references to the batches of this update."""
         if outcome.signals is not None and options:
-            self._backlog.add(RecordedUpdate(tuple(works), outcome.signals, options, outcome.plan.norm, updates))
+            self._replay_buffer.add(
+                RecordedUpdate(tuple(micro_batches), outcome.signals, options, outcome.plan.norm, updates)
+            )
 
     def schedules(self) -> Callable[[], None]:
         """Of the kept objects."""
@@ -304,14 +312,14 @@ class InMemory:
 
     def missed(self, updates: int) -> tuple[RecordedUpdate, ...]:
         """From the backlog."""
-        return self._backlog.since(updates, until=self._updates)
+        return self._replay_buffer.since(updates, until=self._updates)
 
-    def caught_up(self, restored: int, made: Sequence[RecordedUpdate]) -> None:
+    def replayed(self, restored: int, made: Sequence[RecordedUpdate]) -> None:
         """What was not made again is gone."""
         self._snapshots.settle()
-        self._backlog.keep_until(restored)
+        self._replay_buffer.keep_until(restored)
         for number, done in enumerate(made, start=restored + 1):
-            self._backlog.add(replace(done, updates=number))
+            self._replay_buffer.add(replace(done, updates=number))
 
     def is_as_it_was(self, updates: int) -> bool:
         """Compared with a state that the rollback has passed over."""
@@ -322,23 +330,23 @@ class InMemory:
         lr = signals.lr * self._lr_mult
         return [state for state in states if not _by_plan(state, lr, signals.announced_lr)]
 
-    def testify(self, signals: Signals, states: Sequence[Snapshot]) -> Witness | None:
+    def testify(self, signals: Signals, states: Sequence[Snapshot]) -> Counterfactual | None:
         """After refused updates gradient and buffers count too: a flipped bit may show there only."""
         tried = [self._snapshots.weights_of(snapshot) for snapshot in states]
-        losses = self._passes.compare(tried, backward=signals.refused_in_a_row > 0) if states else None
+        losses = self._runner.compare(tried, backward=signals.refused_in_a_row > 0) if states else None
         if losses is None:
             return None
         now, *then = losses
         heard = [
-            Witness(step=snapshot.step, then=loss, now=now, lr=snapshot.lr)
+            Counterfactual(step=snapshot.step, old_loss=loss, current_loss=now, lr=snapshot.lr)
             for snapshot, loss in zip(states, then, strict=True)
         ]
-        finite = [witness for witness in heard if math.isfinite(witness.then)]
+        finite = [counterfactual for counterfactual in heard if math.isfinite(counterfactual.old_loss)]
         return finite[-1] if finite else heard[-1]
 
     def compare(self, snapshot: Snapshot) -> tuple[float, float] | None:
         """Nothing stays changed."""
-        losses = self._passes.compare([self._snapshots.weights_of(snapshot)], backward=False)
+        losses = self._runner.compare([self._snapshots.weights_of(snapshot)], backward=False)
         return None if losses is None else (losses[1], losses[0])
 
     def repeats(self, snapshot: Snapshot) -> bool | None:
@@ -348,18 +356,18 @@ class InMemory:
             return None
         first = missed[0]
         then = first.signals.losses[0] if first.signals.losses else first.signals.loss
-        losses = self._passes.compare_again(first.works[0], self._snapshots.weights_of(snapshot))
+        losses = self._runner.compare_again(first.micro_batches[0], self._snapshots.weights_of(snapshot))
         return losses is not None and math.isclose(losses[1], then, rel_tol=_SAME, abs_tol=1e-9)
 
     def held(self, snapshot: Snapshot, count: int) -> list[tuple[float, float]]:
         """The newest remembered batches. The present weights have learned from them, so a doubt is in their favour."""
-        works = [done.works[0] for done in self.missed(snapshot.updates)[-count:]]
-        tried = [self._passes.compare_again(work, self._snapshots.weights_of(snapshot)) for work in works]
+        micro_batches = [done.micro_batches[0] for done in self.missed(snapshot.updates)[-count:]]
+        tried = [self._runner.compare_again(work, self._snapshots.weights_of(snapshot)) for work in micro_batches]
         return [(losses[1], losses[0]) for losses in tried if losses is not None]
 
     def roll_back(self, step: int, *, replay: bool) -> int:
         """Everything together: weights, buffers, optimizer, kept objects, and the guard's own parts."""
-        snapshot = self._snapshots.go_back(step, replay=replay)
+        snapshot = self._snapshots.roll_back(step, replay=replay)
         state.load(self._parts, snapshot.parts)
         self._due = None
         return snapshot.updates
@@ -374,7 +382,7 @@ class InMemory:
 
     def forget(self) -> None:
         """Drop all states."""
-        self._backlog.clear()
+        self._replay_buffer.clear()
         self._drop()
 
     def outdate(self) -> None:
@@ -397,7 +405,7 @@ class InMemory:
         )
         self._due = None
         old = [state.updates for state in self._snapshots.states if state.step <= step - self._reach]
-        self._backlog.forget_until(max(old, default=0))
+        self._replay_buffer.forget_until(max(old, default=0))
 
 
 def _by_plan(snapshot: Snapshot, lr: float, announced: float) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, final
 from torch import Tensor
 
 from steadystep.checkpoints.checkpoint import write_checkpoint
-from steadystep.checkpoints.checkpointing import Checkpointing, read_any, shelf_at
+from steadystep.checkpoints.checkpointing import Checkpointing, read_any, store_at
 from steadystep.checkpoints.data_position import DataPosition
 from steadystep.checkpoints.finite import not_finite, said
 from steadystep.checkpoints.loop_state import LoopState
@@ -127,9 +127,9 @@ class RunState:
                 raise CheckpointError(f"the state of step {step} is not finite{where}: nothing was written")
             if self._ranks.size == 1:
                 return write_checkpoint(folder, packed, step=step, updates=updates)
-            shelf, written = shelf_at(folder, self._ranks), None
+            store, written = store_at(folder, self._ranks), None
             try:
-                written = shelf.put(packed, step=step, updates=updates)
+                written = store.put(packed, step=step, updates=updates)
             finally:  # the first rank has completed it, or the others need not wait
                 whole = self._ranks.all(written is not None)
             if not whole:

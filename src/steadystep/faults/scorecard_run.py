@@ -171,8 +171,8 @@ class _Diary:
         self.before = 0
 
     def note(self, step: int, outcome: Outcome) -> None:
-        self.did.update(outcome.plan.steps)
-        if not outcome.plan.steps and not any(finding.severity in _LOUD for finding in outcome.findings):
+        self.did.update(outcome.plan.actions)
+        if not outcome.plan.actions and not any(finding.severity in _LOUD for finding in outcome.findings):
             return
         if step < self._first:
             self.before += 1

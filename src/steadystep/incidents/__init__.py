@@ -1,5 +1,6 @@
 """What went wrong, kept so that it can be run again: where a NaN was born, bundles on disk, replay."""
 
+from steadystep._deprecated import INCIDENTS, old_names
 from steadystep.incidents.bundle import Bundle, read_bundle, write_bundle
 from steadystep.incidents.incidents import Incidents
 from steadystep.incidents.locate import examine, locate
@@ -23,3 +24,5 @@ __all__ = [
     "replay",
     "write_bundle",
 ]
+
+__getattr__ = old_names(__name__, INCIDENTS)

@@ -34,7 +34,7 @@ class Suspect:
     """It was bad when it came in, and nothing had been computed from the weights."""
     masking: bool = False
     """-inf only: perhaps meant."""
-    acquitted: bool = False
+    is_cleared: bool = False
 
 
 @final
@@ -116,7 +116,7 @@ class ForwardWatch:
         caller = self._open[-1] if self._open else None
         if caller is not None and caller.taken is Badness.BAD:
             return
-        if any(not s.acquitted and not s.masking for s in self.suspects):
+        if any(not s.is_cleared and not s.masking for s in self.suspects):
             return
         kind = kind_of([tensor])
         if caller is None:
@@ -140,10 +140,10 @@ class ForwardWatch:
             self.recomputed(tensors)
             return
         given = max((_verdict(tensor) for tensor in tensors), default=Badness.FINITE)
-        inside = [s for s in self.suspects[call.suspects_before :] if not s.acquitted]
+        inside = [s for s in self.suspects[call.suspects_before :] if not s.is_cleared]
         if given is Badness.FINITE and tensors:
             for suspect in inside:
-                suspect.acquitted = True
+                suspect.is_cleared = True
         elif given > call.taken and not any(given is Badness.MASK or not s.masking for s in inside):
             own = "an operation of its own, outside its children, made" if any(module.children()) else "it made"
             what = f"{own} {kind_of(tensors)} from finite inputs"
@@ -157,7 +157,7 @@ class ForwardWatch:
     def _suspect(self, suspect: Suspect, *, since: int) -> None:
         """-inf that led to something worse was not meant: whoever made it is the one."""
         for earlier in reversed(self.suspects[since:]):
-            if earlier.masking and not earlier.acquitted and not suspect.masking:
+            if earlier.masking and not earlier.is_cleared and not suspect.masking:
                 earlier.masking = False
                 return
         self.suspects.append(suspect)
@@ -165,7 +165,7 @@ class ForwardWatch:
     def first(self) -> Suspect | None:
         """Who it was, as far as modules can tell."""
         # why: who made a bad number from good ones did so whatever the data; a model may allow for gaps in it
-        at_large = sorted((s for s in self.suspects if not s.acquitted), key=lambda s: s.from_data)
+        at_large = sorted((s for s in self.suspects if not s.is_cleared), key=lambda s: s.from_data)
         for group in ([s for s in at_large if not s.masking], at_large, [s for s in self.suspects if not s.masking]):
             if group:
                 return group[0]

@@ -18,11 +18,16 @@ from steadystep.incidents.origin import Examination
 from steadystep.incidents.refused_step import History, RefusedStep, as_before, second_look
 from steadystep.incidents.step_state import num_bytes, step_state
 from steadystep.precision import Precision
-from steadystep.records import Outcome, Plan
+from steadystep.records import Action, Outcome, Plan
 from steadystep.snapshots.buffers import Buffers
 
-_WORDS = {"stop": "halt", "rollback": "rollback", "leave-out": "leave-out", "skip-step": "skip"}
-_GRAVE = frozenset(("stop", "rollback"))
+_WORDS = {
+    Action.STOP: "halt",
+    Action.ROLLBACK: Action.ROLLBACK,
+    Action.LEAVE_OUT: Action.LEAVE_OUT,
+    Action.SKIP_STEP: "skip",
+}
+_GRAVE = frozenset((Action.STOP, Action.ROLLBACK))
 _APART_STEPS = 200
 
 
@@ -57,11 +62,11 @@ class Incidents:
     @staticmethod
     def concerns(plan: Plan) -> bool:
         """Whether a plan is an incident: a step refused, a state restored, a run stopped. Not fp16's routine."""
-        return not _WORDS.keys().isdisjoint(plan.steps)
+        return not _WORDS.keys().isdisjoint(plan.actions)
 
     def wants(self, plan: Plan, step: int) -> bool:
         """The first ones are all written; after that a row of skipped steps is one incident every so often."""
-        grave = not _GRAVE.isdisjoint(plan.steps)
+        grave = not _GRAVE.isdisjoint(plan.actions)
         often = self._last_step is not None and step - self._last_step < _APART_STEPS
         if often and not grave and len(bundles_in(self.folder)) >= self._max_bundles // 2:
             return False
@@ -137,7 +142,7 @@ class Incidents:
         return {
             "what": diagnosis.evidence or outcome.plan.reason,
             "why": diagnosis.cause,
-            "did": ", ".join(outcome.plan.steps) + restored,
+            "did": ", ".join(outcome.plan.actions) + restored,
             "advice": diagnosis.advice,
             "origin": again.pop("origin"),
             "rerun": again,
@@ -170,7 +175,7 @@ class Incidents:
 
 def name_of(outcome: Outcome) -> str:
     """The bundle's folder: step and what was done."""
-    word = next((word for step, word in _WORDS.items() if step in outcome.plan.steps), "step")
+    word = next((word for step, word in _WORDS.items() if step in outcome.plan.actions), "step")
     return f"incident-{outcome.step:06d}-{word}"
 
 

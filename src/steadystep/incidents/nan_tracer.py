@@ -33,7 +33,7 @@ class NaNTracer:
         optimizer: Optimizer,
         precision: Precision,
         buffers: Buffers,
-        passes: MicroBatchRunner,
+        runner: MicroBatchRunner,
         incidents: Incidents | None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -41,24 +41,24 @@ class NaNTracer:
         self._optimizer = optimizer
         self._precision = precision
         self._buffers = buffers
-        self._passes = passes
+        self._runner = runner
         self._incidents = incidents
         self._ranks = ranks or SingleProcess()
 
-    def open(self, plan: Plan, look: GradientView, *, updates: int) -> RefusedStep | None:
+    def open(self, plan: Plan, view: GradientView, *, updates: int) -> RefusedStep | None:
         """The weights are still those the step started from."""
-        if not plan.steps or not Incidents.concerns(plan):
+        if not plan.actions or not Incidents.concerns(plan):
             return None
-        signals = look.signals
+        signals = view.signals
         if self._ranks.size > 1:
             return self._open_together(plan, signals, updates=updates)
         if self._incidents is not None and self._incidents.wants(plan, signals.step):
             return self._write(self._incidents, signals, updates=updates)
-        return None if signals.healthy else RefusedStep(examination=self._second_look(signals), precision="")
+        return None if signals.all_finite else RefusedStep(examination=self._second_look(signals), precision="")
 
     def _open_together(self, plan: Plan, signals: Signals, *, updates: int) -> RefusedStep:
         """Every rank looks again, or the others would wait for it; the one where it began writes about it."""
-        with self._ranks.quiet():
+        with self._ranks.no_sync():
             found = self._second_look(signals)
         rank, said = whose(self._ranks, signals, found, _said(found.origin, signals))
         writes = rank == self._ranks.rank and self._incidents is not None and self._incidents.wants(plan, signals.step)
@@ -72,13 +72,13 @@ class NaNTracer:
 
     def _gathered(self, signals: Signals, *, keep: bool) -> Mapping[str, Any]:
         """What the step started from, brought together from all ranks; on those that do not `keep` it, in part."""
-        rng = self._passes.suspect(signals.bad_micro_batches)[2]
+        rng = self._runner.suspect(signals.bad_micro_batches)[2]
         with as_before(self._buffers):
             whole: Mapping[str, Any] = gathered(step_state(self._model, self._optimizer, rng), keep=keep)
             return whole
 
     def _second_look(self, signals: Signals) -> Examination:
-        work, batch, rng = self._passes.suspect(signals.bad_micro_batches)
+        work, batch, rng = self._runner.suspect(signals.bad_micro_batches)
         with as_before(self._buffers):
             return second_look(
                 self._model,
@@ -99,7 +99,7 @@ class NaNTracer:
         found: Examination | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> RefusedStep:
-        work, batch, rng = self._passes.suspect(signals.bad_micro_batches)
+        work, batch, rng = self._runner.suspect(signals.bad_micro_batches)
         return incidents.open(
             step=signals.step,
             updates=updates,

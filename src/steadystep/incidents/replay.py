@@ -78,7 +78,7 @@ def replay(bundle: Path, factory: ReplayFactory, *, precision: str | None = None
     now = _run(model, closure, kept, _DTYPES[chosen], scale)
     signals = seen.signals
     norm = math.nan if signals is None else signals.grad_norm
-    healthy = signals is not None and signals.healthy
+    healthy = signals is not None and signals.all_finite
     return Replay(
         bundle=bundle,
         step=seen.step,

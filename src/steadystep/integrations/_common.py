@@ -80,7 +80,7 @@ class StepCounts:
         self._refused += not outcome.stepped
         self._rollbacks += outcome.restored is not None
         self._clipped += outcome.clipped
-        self._incidents += bool(outcome.plan.steps)
+        self._incidents += bool(outcome.plan.actions)
 
     def numbers(self) -> dict[str, float]:
         """Under names of our own. A loss or norm that is NaN stays NaN: no filter."""

@@ -102,7 +102,7 @@ class StabilityCallback(Callback):
 
     def _told(self, outcome: Outcome) -> None:
         self._tally.add(outcome)
-        if outcome.plan.steps:
+        if outcome.plan.actions:
             self.incidents.append(outcome)
 
     def _remove(self) -> None:

@@ -139,7 +139,7 @@ class StabilityCallback(TrainerCallback):
     def _told(self, outcome: Outcome) -> None:
         self._tally.add(outcome)
         mark_skipped(self._optimizer, outcome)
-        if outcome.plan.steps:
+        if outcome.plan.actions:
             self.incidents.append(outcome)
 
     def _remove(self) -> None:

@@ -175,7 +175,7 @@ class Headline:
 
 def headline(run: Run, reading: "Reading | None" = None) -> Headline:
     """The doctor's reading of the curves, and what the guard had to do with it."""
-    from steadystep.runs.diagnose import diagnose
+    from steadystep.runs.diagnosis import diagnose
 
     reading = reading or diagnose(run)
     signs = tuple(

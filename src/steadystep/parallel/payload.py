@@ -69,7 +69,7 @@ class PayloadLayout:
     """All parameters of the optimizer."""
     buffers: tuple[str, ...]
     micro_batches: int
-    wishes: int
+    questions: int
 
 
 @final
@@ -78,7 +78,7 @@ class Agreed:
     """What all ranks said together."""
 
     signals: Signals
-    wishes: tuple[bool, ...]
+    questions: tuple[bool, ...]
     in_step: bool
     """All ranks look at the same step of the same loop."""
     same_settings: bool
@@ -96,18 +96,18 @@ def encode(
     signals: Signals,
     *,
     shares: Mapping[str, bool],
-    wishes: Sequence[bool] = (),
+    questions: Sequence[bool] = (),
     checksum: int = 0,
     waiting: Probe | None = None,
     probe: Probe | None = None,
 ) -> list[float]:
-    """This rank's ballot.
+    """Return what this rank adds to the sum.
 
     Args:
         form: what is counted.
         signals: as measured here.
         shares: by parameter, whether this rank's norm counts: False where another rank holds the same gradient.
-        wishes: what this rank wants to happen.
+        questions: what this rank wants to happen.
         checksum: of its weights, at steps where replicas are compared.
         waiting: a probe that was taken here, of which only the shape is compared now.
         probe: one that all ranks are known to hold: its numbers are appended.
@@ -121,7 +121,7 @@ def encode(
     named = sorted(signals.metrics)[:METRICS]
     numbers += mark(named)
     numbers += mark(None if waiting is None else shape_of(waiting))
-    numbers += [float(wish) for wish in wishes]
+    numbers += [float(question) for question in questions]
     numbers += _bits(form, not math.isfinite(signals.loss) or signals.input_finite is False)
     losses = signals.losses[: form.micro_batches]
     numbers += [*losses, *[0.0] * (form.micro_batches - len(losses))]
@@ -145,7 +145,7 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
     same_weights = same_on_all_ranks(next(host), next(host), size)
     same_metrics = same_on_all_ranks(next(host), next(host), size)
     probe_fits = same_on_all_ranks(next(host), next(host), size)
-    wishes = tuple(wish > 0.0 for wish in islice(host, form.wishes))
+    questions = tuple(question > 0.0 for question in islice(host, form.questions))
     ranks = tuple(_ranks(islice(host, _words(size)), size))
     losses = [total / size for total in islice(host, form.micro_batches)]
     squares = dict(zip(form.names, islice(host, len(form.names)), strict=True))
@@ -175,7 +175,7 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
     )
     return Agreed(
         signals=agreed,
-        wishes=wishes,
+        questions=questions,
         in_step=in_step,
         same_settings=same_settings,
         same_weights=same_weights,

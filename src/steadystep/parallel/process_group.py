@@ -40,7 +40,7 @@ class ProcessGroup:
         reshard(model)
         self.sharded: bool = is_sharded(model.parameters())
         self._device = _device_for(model, group)
-        self._wishes: list[AskRank] = []
+        self._questions: list[AskRank] = []
         self._granted: tuple[bool, ...] = ()
         self._after_agreeing: list[OnRank] = []
         self._form: PayloadLayout | None = None
@@ -63,44 +63,44 @@ class ProcessGroup:
                 "do: such a model cannot be guarded. DistributedDataParallel and fully_shard (FSDP2) can"
             )
 
-    def agree(self, look: GradientView) -> GradientView:
+    def agree(self, view: GradientView) -> GradientView:
         """One all-reduce of a few numbers per parameter and buffer."""
         self._refuse_join()
         form = self._up_to_date()
-        mine, probe = look.signals, self._fitting
+        mine, probe = view.signals, self._fitting
         ballot = encode(
             form,
             mine,
             shares=self._shares,
-            wishes=[wish() for wish in self._wishes],
+            questions=[any_rank() for any_rank in self._questions],
             checksum=self._replicas.checksum(mine.step),
             waiting=mine.probe,
             probe=probe,
         )
         agreed = decode(form, self._summed(ballot), mine, probe=probe)
         self._check(agreed, mine.step)
-        self._granted = agreed.wishes
+        self._granted = agreed.questions
         self.agreements += 1
         for act in self._after_agreeing:
             act()
         self._fitting = mine.probe if agreed.probe_fits else None
         odd, healthy = ((), None) if agreed.same_weights else self._odd_ones()
-        look.signals = replace(agreed.signals, odd_replicas=odd, healthy_rank=healthy) if odd else agreed.signals
+        view.signals = replace(agreed.signals, odd_replicas=odd, healthy_rank=healthy) if odd else agreed.signals
         if agreed.damaged:
             state = self._damaged(damaged(mine))
-            look.signals = replace(look.signals, state=tuple(state), state_peaks=tuple(state.values()))
-        return look
+            view.signals = replace(view.signals, state=tuple(state), state_peaks=tuple(state.values()))
+        return view
 
-    def wish(self, wanted: AskRank) -> AskRank:
+    def any_rank(self, wanted: AskRank) -> AskRank:
         """Granted at the next `agree` after one rank wants it."""
-        place = len(self._wishes)
-        self._wishes.append(wanted)
+        place = len(self._questions)
+        self._questions.append(wanted)
         return lambda: place < len(self._granted) and self._granted[place]
 
     def on_all(self, act: OnRank) -> OnRank:
         """A wish, and what follows when it is granted."""
         asked: list[bool] = []
-        granted = self.wish(lambda: bool(asked))
+        granted = self.any_rank(lambda: bool(asked))
 
         def obey() -> None:
             if granted():
@@ -172,20 +172,20 @@ class ProcessGroup:
         dist.all_gather(every, sent, group=self._group)
         return [each.cpu() for each in every]  # sync: when a guard is made
 
-    def rest(self) -> None:
+    def reshard(self) -> None:
         """FSDP2 keeps whole parameters after a forward pass without a backward pass."""
         if self.sharded:
             reshard(self._model)
 
     @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         """Nothing is sent by DistributedDataParallel, and FSDP2 lets go of what only a backward pass would free."""
         wrapped = self._wrapped
         if wrapped is None:
             try:
                 yield
             finally:
-                self.rest()
+                self.reshard()
             return
         before = wrapped.require_forward_param_sync
         wrapped.require_forward_param_sync = False
@@ -240,7 +240,7 @@ class ProcessGroup:
                 names=names,
                 buffers=self._buffers,
                 micro_batches=self._micro_batches,
-                wishes=len(self._wishes),
+                questions=len(self._questions),
             )
         return self._form
 

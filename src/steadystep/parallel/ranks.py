@@ -136,11 +136,11 @@ class Ranks(Protocol):
         """Say what is measured, once, before the first `agree`."""
         ...
 
-    def agree(self, look: GradientView) -> GradientView:
+    def agree(self, view: GradientView) -> GradientView:
         """The one collective of a step: afterwards `look.signals` is the same on every rank."""
         ...
 
-    def wish(self, wanted: AskRank) -> AskRank:
+    def any_rank(self, wanted: AskRank) -> AskRank:
         """Something that happens on all ranks once one wants it; the result tells whether that is agreed.
 
         It is asked at each `agree`, so all ranks must make the same wishes in the same order, before the first one.
@@ -183,11 +183,11 @@ class Ranks(Protocol):
         """Give every rank the weights and moments of that one."""
         ...
 
-    def rest(self) -> None:
+    def reshard(self) -> None:
         """Bring the model into the form it has between two steps, whatever a validation has left behind."""
         ...
 
-    def quiet(self) -> AbstractContextManager[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Around a forward pass that is run again: it must leave the wrapper as it was."""
         ...
 
@@ -214,11 +214,11 @@ class SingleProcess:
     def watch(self, named: NamedTensors, buffers: Sequence[str], *, micro_batches: int) -> None:
         """Nobody else has to know."""
 
-    def agree(self, look: GradientView) -> GradientView:
+    def agree(self, view: GradientView) -> GradientView:
         """As it is."""
-        return look
+        return view
 
-    def wish(self, wanted: AskRank) -> AskRank:
+    def any_rank(self, wanted: AskRank) -> AskRank:
         """Granted at once."""
         return wanted
 
@@ -257,10 +257,10 @@ class SingleProcess:
     def copy_from(self, rank: int, optimizer: Optimizer) -> None:
         """It has them."""
 
-    def rest(self) -> None:
+    def reshard(self) -> None:
         """It has no other form."""
 
-    def quiet(self) -> AbstractContextManager[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Nothing to keep quiet."""
         return _NOTHING
 

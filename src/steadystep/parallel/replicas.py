@@ -48,10 +48,10 @@ def odd_ones(names: Sequence[str], every: Sequence[Sequence[int]]) -> tuple[str,
     found = []
     for place, name in enumerate(names):
         held = [checksums[place] for checksums in every]
-        usual, count = Counter(held).most_common(1)[0]
+        baseline, count = Counter(held).most_common(1)[0]
         if count == len(held):
             continue
-        odd = [rank for rank, checksum in enumerate(held) if checksum != usual]
+        odd = [rank for rank, checksum in enumerate(held) if checksum != baseline]
         sure = 2 * count > len(held)
         found.append(f"{name} on rank {', '.join(map(str, odd))}" if sure else f"{name} on one rank or another")
     return tuple(found)
@@ -64,8 +64,8 @@ def healthy_rank(every: Sequence[Sequence[int]]) -> int | None:
     (1, None)
     """
     rows = [tuple(row) for row in every]
-    usual, count = Counter(rows).most_common(1)[0]
-    return rows.index(usual) if 2 * count > len(rows) else None
+    baseline, count = Counter(rows).most_common(1)[0]
+    return rows.index(baseline) if 2 * count > len(rows) else None
 
 
 def _bits_added(tensor: Tensor) -> Tensor:

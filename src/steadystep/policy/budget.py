@@ -6,12 +6,12 @@ from typing import Any, final
 
 from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
-from steadystep.records import Damage, Diagnosis, Finding, Outcome
+from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Outcome
 
 _APART_STEPS = 50  # signs further apart than this belong to different troubles
 _LONGEST_STEPS = 300  # and so do a first and a last one this far apart: bad batches may come for ever
 _CALM_STEPS = 10
-_AT_ONCE = ("non-finite", "damaged-state")  # they foretell nothing: this is it
+_AT_ONCE = (DetectorName.NON_FINITE, DetectorName.DAMAGED_STATE)  # they foretell nothing: this is it
 
 
 @final
@@ -28,7 +28,7 @@ class Episode:
     def note(self, findings: tuple[Finding, ...]) -> None:
         """Take in what was found at one step; a sign is what asks for action."""
         for finding in findings:
-            if finding.detector in ("slow-divergence", "not-healing"):
+            if finding.detector in (DetectorName.SLOW_DIVERGENCE, DetectorName.NOT_HEALING):
                 self._suspected, self._suspected_at = finding.since, finding.step
             if finding.severity != "info" and finding.detector not in _AT_ONCE and math.isfinite(finding.value):
                 self._foretold_at = finding.step
@@ -140,7 +140,7 @@ class Budget:
             self.episode.close()
             return
         self.skips_in_a_row += 1
-        self.refused_in_a_row += "back-off-scale" not in outcome.plan.steps
+        self.refused_in_a_row += Action.BACK_OFF_SCALE not in outcome.plan.actions
         self._skips = [*(skip for skip in self._skips if outcome.step - skip < _SKIP_WINDOW), outcome.step]
 
     def halt(self, outcome: Outcome) -> TrainingHalted:
@@ -206,7 +206,7 @@ class Limits:
     """Updates before a learning rate is tried again whose first updates multiplied the loss."""
     skips_batches: bool = True
     """False: the loop will give the same batches again, so random numbers go back too."""
-    catches_up: bool = False
+    replays: bool = False
     """After going back, remembered batches are run again."""
 
 

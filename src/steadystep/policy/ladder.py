@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol, TypeVar
 
 from steadystep.policy.budget import Budget, Limits
-from steadystep.records import Damage, Diagnosis, Finding, Plan, Signals
+from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
 from steadystep.stats.level import is_absurd
 
 PROCEED = Plan()
@@ -74,51 +74,60 @@ def decide(
     if not diagnosis.findings or mode == "observe":
         return PROCEED
     limits = limits or Limits()
-    if signals.healthy_rank is not None and mode == "autopilot" and _asked_for(diagnosis, "odd-replica") is not None:
+    if (
+        signals.healthy_rank is not None
+        and mode == "autopilot"
+        and _asked_for(diagnosis, DetectorName.ODD_REPLICA) is not None
+    ):
         # this step's gradient is in part that of the odd weights
-        return Plan(steps=("copy-replica", "skip-step"), reason=diagnosis.cause, rank=signals.healthy_rank)
+        return Plan(actions=(Action.COPY_REPLICA, Action.SKIP_STEP), reason=diagnosis.cause, rank=signals.healthy_rank)
     if diagnosis.damage is Damage.WEIGHTS and mode == "autopilot" and limits.rolls_back:
-        if _asked_for(diagnosis, "early-divergence") is not None and _asked_for(diagnosis, "weight-jump") is None:
+        if (
+            _asked_for(diagnosis, DetectorName.EARLY_DIVERGENCE) is not None
+            and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is None
+        ):
             return _begin_again(signals, diagnosis, budget, states, limits)
-        return _go_back(signals, diagnosis, budget, states, limits, ceiling)
+        return _roll_back(signals, diagnosis, budget, states, limits, ceiling)
     if has_broken_weights(diagnosis.findings):  # an end, with the weights of a checkpoint in place
-        return Plan(steps=("rollback", "stop"), reason=diagnosis.cause)
-    steps = [*_refusal(signals, diagnosis)]
-    if steps and budget.skips_spent(signals.step):
+        return Plan(actions=(Action.ROLLBACK, Action.STOP), reason=diagnosis.cause)
+    actions = [*_refusal(signals, diagnosis)]
+    if actions and budget.skips_spent(signals.step):
         # why: where nothing can be run again it may be the weights, and a rollback is the last thing to try; but
         # weights that took updates in between are good ones
-        unknown = signals.witness is None and budget.last_target(signals.step) is None and budget.refused_in_a_row > 1
+        unknown = (
+            signals.counterfactual is None and budget.last_target(signals.step) is None and budget.refused_in_a_row > 1
+        )
         if unknown and mode == "autopilot" and limits.rolls_back and not signals.scaled:
-            return _go_back(signals, diagnosis, budget, states, limits, ceiling)
-        steps.append("stop")
+            return _roll_back(signals, diagnosis, budget, states, limits, ceiling)
+        actions.append(Action.STOP)
     norm = lr = to = None
-    spike = _asked_for(diagnosis, "gradient-spike")
-    if spike is not None and not steps:
-        steps.append("rescale")
-        norm = spike.usual
-    jump = _asked_for(diagnosis, "learning-rate-jump")
-    if jump is not None and jump.usual and mode == "autopilot":
-        steps.append("hold-lr")
-        lr = jump.usual
-    creep = _asked_for(diagnosis, "learning-rate-creep")
-    if creep is not None and creep.usual and jump is None and ceiling is None and mode == "autopilot":
-        steps.append("hold-lr")
-        lr = creep.usual
+    spike = _asked_for(diagnosis, DetectorName.GRADIENT_SPIKE)
+    if spike is not None and not actions:
+        actions.append(Action.RESCALE)
+        norm = spike.baseline
+    jump = _asked_for(diagnosis, DetectorName.LEARNING_RATE_JUMP)
+    if jump is not None and jump.baseline and mode == "autopilot":
+        actions.append(Action.HOLD_LR)
+        lr = jump.baseline
+    creep = _asked_for(diagnosis, DetectorName.LEARNING_RATE_CREEP)
+    if creep is not None and creep.baseline and jump is None and ceiling is None and mode == "autopilot":
+        actions.append(Action.HOLD_LR)
+        lr = creep.baseline
     kept: tuple[str, ...] = ()
     if diagnosis.damage is Damage.MOMENTS and mode == "autopilot":
         to = _before_poison(diagnosis, states)
-        steps = steps if to is None else ["restore-moments", *steps]
+        actions = actions if to is None else [Action.RESTORE_MOMENTS, *actions]
         kept = _damaged(diagnosis)[1] if states else ()
-        steps += ["restore-kept"] if kept else []
+        actions += [Action.RESTORE_KEPT] if kept else []
     hold = None if lr is None else limits.unmeant_hold
-    if not steps:
+    if not actions:
         return PROCEED
-    return Plan(steps=tuple(steps), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold)
+    return Plan(actions=tuple(actions), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold)
 
 
 def _damaged(diagnosis: Diagnosis) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Tensors of the optimizer's state and of kept objects that something else than updates has spoiled."""
-    found = _asked_for(diagnosis, "damaged-state")
+    found = _asked_for(diagnosis, DetectorName.DAMAGED_STATE)
     where = () if found is None else found.where
     kept = tuple(name for name in where if name.startswith("kept."))
     return tuple(name for name in where if name not in kept), kept
@@ -127,31 +136,34 @@ def _damaged(diagnosis: Diagnosis) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _before_poison(diagnosis: Diagnosis, states: Sequence[TrustedSnapshot]) -> int | None:
     if _damaged(diagnosis)[0]:  # the states given are those without such damage
         return states[-1].step if states else None
-    poisoned = _asked_for(diagnosis, "poisoned-moments")
+    poisoned = _asked_for(diagnosis, DetectorName.POISONED_MOMENTS)
     if poisoned is None or poisoned.since is None:
         return None
     clean = [s.step for s in states if s.step <= poisoned.since]
-    if not clean and poisoned.usual is not None:  # the poison came after the last probe: some may be from before it
+    if not clean and poisoned.baseline is not None:  # the poison came after the last probe: some may be from before it
         held = [(s.step, s.second_moment) for s in states if s.step >= 0]
-        clean = [step for step, moment in held if moment is not None and moment <= _CLEAN * poisoned.usual]
+        clean = [step for step, moment in held if moment is not None and moment <= _CLEAN * poisoned.baseline]
     return clean[-1] if clean else None
 
 
-def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[str, ...]:
+def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[Action, ...]:
     """How the update is refused, if it is."""
-    refuse = "leave-out" if signals.repeatable and len(signals.losses) > 1 else "skip-step"
+    refuse = Action.LEAVE_OUT if signals.repeatable and len(signals.losses) > 1 else Action.SKIP_STEP
     if any(f.severity == "critical" for f in diagnosis.findings):
         return (refuse,)
     if not math.isfinite(signals.grad_norm):  # a note: the loss scaler's routine
-        return ("back-off-scale",)
-    if _asked_for(diagnosis, "buffer-jump") is not None or _asked_for(diagnosis, "input-scale") is not None:
-        return ("skip-step",)  # why: all losses are finite, so nobody knows which micro-batch it was
-    spike = _asked_for(diagnosis, "gradient-spike")
+        return (Action.BACK_OFF_SCALE,)
+    if (
+        _asked_for(diagnosis, DetectorName.BUFFER_JUMP) is not None
+        or _asked_for(diagnosis, DetectorName.INPUT_SCALE) is not None
+    ):
+        return (Action.SKIP_STEP,)  # why: all losses are finite, so nobody knows which micro-batch it was
+    spike = _asked_for(diagnosis, DetectorName.GRADIENT_SPIKE)
     extreme = spike is not None and spike.value > _EXTREME * spike.limit
-    return ("skip-step",) if extreme else ()
+    return (Action.SKIP_STEP,) if extreme else ()
 
 
-def _go_back(
+def _roll_back(
     signals: Signals,
     diagnosis: Diagnosis,
     budget: Budget,
@@ -166,23 +178,23 @@ def _go_back(
     if not retreats and states:  # these were found to be finite, so it came later
         before = max(before, states[-1].step + 1)
     good = restorable(states, before=before, step=signals.step, budget=budget, limits=limits, retreats=retreats)
-    if signals.witness is not None:  # what was tried is what is restored
-        good = [state for state in good if state.step <= signals.witness.step]
+    if signals.counterfactual is not None:  # what was tried is what is restored
+        good = [state for state in good if state.step <= signals.counterfactual.step]
     again = budget.last_target(signals.step) if retreats else None
     refusal = _refusal(signals, diagnosis)
     if broken and not any(state.step >= 0 for state in good):  # anything finite that has learned is better than that
         good = [state for state in states if state.step >= 0] or good
-    if again is not None and signals.witness is None and not refusal and not signals.odd_replicas and not broken:
+    if again is not None and signals.counterfactual is None and not refusal and not signals.odd_replicas and not broken:
         # Nobody could be asked, and going back has not helped: it is the data, or cannot be helped.
         return PROCEED
     if budget.rollbacks_spent(signals.step):
-        stop = ("rollback", "stop") if good or broken else ("skip-step", "stop")
-        return Plan(steps=stop, reason=diagnosis.cause, to=good[-1].step if good else None)
+        stop = (Action.ROLLBACK, Action.STOP) if good or broken else (Action.SKIP_STEP, Action.STOP)
+        return Plan(actions=stop, reason=diagnosis.cause, to=good[-1].step if good else None)
     if not good and broken:
         return _from_checkpoint(signals, diagnosis, budget, limits)
     if not good:  # nowhere to go
-        steps = refusal + (("stop",) if refusal and budget.skips_spent(signals.step) else ())
-        return Plan(steps=steps, reason=diagnosis.cause) if steps else PROCEED
+        actions = refusal + ((Action.STOP,) if refusal and budget.skips_spent(signals.step) else ())
+        return Plan(actions=actions, reason=diagnosis.cause) if actions else PROCEED
     cut = 1.0
     if _by_updates(diagnosis, budget, limits):
         cut = limits.lr_mult if again is None else limits.lr_mult_again
@@ -190,18 +202,18 @@ def _go_back(
     used = (signals.lr, good[-1].lr) if again is not None or ceiling is None else (signals.lr,)
     lrs = [lr for lr in (*used, ceiling if again is not None else None) if lr is not None and lr > 0.0]
     lr = max(cut * min(lrs), limits.lr_floor_mult * signals.lr) if lrs else 0.0
-    catches_up = limits.catches_up
-    steps = ("rollback",) + (("catch-up",) if catches_up else ()) + (("cut-lr",) if cut < 1.0 else ())
-    steps += ("skip-batches",) if limits.skips_batches else ()
-    steps += ("rewarm",) if limits.rewarm_steps and cut < 1.0 else ()
+    replays = limits.replays
+    actions = (Action.ROLLBACK,) + ((Action.REPLAY,) if replays else ()) + ((Action.CUT_LR,) if cut < 1.0 else ())
+    actions += (Action.SKIP_BATCHES,) if limits.skips_batches else ()
+    actions += (Action.REWARM,) if limits.rewarm_steps and cut < 1.0 else ()
     return Plan(
-        steps=steps,
+        actions=actions,
         reason=diagnosis.cause,
         to=good[-1].step,
         lr=lr if cut < 1.0 else None,
-        until=before if catches_up else None,
-        outside=catches_up and _asked_for(diagnosis, "weight-jump") is not None,
-        only_whole=catches_up and again is not None,
+        until=before if replays else None,
+        outside=replays and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is not None,
+        only_whole=replays and again is not None,
     )
 
 
@@ -210,14 +222,14 @@ def _from_checkpoint(signals: Signals, diagnosis: Diagnosis, budget: Budget, lim
     again = budget.last_target(signals.step) is not None
     cut = 1.0 if budget.episode.sudden else limits.lr_mult_again if again else limits.lr_mult
     if not cut < 1.0 or not signals.lr > 0.0:
-        return Plan(steps=("rollback",), reason=diagnosis.cause)
-    steps = ("rollback", "cut-lr", *(("rewarm",) if limits.rewarm_steps else ()))
-    return Plan(steps=steps, reason=diagnosis.cause, lr=cut * signals.lr)
+        return Plan(actions=(Action.ROLLBACK,), reason=diagnosis.cause)
+    actions = (Action.ROLLBACK, Action.CUT_LR, *((Action.REWARM,) if limits.rewarm_steps else ()))
+    return Plan(actions=actions, reason=diagnosis.cause, lr=cut * signals.lr)
 
 
 def has_broken_weights(findings: Sequence[Finding]) -> bool:
     """A weight is NaN, infinite or absurd: whatever the loss says, no update can be made with it."""
-    return any(f.detector == "weight-jump" and f.severity == "act" and is_absurd(f.value) for f in findings)
+    return any(f.detector == DetectorName.WEIGHT_JUMP and f.severity == "act" and is_absurd(f.value) for f in findings)
 
 
 def _begin_again(
@@ -230,15 +242,15 @@ def _begin_again(
     """
     before = signals.step if budget.episode.first_sign is None else budget.episode.first_sign
     good = restorable(states, before=before, step=signals.step, budget=budget, limits=limits)
-    good = [state for state in good if signals.witness is None or state.step <= signals.witness.step]
+    good = [state for state in good if signals.counterfactual is None or state.step <= signals.counterfactual.step]
     if not good or not signals.lr > 0.0 or limits.lr_mult >= 1.0 or budget.rollbacks_left(signals.step) < 2:
         refusal = _refusal(signals, diagnosis)
-        return Plan(steps=refusal, reason=diagnosis.cause) if refusal else PROCEED
+        return Plan(actions=refusal, reason=diagnosis.cause) if refusal else PROCEED
     again = budget.last_target(signals.step) is not None
-    steps = ("rollback", "cut-lr") + (("skip-batches",) if limits.skips_batches else ())
-    steps += ("rewarm",) if limits.rewarm_steps else ()
+    actions = (Action.ROLLBACK, Action.CUT_LR) + ((Action.SKIP_BATCHES,) if limits.skips_batches else ())
+    actions += (Action.REWARM,) if limits.rewarm_steps else ()
     return Plan(
-        steps=steps,
+        actions=actions,
         reason=diagnosis.cause,
         to=good[-1].step,
         lr=max(_EARLY_CUT * _EARLY_CUT if again else _EARLY_CUT, limits.lr_floor_mult) * signals.lr,
@@ -266,9 +278,9 @@ def _by_updates(diagnosis: Diagnosis, budget: Budget, limits: Limits) -> bool:
 
     Where updates are made again it shows whether the jump comes back, and with nothing lost nothing is cut.
     """
-    if any(f.detector in ("weight-jump", "odd-replica") for f in diagnosis.findings):
-        return limits.catches_up
-    lasting = any(f.detector in ("not-healing", "slow-divergence") for f in diagnosis.findings)
+    if any(f.detector in (DetectorName.WEIGHT_JUMP, DetectorName.ODD_REPLICA) for f in diagnosis.findings):
+        return limits.replays
+    lasting = any(f.detector in (DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE) for f in diagnosis.findings)
     return lasting or not budget.episode.sudden
 
 

@@ -6,7 +6,7 @@ from steadystep._utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from steadystep.runs.comparison import Comparison, compare
-    from steadystep.runs.diagnose import diagnose
+    from steadystep.runs.diagnosis import diagnose
     from steadystep.runs.open import find_runs, open_run
     from steadystep.runs.reading import Pattern, PlannedAction, Reading
 
@@ -16,7 +16,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "comparison": ("Comparison", "compare"),
-        "diagnose": ("diagnose",),
+        "diagnosis": ("diagnose",),
         "open": ("find_runs", "open_run"),
         "reading": ("Pattern", "PlannedAction", "Reading"),
     },

@@ -136,12 +136,12 @@ def excursions(values: Floats, *, base: Floats, sigma: Floats, start: float) -> 
     at = 0
     while at < len(raised) and len(found) < _MOST:
         first = int(raised[at])
-        usual, most = float(base[first]), float(limit[first])
-        if found and first - found[-1].last < _SOON and found[-1].base < usual:
+        baseline, most = float(base[first]), float(limit[first])
+        if found and first - found[-1].last < _SOON and found[-1].base < baseline:
             # why: the level before has been learned from a rise that went unnoticed between its first points
-            usual, most = found[-1].base, most - usual + found[-1].base
+            baseline, most = found[-1].base, most - baseline + found[-1].base
         end = _return(values, first, most)
-        found.append(_described(values, first, end, usual, float(sigma[first])))
+        found.append(_described(values, first, end, baseline, float(sigma[first])))
         at = int(np.searchsorted(raised, len(values) if end is None else end))
     return found
 

@@ -47,16 +47,16 @@ def early_norm(curve: Curve, step: int) -> tuple[int, float] | None:
     calm = calm[np.isfinite(calm)]
     if len(calm) < _FEWEST_BEFORE:
         return None
-    usual = float(np.median(calm[-2 * _BACK :]))
-    spread = float(np.median(np.abs(calm[-2 * _BACK :] - usual))) * _MAD
-    limit = usual + max(math.log(_FACTOR), _SIGMAS * spread)
+    baseline = float(np.median(calm[-2 * _BACK :]))
+    spread = float(np.median(np.abs(calm[-2 * _BACK :] - baseline))) * _MAD
+    limit = baseline + max(math.log(_FACTOR), _SIGMAS * spread)
     tail = slice(max(0, len(logs) - _BACK // 4), len(logs))
     high = np.flatnonzero(~(logs[tail] <= limit))
     if not len(high):
         return None
     at = int(high[0])
     top = float(np.max(np.nan_to_num(logs[tail][at:], nan=math.inf, posinf=math.inf)))
-    return int(steps[tail][at]), math.exp(min(top - usual, 700.0))
+    return int(steps[tail][at]), math.exp(min(top - baseline, 700.0))
 
 
 def norm_before(curve: Curve, step: int) -> str:

@@ -53,7 +53,7 @@ class Measurer:
         self.planned: Callable[[], float] = lambda: 0.0
         """The largest learning rate of the guard's own schedule; 0 when it has none."""
 
-    def look(
+    def measure(
         self,
         *,
         step: int,
@@ -128,8 +128,8 @@ class Measurer:
             probe=self._probes.read(host[of_samples]),
             inputs=self._inputs.read(host[of_samples.stop :]),
         )
-        look = GradientView(signals, grads, layout, norms)
-        return look if signals.healthy else self._look_closer(look, batches or [], again=measured is None)
+        view = GradientView(signals, grads, layout, norms)
+        return view if signals.all_finite else self._look_closer(view, batches or [], again=measured is None)
 
     def with_weights(self, signals: Signals) -> Signals:
         """With the norms of the weights, which are looked at now if they have not been. Only in trouble."""
@@ -153,21 +153,21 @@ class Measurer:
         """Whose gradients are looked at."""
         return self._gradients.parameters
 
-    def _look_closer(self, look: GradientView, batches: list[Any], *, again: bool = True) -> GradientView:
+    def _look_closer(self, view: GradientView, batches: list[Any], *, again: bool = True) -> GradientView:
         """What is worth a second look once something seems wrong."""
-        signals = look.signals
+        signals = view.signals
         if again and not math.isfinite(signals.grad_norm):
             # why: a gradient whose dtype changed since the layout was made may have overflowed only in its norm
-            look.layout = self._gradients.regroup(look.grads)
-            look.norms = measure(look.grads, look.layout)
-            each = tuple(_read(look.norms))
+            view.layout = self._gradients.regroup(view.grads)
+            view.norms = measure(view.grads, view.layout)
+            each = tuple(_read(view.norms))
             signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
         signals = self.with_weights(signals)
         bad = self._buffers.newly_bad(signals.bad_buffers, grave=not signals.is_finite)
         if bad != signals.bad_buffers:
             signals = replace(signals, bad_buffers=bad)
-        look.signals = replace(signals, input_finite=batch_is_finite(batches)) if batches else signals
-        return look
+        view.signals = replace(signals, input_finite=batch_is_finite(batches)) if batches else signals
+        return view
 
     def _size_of(self, batches: list[Any]) -> Tensor | None:
         self._inputs.add(batches[0])

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, final
 
 from steadystep._utils.tree import bytes_of
-from steadystep.engine.closures import MicroBatchWork
+from steadystep.engine.closures import RecordedMicroBatch
 from steadystep.records import Signals
 
 _MOST = 512  # updates: no state that one goes back to is older
@@ -23,7 +23,7 @@ _LUMP = 16  # updates whose batches are weighed together: one by one, with cold 
 class RecordedUpdate:
     """One update that was taken."""
 
-    works: tuple[MicroBatchWork, ...]
+    micro_batches: tuple[RecordedMicroBatch, ...]
     signals: Signals
     options: tuple[Mapping[str, Any], ...]
     """The numbers of each parameter group as they were used: learning rate, momentum, decay."""
@@ -91,7 +91,7 @@ class ReplayBuffer:
     def _weigh(self) -> None:
         """Those that have not been; once they prove too large, nothing is kept."""
         for done in islice(self._done, len(self._sizes), None):
-            size = sum(bytes_of(work) for work in done.works)
+            size = sum(bytes_of(work) for work in done.micro_batches)
             self._sizes.append(size)
             self._bytes += size
             self._largest = max(self._largest, size)

@@ -76,7 +76,7 @@ class Snapshots:
 
     def __init__(
         self,
-        holdings: TensorState,
+        tensor_state: TensorState,
         *,
         count: int,
         device: torch.device,
@@ -87,7 +87,7 @@ class Snapshots:
         checkpoints: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
-        self._holdings = holdings
+        self._tensor_state = tensor_state
         self._device = device
         self._ranks = ranks or SingleProcess()
         self._states: list[Snapshot] = []
@@ -150,7 +150,7 @@ class Snapshots:
     ) -> None:
         """Remember the state as it is now; not in the place of the last one before `suspected_since`."""
         self.settle()
-        live = self._holdings.tensors()
+        live = self._tensor_state.tensors()
         self._rooms.decide(live)
         if not self._rooms.count:
             return
@@ -165,7 +165,7 @@ class Snapshots:
                 updates=updates,
                 lr=lr,
                 tensors=tensors,
-                numbers=self._holdings.numbers(),
+                numbers=self._tensor_state.numbers(),
                 parts=dict(parts),
                 kept={name: _copied(thing.state_dict()) for name, thing in self._kept.items()},
                 rng=RngState(self._device),
@@ -176,11 +176,11 @@ class Snapshots:
         )
         self._last_step = step
 
-    def go_back(self, step: int, *, replay: bool) -> Snapshot:
+    def roll_back(self, step: int, *, replay: bool) -> Snapshot:
         """Restore the state of `step` and forget all younger ones. `replay` also restores torch's random numbers."""
         state = next(s for s in self._states if s.step == step)
         scheduled = any(isinstance(thing, LRScheduler) for thing in self._kept.values())
-        self._holdings.put_back(self._whole(state), state.numbers, learning_rates=scheduled)
+        self._tensor_state.put_back(self._whole(state), state.numbers, learning_rates=scheduled)
         for name, saved in state.kept.items():
             if name in self._kept:
                 self._kept[name].load_state_dict(_copied(saved))
@@ -193,7 +193,7 @@ class Snapshots:
     def is_as_it_was(self, updates: int) -> bool:
         """Whether everything is as in the state with so many updates that `go_back` passed over; True without one."""
         state = next((s for s in self._passed_over if s.updates == updates), None)
-        return state is None or self._holdings.is_as_in(state.tensors, state.numbers)
+        return state is None or self._tensor_state.is_as_in(state.tensors, state.numbers)
 
     def settle(self) -> None:
         """Forget what `go_back` passed over."""
@@ -214,12 +214,12 @@ class Snapshots:
 
     def weights_of(self, state: Snapshot) -> AbstractContextManager[None]:
         """The weights of that state for a while."""
-        return self._holdings.with_weights(state.tensors, state.numbers)
+        return self._tensor_state.with_weights(state.tensors, state.numbers)
 
     def moments_back(self, step: int) -> None:
         """Restore the optimizer's state of `step`; weights stay."""
         state = next(s for s in self._states if s.step == step)
-        self._holdings.put_back(self._whole(state), state.numbers, moments_only=True)
+        self._tensor_state.put_back(self._whole(state), state.numbers, moments_only=True)
 
     def restore_kept(self, tensors: Sequence[str]) -> None:
         """Restore the kept objects that these tensors belong to, each from the newest state in which they are well."""
@@ -237,7 +237,7 @@ class Snapshots:
 
     def finite(self) -> list[Snapshot]:
         """States whose weights and optimizer's state hold no NaN and no infinity, on no rank."""
-        good = self._on_all_ranks([self._holdings.are_finite(state.tensors) for state in self._states])
+        good = self._on_all_ranks([self._tensor_state.are_finite(state.tensors) for state in self._states])
         return [state for state, is_good in zip(self._states, good, strict=True) if is_good]
 
     def _on_all_ranks(self, flags: Sequence[bool]) -> list[bool]:
@@ -260,7 +260,7 @@ class Snapshots:
         return self._states.pop(which)
 
     def _whole(self, state: Snapshot) -> dict[Key, Tensor]:
-        return self._rooms.whole(state.tensors, self._holdings.tensors())
+        return self._rooms.whole(state.tensors, self._tensor_state.tensors())
 
 
 def _begins_with(name: str) -> Callable[[str], bool]:

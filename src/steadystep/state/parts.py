@@ -209,14 +209,14 @@ PART_SCHEMAS: dict[str, Any] = {
     "accumulation": AccumulationState,
     "clip rule": ZScoreState | PercentileState | TensorEMAState,
     "memory": MemoryState,
-    "backlog": ReplayBufferState,
+    "replay buffer": ReplayBufferState,
     "learning_rate": LearningRateState,
     "budget": BudgetState,
-    "casebook": RunHistoryState,
+    "run history": RunHistoryState,
     "probes": ProbesState,
     "inputs": InputsState,
     "early stopping": EarlyStoppingState,
-    "evidence": RollbackTrialState,
+    "rollback trial": RollbackTrialState,
     "sudden zero": SuddenZeroState,
 }
 

@@ -91,7 +91,7 @@ def _problem(finding: Any, name: str, signals: Signals) -> str:
     """What is wrong with a finding, or nothing."""
     if not isinstance(finding, Finding):
         return "not a Finding"
-    numbers = (finding.value, finding.limit, 0.0 if finding.usual is None else finding.usual)
+    numbers = (finding.value, finding.limit, 0.0 if finding.baseline is None else finding.baseline)
     texts = (finding.what, *finding.where) if isinstance(finding.where, tuple) else (None,)
     problems = {
         f"detector must be {name!r}": finding.detector != name,

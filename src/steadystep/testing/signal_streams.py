@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from steadystep.records import InputStats, Probe, Signals, Witness
+from steadystep.records import Counterfactual, InputStats, Probe, Signals
 
 MakeStream = Callable[[int, random.Random], dict[str, Any]]
 
@@ -28,7 +28,7 @@ def signal_streams(*, steps: int = 300, seed: int = 0) -> dict[str, tuple[Signal
 
 def with_burst(stream: tuple[Signals, ...], *, at: int, length: int) -> tuple[Signals, ...]:
     """The stream with `length` steps of NaN put in between; what follows is the same, that many steps later."""
-    calm = replace(stream[min(at, len(stream) - 1)], probe=None, inputs=None, witness=None)
+    calm = replace(stream[min(at, len(stream) - 1)], probe=None, inputs=None, counterfactual=None)
     bad = replace(calm, loss=math.nan, losses=(math.nan,), grad_norm=math.nan, norms=(math.nan,) * len(calm.norms))
     burst = (replace(bad, step=at + i, refused_in_a_row=i) for i in range(length))
     return (*stream[:at], *burst, *(replace(s, step=s.step + length) for s in stream[at:]))
@@ -115,7 +115,7 @@ def _probed(step: int, rng: random.Random) -> dict[str, Any]:
             batches=8, mean=0.1, std=1.1, largest=5.0, constant_share=0.0, scale_spread=3.0, finite=True
         )
     if step % 50 == 49:
-        found["witness"] = Witness(step=step - 20, then=2.0 + rng.random(), now=2.0 + rng.random())
+        found["witness"] = Counterfactual(step=step - 20, old_loss=2.0 + rng.random(), current_loss=2.0 + rng.random())
     return found
 
 

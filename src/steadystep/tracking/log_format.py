@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
-from steadystep.records import Outcome
+from steadystep.records import Action, Outcome
 from steadystep.runs.run import Incident
 
 logger = logging.getLogger("steadystep")
@@ -140,9 +140,9 @@ def incident_card(incident: Incident) -> str:
 
 
 _REFUSED = {
-    "skip-step": "update skipped",
-    "back-off-scale": "update skipped, loss scale halved",
-    "leave-out": "no usable micro-batch, update skipped",
+    Action.SKIP_STEP: "update skipped",
+    Action.BACK_OFF_SCALE: "update skipped, loss scale halved",
+    Action.LEAVE_OUT: "no usable micro-batch, update skipped",
 }
 
 
@@ -161,10 +161,10 @@ def did(outcome: Outcome) -> str:
     if outcome.restored is not None:
         cut = f", learning rate held at {plan.lr:.3g} or below" if plan.lr is not None else ""
         how = "bit for bit" if outcome.exact else "not verified bit for bit"
-        again = f", made {outcome.caught_up} updates since again ({how})" if outcome.caught_up else ""
+        again = f", made {outcome.replayed} updates since again ({how})" if outcome.replayed else ""
         return f"went back to {state_of(plan.to)}{again}{cut}"
     done = []
-    if "restore-moments" in plan.steps:
+    if Action.RESTORE_MOMENTS in plan.actions:
         done.append(f"optimizer restored to {state_of(plan.to)}")
     if plan.rank is not None:
         done.append(f"weights and moments copied from rank {plan.rank}")
@@ -175,7 +175,7 @@ def did(outcome: Outcome) -> str:
     if outcome.left_out:
         done.append(f"updated without micro-batch {', '.join(str(i) for i in outcome.left_out)} of its group")
     elif not outcome.stepped:
-        done.append(next((_REFUSED[step] for step in plan.steps if step in _REFUSED), "update skipped"))
+        done.append(next((_REFUSED[step] for step in plan.actions if step in _REFUSED), "update skipped"))
     elif plan.norm is not None:
         done.append(f"gradient scaled down to {plan.norm:.3g}")
     elif any(f.severity == "critical" for f in outcome.findings):

@@ -177,7 +177,7 @@ class RunLog:
     def _row(self, outcome: Outcome, signals: Signals) -> str:
         has_scale = signals.scaled and self._is_news(signals)
         self._last = signals.step
-        if signals.healthy and not signals.metrics and not has_scale:
+        if signals.all_finite and not signals.metrics and not has_scale:
             # why by hand: json.dumps costs three times as much, on every step
             return (
                 f'{{"step":{signals.step},"loss":{signals.loss:.9g},"norm":{signals.grad_norm:.6g}'

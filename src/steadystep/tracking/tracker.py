@@ -54,7 +54,7 @@ class Repeats:
         text = describe(outcome).partition(": ")[2]
         if text == self._text and not advice and outcome.step == self._last + 1:
             self._last = outcome.step
-            if "stop" in outcome.plan.steps or self._last - self._first >= _MOST:
+            if "stop" in outcome.plan.actions or self._last - self._first >= _MOST:
                 self._say()
             return
         self.end()

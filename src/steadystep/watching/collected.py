@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from steadystep.engine.closures import MicroBatchWork
+from steadystep.engine.closures import RecordedMicroBatch
 from steadystep.watching.listeners import Clip
 from steadystep.watching.recorder import Recorder
 
@@ -50,7 +50,7 @@ class Collected:
         """Of each gradient at the end of the last backward pass, on the device, when `measuring`."""
         self.before: Callable[[], None] = lambda: None
         """Called before each backward pass of the program."""
-        self.passes = 0
+        self.runner = 0
         """Backward passes of ours that were heard of, and losses that were given, since the beginning."""
         self.measuring = True
         """The loop clips by itself, or it is not known yet whether it does."""
@@ -88,7 +88,7 @@ class Collected:
         if now == self._before:
             return
         self._marks = now
-        self.passes += 1
+        self.runner += 1
         if loss is not None:
             seen = loss.detach()
             self._found.append(seen.reshape(()) if seen.dim() else seen)
@@ -106,24 +106,26 @@ class Collected:
                 first = self.norms[0]
                 self.norms[0] = torch.add(first, total_norm.detach().to(first.device, first.dtype), alpha=0)
 
-    def works(self, *, unchanged: bool) -> tuple[MicroBatchWork, ...]:
+    def micro_batches(self, *, unchanged: bool) -> tuple[RecordedMicroBatch, ...]:
         """What it takes to make this update again; nothing where part of what the loop did was not seen.
 
         `unchanged` says that the gradients are known to be those of the last backward pass.
         """
-        works = () if self._recorder is None else self._recorder.works(len(self._found))
-        if not works or self._marks is None:
+        micro_batches = () if self._recorder is None else self._recorder.micro_batches(len(self._found))
+        if not micro_batches or self._marks is None:
             return ()
         if unchanged and not self._clips:
-            return works
+            return micro_batches
         if self._now() != (self._clipped if self._clips else self._marks):
             return ()  # changed by nobody knows whom
         clips = tuple(self._clips)
-        return (*works[:-1], replace(works[-1], touch=partial(_again, clips))) if clips else works
+        return (
+            (*micro_batches[:-1], replace(micro_batches[-1], touch=partial(_again, clips))) if clips else micro_batches
+        )
 
     def give(self, loss: Tensor) -> None:
         """The loop says it itself, before or after its backward pass."""
-        self.passes += 1
+        self.runner += 1
         self._waiting.append(loss.detach().reshape(()))
 
     @property

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from steadystep._utils.tensors import measure
 from steadystep.actions.update import REFUSALS
 from steadystep.diagnosis import ADVICE, Cause
-from steadystep.engine.closures import MicroBatchWork
+from steadystep.engine.closures import RecordedMicroBatch
 from steadystep.engine.ownership import no_loss_seen
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
 from steadystep.incidents.refused_step import RefusedStep
 from steadystep.optimizers import each_of
-from steadystep.records import Diagnosis, Outcome, Plan
+from steadystep.records import Action, Diagnosis, Outcome, Plan
 from steadystep.signals.gradients import GradientView
 from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.recorder import Reruns
@@ -60,15 +60,15 @@ class HookedStep:
         """Only a part of the gradients is looked at."""
         self._whole = True
         """The decision at hand is about all optimizers."""
-        self._works: tuple[MicroBatchWork, ...] = ()
+        self._works: tuple[RecordedMicroBatch, ...] = ()
         self._options: tuple[Mapping[str, Any], ...] = ()
-        self._taken: tuple[tuple[MicroBatchWork, ...], Outcome, int, tuple[Mapping[str, Any], ...]] | None = None
+        self._taken: tuple[tuple[RecordedMicroBatch, ...], Outcome, int, tuple[Mapping[str, Any], ...]] | None = None
         self.busy = False
         """A step of the optimizer is the guard's own: an update is made again."""
         self._undo: Undo | None = None
-        self._look: GradientView | None = None
+        self._view: GradientView | None = None
         self._evaluations = 0
-        self._parts.passes.given_losses = True
+        self._parts.runner.given_losses = True
         self._parts.recovery.begin(step=0, updates=0)
         self._fresh: list[int] | None = self._versions()
 
@@ -110,9 +110,9 @@ class HookedStep:
             norms = list(torch._foreach_div(norms, scale))
         parts.learning_rate.place(guard.updates)
         repeats = parts.recovery.remembers and not self._several and self._whole
-        self._works = self._seen.works(unchanged=not shrunk and not scaled) if repeats else ()
-        self._reruns.show(parts.passes, self._works)
-        look = parts.looker.look(
+        self._works = self._seen.micro_batches(unchanged=not shrunk and not scaled) if repeats else ()
+        self._reruns.show(parts.runner, self._works)
+        view = parts.measurer.measure(
             step=guard.attempts,
             losses=losses,
             weights=[1.0] * len(losses),
@@ -122,20 +122,20 @@ class HookedStep:
             refused_in_a_row=parts.budget.refused_in_a_row,
             measured=norms,
         )
-        look = parts.ranks.agree(look)
+        view = parts.ranks.agree(view)
         clips = _norm_now if shrunk and scale is None and not parts.ranks.sharded else None
-        diagnosis, plan = self.judge.judge(look, updates=guard.updates, clipped_norm=clips)
-        if self._several and REFUSALS.isdisjoint(plan.steps) and "rollback" not in plan.steps:
+        diagnosis, plan = self.judge.judge(view, updates=guard.updates, clipped_norm=clips)
+        if self._several and REFUSALS.isdisjoint(plan.actions) and Action.ROLLBACK not in plan.actions:
             plan = Plan()  # why: a line search with rescaled gradients is lost
-        if plan.steps:
-            self._reruns.show(parts.passes, self._works, look.signals.bad_micro_batches)
-        self._case = parts.examiner.open(plan, look, updates=guard.updates)
-        held = self._held() if plan.steps and not self._quiet else ()
-        self._outcome = self._acted(plan, look, diagnosis, shrunk=shrunk)
+        if plan.actions:
+            self._reruns.show(parts.runner, self._works, view.signals.bad_micro_batches)
+        self._case = parts.nan_tracer.open(plan, view, updates=guard.updates)
+        held = self._held() if plan.actions and not self._quiet else ()
+        self._outcome = self._acted(plan, view, diagnosis, shrunk=shrunk)
         if not self._outcome.stepped:
             self._stand_still(held, restored=self._outcome.restored is not None)
         self._seen.measuring = shrunk
-        self._look = look if self._several else None
+        self._view = view if self._several else None
 
     def judged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, and right after it the decision: gradients exist only then."""
@@ -177,9 +177,9 @@ class HookedStep:
         if outcome is None:
             return None
         undo, self._undo = self._undo, None
-        look, self._look = self._look, None
-        if undo is not None and look is not None and outcome.stepped and not self._parts.ranks.all(not undo.needed):
-            outcome = self._undone(look)
+        view, self._view = self._view, None
+        if undo is not None and view is not None and outcome.stepped and not self._parts.ranks.all(not undo.needed):
+            outcome = self._undone(view)
         if undo is not None and not outcome.stepped:
             undo.back()
         parts = self._parts
@@ -190,7 +190,7 @@ class HookedStep:
             used = self._options if mult == 1.0 else rate.times(self._options, mult)
             self._taken = self._works, outcome, self._guard.updates + 1, used
         self._works = ()
-        outcome, self._case = self._parts.examiner.close(outcome, self._case), None
+        outcome, self._case = self._parts.nan_tracer.close(outcome, self._case), None
         self._seen.clear()
         self._reruns.clear()
         return outcome
@@ -199,8 +199,8 @@ class HookedStep:
         """The update that was closed can be made again as it was taken: by all that it is about."""
         taken, self._taken = self._taken, None
         if taken is not None:
-            works, outcome, updates, options = taken
-            self._parts.recovery.remember(works, outcome, updates=updates, options=options)
+            micro_batches, outcome, updates, options = taken
+            self._parts.recovery.remember(micro_batches, outcome, updates=updates, options=options)
 
     def abandon(self) -> None:
         """A step that raised leaves the learning rate as the user set it, and a refused one nothing at all."""
@@ -210,32 +210,32 @@ class HookedStep:
             undo.back()
         self._outcome = None
 
-    def _acted(self, plan: Plan, look: GradientView, diagnosis: Diagnosis, *, shrunk: bool) -> Outcome:
+    def _acted(self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, shrunk: bool) -> Outcome:
         parts = self._parts
-        parts.passes.offer(self._works)
+        parts.runner.offer(self._works)
         # before the update: some optimizers set their own rate in it
         self._options = parts.learning_rate.options() if self._works else ()
         try:
-            return parts.around.before(plan, look, diagnosis, shrunk=shrunk, look_again=self._look_again)
+            return parts.around.before(plan, view, diagnosis, shrunk=shrunk, measure_again=self._measure_again)
         except BaseException:
             left_at, parts.action.left_at = parts.action.left_at, None
             self._guard.updates = self._guard.updates if left_at is None else left_at
             raise
         finally:
-            parts.passes.given_losses = True
+            parts.runner.given_losses = True
 
-    def _look_again(self, kept: Sequence[int]) -> GradientView:
+    def _measure_again(self, kept: Sequence[int]) -> GradientView:
         """At the gradients of an update that is made again. Its losses were divided by the loop."""
         parts = self._parts
-        losses = [parts.passes.group.members[i].loss for i in kept]
+        losses = [parts.runner.group.members[i].loss for i in kept]
         losses = losses if len(losses) == 1 else [loss * len(losses) for loss in losses]
-        look = parts.looker.look(
+        view = parts.measurer.measure(
             step=self._guard.attempts,
             losses=losses,
             weights=[1.0] * len(losses),
             refused_in_a_row=parts.budget.refused_in_a_row,
         )
-        return parts.ranks.agree(look)
+        return parts.ranks.agree(view)
 
     def _at_work(self, busy: bool) -> None:
         """What the guard runs by itself is none of the loop's doing."""
@@ -267,15 +267,15 @@ class HookedStep:
         for parameter, grad in held:  # why zeros: who wrote this optimizer may not have thought of a missing gradient
             parameter.grad = grad.detach().zero_()
 
-    def _undone(self, look: GradientView) -> Outcome:
+    def _undone(self, view: GradientView) -> Outcome:
         """Every evaluation was finite, and the weights it came to are not."""
         parts, cause = self._parts, Cause.LEARNING_RATE_TOO_HIGH
-        stop = ("stop",) if parts.budget.skips_spent(look.signals.step) else ()
-        plan = Plan(steps=("skip-step", *stop), reason=cause.value)
+        stop = (Action.STOP,) if parts.budget.skips_spent(view.signals.step) else ()
+        plan = Plan(actions=(Action.SKIP_STEP, *stop), reason=cause.value)
         evidence = "the optimizer's step led to weights that are not finite"
         parts.probes.cancel()
         diagnosis = Diagnosis(cause=cause.value, evidence=evidence, advice=ADVICE[cause])
-        return parts.action.report(plan, look, diagnosis, stepped=False)
+        return parts.action.report(plan, view, diagnosis, stepped=False)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -287,7 +287,7 @@ class HookedStep:
         return self._outcome is None or self._outcome.stepped
 
     def _losses(self, returned: Any, *, scaled: bool) -> tuple[list[Tensor], Tensor | None]:
-        device = self._parts.looker.parameters[0].device
+        device = self._parts.measurer.parameters[0].device
         scale = self.scaling.scale(device) if scaled else None
         if scaled and scale is None and not self._seen.was_given:
             raise MisuseError(
@@ -297,7 +297,7 @@ class HookedStep:
         losses = self._seen.losses(scale)
         if not losses and isinstance(returned, Tensor) and returned.numel() == 1:
             losses = [returned.detach().reshape(())]
-        if not losses and any(p.grad is not None for p in self._parts.looker.parameters):
+        if not losses and any(p.grad is not None for p in self._parts.measurer.parameters):
             raise MisuseError(no_loss_seen())
         return losses, scale
 
@@ -307,8 +307,8 @@ class HookedStep:
                 parameter.grad = None
 
     def _versions(self) -> list[int]:
-        return [parameter._version for parameter in self._parts.looker.parameters]
+        return [parameter._version for parameter in self._parts.measurer.parameters]
 
 
-def _norm_now(look: GradientView) -> float:
-    return math.hypot(*(float(norm) for norm in measure(look.grads, look.layout)))  # sync: only after a spike
+def _norm_now(view: GradientView) -> float:
+    return math.hypot(*(float(norm) for norm in measure(view.grads, view.layout)))  # sync: only after a spike

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from steadystep._utils.rng import RngState
 from steadystep._utils.text import note
 from steadystep.config import Config
-from steadystep.engine.closures import Draws, MicroBatchWork, TapedClosure
+from steadystep.engine.closures import Draws, RecordedMicroBatch, TapedClosure
 from steadystep.engine.measuring import draws
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.engine.ownership import needs_closure
@@ -40,8 +40,8 @@ class Recorder:
         self._failures = 0
         self._tape: Tape | None = None
         self._mode: TapeMode | None = None
-        self._works: list[MicroBatchWork] = []
-        self._waiting: MicroBatchWork | None = None
+        self._works: list[RecordedMicroBatch] = []
+        self._waiting: RecordedMicroBatch | None = None
         self._spoiled = False
         self._known: set[int] = set()
         self.paused = False
@@ -80,7 +80,7 @@ class Recorder:
         if not closed:
             return
         self._draws.after(last=True)
-        self._waiting = MicroBatchWork(TapedClosure(tape.run, tape.held, tape.rng), None)
+        self._waiting = RecordedMicroBatch(TapedClosure(tape.run, tape.held, tape.rng), None)
 
     def after_backward(self, *, ours: bool, cleared: bool) -> None:
         """Whether it changed gradients of this model, and whether those of earlier passes had been cleared before."""
@@ -100,9 +100,9 @@ class Recorder:
         self._works.append(self._waiting)
         self._waiting = None
 
-    def works(self, passes: int) -> tuple[MicroBatchWork, ...]:
+    def micro_batches(self, runner: int) -> tuple[RecordedMicroBatch, ...]:
         """What it takes to compute the gradients of this step again, which came from so many passes."""
-        return tuple(self._works) if len(self._works) == passes and not self._spoiled else ()
+        return tuple(self._works) if len(self._works) == runner and not self._spoiled else ()
 
     def clear(self) -> None:
         """The step is over."""
@@ -156,19 +156,21 @@ class Reruns:
         """What was given."""
         return [batch for _, batch, _ in self._all if batch is not None]
 
-    def show(self, passes: MicroBatchRunner, works: Sequence[MicroBatchWork], bad: Sequence[int] = ()) -> None:
+    def show(
+        self, runner: MicroBatchRunner, micro_batches: Sequence[RecordedMicroBatch], bad: Sequence[int] = ()
+    ) -> None:
         """Present the first bad one, or the last: of what the loop has given, or else of what was seen of it."""
-        known = self._all or [_rerun(work) for work in works]
+        known = self._all or [_rerun(work) for work in micro_batches]
         which = [i for i in bad if i < len(known)]
         if known:
-            passes.present(*known[which[0] if which else -1])
+            runner.present(*known[which[0] if which else -1])
 
     def clear(self) -> None:
         """The step is over."""
         self._all = []
 
 
-def _rerun(work: MicroBatchWork) -> tuple[Again | None, Any, RngState | None]:
+def _rerun(work: RecordedMicroBatch) -> tuple[Again | None, Any, RngState | None]:
     recipe = work.recipe
     assert isinstance(recipe, TapedClosure)
     args, kwargs, _ = recipe.batch

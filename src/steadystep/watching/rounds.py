@@ -42,7 +42,7 @@ class Rounds:
         self._leader = 0
         self._stepped: set[int] = set()
         self._included: set[int] = set()
-        self._passes = -1
+        self._runner = -1
         self._marks = [_marks(optimizer) for optimizer in self._all]
 
     def place(self, optimizer: Optimizer) -> int:
@@ -52,7 +52,7 @@ class Rounds:
     def leads(self, optimizer: Optimizer) -> bool:
         """Whether this step asks for a decision."""
         place = self.place(optimizer)
-        return self._seen.passes != self._passes or place not in self._included or place in self._stepped
+        return self._seen.runner != self._runner or place not in self._included or place in self._stepped
 
     def begin(self, optimizer: Optimizer) -> list[Parameter]:
         """A decision; returns the parameters that it is not about.
@@ -62,7 +62,7 @@ class Rounds:
         """
         self._followers[self._leader] = self._stepped - {self._leader}
         self._leader = self.place(optimizer)
-        self._stepped, self._passes = set(), self._seen.passes
+        self._stepped, self._runner = set(), self._seen.runner
         fresh = {i for i, each in enumerate(self._all) if _marks(each) != self._marks[i] and self._is_unscaled(each)}
         self._included = fresh | {self._leader}
         return [p for i, each in enumerate(self._all) if i not in self._included for p in _parameters(each)]
@@ -70,7 +70,7 @@ class Rounds:
     @property
     def is_of_the_last_pass(self) -> bool:
         """No backward pass has come since the last decision."""
-        return self._seen.passes == self._passes
+        return self._seen.runner == self._runner
 
     def follows(self, optimizer: Optimizer) -> bool:
         """Whether its step was not the one that asked for the decision at hand."""

@@ -128,7 +128,7 @@ class Watcher:
         self._tell = tell
         parts = self.guard._parts
         self._recorder = self._recorded(model, why_not(one, scaler, finds_loss=find_loss))
-        self._seen = Collected(parts.looker.versions, parts.looker.norms, self._recorder)
+        self._seen = Collected(parts.measurer.versions, parts.measurer.norms, self._recorder)
         signs = signs_scaling and settings.mode != "observe"
         self._scaling = [LossScaling(each, scaler, signs=signs) for each in each_of(one)]
         self._schedulers = Schedulers(one, schedulers)
@@ -271,8 +271,8 @@ class Watcher:
     def _note(self, outcome: Outcome) -> None:
         """After a rollback the scheduler is where it was right after that update, and the loop's call completes it."""
         updates = self.guard.updates if outcome.restored is None else outcome.restored
-        if outcome.caught_up and updates < self.guard.updates:
-            self._schedulers.advance(outcome.caught_up)
+        if outcome.replayed and updates < self.guard.updates:
+            self._schedulers.advance(outcome.replayed)
         self._schedulers.after_step(refused=not outcome.stepped and updates == self.guard.updates)
 
     def _recorded(self, model: nn.Module, obstacle: str) -> Recorder | None:
@@ -282,8 +282,8 @@ class Watcher:
             say_what_is_lost(self.guard.config, obstacle)
         if obstacle or not parts.recovery.remembers:
             return None
-        parameters = parts.looker.parameters
-        return Recorder(model, lambda: parts.looker.parameters, parameters[0].device)
+        parameters = parts.measurer.parameters
+        return Recorder(model, lambda: parts.measurer.parameters, parameters[0].device)
 
     def _keep(self, schedulers: Sequence[Any]) -> None:
         for scheduler in schedulers:

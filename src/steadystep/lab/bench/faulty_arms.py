@@ -78,8 +78,8 @@ class Guarded:
 
 def done(outcome: Outcome) -> tuple[str, ...]:
     """What was done in a step that was not simply taken; an overflow that the loss scaler refuses counts."""
-    if outcome.plan.steps:
-        return outcome.plan.steps
+    if outcome.plan.actions:
+        return outcome.plan.actions
     return () if outcome.stepped else ("refused",)
 
 

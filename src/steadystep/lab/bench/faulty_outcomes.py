@@ -58,8 +58,8 @@ class Twins:
         then = [loss for step, loss in clean["curve"].items() if last - SCORED * EVERY < int(step) <= last]
         if not then:  # before the curve begins
             return False
-        usual: float = max(sum(then) / len(then), float(clean["score"]))
-        return float(row["score"]) <= self.limit(row["task"]) * usual
+        baseline: float = max(sum(then) / len(then), float(clean["score"]))
+        return float(row["score"]) <= self.limit(row["task"]) * baseline
 
     def lead(self, row: Row, noticed: int | None, *, than: Literal["best", "twin"]) -> float | None:
         """Steps between a word and 0.2 nats of damage; negative when it came too late, None when there was no damage.
@@ -73,8 +73,8 @@ class Twins:
         best = math.inf
         for step, loss in sorted((int(step), loss) for step, loss in row["curve"].items()):
             best = min(best, loss)
-            usual = best if than == "best" else clean["curve"].get(str(step), math.inf)
-            if not loss - usual < SLOW_COST:
+            baseline = best if than == "best" else clean["curve"].get(str(step), math.inf)
+            if not loss - baseline < SLOW_COST:
                 return float(step - (row["num_steps"] if noticed is None else noticed))
         return None
 

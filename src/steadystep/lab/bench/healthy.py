@@ -106,7 +106,7 @@ def make(job: StudyJob) -> Row:
             task.after_step()
             loud = {f"{f.detector} {f.severity}" for f in outcome.findings if f.severity in LOUD}
             warnings += bool(loud)
-            acts += bool(outcome.plan.steps) or not outcome.stepped
+            acts += bool(outcome.plan.actions) or not outcome.stepped
             said.update(loud)
             sample = guarded.sample(outcome.signals)
             if sample is not None and outcome.signals is not None:

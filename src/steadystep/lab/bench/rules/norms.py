@@ -134,10 +134,10 @@ class SkipStep:
     def update(self, seen: Sample) -> RuleAlarm:
         """Silent until half a window is known, this step included."""
         known = len(self._losses) + 1 >= self._needed
-        usual = not known or (self._usual(seen.loss, self._losses) and self._usual(seen.norm, self._norms))
+        baseline = not known or (self._usual(seen.loss, self._losses) and self._usual(seen.norm, self._norms))
         self._losses.append(seen.loss)
         self._norms.append(seen.norm)
-        return FINE if usual else RuleAlarm(alarm=True, scale=0.0)
+        return FINE if baseline else RuleAlarm(alarm=True, scale=0.0)
 
     def _usual(self, value: float, past: Sequence[float]) -> bool:
         mean = sum(past) / len(past)

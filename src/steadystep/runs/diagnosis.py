@@ -14,7 +14,7 @@ from steadystep.detectors import Detector, sees_every_step
 from steadystep.detectors.build import build_detectors
 from steadystep.diagnosis import LASTING, explain
 from steadystep.policy import Budget, Limits, decide
-from steadystep.records import Finding, Outcome, Signals, Witness
+from steadystep.records import Counterfactual, Finding, Outcome, Signals
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
 from steadystep.runs.levels import Floats, trailing_median
@@ -134,24 +134,26 @@ def _stretch(
         )
         found = _noticed(made, signals)
         lasting = next((f for f in found if f.detector in LASTING and f.severity == "act"), None)
-        if lasting is not None and lasting.usual is not None:
+        if lasting is not None and lasting.baseline is not None:
             # why: what older weights on the same batches tell a guard, hindsight tells here
-            then = lasting.value if _comes_back(loss[i:], lasting.usual) else lasting.usual
-            signals = replace(signals, witness=Witness(step=i, then=then, now=lasting.value, lr=z))
+            then = lasting.value if _comes_back(loss[i:], lasting.baseline) else lasting.baseline
+            signals = replace(
+                signals, counterfactual=Counterfactual(step=i, old_loss=then, current_loss=lasting.value, lr=z)
+            )
             found = tuple(replace(f, severity="warn") if f is lasting and then == f.value else f for f in found)
         if found:
-            told = explain(replace(signals, witness=None), found).evidence  # nobody has tried older weights
+            told = explain(replace(signals, counterfactual=None), found).evidence  # nobody has tried older weights
             diagnosis = replace(explain(signals, found), evidence=told)
             budget.see(diagnosis)
             plan = decide(signals, diagnosis, budget=budget, states=tuple(states), limits=limits)
-            refused = any(s in ("skip-step", "rollback", "stop") for s in plan.steps)
-            restored = plan.to if "rollback" in plan.steps else None
+            refused = any(s in ("skip-step", "rollback", "stop") for s in plan.actions)
+            restored = plan.to if "rollback" in plan.actions else None
             budget.count(
                 Outcome(step=i, reading=x, stepped=not refused, plan=plan, diagnosis=diagnosis, restored=restored)
             )
-            if plan.steps and i >= quiet:
+            if plan.actions and i >= quiet:
                 reason = f"{plan.reason}: {_in_steps(diagnosis.evidence, steps)}"
-                plans.append(PlannedAction(int(steps[i]), "+".join(plan.steps), reason))
+                plans.append(PlannedAction(int(steps[i]), "+".join(plan.actions), reason))
         elif budget.refused_in_a_row:
             budget.count(Outcome(step=i, reading=x, stepped=True))
         if i % _EVERY == 0 and budget.episode.calm(i):
@@ -159,11 +161,11 @@ def _stretch(
     return plans
 
 
-def _comes_back(after: Floats, usual: float) -> bool:
+def _comes_back(after: Floats, baseline: float) -> bool:
     """A loss that soon is back was no divergence."""
     raised = float(np.median(after[:_FEW]))
     parts = [float(np.median(after[k : k + _FEW])) for k in range(0, min(len(after), _SOON) - _FEW, _FEW)]
-    return any(part <= usual + _BACK * (raised - usual) for part in parts)
+    return any(part <= baseline + _BACK * (raised - baseline) for part in parts)
 
 
 def _in_steps(text: str, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> str:

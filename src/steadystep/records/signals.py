@@ -1,20 +1,12 @@
-"""The five records that cross the five stages, one way: Signals, Finding, Diagnosis, Plan, Outcome.
-
-They hold plain numbers and names, never tensors: what is decided from them can be decided again on another rank,
-from yesterday's log, or without torch. Each goes to JSON and back unchanged (NaN and infinity as strings, because
-JSON has no word for them).
-"""
+"""MEASURE: what one optimizer step looks like before it is taken."""
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from functools import cache
-from typing import Annotated, Any, Literal, Self, SupportsFloat, cast, final
+from typing import final
 
-from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter
-
-Severity = Literal["info", "warn", "act", "critical"]
+from steadystep._deprecated import old_fields
+from steadystep.records.record import JSON, Record
 
 REPLICAS_EVERY = 20
 """Steps between two comparisons of what should be the same on all ranks; one before must still be remembered."""
@@ -22,39 +14,6 @@ REPLICAS_EVERY = 20
 
 WEIGHTS_EVERY = 20
 """Steps between two looks at the norms of the weights."""
-
-
-class Damage(StrEnum):
-    """What the trouble has reached; the response is chosen by this, not by how loud the alarm is."""
-
-    NONE = "none"
-    MOMENTS = "moments"
-    WEIGHTS = "weights"
-
-
-class Record:
-    """JSON in both directions, for every record."""
-
-    __slots__ = ()
-
-    def to_json(self) -> str:
-        """This record as one line of JSON."""
-        return _adapter(cast(Hashable, type(self))).dump_json(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The record that `to_json` wrote."""
-        record: Self = _adapter(cast(Hashable, cls)).validate_json(text)
-        return record
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-# pydantic reads this attribute of a dataclass; it costs the records nothing.
-_JSON = ConfigDict(ser_json_inf_nan="strings", extra="forbid")
 
 
 @final
@@ -66,7 +25,7 @@ class Probe(Record):
     not apply (moments without Adam) is empty.
     """
 
-    __pydantic_config__ = _JSON
+    __pydantic_config__ = JSON
 
     step: int
     """The step whose update was measured."""
@@ -102,7 +61,7 @@ class Probe(Record):
 class InputStats(Record):
     """What the first batches look like: evidence for a diagnosis, never an alarm."""
 
-    __pydantic_config__ = _JSON
+    __pydantic_config__ = JSON
 
     batches: int
     mean: float
@@ -118,21 +77,21 @@ class InputStats(Record):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witness(Record):
+class Counterfactual(Record):
     """Batches under older weights and under the present ones, same random numbers. Asked only in trouble."""
 
-    __pydantic_config__ = _JSON
+    __pydantic_config__ = JSON
 
     step: int
     """The step whose weights were tried."""
-    then: float
+    old_loss: float
     """The loss with those weights."""
-    now: float
+    current_loss: float
     """The loss with the present ones."""
     lr: float = 0.0
     """The learning rate that was in use then."""
     batches: int = 1
-    """Batches that `then` and `now` are means of."""
+    """Batches that the two losses are means of."""
 
 
 @final
@@ -140,7 +99,7 @@ class Witness(Record):
 class Signals(Record):
     """MEASURE: what one optimizer step looks like before it is taken."""
 
-    __pydantic_config__ = _JSON
+    __pydantic_config__ = JSON
 
     step: int
     """Attempts so far, from 0. A refused step counts: the data was consumed."""
@@ -190,7 +149,7 @@ class Signals(Record):
     """Heavier signals, at a cadence."""
     inputs: InputStats | None = None
     """Only at the step by which the first batches have been seen, and only when `batch=` is given."""
-    witness: Witness | None = None
+    counterfactual: Counterfactual | None = None
     bad_ranks: tuple[int, ...] = ()
     """In a distributed run: the ranks whose own loss or batch is not finite."""
     odd_replicas: tuple[str, ...] = ()
@@ -199,7 +158,7 @@ class Signals(Record):
     """With `odd_replicas`: a rank whose weights are those of most ranks, where most agree."""
 
     @property
-    def healthy(self) -> bool:
+    def all_finite(self) -> bool:
         """Nothing in this look is NaN or infinite (metrics are the user's and do not count)."""
         # why: the difference of a number and itself is 0 exactly when it is finite; one test instead of three
         total = self.loss + self.grad_norm + self.lr
@@ -221,127 +180,5 @@ class Signals(Record):
         return tuple(i for i, v in enumerate(self.losses) if not math.isfinite(v))
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding(Record):
-    """NOTICE: one detector's claim about one step."""
-
-    __pydantic_config__ = _JSON
-
-    detector: str
-    step: int
-    severity: Severity
-    value: float
-    limit: float
-    what: str = ""
-    """One plain clause: "the loss is NaN"."""
-    where: tuple[str, ...] = ()
-    """Tensors, buffers or micro-batches concerned."""
-    since: int | None = None
-    """The step it began at, where that is known to be before `step`."""
-    usual: float | None = None
-    """What the value was before, where there is such a thing."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis(Record):
-    """EXPLAIN: what probably caused the findings, and how far the damage reached."""
-
-    __pydantic_config__ = _JSON
-
-    cause: str = "healthy"
-    damage: Damage = Damage.NONE
-    findings: tuple[Finding, ...] = ()
-    evidence: str = ""
-    advice: str = ""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Record):
-    """DECIDE: what to do, as data. No steps means: go ahead."""
-
-    __pydantic_config__ = _JSON
-
-    steps: tuple[str, ...] = ()
-    reason: str = ""
-    norm: float | None = None
-    """With "rescale": the gradient norm to come down to."""
-    to: int | None = None
-    """With "rollback" and "restore-moments": the step whose state is restored. A rollback without it goes to the newest
-    finite checkpoint."""
-    rank: int | None = None
-    """With "copy-replica": the rank whose weights and moments all others take."""
-    kept: tuple[str, ...] = ()
-    """With "restore-kept": tensors of the kept objects that are restored."""
-    lr: float | None = None
-    """With "cut-lr" and "hold-lr": the ceiling for the learning rate from here on."""
-    hold: int | None = None
-    """With "cut-lr" and "hold-lr": healthy updates before it is lifted; the usual number without it."""
-    until: int | None = None
-    """With "catch-up": the step of the first sign. After going back, updates of remembered batches are made again; from
-    this step on only where they go better this time."""
-    outside: bool = False
-    """With "catch-up": something else than updates has changed the weights, so that all may be made again."""
-    only_whole: bool = False
-    """With "catch-up": unless all of them can be made again, none is."""
-
-    @property
-    def proceeds(self) -> bool:
-        """True when the update is taken as it stands."""
-        return not self.steps
-
-
-# A micro-batch's loss may still be on its device; reading it is left to whoever asks.
-_Reading = Annotated[SupportsFloat, PlainValidator(float), PlainSerializer(float, return_type=float)]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Record):
-    """ACT: what was done."""
-
-    __pydantic_config__ = _JSON
-
-    step: int
-    reading: _Reading
-    """The loss, perhaps still on its device: use `.loss`."""
-    stepped: bool
-    """The weights were updated."""
-    pending: bool = False
-    """A micro-batch inside an open accumulation group: nothing was decided yet."""
-    plan: Plan = field(default_factory=Plan)
-    diagnosis: Diagnosis = field(default_factory=Diagnosis)
-    signals: Signals | None = None
-    """What the update was judged by; None while pending."""
-    left_out: tuple[int, ...] = ()
-    """Micro-batches the update was computed without."""
-    clipped: bool = False
-    lr_mult: float = 1.0
-    """What the learning rate was multiplied by for this update: below 1 while a run recovers."""
-    origin: str = ""
-    """Where it began: the first module that made a NaN or an infinity when a refused step was run again."""
-    incident: str = ""
-    """The folder with everything that is needed to run this step again."""
-    restored: int | None = None
-    """After a rollback: the number of updates in the weights now."""
-    caught_up: int = 0
-    """Of these, how many were made again from remembered batches."""
-    exact: bool = False
-    """These came out bit for bit as they had, compared up to the first sign of trouble; False where it is not known."""
-
-    @property
-    def loss(self) -> float:
-        """The loss as seen, NaN included: of this micro-batch while pending, else the mean of those that counted."""
-        return float(self.reading)  # sync: only inside an open group, and only when asked
-
-    @property
-    def lr(self) -> float:
-        """Learning rate in use for this update: the one asked for times `lr_mult`; 0.0 while pending."""
-        return 0.0 if self.signals is None else self.signals.lr * self.lr_mult
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What the detectors claimed about this step."""
-        return self.diagnosis.findings
+old_fields(Counterfactual)
+old_fields(Signals)

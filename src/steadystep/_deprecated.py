@@ -1,0 +1,166 @@
+"""Old names of public things. Each works until 0.2 and says once what it is called now.
+
+Nothing else in the package knows them: modules are found by `install`, fields of records are added by `old_fields`,
+and the tables below are read where states, records and settings from before are loaded.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULES: dict[str, str] = {
+    "steadystep.recovery": "steadystep.checkpoints",
+    "steadystep.track": "steadystep.tracking",
+    "steadystep.track.sinks": "steadystep.tracking.sinks",
+    "steadystep.curves": "steadystep.runs",
+    "steadystep.compare": "steadystep.runs",
+    "steadystep.report": "steadystep.pages",
+    "steadystep.dashboard": "steadystep.pages",
+    "steadystep.probe": "steadystep.lr_finder",
+    "steadystep.check": "steadystep.lint",
+}
+"""What a module is called now."""
+
+ELSEWHERE: dict[str, dict[str, str]] = {
+    "steadystep.recovery": {
+        "Holdings": "steadystep.snapshots.tensor_state:TensorState",
+        "InMemory": "steadystep.engine.rollback:InMemory",
+        "NoRecovery": "steadystep.engine.rollback:NoRecovery",
+        "Recovery": "steadystep.engine.rollback:Recovery",
+        "Shelf": "steadystep.checkpoints:CheckpointStore",
+        "Snapshot": "steadystep.snapshots.snapshots:Snapshot",
+        "Snapshots": "steadystep.snapshots.snapshots:Snapshots",
+    },
+    "steadystep.compare": {
+        "Level": "steadystep.runs.comparison:CurveLevel",
+        "compare_page": "steadystep.pages:compare_page",
+        "level": "steadystep.runs.comparison:curve_level",
+    },
+    "steadystep.dashboard": {
+        "Library": "steadystep.pages.library:Library",
+        "make_app": "steadystep.pages.server:make_app",
+    },
+}
+"""Names of those modules that are not where the rest of them went, as module:name."""
+
+INCIDENTS: dict[str, str] = {"Case": "RefusedStep", "Examiner": "NaNTracer"}
+"""Names of `steadystep.incidents`."""
+
+FIELDS: dict[str, dict[str, str]] = {
+    "Counterfactual": {"then": "old_loss", "now": "current_loss"},
+    "Signals": {"healthy": "all_finite", "witness": "counterfactual"},
+    "Finding": {"usual": "baseline"},
+    "Plan": {"steps": "actions"},
+    "Outcome": {"caught_up": "replayed"},
+}
+"""Fields of records, by the record."""
+
+STATE_PARTS: dict[str, str] = {
+    "backlog": "replay buffer",
+    "casebook": "run history",
+    "evidence": "rollback trial",
+}
+"""Parts of a guard's saved state."""
+
+SETTINGS: dict[str, str] = {"catch_up_memory_mb": "replay_memory_mb"}
+"""Keys of the section `recovery`."""
+
+ACTIONS: dict[str, str] = {"catch-up": "replay"}
+"""What a plan of before asked for."""
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Say that `old` is called `new`, at the line that used it."""
+    warnings.warn(f"{old} is now {new}; the old name goes with steadystep 0.2", DeprecationWarning, stacklevel)
+
+
+def old_names(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
+    """Return a `__getattr__` for `module` that knows old names of what is in it."""
+
+    def find(name: str) -> object:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warn_renamed(f"{module}.{name}", f"{module}.{names[name]}")
+        return getattr(import_module(module), names[name])
+
+    return find
+
+
+def old_arguments(record: type) -> None:
+    """Let a record be made with the names that its fields had: for those that users make, as detectors do findings."""
+    names, made = FIELDS[record.__name__], record.__init__  # type: ignore[misc]
+
+    @wraps(made)
+    def init(self: object, **fields: Any) -> None:
+        for old in names.keys() & fields.keys():
+            warn_renamed(f"{record.__name__}({old}=)", f"{record.__name__}({names[old]}=)")
+            fields[names[old]] = fields.pop(old)
+        made(self, **fields)
+
+    record.__init__ = init  # type: ignore[misc]
+
+
+def old_fields(record: type) -> None:
+    """Let fields of a record be read by the names they had."""
+    for old, new in FIELDS.get(record.__name__, {}).items():
+        setattr(record, old, property(_reader(record.__name__, old, new)))
+
+
+def _reader(record: str, old: str, new: str) -> Callable[[object], object]:
+    def read(self: object) -> object:
+        warn_renamed(f"{record}.{old}", f"{record}.{new}")
+        return getattr(self, new)
+
+    return read
+
+
+def new_keys(text: str) -> str:
+    """A record in JSON that an older version wrote, with the keys of this one."""
+    keys = {old: new for fields in FIELDS.values() for old, new in fields.items()}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {keys.get(key, key): renamed(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [renamed(item) for item in value]
+        return ACTIONS.get(value, value) if isinstance(value, str) else value
+
+    return json.dumps(renamed(json.loads(text)))
+
+
+class _OldModules(MetaPathFinder, Loader):
+    """Finds a module by its old name: one whose attributes are those of the new one."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Only for names in the table."""
+        return ModuleSpec(name, self, is_package=True) if name in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """An ordinary one."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give it a `__getattr__`."""
+        old = module.__name__
+        new, elsewhere = import_module(MODULES[old]), ELSEWHERE.get(old, {})
+        warn_renamed(old, MODULES[old], stacklevel=6)
+
+        def find(name: str) -> object:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            home, _, its = elsewhere.get(name, f"{new.__name__}:{name}").partition(":")
+            return getattr(import_module(home), its)
+
+        module.__dict__["__getattr__"] = find
+
+
+def install() -> None:
+    """Let `import` find modules by the names they had."""
+    if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
+        sys.meta_path.append(_OldModules())

@@ -1,0 +1,29 @@
+"""The five records that cross the five stages, one way: Signals, Finding, Diagnosis, Plan, Outcome.
+
+They hold plain numbers and names, never tensors: what is decided from them can be decided again on another rank,
+from yesterday's log, or without torch. Each goes to JSON and back unchanged (NaN and infinity as strings, because
+JSON has no word for them).
+"""
+
+from steadystep.records.decisions import Diagnosis, Finding, Outcome, Plan
+from steadystep.records.record import SEVERITIES, Action, Damage, DetectorName, Record, Severity
+from steadystep.records.signals import REPLICAS_EVERY, WEIGHTS_EVERY, Counterfactual, InputStats, Probe, Signals
+
+__all__ = [
+    "REPLICAS_EVERY",
+    "SEVERITIES",
+    "WEIGHTS_EVERY",
+    "Action",
+    "Counterfactual",
+    "Damage",
+    "DetectorName",
+    "Diagnosis",
+    "Finding",
+    "InputStats",
+    "Outcome",
+    "Plan",
+    "Probe",
+    "Record",
+    "Severity",
+    "Signals",
+]
