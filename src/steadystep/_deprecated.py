@@ -121,6 +121,15 @@ def _reader(record: str, old: str, new: str) -> Callable[[object], object]:
     return read
 
 
+def new_settings(section: Any) -> Any:
+    """The section `recovery` with the keys of this version; what is no mapping is for others to refuse."""
+    if isinstance(section, Mapping):
+        for old in SETTINGS.keys() & section.keys():
+            warn_renamed(f"recovery.{old}", f"recovery.{SETTINGS[old]}", stacklevel=5)
+            section = {SETTINGS.get(key, key): value for key, value in section.items()}
+    return section
+
+
 def new_keys(text: str) -> str:
     """A record in JSON that an older version wrote, with the keys of this one."""
     keys = {old: new for fields in FIELDS.values() for old, new in fields.items()}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from steadystep._deprecated import SETTINGS, warn_renamed
+from steadystep._deprecated import new_settings
 from steadystep._utils.text import text_of
 from steadystep.errors import ConfigError
 from steadystep.schedule import NAMES, Schedule, named
@@ -260,16 +260,6 @@ class RecoverySettings(Settings):
         description="deprecated, without effect: how often a state is kept follows from its size, never from a clock",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _new_keys(cls, given: Any) -> Any:
-        if isinstance(given, Mapping):
-            for old, new in SETTINGS.items():
-                if old in given and new not in given:
-                    warn_renamed(f"recovery.{old}", f"recovery.{new}", stacklevel=5)
-                    given = {new if key == old else key: value for key, value in given.items()}
-        return given
-
     @property
     def unused(self) -> tuple[str, ...]:
         """Keys that were set and that have no effect any more."""
@@ -312,6 +302,7 @@ class Config(Settings):
         """Settings from a mapping shaped like the YAML; `where` is what messages begin with."""
         # why: an empty section ("training:" and nothing under it) is what is left after commenting keys out
         filled = {key: {} if value is None and key in _SECTIONS else value for key, value in raw.items()}
+        filled |= {"recovery": new_settings(filled["recovery"])} if "recovery" in filled else {}
         problems = [*_unknown_keys(filled)]
         if problems:
             raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))

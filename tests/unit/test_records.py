@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.errors import ConfigError, MisuseError, SteadystepError, TrainingHalted, UnsupportedError
-from steadystep.records import Damage, Diagnosis, Finding, Outcome, Plan, Signals
+from steadystep.records import Action, Damage, Diagnosis, Finding, Outcome, Plan, Signals
 
 any_float = st.floats(allow_nan=True, allow_infinity=True)
 words = st.text(max_size=8)
@@ -53,7 +53,7 @@ diagnoses = st.builds(
     evidence=words,
     advice=words,
 )
-plans = st.builds(Plan, steps=names, reason=words)
+plans = st.builds(Plan, actions=st.lists(st.sampled_from(Action), max_size=3).map(tuple), reason=words)
 outcomes = st.builds(
     Outcome,
     step=st.integers(0, 10**12),
@@ -97,7 +97,7 @@ def test_healthy_means_nothing_is_bad(loss: float, norm: float, bad: tuple[str, 
 
 
 def test_numbers_whose_sum_overflows_are_still_finite() -> None:
-    assert Signals(step=0, loss=1.7e308, grad_norm=1.7e308).healthy
+    assert Signals(step=0, loss=1.7e308, grad_norm=1.7e308).all_finite
 
 
 def test_a_pending_outcome_reads_its_loss_only_when_asked() -> None:
@@ -108,7 +108,7 @@ def test_a_pending_outcome_reads_its_loss_only_when_asked() -> None:
 
 def test_unknown_fields_are_refused() -> None:
     with pytest.raises(ValueError, match="extra"):
-        Plan.from_json('{"steps": [], "reason": "", "extra": 1}')
+        Plan.from_json('{"actions": [], "reason": "", "extra": 1}')
 
 
 def test_the_tree_of_errors() -> None:
@@ -137,7 +137,7 @@ from steadystep.diagnosis import explain
 from steadystep.policy import Budget, decide
 signals = Signals(step=3, loss=float("nan"), grad_norm=1.0)
 diagnosis = explain(signals, NonFinite().update(signals))
-print(decide(signals, diagnosis, budget=Budget()).steps, Config().mode)
+print(decide(signals, diagnosis, budget=Budget()).actions, Config().mode)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "('skip-step',) autopilot\n"

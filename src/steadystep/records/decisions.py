@@ -53,7 +53,7 @@ class Plan(Record):
 
     __pydantic_config__ = JSON
 
-    actions: tuple[Action, ...] = ()
+    actions: Annotated[tuple[Action, ...], PlainSerializer(list)] = ()
     reason: str = ""
     norm: float | None = None
     """With "rescale": the gradient norm to come down to."""
