@@ -1,12 +1,15 @@
 """The tool that breaks the code: what it breaks, and that the list kept by hand speaks of the code of today."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.mutate.mutant import PACKAGE
+from tools.mutate.mutant import PACKAGE, enclosing_function
 from tools.mutate.operators import mutants_of
 from tools.mutate.promises import StaleError, entries, located
+from tools.mutate.reach import Reach
 from tools.mutate.sandbox import overlay
 
 
@@ -91,6 +94,29 @@ def test_the_broken_package_is_the_real_one_but_for_one_file() -> None:
         seen = {str(file.relative_to(folder / PACKAGE.name)): file for file in _sources(folder / PACKAGE.name)}
         assert set(seen) == {str(file.relative_to(PACKAGE)) for file in _sources(PACKAGE)}
         assert [name for name, file in seen.items() if file.read_bytes() != (PACKAGE / name).read_bytes()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"), [(False, ["at the line"]), (True, ["at the line", "in the function"])]
+)
+def test_tests_are_found_by_line_and_by_function_once_the_file_has_changed(
+    changed: bool, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "records.py"
+    source = (PACKAGE / path).read_bytes()
+    mutant = next(m for m in mutants_of(path, source) if m.kind == "return")
+    function = enclosing_function(path, mutant.line)
+    mark = "another" if changed else hashlib.sha256(source).hexdigest()[:16]
+    tests = {
+        "at the line": {"seconds": 1.0, "lines": {path: [mutant.line]}, "functions": {path: [function]}},
+        "in the function": {"seconds": 1.0, "lines": {path: [1, 2]}, "functions": {path: [function]}},
+        "elsewhere": {"seconds": 1.0, "lines": {path: [1]}, "functions": {path: ["another"]}},
+    }
+    (tmp_path / "test_any.py.json").write_text(json.dumps({"mark": "", "sources": {path: mark}, "tests": tests}))
+    monkeypatch.setattr("tools.mutate.reach.FOLDER", tmp_path)
+    reach = Reach()
+    reach.load(["test_any.py"])
+    assert reach.of(mutant) == expected
 
 
 def _sources(folder: Path) -> list[Path]:

@@ -11,23 +11,19 @@ survivors again after tests were added.
 """
 
 import argparse
-import json
 import random
 import re
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from .mutant import PACKAGE, ROOT, Mutant
 from .operators import mutants_of
 from .promises import load_promises
 from .reach import Reach, record
-from .sandbox import Child, overlay, run_pytest, warm_up
+from .sandbox import warm_up
+from .verdicts import Job, Verdict, judge, keep, known, table, voided
 
 # What a run depends on. A name that is not there is passed over.
 CORE: tuple[str, ...] = (
@@ -43,9 +39,7 @@ CORE: tuple[str, ...] = (
 )
 CORE += ("recovery", "dist", "judge", "noticing", "wiring", "measuring", "keeping")
 TESTS = ("tests/unit", "tests/promises")
-VERDICTS = ROOT / "build" / "mutants" / "verdicts.jsonl"
-CAUGHT = ("killed", "timeout")
-Job = tuple[Mutant, list[str]]
+_PROMISE_LIMIT_S = 150.0
 
 
 def files_of(names: Sequence[str]) -> list[Path]:
@@ -118,77 +112,38 @@ def test_files(places: Sequence[str]) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
-def judge(jobs: Iterable[Job], options: argparse.Namespace) -> Iterator[tuple[Mutant, str]]:
-    """Runs up to `--jobs` children at a time."""
-    running: list[tuple[Mutant, Child, ExitStack]] = []
-    waiting = iter(jobs)
-    job = next(waiting, None)
-    while job is not None or running:
-        if job is not None and len(running) < options.jobs:
-            if job[1]:
-                running.append(_start(*job, options))
-            else:
-                yield job[0], "unreached"
-            job = next(waiting, None)
-            continue
-        for mutant, child, stack in list(running):
-            if (code := child.poll()) is not None:
-                running.remove((mutant, child, stack))
-                stack.close()
-                yield mutant, "timeout" if code < 0 else "killed" if code else "survived"
-        time.sleep(0.01)
-
-
-def _start(mutant: Mutant, tests: list[str], options: argparse.Namespace) -> tuple[Mutant, Child, ExitStack]:
-    stack = ExitStack()
-    folder = stack.enter_context(overlay(mutant.path, mutant.apply((PACKAGE / mutant.path).read_bytes())))
-    return mutant, Child(folder, lambda: run_pytest(tests), limit_s=20 + 3 * options.budget), stack
-
-
-def known() -> dict[str, str]:
-    """Verdicts of earlier runs."""
-    lines = VERDICTS.read_text().splitlines() if VERDICTS.is_file() else []
-    return {row["key"]: row["verdict"] for row in map(json.loads, lines)}
-
-
-def survey(mutants: list[Mutant], options: argparse.Namespace) -> dict[Mutant, str]:
+def survey(mutants: list[Mutant], options: argparse.Namespace) -> dict[Mutant, Verdict]:
     """A verdict for each, from the file or by running the tests."""
     before = known()
-    verdicts = {m: before[m.key] for m in mutants if m.key in before}
+    verdicts = {mutant: before[mutant.key] for mutant in mutants if mutant.key in before}
     if options.retry:
-        verdicts = {mutant: verdict for mutant, verdict in verdicts.items() if verdict in CAUGHT}
+        verdicts = {mutant: verdict for mutant, verdict in verdicts.items() if verdict.caught}
     todo = [mutant for mutant in mutants if mutant not in verdicts]
     print(f"{len(mutants)} mutants, {len(mutants) - len(todo)} known from earlier runs", flush=True)
-    VERDICTS.parent.mkdir(parents=True, exist_ok=True)
-    with VERDICTS.open("a") as file:
-        for mutant, verdict in judge(jobs_for(todo, options) if todo else (), options):
-            verdicts[mutant] = verdict
-            file.write(json.dumps({"key": mutant.key, "verdict": verdict, **asdict(mutant)}) + "\n")
-            file.flush()
-            if verdict not in CAUGHT:
-                print(f"{verdict.upper():9}  {mutant}", flush=True)
-    return verdicts
-
-
-def table(verdicts: dict[Mutant, str]) -> str:
-    """Per package, how many were noticed."""
-    rows = [f"{'package':<14}{'mutants':>8}{'killed':>8}{'survived':>10}{'unreached':>11}{'survival':>10}"]
-    for package in sorted({mutant.package for mutant in verdicts}):
-        count = Counter(verdict for mutant, verdict in verdicts.items() if mutant.package == package)
-        killed, missed = sum(count[name] for name in CAUGHT), count["survived"] + count["unreached"]
-        counts = f"{count.total():>8}{killed:>8}{count['survived']:>10}{count['unreached']:>11}"
-        rows.append(f"{package:<14}{counts}{missed / count.total():>10.1%}")
-    return "\n".join(rows)
+    fresh: dict[Mutant, Verdict] = {}
+    jobs = jobs_for(todo, options) if todo else ()
+    for mutant, verdict in judge(jobs, at_once=options.jobs, limit_s=20 + 3 * options.budget):
+        fresh[mutant] = verdict
+        keep(mutant, verdict)
+        if not verdict.caught:
+            print(f"{verdict.how.upper():9}  {mutant}", flush=True)
+    for mutant, verdict in voided(fresh).items():
+        fresh[mutant] = verdict
+        keep(mutant, verdict)
+        print(f"VOID       {mutant}: {verdict.killer} is red without it", flush=True)
+    return verdicts | fresh
 
 
 def run_promises(options: argparse.Namespace) -> int:
     """The ones kept by hand: all must be noticed."""
-    verdicts = dict(judge(((promise.mutant, list(promise.tests)) for promise in load_promises()), options))
+    jobs = ((promise.mutant, list(promise.tests)) for promise in load_promises())
+    verdicts = dict(judge(jobs, at_once=options.jobs, limit_s=_PROMISE_LIMIT_S))
+    verdicts |= voided(verdicts)
     for mutant, verdict in verdicts.items():
-        print(f"{verdict:9}  {mutant}")
-    missed = sum(verdict not in CAUGHT for verdict in verdicts.values())
-    print(f"{len(verdicts) - missed} of {len(verdicts)} mutants caught")
-    return 1 if missed else 0
+        print(f"{verdict.how:9}  {mutant}")
+    caught = sum(verdict.caught for verdict in verdicts.values())
+    print(f"{caught} of {len(verdicts)} mutants caught")
+    return 0 if caught == len(verdicts) else 1
 
 
 def main() -> int:

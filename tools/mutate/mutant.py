@@ -4,6 +4,7 @@ import ast
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -81,12 +82,17 @@ def symbols(tree: ast.Module) -> Iterator[tuple[str, Symbol]]:
     return below(tree, "")
 
 
-def enclosing_function(path: str, line: int) -> tuple[str, int, int] | None:
-    """The innermost function around a line: its name, first line (decorators included) and last line."""
-    tree = ast.parse((PACKAGE / path).read_bytes())
+@cache
+def tree_of(path: str) -> ast.Module:
+    """A file of the package."""
+    return ast.parse((PACKAGE / path).read_bytes())
+
+
+@cache
+def enclosing_function(path: str, line: int) -> str | None:
+    """The name of the innermost function around a line."""
     found = None
-    for name, node in symbols(tree):
-        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-        if isinstance(node, Function) and first <= line <= (node.end_lineno or 0):
-            found = name, first, node.end_lineno or 0
+    for name, node in symbols(tree_of(path)):
+        if isinstance(node, Function) and node.lineno <= line <= (node.end_lineno or 0):
+            found = name
     return found

@@ -1,7 +1,7 @@
 """Which tests reach which line: recorded once per test file, kept under `build/mutants/reach`.
 
-A record is used until its test file changes. Where a source file has changed since, tests are found by the function
-instead of the line, so that a change of a few lines does not cost a new recording.
+A record is used until its test file changes. Where a source file has changed or moved since, tests are found by the
+name of the function instead of the line, so that a change of a few lines does not cost a new recording.
 """
 
 import ast
@@ -20,12 +20,11 @@ from typing import Any
 
 import pytest
 
-from .mutant import PACKAGE, ROOT, Mutant, Positions, enclosing_function, symbols
-from .sandbox import Child, overlay, run_pytest
+from .mutant import PACKAGE, ROOT, Function, Mutant, Positions, enclosing_function, symbols, tree_of
+from .sandbox import UNCHANGED, Child, overlay, run_pytest
 
 FOLDER = ROOT / "build" / "mutants" / "reach"
 _LIMIT_S = 900.0
-_ANYWHERE = "__init__.py"  # any file: it is replaced by itself
 
 
 @dataclass(slots=True)
@@ -34,8 +33,6 @@ class Reached:
 
     seconds: float
     size: int  # lines in all; a test of little is a test of something particular
-    lines: dict[str, set[int]]
-    functions: dict[str, set[str]]
 
 
 class Recorder:
@@ -99,7 +96,7 @@ def record(test_file: str) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     print(f"recording {test_file}", flush=True)
-    with overlay(_ANYWHERE, (PACKAGE / _ANYWHERE).read_bytes()) as folder:
+    with overlay(UNCHANGED, (PACKAGE / UNCHANGED).read_bytes()) as folder:
 
         def task() -> int:
             recorder = Recorder(folder)
@@ -122,6 +119,9 @@ def _mark(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
+_NO_LONGER = ""  # stands for the path of a function whose file has changed, or gone, since it was recorded
+
+
 @dataclass(slots=True)
 class Reach:
     """The records of several test files, asked for one mutant at a time."""
@@ -129,13 +129,10 @@ class Reach:
     tests: dict[str, Reached] = field(default_factory=dict)
     _at_line: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     _at_function: dict[tuple[str, str], set[str]] = field(default_factory=dict)
-    _changed: dict[str, set[str]] = field(default_factory=dict)  # path: test files recorded with another text of it
 
     def load(self, test_files: Iterable[str]) -> None:
         """Takes what was recorded."""
         for test_file in test_files:
-            if not _target(test_file).is_file():
-                continue
             read = json.loads(_target(test_file).read_text())
             now = {path: (PACKAGE / path).is_file() and _mark(PACKAGE / path) for path in read["sources"]}
             old = {path for path, mark in read["sources"].items() if mark != now[path]}
@@ -143,54 +140,41 @@ class Reach:
                 self._add(name, test, old)
 
     def _add(self, name: str, test: dict[str, Any], old: set[str]) -> None:
-        lines = {path: set(found) for path, found in test["lines"].items()}
-        functions = {path: set(found) for path, found in test["functions"].items()}
-        size = sum(map(len, lines.values()))
-        self.tests[name] = Reached(seconds=test["seconds"], size=size, lines=lines, functions=functions)
-        for path, found in lines.items():
+        self.tests[name] = Reached(seconds=test["seconds"], size=sum(map(len, test["lines"].values())))
+        for path, found in test["lines"].items():
             for line in () if path in old else found:
                 self._at_line.setdefault((path, line), set()).add(name)
-        for path, names in functions.items():
-            if path in old:
-                self._changed.setdefault(path, set()).add(name)
+        for path, names in test["functions"].items():
             for function in names:
-                self._at_function.setdefault((path, function), set()).add(name)
+                self._at_function.setdefault((_NO_LONGER if path in old else path, function), set()).add(name)
 
     def of(self, mutant: Mutant) -> list[str]:
         """The tests that may notice, the most particular first."""
-        around = enclosing_function(mutant.path, mutant.line)
-        found = self._inside(mutant, around[0]) if around else self._outside(mutant)
+        statement = _statement(mutant.path, mutant.line)
+        found = self._through(mutant.path, _lines(statement))
+        if isinstance(statement, Function):  # a default value
+            name = enclosing_function(mutant.path, mutant.line) or ""
+            found |= self._at_function.get((mutant.path, name), set())
+        if enclosing_function(mutant.path, mutant.line) is None:
+            # A constant or a field: the lines with its name, or with the name of its class.
+            for name in _owners(mutant.path, mutant.line):
+                for path, line in _mentions(name):
+                    found |= self._through(path, [line])
         return sorted(found, key=lambda name: (self.tests[name].size, self.tests[name].seconds, name))
 
-    def _inside(self, mutant: Mutant, function: str) -> set[str]:
-        callers = self._at_function.get((mutant.path, function), set())
-        statement = _statement(mutant.path, mutant.line)
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):  # a default value
-            return callers
-        found = self._changed.get(mutant.path, set()) & callers
-        for line in _lines(statement):
-            found |= self._at_line.get((mutant.path, line), set())
-        return found
-
-    def _outside(self, mutant: Mutant) -> set[str]:
-        """A constant or a field: the tests that reach a line with its name, or with the name of its class."""
+    def _through(self, path: str, lines: Iterable[int]) -> set[str]:
+        """Tests that run through one of these lines, as far as is known."""
         found: set[str] = set()
-        for name in _owners(mutant.path, mutant.line):
-            for path, line in _mentions(name):
-                found |= self._at_line.get((path, line), set())
-                if (around := enclosing_function(path, line)) and path in self._changed:
-                    found |= self._changed[path] & self._at_function.get((path, around[0]), set())
+        for line in lines:
+            found |= self._at_line.get((path, line), set())
+            if (function := enclosing_function(path, line)) is not None:
+                found |= self._at_function.get((_NO_LONGER, function), set())
         return found
-
-
-@cache
-def _tree(path: str) -> ast.Module:
-    return ast.parse((PACKAGE / path).read_bytes())
 
 
 def _statement(path: str, line: int) -> ast.stmt:
     """The innermost one around a line."""
-    around = [n for n in ast.walk(_tree(path)) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
+    around = [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
     return max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)))
 
 
@@ -203,7 +187,7 @@ def _lines(statement: ast.stmt) -> range:
 def _owners(path: str, line: int) -> list[str]:
     classes = [
         node.name
-        for _, node in symbols(_tree(path))
+        for _, node in symbols(tree_of(path))
         if isinstance(node, ast.ClassDef) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     if classes:

@@ -24,6 +24,7 @@ from .mutant import PACKAGE, ROOT
 ARGUMENTS = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
 ARGUMENTS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # why: what is imported early keeps its plain asserts
 NOTHING_COLLECTED = 5
+UNCHANGED = "__init__.py"  # any file, put in place of itself where nothing is to be broken
 _BATCHES = (8, 32)  # the likeliest to notice go first, so that a child seldom imports many test files
 
 
