@@ -35,30 +35,46 @@ class Reached:
     size: int  # lines in all; a test of little is a test of something particular
 
 
+class _Lines:
+    """Which lines of one function were run; it stops looking when there are no others."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.all = frozenset(line for _, _, line in code.co_lines() if line is not None)
+        self.missing = set(self.all)
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+        self.missing.discard(frame.f_lineno)
+        return self.trace if self.missing else None
+
+
 class Recorder:
     """A pytest plugin that notes the lines of the package that each passing test runs through."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = f"{folder / PACKAGE.name}/"
-        self._seen: set[tuple[CodeType, int]] = set()
+        # why by id: a code object hashes its whole content. The codes are held, so that no id comes twice.
+        self._foreign: dict[int, CodeType] = {}
+        self._seen: dict[int, _Lines] = {}
         self._passed = True
         self.tests: dict[str, Any] = {}
 
     def _enter(self, frame: FrameType, event: str, _: object) -> Any:
-        if not frame.f_code.co_filename.startswith(self._folder):
+        code = frame.f_code
+        if id(code) in self._foreign:
             return None
-        self._seen.add((frame.f_code, frame.f_lineno))
-        return self._line
-
-    def _line(self, frame: FrameType, event: str, _: object) -> Any:
-        if event == "line":
-            self._seen.add((frame.f_code, frame.f_lineno))
-        return self._line
+        lines = self._seen.get(id(code))
+        if lines is None:
+            if not code.co_filename.startswith(self._folder):
+                self._foreign[id(code)] = code
+                return None
+            lines = self._seen[id(code)] = _Lines(code)
+        return lines.trace(frame, event, None)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Around each test."""
-        self._seen, self._passed = set(), True
+        self._seen, self._passed = {}, True
         began = time.monotonic()
         threading.settrace(self._enter)
         sys.settrace(self._enter)
@@ -77,10 +93,10 @@ class Recorder:
     def _described(self, seconds: float) -> dict[str, Any]:
         lines: dict[str, set[int]] = {}
         functions: dict[str, set[str]] = {}
-        for code, line in self._seen:
-            path = code.co_filename.removeprefix(self._folder)
-            lines.setdefault(path, set()).add(line)
-            functions.setdefault(path, set()).add(code.co_qualname)
+        for seen in self._seen.values():
+            path = seen.code.co_filename.removeprefix(self._folder)
+            lines.setdefault(path, set()).update(seen.all - seen.missing)
+            functions.setdefault(path, set()).add(seen.code.co_qualname)
         return {
             "seconds": round(seconds, 3),
             "lines": {path: sorted(found) for path, found in lines.items()},

@@ -5,6 +5,7 @@ package it sees is a folder of links with one real file, the broken one, so that
 it as well.
 """
 
+import ctypes
 import gc
 import importlib
 import os
@@ -25,6 +26,7 @@ ARGUMENTS = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:x
 ARGUMENTS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # why: what is imported early keeps its plain asserts
 NOTHING_COLLECTED = 5
 UNCHANGED = "__init__.py"  # any file, put in place of itself where nothing is to be broken
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _BATCHES = (8, 32)  # the likeliest to notice go first, so that a child seldom imports many test files
 
 
@@ -111,6 +113,8 @@ def _live(folder: Path, task: Callable[[], int]) -> None:
     code = 1
     try:
         os.setsid()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         said = os.open(folder / "said", os.O_RDWR | os.O_CREAT)
         for stream in (0, 1, 2):
             os.dup2(said, stream)
