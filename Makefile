@@ -79,8 +79,9 @@ docs: $(STAMP) ## the documentation as a site, in build/site
 figures: $(STAMP) ## the figures of docs/failures, from short runs
 	$(BIN)/python tools/failure_figures.py
 
-mutants: $(STAMP) ## break the code on purpose, one line at a time, and see a test go red
-	$(BIN)/python tools/run_mutants.py
+mutants: $(STAMP) ## break the code on purpose, one change at a time, and see a test go red; from where it was stopped
+	$(BIN)/python -m tools.mutate --promises
+	$(BIN)/python -m tools.mutate
 
 format: $(STAMP) ## rewrite the sources in the house format
 	$(BIN)/ruff format .

@@ -1,0 +1,126 @@
+"""The tool that breaks the code: what it breaks, and that the list kept by hand speaks of the code of today."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.mutate.mutant import PACKAGE, enclosing_function
+from tools.mutate.operators import mutants_of
+from tools.mutate.promises import StaleError, entries, located
+from tools.mutate.reach import Reach
+from tools.mutate.sandbox import overlay
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: f"{entry['promise']}-{entry['symbol']}")
+def test_every_entry_names_what_is_there(entry: dict[str, Any]) -> None:
+    promise = located(entry)
+    source = (PACKAGE / promise.mutant.path).read_bytes()
+    compile(promise.mutant.apply(source), promise.mutant.path, "exec")
+    assert promise.tests
+
+
+def test_every_promise_has_some() -> None:
+    assert {entry["promise"] for entry in entries()} == set(range(1, 12))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"symbol": "Nowhere.at_all"}, "there is no Nowhere.at_all"),
+        ({"find": "a line that was never written"}, "found 0 times"),
+        ({"find": "e"}, "times in ConfigError: 'e'"),
+        ({"put": "class ConfigError("}, "nothing is changed"),
+        ({"tests": []}, "no tests"),
+        ({"tests": ["test_nothing_of_this_name"]}, "there is no test test_nothing_of_this_name"),
+    ],
+)
+def test_what_went_stale_is_named(change: dict[str, Any], said: str) -> None:
+    good = {
+        "symbol": "ConfigError",
+        "find": "class ConfigError(",
+        "put": "class Other(",
+        "tests": ["test_every_promise_has_some"],
+    }
+    assert located(good).mutant.line > 1
+    with pytest.raises(StaleError, match=said):
+        located(good | change)
+
+
+def broken(text: str) -> set[str]:
+    source = text.encode()
+    return {mutant.apply(source).decode() for mutant in mutants_of("any.py", source)}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = a < b", {"x = (a <= b)", "x = (a >= b)"}),
+        ("x = a and b", {"x = (a or b)", "x = a", "x = b"}),
+        ("x = not a", {"x = a"}),
+        ("x = 8", {"x = 9", "x = 16"}),
+        ("x = a if c else b", {"x = (b if c else a)"}),
+        ("def f(a):\n    return a", {"def f(a):\n    return None"}),
+        ("def f(self):\n    self.a += b", {"def f(self):\n    pass"}),
+        ("f(é, b)", {"pass", "f(b, é)"}),
+        ("x = max(a, b)", {"x = min(a, b)"}),
+    ],
+)
+def test_what_is_broken(text: str, expected: set[str]) -> None:
+    assert broken(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(a: 'Literal[3]') -> 'Literal[4]': ...",
+        "@dataclass(slots=True)\nclass A:\n    '''Says 3 < 4.'''",
+        "def f():\n    raise ValueError(f'{3 + 4}')",
+        "def f():\n    logger.warning('%d', 3)",
+        "class A:\n    def __repr__(self):\n        return str(3)",
+        "class A:\n    def __init__(self, b):\n        self.b = b",
+        "if TYPE_CHECKING:\n    x = 3",
+        "x = f'{3 + 4}' + 'a'",
+    ],
+)
+def test_what_no_test_is_meant_to_notice_stays(text: str) -> None:
+    assert broken(text) == set()
+
+
+def test_the_broken_package_is_the_real_one_but_for_one_file() -> None:
+    path = "detectors/__init__.py"
+    with overlay(path, b"broken") as folder:
+        seen = {str(file.relative_to(folder / PACKAGE.name)): file for file in _sources(folder / PACKAGE.name)}
+        assert set(seen) == {str(file.relative_to(PACKAGE)) for file in _sources(PACKAGE)}
+        assert [name for name, file in seen.items() if file.read_bytes() != (PACKAGE / name).read_bytes()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"), [(False, ["at the line"]), (True, ["at the line", "in the function"])]
+)
+def test_tests_are_found_by_line_and_by_function_once_the_file_has_changed(
+    changed: bool, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "records.py"
+    source = (PACKAGE / path).read_bytes()
+    mutant = next(m for m in mutants_of(path, source) if m.kind == "return")
+    function = enclosing_function(path, mutant.line)
+    mark = "another" if changed else hashlib.sha256(source).hexdigest()[:16]
+    tests = {
+        "at the line": {"seconds": 1.0, "lines": {path: [mutant.line]}, "functions": {path: [function]}},
+        "in the function": {"seconds": 1.0, "lines": {path: [1, 2]}, "functions": {path: [function]}},
+        "elsewhere": {"seconds": 1.0, "lines": {path: [1]}, "functions": {path: ["another"]}},
+    }
+    (tmp_path / "test_any.py.json").write_text(json.dumps({"mark": "", "sources": {path: mark}, "tests": tests}))
+    monkeypatch.setattr("tools.mutate.reach.FOLDER", tmp_path)
+    reach = Reach()
+    reach.load(["test_any.py"])
+    assert reach.of(mutant) == expected
+
+
+def _sources(folder: Path) -> list[Path]:
+    found = []
+    for entry in folder.iterdir():
+        found += _sources(entry) if entry.is_dir() else [entry] * (entry.suffix == ".py")
+    return found
