@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.report_runs import made_run, write_log
+from tests.unit.pages.report_runs import made_run, write_log
 
 FLAGS = [
     "--headless",

@@ -7,7 +7,7 @@ import pytest
 
 from steadystep.pages.episodes import Headline
 from steadystep.pages.report import report_page
-from tests.unit.report_runs import made_run
+from tests.unit.pages.report_runs import made_run
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         settings = re.search(r"^```yaml\n(mode: .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
         assert settings is not None
         (folder / "run.yaml").write_text(settings.group(1))
-        for name in ("examples", "benchmarks/results", "tests/check_scripts/develop"):
+        for name in ("examples", "benchmarks/results", "tests/data/lint/develop"):
             shutil.copytree(ROOT / name, folder / name)
         shutil.copytree(ROOT / "examples", folder / "src")
         assert run("steadystep train --new my_run", folder).returncode == 0

@@ -1,6 +1,6 @@
 """Promise 6: stopped anywhere and resumed, a run ends with the same bits; what is damaged on disk is noticed.
 
-Real processes, killed at random moments: tests/integration/test_kill_resume.py. More loops: tests/unit/test_resume.py.
+Real processes, killed at random moments: tests/integration/test_kill_resume.py. More loops: tests/unit/checkpoints/test_resume.py.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from steadystep.checkpoints import background_writer
 from tests.loops import assert_same
-from tests.unit.test_resume import CrashedError, train
+from tests.unit.checkpoints.test_resume import CrashedError, train
 
 
 @pytest.mark.parametrize("crash_at", range(1, 20, 3))

@@ -1,6 +1,6 @@
 """What the numbers of `check_init` mean.
 
-The limits were set on the zoo in tests/unit/test_init_check.py: healthy models of many kinds stay far from them. They
+The limits were set on the zoo in tests/unit/init/test_check.py: healthy models of many kinds stay far from them. They
 are ratios wherever that is possible, because the scale of inputs and targets is the user's.
 """
 

@@ -1,0 +1,115 @@
+"""A page says only what was so."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steadystep.pages.charts import heat
+from steadystep.pages.episodes import Headline
+from steadystep.pages.report import view
+from steadystep.pages.site import environment
+from steadystep.pages.summary import summary
+from steadystep.runs.checklist import ChecklistItem, checklist
+from steadystep.runs.diagnosis import diagnose
+from steadystep.runs.run import LayerNorms, Run, Series
+from tests.unit.pages.report_runs import made_incident, made_run, steadystep, write_log
+
+OBSERVED = {"mode": "observe", "training": {"mixed_precision": "fp32"}, "monitoring": {}}
+PLAIN = {"mode": "autopilot", "training": {"mixed_precision": "fp32"}, "monitoring": {}}
+GOOD = Headline(said="fine", healthy=True)
+
+
+def item(run: Run, name: str) -> ChecklistItem:
+    return next(one for one in checklist(run) if one.name == name)
+
+
+def with_rates(rates: Any, *, incidents: tuple[int, ...] = (), **changes: Any) -> Run:
+    values = np.asarray(rates, dtype=np.float64)
+    trouble = tuple(made_incident(step) for step in incidents)
+    lr = Series(np.arange(len(values)), values)
+    return made_run(len(values), troubled=False, lr=lr, incidents=trouble, **{"settings": PLAIN, **changes})
+
+
+def test_models_without_biases_keep_all_their_layers() -> None:
+    parts = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down", "n1", "n2")
+    names = tuple(f"model.layers.{i}.{part}.weight" for i in range(16) for part in parts)
+    told = heat(LayerNorms(steps=np.arange(3), names=names, norms=np.ones((3, len(names)))))
+    assert told is not None
+    assert len(told["names"]) <= 64
+    assert "model.layers.15.mlp" in told["names"]
+
+
+@pytest.mark.parametrize("form", ["weight{}", "layers.{}.weight"])
+def test_where_names_do_not_help_neighbours_share_a_row(form: str) -> None:
+    names = tuple(form.format(i) for i in range(150))
+    norms = np.ones((3, 150))
+    norms[:, 149] = 1e6
+    told = heat(LayerNorms(steps=np.arange(3), names=names, norms=norms))
+    assert told is not None
+    assert 32 < len(told["names"]) <= 64
+    assert "149" in told["names"][-1]
+    assert told["rows"][-1][0] == pytest.approx(6.0)
+
+
+def test_observing_is_not_intervening() -> None:
+    run = made_run(400, settings=OBSERVED)
+    assert item(run, "NaN check").mark == "no"
+    assert item(made_run(400, settings=PLAIN), "NaN check").mark == "yes"
+    facts = {name: (value, said) for name, value, said in view(run, GOOD).facts}
+    assert facts["interventions"] == ("0", "2 observations")
+    row = summary("a", run, GOOD, 0.0)
+    assert (row.interventions, row.incidents) == (0, 2)
+    from steadystep.pages import dashboard  # its templates are found once it is there
+
+    assert dashboard
+    shown = environment().get_template("row.html").render(run=row, state="finished")
+    assert "2 observations" in shown
+    assert "calm" not in shown
+
+
+def test_holding_back_outliers_is_not_a_limit() -> None:
+    run = made_run(400, settings=PLAIN, clipped=np.array([5, 6]))
+    assert item(run, "Gradient clipping").mark == "no"
+    assert "clipped 0.5 % of the steps" in item(run, "Gradient clipping").evidence
+    assert item(made_run(400), "Gradient clipping").mark == "yes"
+
+
+def test_the_guards_own_cut_is_no_schedule() -> None:
+    cut = np.full(1000, 1e-3)
+    cut[900:] = 7e-4
+    assert item(with_rates(cut, incidents=(899, 900)), "Schedule").mark == "no"
+    assert item(with_rates(cut), "Schedule").mark == "yes"
+    falling = 1e-3 * np.cos(np.arange(1000) / 700)
+    assert item(with_rates(falling, incidents=(500,)), "Schedule").mark == "yes"
+    assert item(with_rates(cut[850:], incidents=(2,)), "Schedule").mark == "unknown"
+
+
+def test_a_leap_is_neither_warm_up_nor_schedule() -> None:
+    leap = np.full(600, 1e-3)
+    leap[300:340] = 0.03
+    for run in (with_rates(leap, incidents=(301,)), with_rates(leap, source="csv", settings={})):
+        assert item(run, "Warm-up").mark == "no"
+        assert item(run, "Schedule").mark == "no"
+    assert item(with_rates(np.minimum(leap, 2.5e-3)), "Warm-up").mark == "no"
+    warm = leap * np.minimum((np.arange(600) + 1) / 50, 1.0)
+    assert item(with_rates(warm), "Warm-up").evidence.endswith("until step 49")
+    steps = np.repeat([1e-3, 1e-4], 300)
+    assert item(with_rates(steps), "Schedule").mark == "yes"
+
+
+def test_who_is_guarded_is_not_told_to_be() -> None:
+    def advice(**changes: Any) -> str:
+        return next(p.advice for p in diagnose(made_run(400, **changes)).findings if p.kind == "non-finite")
+
+    assert "Guard" not in advice()
+    assert "careful and autopilot" in advice(settings=OBSERVED)
+    assert "steadystep.Guard" in advice(source="csv", settings={})
+
+
+def test_words_that_utf8_cannot_say_do_not_stop_the_page(tmp_path: Path) -> None:
+    with write_log(tmp_path, made_run(40)).open("a") as log:
+        log.write(r'{"kind":"incident","step":39,"done":"\ud800","diagnosis":{"cause":"a\ud800b"}}' + "\n")
+    assert steadystep("report", str(tmp_path)) == 0
+    assert "a?b" in (tmp_path / "report.html").read_text(encoding="utf-8")
