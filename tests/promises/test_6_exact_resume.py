@@ -1,6 +1,7 @@
 """Promise 6: stopped anywhere and resumed, a run ends with the same bits; what is damaged on disk is noticed.
 
-Real processes, killed at random moments: tests/integration/test_kill_resume.py. More loops: tests/unit/checkpoints/test_resume.py.
+Real processes, killed at random moments: tests/integration/test_kill_resume.py. More loops are in
+tests/unit/checkpoints/test_resume.py.
 """
 
 from pathlib import Path

@@ -293,7 +293,7 @@ class TestJudge:
         assert told(judged) == ["act"]
 
     @pytest.mark.parametrize("detector", ["not-healing", "slow-divergence", "worse-than-best"])
-    @pytest.mark.parametrize("then", [3.0, 3.5])
+    @pytest.mark.parametrize("old_loss", [3.0, 3.5])
     def test_never_when_it_does_not(self, detector: str, old_loss: float) -> None:
         judged = run(judge_of(Memory(old_loss, 3.0), suspicion(detector)))
         assert not [plan for _, plan in judged if plan.actions]
