@@ -31,9 +31,9 @@ MODULES: dict[str, str] = {
 ELSEWHERE: dict[str, dict[str, str]] = {
     "steadystep.recovery": {
         "Holdings": "steadystep.snapshots.tensor_state:TensorState",
-        "InMemory": "steadystep.engine.rollback:InMemory",
-        "NoRecovery": "steadystep.engine.rollback:NoRecovery",
-        "Recovery": "steadystep.engine.rollback:Recovery",
+        "InMemory": "steadystep.snapshots.recovery:InMemory",
+        "NoRecovery": "steadystep.snapshots.recovery:NoRecovery",
+        "Recovery": "steadystep.snapshots.recovery:Recovery",
         "Shelf": "steadystep.checkpoints:CheckpointStore",
         "Snapshot": "steadystep.snapshots.snapshots:Snapshot",
         "Snapshots": "steadystep.snapshots.snapshots:Snapshots",

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.tensors import is_sharded
-from steadystep.engine.closures import RecordedMicroBatch
 
 _MANY = 1_000_000  # parts; beyond that it is no batch
 _CLOSED = (
@@ -76,10 +75,9 @@ _MOST_PARTS = 256  # a batch of more than these is not looked through at every s
 _PLAIN = (str, int, float, bool, complex, type(None))
 
 
-def bytes_of(work: RecordedMicroBatch) -> float:
+def bytes_of(batch: Any, closure: Any) -> float:
     """Of the batch, and of tensors that its closure holds; infinite where that cannot be told."""
-    recipe = work.recipe
-    return size_of(recipe.batch) + sum(_known(part) for part in _held_by(recipe.closure))
+    return size_of(batch) + sum(_known(part) for part in _held_by(closure))
 
 
 def size_of(batch: Any) -> float:

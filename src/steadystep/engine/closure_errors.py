@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from steadystep.actions.update import Update
+from steadystep.actions.apply import Updater
 from steadystep.diagnosis import exception_in_step
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.errors import SteadystepError
@@ -16,11 +16,11 @@ _HALVED = 0.5
 
 @final
 @dataclass(frozen=True, slots=True)
-class Caught:
+class ClosureErrors:
     """Skips the step that raised and halves the learning rate; the one exception too many is for the caller."""
 
     budget: Budget
-    action: Update
+    updater: Updater
     learning_rate: LearningRate
     limits: Limits
     mode: Mode
@@ -32,7 +32,7 @@ class Caught:
 
         Micro-batches that came before it in its group are kept, where they can be run again.
         """
-        ours = isinstance(error, SteadystepError) or not self.action.runner.failed_collecting
+        ours = isinstance(error, SteadystepError) or not self.updater.runner.failed_collecting
         if not self.most or self.mode == "observe" or ours:
             return None
         count = self.budget.raised(step)
@@ -48,9 +48,9 @@ class Caught:
             in_use = asked * self.learning_rate.ceiling.multiplier(asked)
             lr = max(_HALVED * in_use, self.limits.lr_floor_mult * asked)
             plan = Plan(actions=(Action.SKIP_STEP, Action.CUT_LR), lr=lr)
-        self.action.prepare(plan)
+        self.updater.prepare(plan)
         diagnosis = exception_in_step(error)
-        if self.action.runner.group.members:
+        if self.updater.runner.group.members:
             plan = replace(plan, reason=diagnosis.cause)
             return Outcome(step=step, reading=math.nan, stepped=False, pending=True, plan=plan, diagnosis=diagnosis)
-        return self.action.drop(step, diagnosis, plan=plan)
+        return self.updater.drop(step, diagnosis, plan=plan)
