@@ -19,6 +19,7 @@ from steadystep.detectors import Detector
 from steadystep.engine import arguments
 from steadystep.engine.build import build
 from steadystep.engine.closures import Closure
+from steadystep.engine.learning_rate import check_rates
 from steadystep.engine.ownership import claim, needs_closure, refuse_foreign_steps, release
 from steadystep.engine.pipeline import Pipeline
 from steadystep.engine.verdict import Verdict
@@ -83,7 +84,7 @@ class Guard:
         try:
             with meeting.telling(model):
                 arguments.check_storage(model)
-                arguments.check_rates(self._optimizer)
+                check_rates(self._optimizer)
             with host_random_kept(), meeting.telling(model):
                 parts = build(
                     self,
@@ -136,7 +137,7 @@ class Guard:
         if self._runner.busy or not (isinstance(closure_or_loss, Tensor) or callable(closure_or_loss)):
             arguments.refuse_inside("step", busy=self._runner.busy)
             arguments.check_work(closure_or_loss)
-        arguments.check_rates(self._optimizer)
+        check_rates(self._optimizer)
         number = self._runner.group.weight_of(weight)
         numbers = checked(metrics) if metrics else {}
         if not self._run_state.data.open and not isinstance(closure_or_loss, Tensor):
@@ -234,7 +235,7 @@ class Guard:
         learning rates stay yours: there is no rolling back here.
         """
         arguments.check_loss("inspect", loss)
-        arguments.check_rates(self._optimizer)
+        check_rates(self._optimizer)
         with self._runner:
             self._parts.learning_rate.place(self.updates)
             view = self._pipeline.measure_losses([loss.detach().reshape(())])

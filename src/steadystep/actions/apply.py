@@ -70,7 +70,8 @@ class Updater:
         signals, ceiling = view.signals, self._lr.ceiling
         clipped = self.clip_(view, limit=plan.norm)
         lr_mult = self._lr.lower(signals.lr)
-        probing = self._probing.due(signals.step)
+        step, every = signals.step, self._probing.every
+        probing = (step < every or step % every == 0) and self._probing.due(step)
         try:
             if probing:
                 self._probing.before()

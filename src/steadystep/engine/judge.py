@@ -78,7 +78,8 @@ class Judge:
             careful: whoever asks cannot roll back.
             clipped: the loop has clipped the gradients since they were measured.
         """
-        self.turns.take()
+        if Turns.last is not self.turns.mark or self.turns.count:
+            self.turns.take()
         asked = self.detectors
         if signals.probe is None:  # those that have something to look at: each that is called costs two microseconds
             given = occasional(signals)

@@ -52,7 +52,8 @@ class Pipeline:
             self.metrics.update(metrics)
             if self._recovery.due is not None and not isinstance(work, Tensor) and not self._group.members:
                 self._recovery.begin(step=progress.attempts, updates=progress.updates)
-            if self._probes.due(progress.attempts):
+            step, every = progress.attempts, self._probes.every
+            if (step < every or step % every == 0) and self._probes.due(step):
                 with self._probes.watching():
                     member = self._runner.add(work, batch=batch, weight=weight)
             else:

@@ -92,20 +92,22 @@ class Turns:
     """
 
     _ENOUGH, _MOST, _EACH = 16, 64, 8
-    _last: ClassVar["weakref.ref[Turns] | None"] = None
+    last: ClassVar["weakref.ref[Turns] | None"] = None
+    """Whose turn it was."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.mark = weakref.ref(self)
+        self.count = 0
         self.are_taken = False
         """Another guard has stepped between the steps of this one, again and again."""
 
     def take(self) -> None:
-        """This guard looks at a step."""
-        last = None if Turns._last is None else Turns._last()
+        """This guard looks at a step; does nothing where `last` is its `mark` and `count` is 0."""
+        last = None if Turns.last is None else Turns.last()
         if last is self:
-            self._count -= self._count > 0
+            self.count -= self.count > 0
         else:
-            Turns._last = weakref.ref(self)
+            Turns.last = self.mark
             if last is not None:
-                self._count = min(self._count + self._EACH, self._MOST)
-        self.are_taken = self._count >= self._ENOUGH
+                self.count = min(self.count + self._EACH, self._MOST)
+        self.are_taken = self.count >= self._ENOUGH

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, final
 
 from steadystep.records import InputStats, Probe, Signals
-from steadystep.stats.level import is_absurd
+from steadystep.stats.streaming import is_absurd
 
 _NUMBERS = 1 << 20  # h² of 8,192 ranks add up to less than 2^53
 

@@ -175,6 +175,9 @@ class GradientView:
 class Probing(Protocol):
     """The heavier look that MEASURE takes around an update; ACT tells it when that is."""
 
+    every: int
+    """Steps; from there on nothing is due at any other step than its multiples."""
+
     def due(self, step: int) -> bool:
         """Whether the update of `step` is to be measured."""
         ...

@@ -44,7 +44,8 @@ class UpdateProbes:
         self._attention = attention
         self._tables = tables
         self._watchers = [watcher for watcher in (activations, attention) if watcher is not None]
-        self._every = every
+        self.every = every
+        """Steps; from there on nothing is due at any other step than its multiples."""
         self._names: tuple[str, ...] = ()
         self._params: tuple[Parameter, ...] = ()
         self._lots: list[Lot] = []
@@ -60,7 +61,7 @@ class UpdateProbes:
 
     def due(self, step: int) -> bool:
         """True at 1, 2, 4, 8, … and from `every` on at its multiples."""
-        return step > 0 and (step % self._every == 0 or (step < self._every and not step & (step - 1)))
+        return step > 0 and (step % self.every == 0 or (step < self.every and not step & (step - 1)))
 
     def before(self) -> None:
         """Just before the update, with its gradients in place: remember samples of the weights."""

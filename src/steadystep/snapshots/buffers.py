@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep._utils.text import plain_name
-from steadystep.stats.level import is_absurd
+from steadystep.stats.streaming import is_absurd
 
 _PROBE_EVERY = 1024  # steps; before that at 0, 1, 2, 4, 8, ...
 _ALL_EVERY, _ALL_AT = 20, 7  # steps: quiet ones are looked at together with the weights

@@ -176,7 +176,7 @@ class InMemory:
         lr = signals.lr * outcome.lr_mult
         if lr > self._largest_lr:
             self._largest_lr = lr
-        if calm and self._snapshots.due(outcome.step):
+        if calm and outcome.step >= self._snapshots.next_step and self._snapshots.due(outcome.step):
             self.due = lr
             if at_once:
                 self._take(outcome.step, updates, lr)
