@@ -39,7 +39,7 @@ def state_of(step: int | None) -> str:
     return "the initial state" if step is not None and step < 0 else f"the state of step {step}"
 
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent.parent)
 
 
 def warn(message: str) -> None:
