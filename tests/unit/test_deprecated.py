@@ -42,6 +42,15 @@ def test_the_way_a_user_wrote_it() -> None:
         assert steadystep.incidents.Examiner is steadystep.incidents.NaNTracer
 
 
+@pytest.mark.parametrize(
+    ("module", "old"), [(module, old) for module, names in _deprecated.NAMES.items() for old in names]
+)
+def test_a_name_of_a_module_that_stayed(module: str, old: str) -> None:
+    home, new = importlib.import_module(module), _deprecated.NAMES[module][old]
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now {module}.{new}"):
+        assert getattr(home, old) is getattr(home, new)
+
+
 def test_fields_are_read_by_their_old_names() -> None:
     finding = Finding(detector="a", step=1, severity="warn", value=1.0, limit=2.0, baseline=3.0)
     plan = Plan(actions=("skip-step",))
@@ -68,6 +77,8 @@ def test_a_detector_of_before_makes_its_findings() -> None:
     with pytest.warns(DeprecationWarning, match="usual"):
         made = Finding(detector="mine", step=1, severity="warn", value=1.0, limit=2.0, usual=3.0)
     assert made == Finding(detector="mine", step=1, severity="warn", value=1.0, limit=2.0, baseline=3.0)
+    with pytest.warns(DeprecationWarning, match="is now"):
+        assert Counterfactual(step=1, then=0.5, now=0.75) == PLAIN.counterfactual
     with pytest.raises(TypeError):
         Finding(detector="mine", step=1, severity="warn", value=1.0, limit=2.0, unknown=3.0)
 

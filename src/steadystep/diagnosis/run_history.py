@@ -57,10 +57,10 @@ _SHORTEST = 32  # updates: nothing is concluded about a run of fewer
 class RunHistory:
     """Sees every step; memory is bounded whatever the length of the run.
 
-    >>> casebook = Casebook()
+    >>> history = RunHistory()
     >>> for step in range(100):
-    ...     casebook.note(Signals(step=step, loss=1 / (1 + step), grad_norm=1.0), Diagnosis(), stepped=True)
-    >>> [diagnosis.cause for diagnosis in casebook.diagnose()]
+    ...     history.note(Signals(step=step, loss=1 / (1 + step), grad_norm=1.0), Diagnosis(), stepped=True)
+    >>> [diagnosis.cause for diagnosis in history.diagnose()]
     ['healthy']
     """
 
