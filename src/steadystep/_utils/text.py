@@ -26,7 +26,7 @@ _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 def plain_name(name: str) -> str:
     """A dotted name without what torch.compile, FSDP and checkpointing put in between.
 
-    >>> plain("blocks.0._orig_mod.mlp")
+    >>> plain_name("blocks.0._orig_mod.mlp")
     'blocks.0.mlp'
     """
     if "_" not in name:

@@ -42,8 +42,10 @@ def same_on_all_ranks(total: float, squares: float, size: int) -> bool:
     """From the sums of both over `size` ranks.
 
     >>> left, right = mark("step 3"), mark("step 4")
-    >>> is_same(2 * left[0], 2 * left[1], 2), is_same(left[0] + right[0], left[1] + right[1], 2)
-    (True, False)
+    >>> same_on_all_ranks(2 * left[0], 2 * left[1], 2)
+    True
+    >>> same_on_all_ranks(left[0] + right[0], left[1] + right[1], 2)
+    False
     """
     return int(squares) * size == int(total) ** 2
 

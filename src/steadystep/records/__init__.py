@@ -5,6 +5,7 @@ from yesterday's log, or without torch. Each goes to JSON and back unchanged (Na
 JSON has no word for them).
 """
 
+from steadystep._deprecated import old_names
 from steadystep.records.decisions import Diagnosis, Finding, Outcome, Plan
 from steadystep.records.record import SEVERITIES, Action, Damage, DetectorName, Record, Severity
 from steadystep.records.signals import REPLICAS_EVERY, WEIGHTS_EVERY, Counterfactual, InputStats, Probe, Signals
@@ -27,3 +28,5 @@ __all__ = [
     "Severity",
     "Signals",
 ]
+
+__getattr__ = old_names(__name__)
