@@ -9,7 +9,7 @@ import yaml
 from steadystep._utils.text import text_of
 from steadystep.config import Config, read_yaml
 from steadystep.errors import ConfigError
-from steadystep.lint.hit import Hit, Item, Report, State
+from steadystep.lint.report import Hit, Item, Report, State
 from steadystep.lint.rules.warmups import BETA2, TOO_SHORT, settle_steps
 
 WRONG = "SS001"  # a setting that would be refused

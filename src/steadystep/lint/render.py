@@ -5,9 +5,9 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.text import Text
 
-from steadystep.lint.hit import Hit, Item, Report, Severity, State
+from steadystep.lint.report import Hit, HitSeverity, Item, Report, State
 
-_COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "advice": "cyan"}
+_COLOURS: dict[HitSeverity, str] = {"error": "red", "warning": "yellow", "advice": "cyan"}
 _MARKS: dict[State, tuple[str, str]] = {
     "present": ("✓", "green"),
     "partial": ("~", "yellow"),

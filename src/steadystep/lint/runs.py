@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steadystep.lint.hit import Item, Report, State
+from steadystep.lint.report import Item, Report, State
 from steadystep.runs.checklist import Mark, checklist
 from steadystep.runs.roles import higher_is_better
 from steadystep.runs.run import Run, Series

@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import final
 
 from steadystep.lint import placing
-from steadystep.lint.control import ends, in_order, leaves_loop, worth_following
+from steadystep.lint.control import ends, in_order, inner_body, leaves_loop, managed_by, switches_off, worth_following
 from steadystep.lint.events import Comprehension, Event, LoopNode, recognise
-from steadystep.lint.managers import inner_body, managed_by, switches_off
 from steadystep.lint.names import name_of
-from steadystep.lint.place import Place
-from steadystep.lint.questions import Questions
+from steadystep.lint.place import Place, Questions
 from steadystep.lint.roles import Roles
 from steadystep.lint.script import Function, Script
 from steadystep.lint.targets import target_of

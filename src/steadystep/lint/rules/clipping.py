@@ -3,11 +3,10 @@
 import ast
 from collections.abc import Iterator
 
-from steadystep.lint.context import Context, Cycle, hit
-from steadystep.lint.edits import can_move, source_of
+from steadystep.lint.context import Context, Cycle, can_move, hit, source_of
 from steadystep.lint.events import Event, implied, meets
-from steadystep.lint.hit import Hit
 from steadystep.lint.networks import Network, identity, related
+from steadystep.lint.report import Hit
 
 
 def check(context: Context) -> Iterator[Hit]:

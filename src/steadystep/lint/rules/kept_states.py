@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
-from steadystep.lint.hit import Hit
-from steadystep.lint.modules import is_model_call, is_module_class
 from steadystep.lint.names import last, name_of, path_of
+from steadystep.lint.networks import is_model_call, is_module_class
+from steadystep.lint.report import Hit
 from steadystep.lint.script import Script
 from steadystep.lint.targets import target_of
 

@@ -4,11 +4,9 @@ import ast
 from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
-from steadystep.lint.hit import Hit
 from steadystep.lint.names import argument, last, looks_like_loss, name_of
-from steadystep.lint.rules.finite import ASKS_BAD, ASKS_GOOD, SAY_SO
-from steadystep.lint.rules.nan_drops import dropped
-from steadystep.lint.rules.nan_means import left_out
+from steadystep.lint.report import Hit
+from steadystep.lint.rules.nan_drops import ASKS_BAD, ASKS_GOOD, SAY_SO, dropped, left_out
 from steadystep.lint.rules.origins import origins
 from steadystep.lint.rules.trained import cut_value, trained_losses
 

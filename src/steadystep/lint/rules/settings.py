@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from steadystep.lint.constructors import made, setting
 from steadystep.lint.context import Context, hit
-from steadystep.lint.hit import Hit
 from steadystep.lint.names import argument, last, looks_like_loss, name_of
 from steadystep.lint.numbers import number, written_at
+from steadystep.lint.report import Hit
 from steadystep.lint.roles import ADAM_LIKE
 from steadystep.lint.rules.decay import groups_of
 from steadystep.lint.script import Script

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-Severity = Literal["error", "warning", "advice"]
+HitSeverity = Literal["error", "warning", "advice"]
 State = Literal["present", "absent", "partial", "not-needed"]
-Kind = Literal["script", "config", "run"]
+ReportKind = Literal["script", "config", "run"]
 
 
 @final
@@ -17,7 +17,7 @@ class Hit:
     line: int
     column: int
     message: str
-    severity: Severity
+    severity: HitSeverity
     why: str
     """Why it matters, in one sentence."""
     diff: str = ""
@@ -53,7 +53,7 @@ class Report:
     """Everything about one path."""
 
     path: str
-    kind: Kind
+    kind: ReportKind
     hits: tuple[Hit, ...] = ()
     items: tuple[Item, ...] = ()
     source: tuple[str, ...] = ()
