@@ -1,7 +1,8 @@
 """The checklist and the wiring linter behind `steadystep check`. Scripts are read as syntax trees, never run."""
 
+from steadystep._utils.checklist import ChecklistItem
 from steadystep.lint.catalog import RULES, LintRule
 from steadystep.lint.check import check_path, check_script
-from steadystep.lint.report import Hit, Item, Report
+from steadystep.lint.report import Hit, Report
 
-__all__ = ["RULES", "Hit", "Item", "LintRule", "Report", "check_path", "check_script"]
+__all__ = ["RULES", "ChecklistItem", "Hit", "LintRule", "Report", "check_path", "check_script"]

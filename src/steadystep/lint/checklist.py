@@ -3,16 +3,16 @@
 import ast
 from collections.abc import Iterator
 
+from steadystep._utils.checklist import ChecklistItem, ItemName
 from steadystep.lint.checklist_step import Marks, clipping, item, nan_check, norms, precision, schedule, warmup
 from steadystep.lint.context import Context
 from steadystep.lint.names import argument, name_of
-from steadystep.lint.report import Item
 from steadystep.lint.rules.decay import groups_of
 
 
-def checkpoints(context: Context, marks: Marks) -> Item:
+def checkpoints(context: Context, marks: Marks) -> ChecklistItem:
     """Whether the run can be taken up again."""
-    name = "checkpoints"
+    name = ItemName.CHECKPOINTS
     if line := marks.call("save_checkpoint", "save_state", "ModelCheckpoint", "dcp_save"):
         return item(name, line, "saved")
     if marks.guard and (line := marks.call("resume")):
@@ -39,9 +39,9 @@ def checkpoints(context: Context, marks: Marks) -> Item:
     return item(name, None, "none found", state="absent", fix=fix)
 
 
-def validation(context: Context, marks: Marks) -> Item:
+def validation(context: Context, marks: Marks) -> ChecklistItem:
     """Whether anything is measured on held-out data."""
-    name = "validation"
+    name = ItemName.VALIDATION
     if event := next(context.events("eval"), None):
         return item(name, event.line, "evaluated in eval mode")
     if line := marks.call("validate", "evaluate", "eval") or marks.word("validation_step"):
@@ -53,18 +53,18 @@ def validation(context: Context, marks: Marks) -> Item:
     )
 
 
-def seed(context: Context, marks: Marks) -> Item:
+def seed(context: Context, marks: Marks) -> ChecklistItem:
     """Whether it is set."""
     line = marks.call("manual_seed", "set_seed", "seed_everything", "manual_seed_all") or marks.word("seed")
     if line or marks.hugging_face:
-        return item("seed", line or marks.hugging_face, "set" if line else "the Trainer's default, 42")
+        return item(ItemName.SEED, line or marks.hugging_face, "set" if line else "the Trainer's default, 42")
     fix = "torch.manual_seed(0)   # before the model is made"
-    return item("seed", None, "none: two runs cannot be compared", state="absent", fix=fix)
+    return item(ItemName.SEED, None, "none: two runs cannot be compared", state="absent", fix=fix)
 
 
-def decay(context: Context, marks: Marks) -> Item:
+def decay(context: Context, marks: Marks) -> ChecklistItem:
     """Whether norms and biases are spared."""
-    name = "no decay on norms, biases"
+    name = ItemName.DECAY
     made = [c for calls in context.script.calls.values() for c in calls if context.roles.is_optimizer(c)]
     for call in made:
         kind = context.script.full(call.func).rpartition(".")[2]
@@ -81,9 +81,9 @@ def decay(context: Context, marks: Marks) -> Item:
     return item(name, made[0].lineno if made else None, "no weight decay found", state="not-needed")
 
 
-def nan_filter(marks: Marks) -> Item:
+def nan_filter(marks: Marks) -> ChecklistItem:
     """The Trainer's filter, which is on by default."""
-    name, setting = "NaN shown in the log", marks.keyword("logging_nan_inf_filter")
+    name, setting = ItemName.NAN_SHOWN, marks.keyword("logging_nan_inf_filter")
     if setting is not None and isinstance(setting[1], ast.Constant) and setting[1].value is False:
         return item(name, setting[0], "logging_nan_inf_filter is off")
     evidence = "logging_nan_inf_filter is on by default: a NaN loss is logged as a healthy number"
@@ -93,7 +93,7 @@ def nan_filter(marks: Marks) -> Item:
 _ITEMS = (clipping, warmup, schedule, precision, nan_check, norms, checkpoints, validation, seed, decay)
 
 
-def checklist(context: Context) -> Iterator[Item]:
+def checklist(context: Context) -> Iterator[ChecklistItem]:
     """All items, in the order of a training step; nothing for a script that does not train."""
     marks = Marks(context)
     if not (context.trains or marks.hugging_face or marks.lightning):

@@ -4,10 +4,9 @@ import ast
 from collections.abc import Collection
 from typing import final
 
+from steadystep._utils.checklist import BETA2, ChecklistItem, ItemName, ItemState, settle_steps
 from steadystep.lint.context import Context
 from steadystep.lint.names import name_of
-from steadystep.lint.report import Item, State
-from steadystep.lint.rules.warmups import BETA2, settle_steps
 
 _TRAINERS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "PPOConfig")
 
@@ -70,14 +69,16 @@ def _line(node: ast.AST) -> int:
     return int(getattr(node, "lineno", 1))
 
 
-def item(name: str, line: int | None, evidence: str, *, state: State = "present", fix: str = "") -> Item:
+def item(
+    name: ItemName, line: int | None, evidence: str, *, state: ItemState = "present", fix: str = ""
+) -> ChecklistItem:
     """A line of the checklist."""
-    return Item(name=name, state=state, evidence=evidence, line=line, fix=fix)
+    return ChecklistItem(name=name, state=state, evidence=evidence, line=line, fix=fix)
 
 
-def clipping(context: Context, marks: Marks) -> Item:
+def clipping(context: Context, marks: Marks) -> ChecklistItem:
     """Whether gradients are clipped."""
-    name = "gradient clipping"
+    name = ItemName.CLIPPING
     clip = next(context.events("clip"), None)
     if clip is not None:
         return item(name, clip.line, "clipped")
@@ -95,9 +96,9 @@ def clipping(context: Context, marks: Marks) -> Item:
     return item(name, None, "none found", state="absent", fix=fix)
 
 
-def warmup(context: Context, marks: Marks) -> Item:
+def warmup(context: Context, marks: Marks) -> ChecklistItem:
     """Whether the rate begins low."""
-    name = "warm-up"
+    name = ItemName.WARMUP
     setting = marks.keyword("num_warmup_steps", "warmup_steps", "warmup_ratio", "warmup_t", "warmup_iters")
     if setting is not None:
         value = setting[1].value if isinstance(setting[1], ast.Constant) else None
@@ -118,9 +119,9 @@ def warmup(context: Context, marks: Marks) -> Item:
     return item(name, None, "none found", state="absent", fix=fix)
 
 
-def schedule(context: Context, marks: Marks) -> Item:
+def schedule(context: Context, marks: Marks) -> ChecklistItem:
     """Whether the rate changes."""
-    name = "learning-rate schedule"
+    name = ItemName.SCHEDULE
     for calls in context.script.calls.values():
         for call in calls:
             if context.roles.made_by(call) == "scheduler":
@@ -140,9 +141,9 @@ def schedule(context: Context, marks: Marks) -> Item:
     return item(name, None, "a constant learning rate", state="absent", fix=fix)
 
 
-def precision(context: Context, marks: Marks) -> Item:
+def precision(context: Context, marks: Marks) -> ChecklistItem:
     """Mixed precision, and its scaler."""
-    name = "mixed precision"
+    name = ItemName.PRECISION
     scaler, cast = marks.call("GradScaler"), marks.call("autocast")
     if cast and scaler:
         return item(name, cast, f"autocast, scaler at line {scaler}")
@@ -152,12 +153,12 @@ def precision(context: Context, marks: Marks) -> Item:
         if setting is not None:
             return item(name, setting[0], ast.unparse(setting[1]))
     fix = 'with torch.autocast("cuda", dtype=torch.bfloat16): ...   # needs no scaler'
-    return item(name, None, "fp32 throughout", state="absent", fix=fix)
+    return item(name, None, "fp32 throughout", state="not-needed", fix=fix)
 
 
-def nan_check(context: Context, marks: Marks) -> Item:
+def nan_check(context: Context, marks: Marks) -> ChecklistItem:
     """Whether anything looks for NaN."""
-    name = "NaN check"
+    name = ItemName.NAN_CHECK
     if marks.guard:
         return item(name, marks.guard, "the guard looks at every update")
     if line := marks.call("detect_anomaly", "set_detect_anomaly"):
@@ -192,9 +193,9 @@ def _spans(node: ast.AST, line: int) -> bool:
     return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", None) or 0)
 
 
-def norms(context: Context, marks: Marks) -> Item:
+def norms(context: Context, marks: Marks) -> ChecklistItem:
     """Whether the gradient norm is kept or logged."""
-    name = "gradient norm watched"
+    name = ItemName.NORMS
     if marks.guard:
         return item(name, marks.guard, "measured and logged by the guard")
     for clip in context.events("clip"):

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from steadystep._utils.checklist import ChecklistItem
+
 HitSeverity = Literal["error", "warning", "advice"]
-State = Literal["present", "absent", "partial", "not-needed"]
 ReportKind = Literal["script", "config", "run"]
 
 
@@ -32,30 +33,13 @@ class Hit:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One line of the checklist, with what it was concluded from."""
-
-    name: str
-    state: State
-    evidence: str
-    line: int | None = None
-    fix: str = ""
-    """What to write, where something is missing."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything about one path."""
 
     path: str
     kind: ReportKind
     hits: tuple[Hit, ...] = ()
-    items: tuple[Item, ...] = ()
+    items: tuple[ChecklistItem, ...] = ()
     source: tuple[str, ...] = ()
     """The lines of a script or a config, for showing them."""
     notes: tuple[str, ...] = ()

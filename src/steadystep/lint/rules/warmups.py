@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+from steadystep._utils.checklist import BETA2, TOO_SHORT, settle_steps
 from steadystep.lint.context import Context, hit
 from steadystep.lint.names import argument, last, name_of, path_of
 from steadystep.lint.numbers import number, written_at
@@ -163,8 +164,6 @@ def _argument_is_a_step(script: Script, function: Function) -> bool:
     return bool(words) and not any("epoch" in w.lower() or w in _PER_EPOCH for w in words)
 
 
-BETA2 = 0.999  # what torch's Adam has
-TOO_SHORT = 0.05  # of 2 / (1 - beta2): good scripts for fine-tuning have a tenth of it, so only far below is a fault
 _SHARE = 0.03  # of all steps: a short run has a short warm-up
 
 
@@ -197,11 +196,6 @@ def _of_trainers(context: Context) -> Iterator[Hit]:
             continue
         message = f"a warm-up of {steps:.0f} steps of {total:.0f}; about {settle_steps(BETA2):.0f} are needed"
         yield hit("SS501", given["warmup_steps"], message, snippet=f"warmup_steps={settle_steps(BETA2):.0f}")
-
-
-def settle_steps(beta2: float) -> float:
-    """Steps that Adam's second moment takes to settle (Ma and Yarats 2019)."""
-    return 2.0 / max(1.0 - beta2, 1e-9)
 
 
 def beta2_of(context: Context, optimizer: ast.Call) -> float | None:
