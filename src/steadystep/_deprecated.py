@@ -47,6 +47,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "Library": "steadystep.pages.library:Library",
         "make_app": "steadystep.pages.server:make_app",
     },
+    "steadystep.check": {
+        "Item": "steadystep.lint:ChecklistItem",
+        "Rule": "steadystep.lint:LintRule",
+    },
 }
 """Names of those modules that are not where the rest of them went, as module:name."""
 
