@@ -62,7 +62,7 @@ class ChecklistItem:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def in_order(items: Iterable[ChecklistItem]) -> tuple[ChecklistItem, ...]:
+def ordered_items(items: Iterable[ChecklistItem]) -> tuple[ChecklistItem, ...]:
     """As every checklist has them."""
     return tuple(sorted(items, key=lambda item: _ORDER[item.name]))
 

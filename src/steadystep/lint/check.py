@@ -5,7 +5,7 @@ from pathlib import Path
 
 from steadystep._utils.text import must_end, text_of
 from steadystep.errors import ConfigError
-from steadystep.lint.checklist import checklist
+from steadystep.lint.checklist import script_checklist
 from steadystep.lint.context import Context
 from steadystep.lint.ignore import Ignored
 from steadystep.lint.report import Hit, Report
@@ -42,7 +42,7 @@ def _check(text: str, path: str) -> Report:
         path=path,
         kind="script",
         hits=tuple(hits),
-        items=tuple(checklist(context)),
+        items=tuple(script_checklist(context)),
         source=tuple(script.lines),
     )
 

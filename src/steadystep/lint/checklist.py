@@ -4,7 +4,16 @@ import ast
 from collections.abc import Iterator
 
 from steadystep._utils.checklist import ChecklistItem, ItemName
-from steadystep.lint.checklist_step import Marks, clipping, item, nan_check, norms, precision, schedule, warmup
+from steadystep.lint.checklist_step import (
+    Marks,
+    clipping,
+    item,
+    nan_check,
+    norm_watching,
+    precision,
+    schedule,
+    warmup_found,
+)
 from steadystep.lint.context import Context
 from steadystep.lint.names import argument, name_of
 from steadystep.lint.rules.decay import groups_of
@@ -90,10 +99,10 @@ def nan_filter(marks: Marks) -> ChecklistItem:
     return item(name, marks.hugging_face, evidence, state="partial", fix="logging_nan_inf_filter=False")
 
 
-_ITEMS = (clipping, warmup, schedule, precision, nan_check, norms, checkpoints, validation, seed, decay)
+_ITEMS = (clipping, warmup_found, schedule, precision, nan_check, norm_watching, checkpoints, validation, seed, decay)
 
 
-def checklist(context: Context) -> Iterator[ChecklistItem]:
+def script_checklist(context: Context) -> Iterator[ChecklistItem]:
     """All items, in the order of a training step; nothing for a script that does not train."""
     marks = Marks(context)
     if not (context.trains or marks.hugging_face or marks.lightning):

@@ -96,7 +96,7 @@ def clipping(context: Context, marks: Marks) -> ChecklistItem:
     return item(name, None, "none found", state="absent", fix=fix)
 
 
-def warmup(context: Context, marks: Marks) -> ChecklistItem:
+def warmup_found(context: Context, marks: Marks) -> ChecklistItem:
     """Whether the rate begins low."""
     name = ItemName.WARMUP
     setting = marks.keyword("num_warmup_steps", "warmup_steps", "warmup_ratio", "warmup_t", "warmup_iters")
@@ -193,7 +193,7 @@ def _spans(node: ast.AST, line: int) -> bool:
     return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", None) or 0)
 
 
-def norms(context: Context, marks: Marks) -> ChecklistItem:
+def norm_watching(context: Context, marks: Marks) -> ChecklistItem:
     """Whether the gradient norm is kept or logged."""
     name = ItemName.NORMS
     if marks.guard:

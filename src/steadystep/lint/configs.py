@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from steadystep._utils.checklist import ChecklistItem, ItemName, in_order
+from steadystep._utils.checklist import ChecklistItem, ItemName, ordered_items
 from steadystep._utils.text import text_of
 from steadystep.config import Config, read_yaml
 from steadystep.errors import ConfigError
 from steadystep.lint.report import Hit, Report
-from steadystep.runs.asked_for import asked_for
+from steadystep.runs.settings_checklist import asked_for
 
 WRONG = "SS001"  # a setting that would be refused
 _WHY = "steadystep would refuse this file: no setting is ever ignored in silence"
@@ -41,7 +41,7 @@ def _checked(path: Path) -> Report:
     except ConfigError as error:
         hits = tuple(_mistakes(str(error), path, lines))
         return Report(path=str(path), kind="config", hits=hits, source=source)
-    return Report(path=str(path), kind="config", items=in_order(_items(config, plan, lines)), source=source)
+    return Report(path=str(path), kind="config", items=ordered_items(_items(config, plan, lines)), source=source)
 
 
 def _load(path: Path, *, is_run: bool) -> tuple[bool, Config]:

@@ -113,7 +113,7 @@ def worth_following(script: Script) -> set[Function]:
         found |= more
 
 
-def in_order(functions: set[Function], script: Script) -> list[Function]:
+def callers_first(functions: set[Function], script: Script) -> list[Function]:
     """Those that nothing in the file calls first, then by their lines."""
 
     def is_called(function: Function) -> bool:

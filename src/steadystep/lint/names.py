@@ -139,7 +139,7 @@ Bound = tuple[ast.expr, int | None]
 """A value, and which part of it is meant; None for the whole."""
 
 
-def parse(text: str, path: str) -> ast.Module:
+def parse_script(text: str, path: str) -> ast.Module:
     """The tree, or a message with the line."""
     try:
         with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from typing import final
 from steadystep.lint.names import last, looks_like_model, name_of, parameters, passed, path_of
 from steadystep.lint.roles import Roles
 from steadystep.lint.script import Bound, Script
-from steadystep.lint.sources import maker_of, named_sources, sources, unwrapped
+from steadystep.lint.sources import maker_of, named_sources, sources, without_wrappers
 
 _DEEPEST = 6
 _COPIES = ("deepcopy", "copy", "AveragedModel", "EMA", "ExponentialMovingAverage", "ModelEMA", "ModelEmaV2")
@@ -60,7 +60,7 @@ def _of_entry(script: Script, roles: Roles, name: str, at: ast.AST) -> list[Netw
     return None
 
 
-def identity(script: Script, network: Network) -> frozenset[Bound]:
+def network_identity(script: Script, network: Network) -> frozenset[Bound]:
     """What it was made from; empty when the file does not tell."""
     key = ("identity", network.path, network.at)
     if key not in script.memo:
@@ -106,11 +106,11 @@ def _given_to_parts(script: Script) -> dict[str, list[ast.expr]]:
 
 def _whole(script: Script, network: Network) -> list[frozenset[Bound]]:
     """The identities of a network and of everything it is written as a part of."""
-    found, path = [identity(script, network)], network.path
+    found, path = [network_identity(script, network)], network.path
     while "." in path or "[" in path:
         path = path[: max(path.rfind("."), path.rfind("["))]
         if path not in ("self", "cls"):
-            found.append(identity(script, Network(path, network.at)))
+            found.append(network_identity(script, Network(path, network.at)))
     return found
 
 
@@ -157,7 +157,7 @@ def _of_value(script: Script, roles: Roles, value: ast.expr, part: int | None, d
     if roles.is_optimizer(value):
         names = roles.networks_of(value)
         return None if names is None else [Network(name, value) for name in names]
-    inner_value = unwrapped(script, value, part)
+    inner_value = without_wrappers(script, value, part)
     if inner_value is not None:
         return _of_value(script, roles, inner_value, None, depth + 1)
     return _of_maker(script, roles, value, part, depth)

@@ -14,7 +14,7 @@ from steadystep.lint.names import (
     imports_of,
     name_of,
     parameters,
-    parse,
+    parse_script,
     passed,
 )
 from steadystep.lint.options import entry_of, field_of, option_of
@@ -68,7 +68,7 @@ def given(script: Values, function: Function, name: str) -> list[Bound]:
     return [script.with_part(s, name, v) for s, v in script.named.get(name, ())]
 
 
-def spread(script: Values, function: Function) -> list[ast.expr]:
+def spread_over(script: Values, function: Function) -> list[ast.expr]:
     """What callers give to `**kw`, as tables."""
     owner = script.class_of(function)
     sites = makes(script, owner) if function.name == "__init__" and owner else script.calls.get(function.name, [])
@@ -118,7 +118,7 @@ class Script:
     def __init__(self, text: str, path: str = "script.py") -> None:
         self.path, self.text = path, text
         self.lines = text.splitlines()
-        self.tree = parse(text, path)
+        self.tree = parse_script(text, path)
         self.imports = imports_of(self.tree)
         self.parents: dict[ast.AST, ast.AST] = {}
         self.functions: dict[str, list[Function]] = defaultdict(list)
@@ -228,7 +228,7 @@ class Script:
             if name in parameters(scope):
                 return given(self, scope, name)
             if scope.args.kwarg is not None and scope.args.kwarg.arg == name:
-                return [(table, None) for table in spread(self, scope)]
+                return [(table, None) for table in spread_over(self, scope)]
             scope = self.scope_of(scope)
         return [self.with_part(s, name, v) for s, v in self.assigned.get((None, name), ())]
 

@@ -154,7 +154,7 @@ def named_sources(script: Script, name: str, at: ast.AST, *, enter: bool = True)
     return list(dict.fromkeys(found))
 
 
-def unwrapped(script: Script, call: ast.Call, part: int | None = None) -> ast.expr | None:
+def without_wrappers(script: Script, call: ast.Call, part: int | None = None) -> ast.expr | None:
     """`net` of `net.to(device)`, of `DDP(net)` and of `accelerator.prepare(net)`."""
     leaf = last(script.full(call.func)) if name_of(call.func) else getattr(call.func, "attr", "")
     if isinstance(call.func, ast.Attribute) and leaf in _KEEPS and not script.full(call.func).startswith("torch."):
@@ -184,7 +184,7 @@ def _look(script: Script, node: ast.expr, part: int | None, enter: bool, depth: 
         case ast.Name() | ast.Attribute() | ast.Subscript():
             return _of_path(script, node, part, enter, depth)
         case ast.Call():
-            inner = unwrapped(script, node, part)
+            inner = without_wrappers(script, node, part)
             if inner is not None:
                 return follow(inner, None)
             if isinstance(made := _lambda_of(script, node), ast.Lambda):

@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import final
 
 from steadystep.lint import placing
-from steadystep.lint.control import ends, in_order, inner_body, leaves_loop, managed_by, switches_off, worth_following
+from steadystep.lint.control import (
+    callers_first,
+    ends,
+    inner_body,
+    leaves_loop,
+    managed_by,
+    switches_off,
+    worth_following,
+)
 from steadystep.lint.events import Comprehension, Event, LoopNode, recognise
 from steadystep.lint.names import name_of
 from steadystep.lint.place import Place, Questions
@@ -37,7 +45,7 @@ class Walk:
     def roots(self) -> list[list[Event]]:
         """The module first, then functions that nothing here calls, then what is left."""
         found = [self._walk(self._script.tree.body, Place())]
-        for function in in_order(self._worth, self._script):
+        for function in callers_first(self._worth, self._script):
             if function not in self._entered:
                 self._entered.add(function)
                 off = switches_off(function, self._script)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from steadystep._utils.checklist import NOT_SAID, ChecklistItem, ItemName, in_order
+from steadystep._utils.checklist import NOT_SAID, ChecklistItem, ItemName, ordered_items
 from steadystep._utils.text import number, share
-from steadystep.runs.asked_for import asked_for
 from steadystep.runs.roles import higher_is_better
 from steadystep.runs.run import Run
+from steadystep.runs.settings_checklist import asked_for
 
 _HELD = 200  # steps after a serious incident in which the guard may hold the learning rate down and lift it again
 _ROUNDING = 1e-9
@@ -66,7 +66,7 @@ def checklist(run: Run) -> tuple[ChecklistItem, ...]:
     """All that the log and the folder tell; `steadystep check RUN` and the report page both show this."""
     if not len(run.loss):
         return (ChecklistItem(name=ItemName.STEPS, state="absent", evidence="the log holds no step yet"),)
-    return in_order(_items(run))
+    return ordered_items(_items(run))
 
 
 def _items(run: Run) -> Iterator[ChecklistItem]:

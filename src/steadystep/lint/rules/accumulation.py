@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from steadystep.lint.context import Context, Cycle, hit
 from steadystep.lint.events import implied, meets
 from steadystep.lint.names import last, name_of
-from steadystep.lint.numbers import number
+from steadystep.lint.numbers import number_at
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.origins import origins
 from steadystep.lint.rules.zeroing import rescales_gradients
@@ -149,7 +149,7 @@ def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
         limit = (
             node.iter.args[-1] if counted and isinstance(node, ast.For) and isinstance(node.iter, ast.Call) else None
         )
-        many_of = number(limit, script, node) if limit is not None else None
+        many_of = number_at(limit, script, node) if limit is not None else None
         if backward.loss is not None and _is_mean(script, backward.loss, backward.node, many_of):
             counts = node.iter.args if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and counted else []
             many = ast.unparse(counts[0]) if len(counts) == 1 else ""
@@ -165,9 +165,9 @@ def _how_many(script: Script, test: ast.expr) -> float | None:
     """The number of micro-batches in a group, where the file says it."""
     for part in ast.walk(test):
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
-            return number(part.right, script, part)
+            return number_at(part.right, script, part)
         if isinstance(part, ast.Compare) and not any(isinstance(n, ast.Mod) for n in ast.walk(part)):
-            return number(part.comparators[0], script, part)
+            return number_at(part.comparators[0], script, part)
     return None
 
 
@@ -221,10 +221,10 @@ def _is_mean(script: Script, loss: ast.expr, at: ast.AST, many: float | None = N
 def _undivided(script: Script, loss: ast.BinOp, many: float | None) -> ast.expr | None:
     """`loss` of `loss / 1`, and of `(a + b) / 2` where a group is known to have another number of micro-batches."""
     if isinstance(loss.op, ast.Mult):
-        factor = number(loss.left, script, loss)
+        factor = number_at(loss.left, script, loss)
         plain = factor is not None and many is not None and abs(factor * many - 1.0) > 1e-9 and factor >= 0.1
         return loss.right if factor == 1.0 or plain else None
-    divisor = number(loss.right, script, loss)
+    divisor = number_at(loss.right, script, loss)
     other = isinstance(loss.right, ast.Constant) and many is not None and divisor != many
     unused = (
         isinstance(loss.right, ast.Name | ast.Constant) and divisor == 1.0 and many != 1.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
 from steadystep.lint.names import argument, calls_in, last, name_of, path_of
-from steadystep.lint.numbers import number
+from steadystep.lint.numbers import number_at
 from steadystep.lint.report import Hit
 from steadystep.lint.script import Script
 from steadystep.lint.sources import maker_of, sources
@@ -54,7 +54,7 @@ def _is_decayed(context: Context) -> bool:
         if isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
             given = [v for k, v in pairs if isinstance(k, ast.Constant) and k.value == "weight_decay"]
-            if any((number(v, context.script, v) or 0) > 0 for v in given):
+            if any((number_at(v, context.script, v) or 0) > 0 for v in given):
                 return True
     return False
 
@@ -77,7 +77,7 @@ def _in_table(context: Context, script: Script, table: ast.expr) -> Iterator[Hit
     pairs = list(zip(table.keys, table.values, strict=True)) if isinstance(table, ast.Dict) else []
     for key, value in pairs:
         word = str(key.value) if isinstance(key, ast.Constant) else ""
-        if NORM.search(word) and (number(value, script, value) or 0) > 0 and len(pairs) > 1:
+        if NORM.search(word) and (number_at(value, script, value) or 0) > 0 and len(pairs) > 1:
             diff = context.edit().replace(value, "0.0").diff()
             yield hit("SS504", value, f"{word} has a weight decay of its own", diff=diff, snippet=f'"{word}": 0.0')
 
@@ -135,7 +135,7 @@ def _judge(context: Context, optimizer: ast.Call, group: ast.Dict) -> Iterator[H
     if not spared and (not norms or own is None):
         return
     given = own if own is not None else argument(optimizer, 99, "weight_decay")
-    decay = number(given, script, group)
+    decay = number_at(given, script, group)
     if given is None:
         decay = _DECAYED_BY_DEFAULT.get(last(script.full(optimizer.func)), 0.0)
     if decay is None or decay <= 0:

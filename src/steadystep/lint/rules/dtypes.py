@@ -8,7 +8,7 @@ from steadystep.lint.context import Context
 from steadystep.lint.names import argument, last, name_of, parameters, path_of
 from steadystep.lint.networks import Network, networks_of
 from steadystep.lint.script import Script
-from steadystep.lint.sources import maker_of, sources, unwrapped
+from steadystep.lint.sources import maker_of, sources, without_wrappers
 
 FP16 = ("torch.float16", "torch.half")
 BF16 = ("torch.bfloat16",)
@@ -135,7 +135,7 @@ def _in_value(script: Script, value: ast.expr, depth: int) -> Iterator[ast.Call]
     if not isinstance(value, ast.Call):
         return
     yield value
-    inner = unwrapped(script, value)
+    inner = without_wrappers(script, value)
     maker = maker_of(script, value) if inner is None else None
     if inner is not None:
         yield from _in_value(script, inner, depth + 1)

@@ -150,14 +150,18 @@ def _judge(context: Context, one: Pass) -> Iterator[Hit]:
         return
     if scope is not None and trains(context, scope) and not held_out:
         return
-    quiet = all(is_quiet(script, call) for call in forwards) or _only_measures(script, one, held_out=held_out)
+    quiet = all(evaluates_quietly(script, call) for call in forwards) or _only_measures(script, one, held_out=held_out)
     unset = not mode and _stays_in_training(context, scope) and not _is_still(script, forwards[0])
     if quiet and unset and mode_matters(script, forwards[0]) and not run_by_framework(script, scope):
         model = _model_name(script, forwards[0])
         diff = context.edit().put_before(_outermost(script, one.stmt), f"{model}.eval()").diff()
         message = f"{model} is evaluated without {model}.eval()"
         yield hit("SS401", one.stmt, message, diff=diff, snippet=f"{model}.eval()")
-    if mode != "eval" or any(is_quiet(script, call) for call in forwards) or wants_gradients(script, scope, one.node):
+    if (
+        mode != "eval"
+        or any(evaluates_quietly(script, call) for call in forwards)
+        or wants_gradients(script, scope, one.node)
+    ):
         return
     if not called_quietly(script, scope) and not called_from_elsewhere(script, scope, list(forwards), one.node):
         diff = _wrapped(context, one.node) if isinstance(one.node, ForLoop) else ""
@@ -213,7 +217,7 @@ def _only_measures(script: Script, one: Pass, *, held_out: bool) -> bool:
     )
 
 
-def is_quiet(script: Script, call: ast.Call, depth: int = 0) -> bool:
+def evaluates_quietly(script: Script, call: ast.Call, depth: int = 0) -> bool:
     """Gradients are off around the call, or inside the function that it leads to."""
     if no_grad_around(script, call) or is_model_call(call, script):
         return no_grad_around(script, call)
@@ -222,7 +226,7 @@ def is_quiet(script: Script, call: ast.Call, depth: int = 0) -> bool:
         return False
     inside = [c for stmt in function.body for c in calls_in(stmt)]
     runs = [c for c in inside if is_model_call(c, script) or leads_to_one(c, script, depth + 1)]
-    return any(is_no_grad(c) for c in inside) or all(is_quiet(script, c, depth + 1) for c in runs)
+    return any(is_no_grad(c) for c in inside) or all(evaluates_quietly(script, c, depth + 1) for c in runs)
 
 
 def _stays_in_training(context: Context, scope: ScriptScope) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from steadystep.lint.context import Context, hit
 from steadystep.lint.events import Event
 from steadystep.lint.names import Function, looks_like_model, looks_like_optimizer, name_of, path_of
-from steadystep.lint.numbers import number
+from steadystep.lint.numbers import number_at
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.loss import cut_at, under_no_grad
 from steadystep.lint.rules.trained import goes_back, is_loss
@@ -84,7 +84,7 @@ def _over_few(script: Script, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
     if isinstance(loop, ast.While):
         return False
     passes = loop.iter.args if isinstance(loop.iter, ast.Call) and name_of(loop.iter.func) == "range" else []
-    known = number(passes[0], script, loop) if len(passes) == 1 else None
+    known = number_at(passes[0], script, loop) if len(passes) == 1 else None
     names = [name_of(n) for part in (loop.iter, loop.target) for n in ast.walk(part)]
     return (known is not None and known <= _FEW) or any(
         looks_like_model(n) or looks_like_optimizer(n) for n in names if n

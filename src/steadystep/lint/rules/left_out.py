@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
 from steadystep.lint.names import last, name_of, path_of
-from steadystep.lint.networks import Network, identity, is_model_call, makes_module, networks_of, related
+from steadystep.lint.networks import Network, is_model_call, makes_module, network_identity, networks_of, related
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.loss import under_no_grad
 from steadystep.lint.script import Script
@@ -25,8 +25,8 @@ def by_identity(context: Context) -> Iterator[Hit]:
     missing = [n for n in _run(context) if all(related(script, n, other) is False for other in everything)]
     for label, place, networks in held:
         for network in networks:
-            mine = identity(script, network)
-            twice = sum(any(mine and mine == identity(script, n) for n in ns) for _, _, ns in held) > 1
+            mine = network_identity(script, network)
+            twice = sum(any(mine and mine == network_identity(script, n) for n in ns) for _, _, ns in held) > 1
             for other in missing if twice and not matches(label, network.path) else ():
                 if matches(label, other.path) and not _is_frozen(script, other):
                     message = f"{network.path} is given to two optimizers and {other.path} to none"
@@ -63,11 +63,11 @@ def _run(context: Context) -> list[Network]:
 
 
 def _is_frozen(script: Script, network: Network) -> bool:
-    mine = identity(script, network)
+    mine = network_identity(script, network)
     for method in ("requires_grad_", "eval", "load_state_dict"):
         for call in script.calls.get(method, ()):
             owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-            if mine & identity(script, Network(owner.replace('"', "'"), call)):
+            if mine & network_identity(script, Network(owner.replace('"', "'"), call)):
                 return True
     return False
 

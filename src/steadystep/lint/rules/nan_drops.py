@@ -59,7 +59,7 @@ _TELLS = (
 )
 
 
-def dropped(context: Context) -> Iterator[Hit]:
+def dropped_losses(context: Context) -> Iterator[Hit]:
     """A meter, or the loop itself, that adds a loss up only if it is finite, and says nothing otherwise."""
     script = context.script
     for name, function in calls_with_loss(context):
@@ -184,7 +184,7 @@ def _only_adds(body: list[ast.stmt], name: str) -> bool:
     return any(name in {name_of(n) for n in ast.walk(stmt)} for stmt in body)
 
 
-def left_out(context: Context) -> Iterator[Hit]:
+def left_out_of_means(context: Context) -> Iterator[Hit]:
     """`np.nanmean(losses)` of a list of training losses, or a list that is filtered before its mean is taken."""
     script = context.script
     listed = set()

@@ -7,7 +7,7 @@ from steadystep.lint.context import Context, Cycle, hit
 from steadystep.lint.control import bind
 from steadystep.lint.events import Event
 from steadystep.lint.names import looks_like_model, name_of, path_of
-from steadystep.lint.networks import Network, identity, is_model_call, related
+from steadystep.lint.networks import Network, is_model_call, network_identity, related
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.evaluation_mode import no_grad_around
 from steadystep.lint.script import Script
@@ -81,15 +81,15 @@ def _writes_gradients(script: Script) -> bool:
 
 def _is_used_otherwise(script: Script, network: Network) -> bool:
     """Given to somebody out of the file, or asked for something that may run it."""
-    mine = identity(script, network)
+    mine = network_identity(script, network)
     for node in script.nodes:  # a method that may run it, or a part of it such as `table.weight`
         other = path_of(node.value) if isinstance(node, ast.Attribute) and node.attr not in SETS_UP else ""
-        if other and mine & identity(script, Network(other, node)):
+        if other and mine & network_identity(script, Network(other, node)):
             return True
     for calls in list(script.calls.values()):
         for call in calls:
             for given in (*call.args, *(k.value for k in call.keywords)):
-                taken = path_of(given) and mine & identity(script, Network(path_of(given), call))
+                taken = path_of(given) and mine & network_identity(script, Network(path_of(given), call))
                 if taken and target_of(call, script) is None and not _is_harmless(script, call):
                     return True
     return False

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from steadystep.lint.context import Context, Cycle, can_move, hit, source_of
 from steadystep.lint.events import Event, implied, meets
 from steadystep.lint.names import name_of
-from steadystep.lint.numbers import number
+from steadystep.lint.numbers import number_at
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.accumulation import counting
 from steadystep.lint.rules.zeroing import optimizer_written
@@ -91,7 +91,7 @@ def _schedule_not_prepared(context: Context, cycle: Cycle) -> Iterator[Hit]:
     """With accelerate the optimizer skips the steps inside of a group; a schedule does so if it was prepared too."""
     script, step = context.script, cycle.step
     made = [c for c in script.calls.get("Accelerator", ()) if any(k.arg == _ACCUMULATION for k in c.keywords)]
-    groups = [number(k.value, script, c) for c in made for k in c.keywords if k.arg == _ACCUMULATION]
+    groups = [number_at(k.value, script, c) for c in made for k in c.keywords if k.arg == _ACCUMULATION]
     if not groups or any(many is None or many <= 1 for many in groups) or "accumulate" not in script.calls:
         return
     prepared = {name_of(a) for c in script.calls.get("prepare", ()) for a in c.args}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from steadystep.lint.context import Context, hit
 from steadystep.lint.names import last, name_of
 from steadystep.lint.report import Hit
-from steadystep.lint.rules.evaluation import is_quiet
+from steadystep.lint.rules.evaluation import evaluates_quietly
 from steadystep.lint.rules.passes import HELD_OUT, TRAIN, Pass, measured_passes, passes, training_loops
 from steadystep.lint.script import Script
 from steadystep.lint.targets import target_of
@@ -111,7 +111,7 @@ def check(context: Context) -> Iterator[Hit]:
     if not any(True for _ in context.events("step", "scaler-step")):
         return
     for one in passes(context):
-        quiet = all(is_quiet(script, call) for call in one.forwards)
+        quiet = all(evaluates_quietly(script, call) for call in one.forwards)
         if quiet and any(TRAIN.search(n) for n in one.over) and not any(HELD_OUT.search(n) for n in one.over):
             yield from _in_a_loop(script, one)
     for calls in list(script.calls.values()):

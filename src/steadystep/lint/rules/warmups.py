@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from steadystep._utils.checklist import BETA2, TOO_SHORT, settle_steps
 from steadystep.lint.context import Context, hit
 from steadystep.lint.names import argument, last, name_of, path_of
-from steadystep.lint.numbers import number, written_at
+from steadystep.lint.numbers import number_at, written_at
 from steadystep.lint.report import Hit
 from steadystep.lint.roles import ADAM_LIKE
 from steadystep.lint.script import Function, Script
@@ -16,13 +16,13 @@ _PER_EPOCH = ("epoch", "epochs", "ep", "e", "cur_epoch", "current_epoch", "epoch
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-def ratios(script: Script, given: ast.expr | None, at: ast.AST, depth: int = 0) -> Iterator[ast.BinOp]:
+def ramp_ratios(script: Script, given: ast.expr | None, at: ast.AST, depth: int = 0) -> Iterator[ast.BinOp]:
     """Of what a `LambdaLR` is given: a lambda, a function, a part of one, or one that makes a function."""
     if given is None or depth > 3:
         return
     if isinstance(given, ast.List | ast.Tuple):
         for part in given.elts:
-            yield from ratios(script, part, at, depth + 1)
+            yield from ramp_ratios(script, part, at, depth + 1)
     elif isinstance(given, ast.Lambda):
         yield from _ramps(given.body)
         for call in (n for n in ast.walk(given.body) if isinstance(n, ast.Call)):
@@ -30,7 +30,7 @@ def ratios(script: Script, given: ast.expr | None, at: ast.AST, depth: int = 0) 
             if function is not None and _is_per_step(function):
                 yield from _ramps(function)
     elif isinstance(given, ast.Call) and last(name_of(given.func)) == "partial" and given.args:
-        yield from ratios(script, given.args[0], at, depth + 1)
+        yield from ramp_ratios(script, given.args[0], at, depth + 1)
     elif isinstance(given, ast.Call):
         maker = target_of(given, script)
         for inner in ast.walk(maker) if maker is not None else ():
@@ -41,7 +41,7 @@ def ratios(script: Script, given: ast.expr | None, at: ast.AST, depth: int = 0) 
         for function in functions:
             yield from _ramps(function)
         for value in [] if functions else script.values(name_of(given), at):
-            yield from ratios(script, value, at, depth + 1)
+            yield from ramp_ratios(script, value, at, depth + 1)
 
 
 def in_classes(script: Script) -> Iterator[ast.BinOp]:
@@ -171,12 +171,12 @@ def check(context: Context) -> Iterator[Hit]:
     """For every schedule that advances once per update, and for a trainer that is told how long it runs."""
     yield from _of_trainers(context)
     optimizers = [c for calls in context.script.calls.values() for c in calls if context.roles.is_optimizer(c)]
-    betas = [b for b in (beta2_of(context, c) for c in optimizers) if b is not None and 0 < b < 1]
+    betas = [b for b in (beta2_written(context, c) for c in optimizers) if b is not None and 0 < b < 1]
     if not betas or len(betas) != len(optimizers):
         return
     needed = settle_steps(min(betas))
     for node, given, total in _warmups(context):
-        steps = number(given, context.script, node)
+        steps = number_at(given, context.script, node)
         if steps is None or not 1 < steps < TOO_SHORT * needed or (total is not None and steps >= _SHARE * total):
             continue
         message = f"a warm-up of {steps:.0f} steps; with beta2 = {min(betas):g} about {needed:.0f} are needed"
@@ -190,15 +190,15 @@ def _of_trainers(context: Context) -> Iterator[Hit]:
         given = {k.arg: k.value for k in call.keywords}
         if not last(name_of(call.func)).endswith("TrainingArguments") or "adam_beta2" in given or "optim" in given:
             continue
-        steps = number(given.get("warmup_steps"), context.script, call)
-        total = number(given.get("max_steps"), context.script, call)
+        steps = number_at(given.get("warmup_steps"), context.script, call)
+        total = number_at(given.get("max_steps"), context.script, call)
         if steps is None or total is None or not 1 < steps < min(TOO_SHORT * settle_steps(BETA2), 0.002 * total):
             continue
         message = f"a warm-up of {steps:.0f} steps of {total:.0f}; about {settle_steps(BETA2):.0f} are needed"
         yield hit("SS501", given["warmup_steps"], message, snippet=f"warmup_steps={settle_steps(BETA2):.0f}")
 
 
-def beta2_of(context: Context, optimizer: ast.Call) -> float | None:
+def beta2_written(context: Context, optimizer: ast.Call) -> float | None:
     """None for optimizers without a second moment, or when the file does not say."""
     if last(context.script.full(optimizer.func)) not in ADAM_LIKE:
         return None
@@ -207,7 +207,7 @@ def beta2_of(context: Context, optimizer: ast.Call) -> float | None:
         return BETA2
     written = [betas] if isinstance(betas, ast.Tuple | ast.List) else context.script.values(path_of(betas), optimizer)
     pairs = [b for b in written if isinstance(b, ast.Tuple | ast.List) and len(b.elts) == 2]
-    found = {number(pair.elts[1], context.script, optimizer) for pair in pairs}
+    found = {number_at(pair.elts[1], context.script, optimizer) for pair in pairs}
     return found.pop() if len(found) == 1 and len(pairs) == len(written) else None
 
 
@@ -221,10 +221,10 @@ def _warmups(context: Context) -> Iterator[tuple[ast.AST, ast.expr, float | None
             by_name = name == "get_scheduler"
             given = argument(call, 2 if by_name else 1, "num_warmup_steps")
             if given is not None:
-                yield call, given, number(argument(call, 3 if by_name else 2, "num_training_steps"), script, call)
+                yield call, given, number_at(argument(call, 3 if by_name else 2, "num_training_steps"), script, call)
     if _schedule_per_step(context):
         for call in script.calls.get("LambdaLR", ()):
-            for ratio in ratios(script, argument(call, 1, "lr_lambda"), call):
+            for ratio in ramp_ratios(script, argument(call, 1, "lr_lambda"), call):
                 yield ratio, divisor(ratio), None
         for call in script.calls.get("LinearLR", ()):
             yield from _linear(context, call)
@@ -236,7 +236,7 @@ def _warmups(context: Context) -> Iterator[tuple[ast.AST, ast.expr, float | None
 
 def _linear(context: Context, call: ast.Call) -> Iterator[tuple[ast.AST, ast.expr, float | None]]:
     """`LinearLR(optimizer, start_factor=0.01, total_iters=N)`; one that falls is a decay."""
-    first = number(argument(call, 1, "start_factor"), context.script, call)
+    first = number_at(argument(call, 1, "start_factor"), context.script, call)
     given = argument(call, 3, "total_iters")
     if given is not None and first is not None and first <= 0.5:
         yield call, given, None
