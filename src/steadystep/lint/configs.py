@@ -17,6 +17,12 @@ from steadystep.runs.settings_checklist import asked_for
 
 WRONG = "SS001"  # a setting that would be refused
 _WHY = "steadystep would refuse this file: no setting is ever ignored in silence"
+_PLACES = {
+    ItemName.WARMUP: "training.warmup_steps",
+    ItemName.SCHEDULE: "training.lr_scheduler",
+    ItemName.PRECISION: "training.mixed_precision",
+    ItemName.NAN_CHECK: "mode",
+}
 
 
 def check_config(path: Path) -> Report:
@@ -79,14 +85,6 @@ def _mistakes(message: str, path: Path, lines: dict[str, int]) -> Iterator[Hit]:
         named = re.match(r"unknown key '([^']+)'", text) or re.match(r"([\w.]+)(?: = |:)", text)
         line = lines.get(named[1], 1) if named else 1
         yield Hit(code=WRONG, line=line, column=0, message=text, severity="error", why=_WHY)
-
-
-_PLACES = {
-    ItemName.WARMUP: "training.warmup_steps",
-    ItemName.SCHEDULE: "training.lr_scheduler",
-    ItemName.PRECISION: "training.mixed_precision",
-    ItemName.NAN_CHECK: "mode",
-}
 
 
 def _items(config: Config, is_run: bool, lines: dict[str, int]) -> Iterator[ChecklistItem]:

@@ -24,6 +24,7 @@ HARMLESS = frozenset(
 
 
 _HEAD = re.compile(r"\w+")
+_MAKES = ("contextmanager", "asynccontextmanager")
 
 
 def is_no_grad(node: ast.AST) -> bool:
@@ -120,9 +121,6 @@ def callers_first(functions: set[Function], script: Script) -> list[Function]:
         return any(script.scope_of(site) is not function for site in script.calls.get(function.name, ()))
 
     return sorted(functions, key=lambda f: (is_called(f), f.lineno))
-
-
-_MAKES = ("contextmanager", "asynccontextmanager")
 
 
 def managed_by(given: ast.expr, script: Script) -> list[Function]:

@@ -10,6 +10,10 @@ UNKNOWN = object()
 """Not told by the file."""
 
 _DEEPEST = 4
+Binding = dict[str, str | tuple[object]]
+"""What each loop variable is in one pass: a path, or a constant in a tuple."""
+_MOST = 6
+_ABOUT = ("step", "zero_grad", "update", "unscale_", "train", "eval", "parameters", "backward", "zero_")
 
 
 def answer(test: ast.expr, known: Mapping[str, object], script: Script, depth: int = 0) -> object:
@@ -70,13 +74,6 @@ def _compared(
         same = left is other if left is None or other is None else left == other
         return same == isinstance(op, ast.Eq | ast.Is)
     return UNKNOWN
-
-
-Binding = dict[str, str | tuple[object]]
-"""What each loop variable is in one pass: a path, or a constant in a tuple."""
-
-_MOST = 6
-_ABOUT = ("step", "zero_grad", "update", "unscale_", "train", "eval", "parameters", "backward", "zero_")
 
 
 def written_out(target: ast.expr, over: ast.expr, script: Script) -> list[Binding] | None:

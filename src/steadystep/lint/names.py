@@ -25,6 +25,9 @@ _NO_MODEL = re.compile(
 )
 """What is done with a network, or stands next to it."""
 _LOSS = re.compile(r"loss|(^|_)(cost|objective|err|error)(_|\d|$)|^err|^(l|nll|ce|bce|mse|l_?[dgqvac]|lpi)$", re.I)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Bound = tuple[ast.expr, int | None]
+"""A value, and which part of it is meant; None for the whole."""
 
 
 def name_of(node: ast.AST | None) -> str:
@@ -131,12 +134,6 @@ def calls_in(node: ast.AST) -> Iterator[ast.Call]:
         yield from calls_in(child)
     if isinstance(node, ast.Call):
         yield node
-
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-Bound = tuple[ast.expr, int | None]
-"""A value, and which part of it is meant; None for the whole."""
 
 
 def parse_script(text: str, path: str) -> ast.Module:

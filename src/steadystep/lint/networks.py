@@ -14,6 +14,10 @@ _DEEPEST = 6
 _COPIES = ("deepcopy", "copy", "AveragedModel", "EMA", "ExponentialMovingAverage", "ModelEMA", "ModelEmaV2")
 """What these make has parameters of its own."""
 
+_LISTS = ("modules", "named_modules", "parameters", "children", "named_children")
+_PREPARES = re.compile(r"(tokeni[sz]er|processor|feature_?extractor|collator|config)(_?(class|cls|fast))?$", re.I)
+"""Classes of what makes a batch, not of what runs on it."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -187,11 +191,6 @@ def _renamed(network: Network, names: list[str], call: ast.Call) -> Network:
         return network
     given = passed(call, names.index(head), head)
     return Network(path_of(given) + dot + rest, call) if given is not None and path_of(given) else network
-
-
-_LISTS = ("modules", "named_modules", "parameters", "children", "named_children")
-_PREPARES = re.compile(r"(tokeni[sz]er|processor|feature_?extractor|collator|config)(_?(class|cls|fast))?$", re.I)
-"""Classes of what makes a batch, not of what runs on it."""
 
 
 def is_model_call(call: ast.Call, script: Script) -> bool:

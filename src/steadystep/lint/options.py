@@ -18,6 +18,17 @@ _HOLDERS = frozenset(
 )
 _READERS = ("safe_load", "full_load", "loads", "create")
 _SAME = ("copy", "to", "cuda", "train")
+_PARSED = ("parse_args", "parse_known_args", "parse_intermixed_args")
+_FILLED = (
+    "cli",
+    "structured",
+    "parse",
+    "ArgumentParser",
+    "HfArgumentParser",
+    "instantiate",
+    "parse_args_into_dataclasses",
+)
+_MOST_ARGUMENTS = 400
 
 
 def entry(table: ast.expr, key: object, follow: Follow, depth: int = 0) -> list[ast.expr]:
@@ -72,19 +83,6 @@ def _of_dict(table: ast.Dict, key: object, follow: Follow, depth: int) -> list[a
             if inner:
                 return inner
     return []
-
-
-_PARSED = ("parse_args", "parse_known_args", "parse_intermixed_args")
-_FILLED = (
-    "cli",
-    "structured",
-    "parse",
-    "ArgumentParser",
-    "HfArgumentParser",
-    "instantiate",
-    "parse_args_into_dataclasses",
-)
-_MOST_ARGUMENTS = 400
 
 
 class Declared(Protocol):

@@ -19,6 +19,14 @@ from steadystep.lint.sources import elements, named_sources, sources
 
 _ALL = ("parameters", "named_parameters")
 _JOIN = ("chain", "from_iterable", "list", "tuple", "iter", "set", "sum")
+ScriptRole = Literal["optimizer", "scheduler", "scaler", "guard", "other"]
+ADAM_LIKE = frozenset(
+    ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lamb", "LAMB", "AdamW8bit", "Adam8bit", "PagedAdamW", "FusedAdam"]
+)
+OPTIMIZERS = ADAM_LIKE | frozenset(
+    ["SGD", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Lion", "LARS", "LBFGS", "Rprop", "ASGD", "Muon"]
+)
+_MANAGED = ("accelerator", "fabric", "engine", "trainer", "deepspeed")
 
 
 def networks_in(params: ast.expr, script: Script, at: ast.AST, depth: int = 0) -> list[str] | None:
@@ -91,17 +99,6 @@ def _of_call(call: ast.Call) -> list[str | ast.expr] | None:
     if leaf == "dict":
         return [k.value for k in call.keywords if k.arg == "params"] or None
     return list(call.args) if leaf in _JOIN and call.args else None
-
-
-ScriptRole = Literal["optimizer", "scheduler", "scaler", "guard", "other"]
-
-ADAM_LIKE = frozenset(
-    ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lamb", "LAMB", "AdamW8bit", "Adam8bit", "PagedAdamW", "FusedAdam"]
-)
-OPTIMIZERS = ADAM_LIKE | frozenset(
-    ["SGD", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Lion", "LARS", "LBFGS", "Rprop", "ASGD", "Muon"]
-)
-_MANAGED = ("accelerator", "fabric", "engine", "trainer", "deepspeed")
 
 
 @final

@@ -20,6 +20,10 @@ from steadystep.lint.names import (
 from steadystep.lint.options import entry_of, field_of, option_of
 
 _MOST_CALLERS = 12  # beyond so many a parameter may be anything
+__all__ = ["Bound", "Function", "Script", "ScriptScope"]
+Answer = TypeVar("Answer")
+ScriptScope = Function | None
+"""Where a name lives: a function, or None for the module."""
 
 
 class Values(Protocol):
@@ -102,13 +106,6 @@ def of_class(script: Values, owner: ast.ClassDef | None, field: str, depth: int 
             found += [v for s, v in script.named.get(f"self.{field}", ()) if script.class_of(s) is base]
             found += of_class(script, base, field, depth + 1)
     return found
-
-
-__all__ = ["Bound", "Function", "Script", "ScriptScope"]
-
-Answer = TypeVar("Answer")
-ScriptScope = Function | None
-"""Where a name lives: a function, or None for the module."""
 
 
 @final

@@ -11,6 +11,29 @@ Look = Callable[[ast.expr], list[Bound]]
 
 _TABLES = ("ModuleDict", "ModuleList", "dict", "list", "tuple", "OrderedDict", "reversed", "sorted", "iter", "tqdm")
 _COMPREHENSIONS = ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp
+_KEEPS = frozenset(
+    [
+        "to",
+        "cuda",
+        "cpu",
+        "train",
+        "eval",
+        "float",
+        "half",
+        "double",
+        "bfloat16",
+        "requires_grad_",
+        "share_memory",
+        "xpu",
+    ]
+)
+"""Methods that give back what they were called on."""
+_WRAPS = frozenset(
+    ["compile", "DataParallel", "DistributedDataParallel", "DDP", "FSDP", "convert_sync_batchnorm", "script"]
+)
+_HANDS_BACK = frozenset(["prepare", "setup", "setup_module", "prepare_model", "setup_optimizers", "prepare_optimizer"])
+"""Of a framework: what goes in comes out."""
+_DEEPEST = 10
 
 
 def loop_values(script: Script, name: str, node: ast.AST, look: Look) -> list[Bound] | None:
@@ -101,33 +124,6 @@ def _is_in(script: Script, node: ast.AST, over: ast.expr) -> bool:
             return True
         place = script.parents.get(place)
     return False
-
-
-_KEEPS = frozenset(
-    [
-        "to",
-        "cuda",
-        "cpu",
-        "train",
-        "eval",
-        "float",
-        "half",
-        "double",
-        "bfloat16",
-        "requires_grad_",
-        "share_memory",
-        "xpu",
-    ]
-)
-"""Methods that give back what they were called on."""
-
-_WRAPS = frozenset(
-    ["compile", "DataParallel", "DistributedDataParallel", "DDP", "FSDP", "convert_sync_batchnorm", "script"]
-)
-_HANDS_BACK = frozenset(["prepare", "setup", "setup_module", "prepare_model", "setup_optimizers", "prepare_optimizer"])
-"""Of a framework: what goes in comes out."""
-
-_DEEPEST = 10
 
 
 def sources(

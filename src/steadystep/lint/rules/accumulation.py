@@ -18,6 +18,7 @@ COUNTED = re.compile(r"accum|acc_steps|update_(freq|every|interval)|iter_size|gr
 """Names of the number of micro-batches in a group."""
 
 _DEEPEST = 4
+_AVERAGES = ("criterion", "loss_fn", "loss_func", "loss_function", "crit")
 
 
 def counting(context: Context, number: int, arm: int) -> ast.expr | None:
@@ -85,9 +86,6 @@ def _is_counter(script: Script, test: ast.Compare) -> bool:
     again = [n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Assign)]
     zero = any(name in {name_of(t) for t in n.targets} and getattr(n.value, "value", None) == 0 for n in again)
     return bool(name) and zero and any(script.scope_of(n) is scope or name.startswith("self.") for n in up)
-
-
-_AVERAGES = ("criterion", "loss_fn", "loss_func", "loss_function", "crit")
 
 
 def check(context: Context) -> Iterator[Hit]:

@@ -17,6 +17,9 @@ _DECAYED = re.compile(r"decay|(^|_)wd(_|$)|regulari[sz]ed", re.I)
 _NORM_LAYERS = re.compile(r"^(Layer|Batch|Group|Instance|RMS|Sync)\w*Norm(1d|2d|3d)?$")
 _WEIGHT_LAYERS = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d")
 _PUTS = ("add", "append", "extend", "update")
+_WITHOUT = "(nn.Linear, nn.Conv2d)   # norms belong to the group without decay"
+_NORM_IN_TEXT = re.compile(r"norm|(^|[._])(ln|bn)(_|[.\d]|$)|bias", re.I)
+_DECAYED_BY_DEFAULT = {"AdamW": 0.01, "Lion": 0.0}
 
 
 def by_type(context: Context) -> Iterator[Hit]:
@@ -80,13 +83,6 @@ def _in_table(context: Context, script: Script, table: ast.expr) -> Iterator[Hit
         if NORM.search(word) and (number_at(value, script, value) or 0) > 0 and len(pairs) > 1:
             diff = context.edit().replace(value, "0.0").diff()
             yield hit("SS504", value, f"{word} has a weight decay of its own", diff=diff, snippet=f'"{word}": 0.0')
-
-
-_WITHOUT = "(nn.Linear, nn.Conv2d)   # norms belong to the group without decay"
-
-
-_NORM_IN_TEXT = re.compile(r"norm|(^|[._])(ln|bn)(_|[.\d]|$)|bias", re.I)
-_DECAYED_BY_DEFAULT = {"AdamW": 0.01, "Lion": 0.0}
 
 
 def check(context: Context) -> Iterator[Hit]:

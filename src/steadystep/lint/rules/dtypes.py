@@ -13,6 +13,7 @@ from steadystep.lint.sources import maker_of, sources, without_wrappers
 FP16 = ("torch.float16", "torch.half")
 BF16 = ("torch.bfloat16",)
 _HALF_WORDS = frozenset(["fp16", "float16", "half", "16", "16-mixed", "f16"])
+_DEEPEST = 6
 
 
 def casts_of(script: Script) -> list[ast.Call]:
@@ -88,9 +89,6 @@ def may_be_on(script: Script, call: ast.Call) -> bool:
         return always_on(script, call)
     values = [v for v, _ in sources(script, enabled[0])]
     return not isinstance(enabled[0], ast.Compare) and not any(getattr(v, "value", None) is False for v in values)
-
-
-_DEEPEST = 6
 
 
 def cast_networks(context: Context, types: tuple[str, ...], method: str) -> list[ast.Call]:

@@ -9,6 +9,19 @@ from steadystep.lint.script import Function, Script
 from steadystep.lint.sources import named_sources, sources
 from steadystep.lint.targets import method_of, sites_of, target_of
 
+Ending = Literal["softmax", "log_softmax", "sigmoid"]
+Found = tuple[Ending, ast.AST]
+FUNCTIONS: dict[str, Ending] = {"softmax": "softmax", "log_softmax": "log_softmax", "sigmoid": "sigmoid"}
+LAYERS: dict[str, Ending] = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid"}
+_SHAPING = frozenset(
+    [
+        *("view", "reshape", "flatten", "squeeze", "transpose", "permute", "float", "contiguous", "unsqueeze", "to"),
+        *("clamp", "clamp_min", "clip", "index_select", "t", "cuda", "cpu", "double", "type_as", "movedim", "swapaxes"),
+        *("clone",),
+    ]
+)  # fmt: skip
+_JOINS = ("cat", "stack", "concat", "concatenate", "vstack", "hstack")
+
 
 def tail_of(script: Script, made: ast.Call) -> ast.expr | None:
     """The last layer: of the arguments, of a list that is unpacked, of an `OrderedDict`."""
@@ -41,21 +54,6 @@ def _last_put(script: Script, name: str, made: ast.Call) -> ast.expr | None:
             case ast.For() | ast.While() if any(name_of(n) == name for n in ast.walk(stmt)):
                 found = None
     return found
-
-
-Ending = Literal["softmax", "log_softmax", "sigmoid"]
-Found = tuple[Ending, ast.AST]
-
-FUNCTIONS: dict[str, Ending] = {"softmax": "softmax", "log_softmax": "log_softmax", "sigmoid": "sigmoid"}
-LAYERS: dict[str, Ending] = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid"}
-_SHAPING = frozenset(
-    [
-        *("view", "reshape", "flatten", "squeeze", "transpose", "permute", "float", "contiguous", "unsqueeze", "to"),
-        *("clamp", "clamp_min", "clip", "index_select", "t", "cuda", "cpu", "double", "type_as", "movedim", "swapaxes"),
-        *("clone",),
-    ]
-)  # fmt: skip
-_JOINS = ("cat", "stack", "concat", "concatenate", "vstack", "hstack")
 
 
 def ending_of(

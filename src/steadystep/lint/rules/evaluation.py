@@ -36,6 +36,13 @@ from steadystep.lint.rules.passes import (
 from steadystep.lint.script import Script, ScriptScope
 from steadystep.lint.targets import target_of
 
+_EVALUATES = re.compile(
+    r"^_?(run_)?(validat\w*|evaluat\w*|eval(_\w+)?|valid(_\w+)?|val(_\w+)?|test(_(model|epoch|loop|loss))?"
+    r"|((get|compute|calc)_)?(accuracy|score))$",
+    re.I,
+)
+_DEEPEST = 4
+
 
 def modes_in_order(context: Context) -> Iterator[Hit]:
     """One of each kind at most: the others have the same cause."""
@@ -119,15 +126,6 @@ def _reads_numbers(node: ast.AST) -> bool:
 
 _QUIET_WITH_FLAG = """with torch.no_grad():   # with a flag: torch.set_grad_enabled(training)
     for x, y in loader: ..."""
-
-
-_EVALUATES = re.compile(
-    r"^_?(run_)?(validat\w*|evaluat\w*|eval(_\w+)?|valid(_\w+)?|val(_\w+)?|test(_(model|epoch|loop|loss))?"
-    r"|((get|compute|calc)_)?(accuracy|score))$",
-    re.I,
-)
-
-_DEEPEST = 4
 
 
 def check(context: Context) -> Iterator[Hit]:

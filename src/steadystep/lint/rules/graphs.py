@@ -14,6 +14,9 @@ from steadystep.lint.script import Function, Script
 LoopStatement = ast.For | ast.AsyncFor | ast.While
 _PUTS = ("append", "extend", "insert", "add", "update", "push", "appendleft", "put")
 _NO_GRAPHS = ("torch", "numpy", "random", "math", "argparse", "time", "os", "itertools", "copy")
+MOVES = ("to", "cuda", "cpu", "float", "long", "half", "view", "reshape", "flatten", "squeeze", "unsqueeze")
+"""Methods that give the same data back."""
+_DEEPEST = 3
 
 
 def graph_of(script: Script, event: Event, loop: LoopStatement | None) -> set[str] | None:
@@ -118,12 +121,6 @@ def may_hold_a_graph(script: Script, value: ast.expr) -> bool:
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("forward", "encode", "embed", "features"):
             return True
     return False
-
-
-MOVES = ("to", "cuda", "cpu", "float", "long", "half", "view", "reshape", "flatten", "squeeze", "unsqueeze")
-"""Methods that give the same data back."""
-
-_DEEPEST = 3
 
 
 def is_fresh(script: Script, event: Event, graph: set[str], depth: int = 0) -> bool:

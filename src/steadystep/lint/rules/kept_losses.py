@@ -13,6 +13,8 @@ from steadystep.lint.rules.trained import goes_back, is_loss
 from steadystep.lint.script import Script, ScriptScope
 
 _FEW = 20  # graphs whose buffers are freed: so many weigh nothing
+FORGETS = ("clear", "pop", "popleft")
+"""Methods that let go of what was kept."""
 
 
 def listed(context: Context, event: Event, names: list[str], loop: ast.For | ast.AsyncFor | ast.While) -> Iterator[Hit]:
@@ -109,10 +111,6 @@ def _only_grows(script: Script, held: str, call: ast.Call, loop: ast.AST, scope:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and name_of(node.value) == held:
             return False
     return True
-
-
-FORGETS = ("clear", "pop", "popleft")
-"""Methods that let go of what was kept."""
 
 
 def keeps(function: Function, name: str, *, changed: bool = False) -> str:

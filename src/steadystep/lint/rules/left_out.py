@@ -14,6 +14,8 @@ from steadystep.lint.script import Script
 _OPTIMIZER_WORDS = re.compile(r"optimizers?|optim|opts?|solver", re.I)
 
 HeldNetworks = tuple[str, ast.AST, list[Network]]
+_FROZEN = ("eval", "requires_grad_", "load_state_dict", "half")
+HeldNames = tuple[ast.Call, str, list[str]]
 
 
 def by_identity(context: Context) -> Iterator[Hit]:
@@ -81,11 +83,6 @@ def matches(optimizer: str, network: str) -> bool:
 
 def _leaf(path: str) -> str:
     return path[:-1].rpartition("[")[2].strip("'") if path.endswith("]") else last(path)
-
-
-_FROZEN = ("eval", "requires_grad_", "load_state_dict", "half")
-
-HeldNames = tuple[ast.Call, str, list[str]]
 
 
 def check(context: Context) -> Iterator[Hit]:

@@ -22,6 +22,8 @@ _TERM = re.compile(
 _DIVERGENCES = ("kl_div",)
 _TAUGHT = re.compile(r"^(t|y)(_|$)|teach|target|label|^soft_?t", re.I)
 _DEEPEST = 9
+CUTS = ("item", "detach", "tolist", "numpy")
+_SAME = ("requires_grad_", "mean", "sum", "float", "to", "cuda", "squeeze")
 
 
 def cut_terms(script: Script, loss: ast.expr, at: ast.AST, depth: int = 0) -> Iterator[ast.expr]:
@@ -101,10 +103,6 @@ def _cut_factor(node: ast.expr) -> ast.expr | None:
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in (*_NUMBERS, "detach")
     )
     return node if cut else None
-
-
-CUTS = ("item", "detach", "tolist", "numpy")
-_SAME = ("requires_grad_", "mean", "sum", "float", "to", "cuda", "squeeze")
 
 
 def check(context: Context) -> Iterator[Hit]:

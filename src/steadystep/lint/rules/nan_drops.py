@@ -16,6 +16,21 @@ SAY_SO = """if not torch.isfinite(loss):
     logger.warning("loss is %s at step %d", loss.item(), step)"""
 """What to do instead of hiding it."""
 
+_TELLS = (
+    "print",
+    "warn",
+    "warning",
+    "error",
+    "info",
+    "debug",
+    "log",
+    "critical",
+    "exception",
+    "write",
+    "exit",
+    "_exit",
+)
+
 
 def asks(test: ast.expr, name: str, *, good: bool) -> bool:
     """Whether a test is `isnan(name)` or the like; with `good` whether it is true of finite values."""
@@ -41,22 +56,6 @@ def asks(test: ast.expr, name: str, *, good: bool) -> bool:
     asked = last(name_of(test.func))
     about = [name_of(cut_value(n)) for n in (*test.args, getattr(test.func, "value", test))]
     return name in about and asked in (ASKS_GOOD if good else ASKS_BAD)
-
-
-_TELLS = (
-    "print",
-    "warn",
-    "warning",
-    "error",
-    "info",
-    "debug",
-    "log",
-    "critical",
-    "exception",
-    "write",
-    "exit",
-    "_exit",
-)
 
 
 def dropped_losses(context: Context) -> Iterator[Hit]:

@@ -10,6 +10,8 @@ from steadystep.lint.rules.replacing import replaces
 from steadystep.lint.script import Function, Script
 from steadystep.lint.targets import subclasses, target_of
 
+_FIRST = "model = ...   # all of it, on its device\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)"
+
 
 def check(context: Context) -> Iterator[Hit]:
     """Both."""
@@ -144,9 +146,6 @@ def _moves(stmt: ast.stmt, model: str) -> bool:
     if call.func.attr == "cuda":
         return True
     return call.func.attr == "to" and bool(call.args) and "cpu" not in ast.unparse(call.args[0])
-
-
-_FIRST = "model = ...   # all of it, on its device\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)"
 
 
 def check_replaced_later(context: Context) -> Iterator[Hit]:

@@ -22,6 +22,27 @@ _GOES_BACK = ("backward", "manual_backward")
 _DEEPEST = 3
 
 ForLoop = ast.For | ast.AsyncFor
+_TRAINING_EVENTS = ("backward", "step", "scaler-step", "opaque", "guard", "grad-call")
+_MODES = ("train", "eval", "mode")
+_SHORT = frozenset(["va", "te", "vl", "tst", "vld", "dl_va", "va_dl", "dl_te", "te_dl", "heldout", "held_out"])
+_RANDOM = re.compile(r"mc_|dropout|uncertain|bayes|ensemble|update_bn|recalibrat|calibrate", re.I)
+_HOOKS = frozenset(["training_step", "validation_step", "test_step", "shared_step", "configure_optimizers"])
+_PLAIN_BASES = ("Module", "object", "ABC", "Generic", "Protocol", "Dataset", "NamedTuple", "TestCase")
+_AROUND = (
+    "enumerate",
+    "zip",
+    "tqdm",
+    "trange",
+    "track",
+    "iter",
+    "list",
+    "islice",
+    "reversed",
+    "sorted",
+    "range",
+    "len",
+)
+_PARTS = ("split", "chunk", "unbind", "unfold", "items", "values", "tensor_split", "array_split")
 
 
 @final
@@ -118,12 +139,6 @@ def _given(script: Script, function: ScriptScope, name: str) -> list[set[str]]:
     return [names_in(v) if v is not None else set() for v in values]
 
 
-_TRAINING_EVENTS = ("backward", "step", "scaler-step", "opaque", "guard", "grad-call")
-_MODES = ("train", "eval", "mode")
-_SHORT = frozenset(["va", "te", "vl", "tst", "vld", "dl_va", "va_dl", "dl_te", "te_dl", "heldout", "held_out"])
-_RANDOM = re.compile(r"mc_|dropout|uncertain|bayes|ensemble|update_bn|recalibrat|calibrate", re.I)
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class MeasuredPass:
@@ -197,25 +212,6 @@ def _is_about(mode: Event, forward: Event) -> bool:
 def _is_random(context: Context, loop: EnteredLoop) -> bool:
     scope = context.script.scope_of(loop.node)
     return scope is not None and bool(_RANDOM.search(scope.name))
-
-
-_HOOKS = frozenset(["training_step", "validation_step", "test_step", "shared_step", "configure_optimizers"])
-_PLAIN_BASES = ("Module", "object", "ABC", "Generic", "Protocol", "Dataset", "NamedTuple", "TestCase")
-_AROUND = (
-    "enumerate",
-    "zip",
-    "tqdm",
-    "trange",
-    "track",
-    "iter",
-    "list",
-    "islice",
-    "reversed",
-    "sorted",
-    "range",
-    "len",
-)
-_PARTS = ("split", "chunk", "unbind", "unfold", "items", "values", "tensor_split", "array_split")
 
 
 def run_by_framework(script: Script, scope: ScriptScope) -> bool:

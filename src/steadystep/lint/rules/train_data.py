@@ -16,6 +16,14 @@ HELD_OUT_DATA = "val_loss = evaluate(model, val_loader)   # data that is not tra
 """What it should look like."""
 
 _SPLITS = ("random_split", "Subset", "SubsetRandomSampler", "train_test_split", "KFold", "StratifiedKFold")
+_SCORE = re.compile(r"^(val|valid|validation|test|dev|eval|heldout|holdout)(_|$)", re.I)
+_VALIDATES = re.compile(r"^_?(run_)?(validat\w*|val_(epoch|loop|loss|acc\w*)|test_(epoch|loop|loss|acc\w*))$", re.I)
+_LABEL = re.compile(r"(^|\W|_)(val|valid|validation|test|dev|held.?out)(\W|_|$)", re.I)
+_MEASURES = re.compile(
+    r"eval|valid|test|score|acc(uracy)?(_|$)|error|loss|metric|rmse|mae|mse|auc|f1|perplexity|ppl|bleu|rouge|recall"
+    r"|precision|ndcg|mrr|wer|cer|(^|_)(map|iou|dice|psnr)(_|$)",
+    re.I,
+)
 
 
 def data_name(node: ast.expr) -> str:
@@ -92,16 +100,6 @@ def by_trainer(context: Context) -> Iterator[Hit]:
                 source = data_name(made.value.args[0]) if isinstance(made.value, ast.Call) and made.value.args else ""
                 if TRAIN.search(source) and not HELD_OUT.search(source):
                     yield hit("SS404", made, f"{title} gives {source}", snippet=HELD_OUT_DATA)
-
-
-_SCORE = re.compile(r"^(val|valid|validation|test|dev|eval|heldout|holdout)(_|$)", re.I)
-_VALIDATES = re.compile(r"^_?(run_)?(validat\w*|val_(epoch|loop|loss|acc\w*)|test_(epoch|loop|loss|acc\w*))$", re.I)
-_LABEL = re.compile(r"(^|\W|_)(val|valid|validation|test|dev|held.?out)(\W|_|$)", re.I)
-_MEASURES = re.compile(
-    r"eval|valid|test|score|acc(uracy)?(_|$)|error|loss|metric|rmse|mae|mse|auc|f1|perplexity|ppl|bleu|rouge|recall"
-    r"|precision|ndcg|mrr|wer|cer|(^|_)(map|iou|dice|psnr)(_|$)",
-    re.I,
-)
 
 
 def check(context: Context) -> Iterator[Hit]:

@@ -13,6 +13,7 @@ from steadystep.lint.targets import target_of
 
 _NUMBERS = ("item", "detach", "cpu", "float", "tolist", "numpy", "data")
 _STEPS = ("training_step", "train_step", "compute_loss")
+_NO_LOSS = ("len", "range", "max", "min", "float", "int", "time", "perf_counter", "next", "item")
 
 
 def cut_value(node: ast.AST) -> ast.AST:
@@ -114,9 +115,6 @@ def goes_back(script: Script, total: str, scope: ScriptScope) -> bool:
                 waiting += [value for _, value in script.assigned.get((scope, name), ())]
                 waiting += [n.iter for n in loops if name in {name_of(t) for t in ast.walk(n.target)}]
     return total in seen
-
-
-_NO_LOSS = ("len", "range", "max", "min", "float", "int", "time", "perf_counter", "next", "item")
 
 
 def loss_names(script: Script, event: Event) -> list[str]:

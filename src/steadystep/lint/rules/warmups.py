@@ -14,6 +14,7 @@ from steadystep.lint.targets import target_of
 
 _PER_EPOCH = ("epoch", "epochs", "ep", "e", "cur_epoch", "current_epoch", "epoch_idx")
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_SHARE = 0.03  # of all steps: a short run has a short warm-up
 
 
 def ramp_ratios(script: Script, given: ast.expr | None, at: ast.AST, depth: int = 0) -> Iterator[ast.BinOp]:
@@ -162,9 +163,6 @@ def _argument_is_a_step(script: Script, function: Function) -> bool:
     given = [a for c in script.calls.get(function.name, ()) for a in c.args[:1]]
     words = {last(name_of(n)) for a in given for n in ast.walk(a)} - {""}
     return bool(words) and not any("epoch" in w.lower() or w in _PER_EPOCH for w in words)
-
-
-_SHARE = 0.03  # of all steps: a short run has a short warm-up
 
 
 def check(context: Context) -> Iterator[Hit]:

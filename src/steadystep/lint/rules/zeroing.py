@@ -13,6 +13,9 @@ from steadystep.lint.rules.other_network import unrelated
 from steadystep.lint.script import Script
 from steadystep.lint.sources import sources
 
+_LOOSE = ("zeros", "ones", "tensor", "full", "Parameter", "randn", "rand")
+_CLEARS = re.compile(r"(zero|reset|clear|clean)\w*grad", re.I)
+
 
 def rescales_gradients(script: Script) -> bool:
     """Whether gradients are divided or multiplied by hand."""
@@ -27,10 +30,6 @@ def _rescales(script: Script) -> bool:
         if any("grad" in ast.unparse(call.func) for call in script.calls.get(name, ())):
             return True
     return False
-
-
-_LOOSE = ("zeros", "ones", "tensor", "full", "Parameter", "randn", "rand")
-_CLEARS = re.compile(r"(zero|reset|clear|clean)\w*grad", re.I)
 
 
 def check(context: Context) -> Iterator[Hit]:
