@@ -141,7 +141,7 @@ def _nan_check(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
         return replace(checked, evidence=f"{checked.evidence}; {said}") if ours else _unknown(name, said)
     refused = {incident.step for incident in run.incidents if not incident.stepped}
     said = f"{len(bad):,} losses are not finite, the first at step {int(bad[0]):,}; {len(refused):,} updates refused"
-    if ours and refused.issuperset(bad.tolist()):
+    if ours and set(map(int, bad)) <= refused:
         return replace(checked, evidence=f"{checked.evidence}; {said}")
     return ChecklistItem(name=name, state="partial", evidence=said, fix=f"steadystep diagnose {run.path}")
 
