@@ -44,6 +44,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "level": "steadystep.runs.comparison:curve_level",
     },
     "steadystep.probe": {"Verdict": "steadystep.lr_finder:SweepShape"},
+    "steadystep.check": {
+        "Item": "steadystep.lint:ChecklistItem",
+        "Rule": "steadystep.lint:LintRule",
+    },
 }
 """Names of those modules that are not where the rest of them went, as module:name."""
 

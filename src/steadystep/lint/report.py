@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-Severity = Literal["error", "warning", "advice"]
-State = Literal["present", "absent", "partial", "not-needed"]
-Kind = Literal["script", "config", "run"]
+from steadystep._utils.checklist import ChecklistItem
+
+HitSeverity = Literal["error", "warning", "advice"]
+ReportKind = Literal["script", "config", "run"]
 
 
 @final
@@ -17,7 +18,7 @@ class Hit:
     line: int
     column: int
     message: str
-    severity: Severity
+    severity: HitSeverity
     why: str
     """Why it matters, in one sentence."""
     diff: str = ""
@@ -32,30 +33,13 @@ class Hit:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One line of the checklist, with what it was concluded from."""
-
-    name: str
-    state: State
-    evidence: str
-    line: int | None = None
-    fix: str = ""
-    """What to write, where something is missing."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything about one path."""
 
     path: str
-    kind: Kind
+    kind: ReportKind
     hits: tuple[Hit, ...] = ()
-    items: tuple[Item, ...] = ()
+    items: tuple[ChecklistItem, ...] = ()
     source: tuple[str, ...] = ()
     """The lines of a script or a config, for showing them."""
     notes: tuple[str, ...] = ()
