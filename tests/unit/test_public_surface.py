@@ -13,6 +13,8 @@ import pytest
 import steadystep
 from steadystep.config import Config
 
+pytestmark = pytest.mark.core
+
 PUBLIC = [
     "CheckpointError",
     "Config",
