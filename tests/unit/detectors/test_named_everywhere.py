@@ -1,4 +1,4 @@
-"""A detector that comes with the package has a typed name, a schema of its state, a contract test and a line in the docs."""
+"""A detector of ours has a typed name, a schema of its state, a contract test and a line in the docs."""
 
 import re
 from pathlib import Path
