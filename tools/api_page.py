@@ -56,7 +56,7 @@ SteadystepError
 
 def page() -> str:
     """The whole page."""
-    top = [(name, getattr(steadystep, name)) for name in steadystep.__all__]
+    top = [(name, getattr(steadystep, name)) for name in dir(steadystep)]
     things = [(name, thing) for name, thing in top if not inspect.ismodule(thing)]
     guard = [(f"Guard.{name}", thing) for name, thing in vars(steadystep.Guard).items() if not name.startswith("_")]
     text = [INTRODUCTION, "## steadystep\n", table(things), "## Guard\n", table(guard), ERRORS]

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from steadystep.errors import ConfigError, MisuseError, SteadystepError, TrainingHalted, UnsupportedError
 from steadystep.records import Action, Damage, Diagnosis, Finding, Outcome, Plan, Signals
 
+pytestmark = pytest.mark.core
+
 any_float = st.floats(allow_nan=True, allow_infinity=True)
 words = st.text(max_size=8)
 names = st.lists(words, max_size=3).map(tuple)
