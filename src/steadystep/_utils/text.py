@@ -26,7 +26,7 @@ _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 def plain_name(name: str) -> str:
     """A dotted name without what torch.compile, FSDP and checkpointing put in between.
 
-    >>> plain("blocks.0._orig_mod.mlp")
+    >>> plain_name("blocks.0._orig_mod.mlp")
     'blocks.0.mlp'
     """
     if "_" not in name:
@@ -39,7 +39,7 @@ def state_of(step: int | None) -> str:
     return "the initial state" if step is not None and step < 0 else f"the state of step {step}"
 
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent.parent)
 
 
 def warn(message: str) -> None:

@@ -72,18 +72,6 @@ class NamedParameter:
         return self.homes[0].name
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP, DataParallel, torch.compile and the like.
-
-    A wrapper is a module without parameters of its own whose only child is called `module` or `_orig_mod`.
-    """
-    while [name for name, _ in model.named_children()] in (["module"], ["_orig_mod"]):
-        if any(True for _ in model.parameters(recurse=False)):
-            break
-        model = next(model.children())
-    return model
-
-
 def inventory(model: nn.Module) -> list[NamedParameter]:
     """Every parameter once, frozen ones too, in the order of `named_parameters`."""
     items: dict[int, NamedParameter] = {}

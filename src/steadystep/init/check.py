@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
+from steadystep._utils.modules import unwrapped
 from steadystep._utils.rng import HostRandom, RngState
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init.findings import InitReport, LayerScale, find
-from steadystep.init.slots import unwrap
 from steadystep.snapshots.buffers import Buffers
 
 # Where a tanh and a sigmoid are flat: at an argument of 5 (Wardat et al. 2022, DeepDiagnosis).
@@ -75,7 +75,7 @@ class LayerProbes:
     def __init__(self, model: nn.Module) -> None:
         self._handles: list[RemovableHandle] = []
         self._seen: dict[nn.Module, LayerProbe] = {}
-        self._names = {m: plain_name(n) for n, m in unwrap(model).named_modules() if _is_layer(m)}
+        self._names = {m: plain_name(n) for n, m in unwrapped(model).named_modules() if _is_layer(m)}
 
     def __enter__(self) -> "LayerProbes":
         self._handles = [module.register_forward_hook(self._hook) for module in self._names]
@@ -171,7 +171,7 @@ def check_init(
     """
     if num_classes is not None and num_classes < 2:
         raise ConfigError(f"num_classes = {num_classes!r}: must be at least 2")
-    root = unwrap(model)
+    root = unwrapped(model)
     with _left_as_found(root), LayerProbes(root) as probes, _eager(), torch.enable_grad():
         loss, classes = (loss_fn(batch), None) if loss_fn is not None else _default_loss(root, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
