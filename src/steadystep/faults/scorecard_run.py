@@ -18,7 +18,7 @@ from steadystep.errors import MisuseError, TrainingHalted, UnsupportedError
 from steadystep.faults.declaration import Declaration
 from steadystep.faults.fault import NO_FAULT, Fault
 from steadystep.faults.scorecard_table import End
-from steadystep.records import Outcome
+from steadystep.records import LOUD, Outcome
 
 _UNSEEN = 8  # batches behind the last step, for a training that brings no score of its own
 
@@ -97,9 +97,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-_LOUD = ("warn", "act", "critical")
-
-
 def run(
     factory: Callable[[int], Any],
     seed: int,
@@ -172,7 +169,7 @@ class _Diary:
 
     def note(self, step: int, outcome: Outcome) -> None:
         self.did.update(outcome.plan.actions)
-        if not outcome.plan.actions and not any(finding.severity in _LOUD for finding in outcome.findings):
+        if not outcome.plan.actions and not any(finding.severity in LOUD for finding in outcome.findings):
             return
         if step < self._first:
             self.before += 1

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadystep._utils.text import number, share
+from steadystep.records import GRAVE
 from steadystep.runs.run import Run
 
 _HELD = 200  # steps after a serious incident in which the guard may hold the learning rate down and lift it again
@@ -31,7 +32,7 @@ def asked_rates(run: Run) -> tuple[NDArray[np.float64], float]:
     change = np.diff(np.log(rates))
     held = np.zeros(len(change), dtype=bool)
     for incident in run.incidents:
-        if incident.severity in ("act", "critical") or not incident.stepped:
+        if incident.severity in GRAVE or not incident.stepped:
             first, last = np.searchsorted(steps[1:], (incident.step, incident.step + _HELD))
             if np.any(np.abs(change[first:last]) > _ROUNDING):  # a refused update alone leaves the rate as it is
                 held[first:last] = True

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
-from steadystep.records import Action, Outcome
+from steadystep.records import SEVERITIES, Action, Outcome, severity_rank
 from steadystep.runs.run import Incident
 
 logger = logging.getLogger("steadystep")
@@ -184,7 +184,6 @@ def did(outcome: Outcome) -> str:
 
 
 _MOST_NAMES = 16  # of the tensors a finding is about: a NaN is often in all of them
-_SEVERITIES = ("info", "warn", "act", "critical")
 
 
 def incident_line(outcome: Outcome, run_dir: Path) -> dict[str, Any]:
@@ -214,14 +213,14 @@ def incident_of(line: Mapping[str, Any], run_dir: Path) -> Incident:
     """What a line of the log in `run_dir` says; TypeError and the like when it says nothing."""
     diagnosis, restored = line["diagnosis"], line.get("restored")
     findings = tuple(
-        (str(f["detector"]), f["severity"] if f["severity"] in _SEVERITIES else "info", str(f.get("what", "")))
+        (str(f["detector"]), f["severity"] if f["severity"] in SEVERITIES else "info", str(f.get("what", "")))
         for f in diagnosis.get("findings", ())
     )
-    loudest = max((_SEVERITIES.index(severity) for _, severity, _ in findings), default=2)
+    loudest = max((severity_rank(severity) for _, severity, _ in findings), default=2)
     return Incident(
         step=line["step"],
         cause=str(diagnosis["cause"]),
-        severity=_SEVERITIES[loudest],
+        severity=SEVERITIES[loudest],
         evidence=str(diagnosis.get("evidence", "")),
         advice=str(diagnosis.get("advice", "")),
         done=str(line.get("done", "")),
@@ -239,7 +238,7 @@ def incident_from(outcome: Outcome) -> Incident:
     return Incident(
         step=outcome.step,
         cause=outcome.diagnosis.cause,
-        severity=_SEVERITIES[max((_SEVERITIES.index(severity) for _, severity, _ in findings), default=2)],
+        severity=SEVERITIES[max((severity_rank(severity) for _, severity, _ in findings), default=2)],
         evidence=outcome.diagnosis.evidence or outcome.plan.reason,
         advice=outcome.diagnosis.advice,
         done=did(outcome),
