@@ -7,10 +7,11 @@ from typing import Any, final
 
 from torch import nn
 
+from steadystep._utils.arguments import is_number
 from steadystep._utils.modules import unwrapped
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError
-from steadystep.groups.rule import NamedParameter, Rule, inventory, is_number, near
+from steadystep.groups.rule import NamedParameter, Rule, inventory, near
 
 
 def table(groups: Iterable[Mapping[str, Any]], *, names: int = 3) -> str:
