@@ -1,15 +1,13 @@
 """What a key of a fault may hold: each reader returns the value to use, or a ValueError says what it expects."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from steadystep._utils.arguments import is_number, is_whole
+from steadystep._utils.json_numbers import number_word
 from steadystep.faults.fault import since
-
-_WORDS = {"nan": math.nan, "inf": math.inf, "+inf": math.inf, "-inf": -math.inf}
 
 
 @final
@@ -47,8 +45,8 @@ def positive(value: object) -> float:
 
 def any_number(value: object) -> float:
     """NaN and infinities too, also as words, because JSON has none for them."""
-    if isinstance(value, str) and value.lower() in _WORDS:
-        return _WORDS[value.lower()]
+    if isinstance(value, str) and (word := number_word(value)) is not None:
+        return word
     value = _as_yaml_means_it(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a number, 'nan', 'inf' or '-inf'")

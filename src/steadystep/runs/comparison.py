@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from steadystep._utils.json_numbers import with_words
 from steadystep._utils.text import NOTHING, number
 from steadystep.errors import ConfigError
 from steadystep.runs.run import Run, Series
@@ -128,10 +129,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what is not finite as text, settings by run."""
         told = asdict(self)
-        told["runs"] = [
-            {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in one.items()}
-            for one in told["runs"]
-        ]
+        told["runs"] = with_words(told["runs"])
         names = [one.name for one in self.runs]
         told["settings"] = {key: dict(zip(names, values, strict=True)) for key, values in self.settings}
         return told

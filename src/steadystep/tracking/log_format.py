@@ -2,11 +2,10 @@
 
 import json
 import logging
-import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -85,31 +84,6 @@ def write(file: IO[str], pending: list[str], path: Path) -> None:
 
 
 LARGEST_STEP = 2**62
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def as_json(value: float, digits: int = 9) -> float | str:
-    """To so many significant digits; nine give back any fp32 value exactly."""
-    if math.isfinite(value):
-        return float(f"{value:.{digits}g}")
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-
-
-def as_list(values: Sequence[float], digits: int = 6) -> str:
-    """Many of them, as the text of a JSON list."""
-    total = sum(values)
-    if total - total == 0.0:  # all finite
-        return "[" + ",".join([f"{value:.{digits}g}" for value in values]) + "]"
-    return json.dumps([as_json(value, digits) for value in values], separators=(",", ":"))
-
-
-def from_json(value: object) -> float:
-    """Raises TypeError for what is not a number."""
-    if type(value) is float or type(value) is int:
-        return float(value)
-    if isinstance(value, str) and value in _WORDS:
-        return _WORDS[value]
-    raise TypeError("not a number")
 
 
 def step_of(value: object) -> int:
