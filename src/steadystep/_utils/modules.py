@@ -1,5 +1,9 @@
-"""The model inside what others have wrapped around it."""
+"""A model without what others have wrapped around it, and a model while it is evaluated."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -24,6 +28,18 @@ def data_parallel_of(model: nn.Module) -> DistributedDataParallel | None:
     """The DDP wrapper of a model, with torch.compile around it or not."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """No gradients, no dropout, running statistics; training mode is put back."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
 
 
 def _inside(model: nn.Module, *, by_form: bool) -> nn.Module | None:

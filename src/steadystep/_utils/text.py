@@ -1,4 +1,4 @@
-"""Names of modules and parameters as their owner knows them, and names a user may have meant."""
+"""Words for people: names as they know them, numbers, warnings; and text from files that people give."""
 
 import difflib
 import logging
@@ -32,6 +32,15 @@ def plain_name(name: str) -> str:
     if "_" not in name:
         return name
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def install(extra: str) -> str:
+    """The command that brings what an extra needs.
+
+    >>> install("lab")
+    "pip install 'steadystep[lab]'"
+    """
+    return f"pip install 'steadystep[{extra}]'"
 
 
 def state_of(step: int | None) -> str:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import steadystep  # why: by its public face, as any loop would; nothing of the guard is loaded before a run is made
+from steadystep._utils.modules import evaluating
 from steadystep._utils.text import quiet_log
 from steadystep.config import Config
 from steadystep.errors import MisuseError, TrainingHalted, UnsupportedError
@@ -65,7 +65,7 @@ def adapted(thing: Any) -> Training:
     own = next((score for score in scores if callable(score)), None)
 
     def score(steps: int) -> float:
-        with _evaluating(thing.model):
+        with evaluating(thing.model):
             if own is not None:
                 return float(own())  # sync: once a run
             losses = [thing.loss(batch(steps + i)).detach().double().reshape(()) for i in range(_UNSEEN)]
@@ -84,17 +84,6 @@ def adapted(thing: Any) -> Training:
 def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
     while True:
         yield from loader
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
 
 
 def run(

@@ -6,11 +6,10 @@ import json
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from steadystep._utils import text
@@ -36,11 +35,12 @@ _SCRIPT = (
 @cache
 def environment() -> Environment:
     """The template engine, with escaping on and unknown names an error."""
-    # why not PackageLoader for both: it imports the dashboard, and with it a web server that a report does not need
-    pages = FileSystemLoader(Path(__file__).parent.parent / "dashboard" / "templates")
-    loaders = [PackageLoader("steadystep.pages"), pages]
     made = Environment(
-        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("steadystep.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters.update(number=text.number, island=island)
     made.globals.update(version=__version__, count=text.count)

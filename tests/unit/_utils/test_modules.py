@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from steadystep._utils.modules import data_parallel_of, unwrapped
+from steadystep._utils.modules import data_parallel_of, evaluating, unwrapped
 
 
 class Holder(nn.Module):
@@ -45,3 +45,13 @@ def test_a_module_with_weights_or_children_of_its_own_is_no_wrapper() -> None:
     two = Holder("module", nn.Linear(2, 2))
     two.add_module("head", nn.Linear(2, 2))
     assert unwrapped(two, by_form=True) is two
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluating_puts_the_mode_back(training: bool) -> None:
+    model = nn.Sequential(nn.Dropout()).train(training)
+    with evaluating(model):
+        assert not model[0].training
+        assert not torch.is_grad_enabled()
+    assert model.training is model[0].training is training
+    assert torch.is_grad_enabled()
