@@ -6,9 +6,10 @@ import math
 import stat
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from steadystep.errors import ConfigError
 
@@ -41,6 +42,19 @@ def install(extra: str) -> str:
     "pip install 'steadystep[lab]'"
     """
     return f"pip install 'steadystep[{extra}]'"
+
+
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings below each other as one list.
+
+    >>> list(dotted({"mode": "observe", "clip": {"max_norm": 1.0}}))
+    [('mode', 'observe'), ('clip.max_norm', 1.0)]
+    """
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def state_of(step: int | None) -> str:

@@ -11,7 +11,7 @@ from steadystep._utils.modules import unwrapped
 from steadystep._utils.rng import RngState, random_numbers_kept
 from steadystep._utils.tensors import is_sharded
 from steadystep._utils.text import nearest_names, plain_name
-from steadystep._utils.tree import tensors_in
+from steadystep._utils.tree import mapped, tensors_in
 from steadystep.errors import ConfigError
 from steadystep.optimizers import own_state
 
@@ -36,14 +36,14 @@ def gathered(state: Any, *, keep: bool) -> Any:
 
     One tensor after another, so that an accelerator holds no more than one of them whole.
     """
-    if isinstance(state, dict):
-        return {key: gathered(value, keep=keep) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(gathered(value, keep=keep) for value in state)
-    if not isinstance(state, Tensor) or not is_sharded([state]):
-        return state
-    whole = cast("DTensor", state).full_tensor()
-    return whole.cpu() if keep else None  # sync: only in trouble
+
+    def whole(tensor: Tensor) -> Tensor | None:
+        if not is_sharded([tensor]):
+            return tensor
+        together = cast("DTensor", tensor).full_tensor()
+        return together.cpu() if keep else None  # sync: only in trouble
+
+    return mapped(state, whole)
 
 
 def num_bytes(thing: Any) -> int:

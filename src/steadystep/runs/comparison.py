@@ -1,7 +1,7 @@
 """Which run is better, by how much, and whether that is more than noise."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, final
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadystep._utils.json_numbers import with_words
-from steadystep._utils.text import NOTHING, number
+from steadystep._utils.text import NOTHING, dotted, number
 from steadystep.errors import ConfigError
 from steadystep.runs.run import Run, Series
 
@@ -72,19 +72,10 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, tuple[s
     >>> differing([{"training": {"lr": 1e-3, "seed": 1}}, {"training": {"lr": 3e-3, "seed": 1}}])
     (('training.lr', ('0.001', '0.003')),)
     """
-    flat = [dict(_flat(one)) for one in settings]
+    flat = [{k: NOTHING if v is None else str(v) for k, v in dotted(one)} for one in settings]
     names = dict.fromkeys(name for one in flat for name in one)
     rows = [(name, tuple(one.get(name, NOTHING) for one in flat)) for name in names]
     return tuple((name, values) for name, values in rows if len(set(values)) > 1)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, NOTHING if value is None else str(value)
 
 
 _CLEAR = 2.0  # standard errors of the difference
