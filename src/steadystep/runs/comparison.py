@@ -12,9 +12,9 @@ from steadystep._utils.json_numbers import with_words
 from steadystep._utils.text import NOTHING, dotted, number
 from steadystep.errors import ConfigError
 from steadystep.runs.run import Run, Series
+from steadystep.stats import SIGMA_PER_MAD
 
 _BLOCKS = 8
-_SIGMA_PER_MAD = 1.4826  # of a normal distribution
 
 
 @final
@@ -63,7 +63,7 @@ def _noise_of_turns(values: NDArray[np.float64], used: int) -> float | None:
     turns = np.diff(values[-20:], n=2)
     if len(turns) < 3:
         return None
-    return float(_SIGMA_PER_MAD * np.median(np.abs(turns)) / math.sqrt(6) / math.sqrt(used))
+    return float(SIGMA_PER_MAD * np.median(np.abs(turns)) / math.sqrt(6) / math.sqrt(used))
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
