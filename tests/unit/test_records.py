@@ -13,7 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.errors import ConfigError, MisuseError, SteadystepError, TrainingHalted, UnsupportedError
-from steadystep.records import Action, Damage, Diagnosis, Finding, Outcome, Plan, Signals
+from steadystep.records import (
+    GRAVE,
+    LOUD,
+    SEVERITIES,
+    Action,
+    Damage,
+    Diagnosis,
+    Finding,
+    Outcome,
+    Plan,
+    Signals,
+    severity_rank,
+)
 
 pytestmark = pytest.mark.core
 
@@ -149,3 +161,10 @@ def test_the_learning_rate_in_use_is_in_the_outcome() -> None:
     signals = Signals(step=3, loss=1.0, grad_norm=1.0, lr=0.2)
     assert Outcome(step=3, reading=1.0, stepped=True, signals=signals, lr_mult=0.25).lr == pytest.approx(0.05)
     assert Outcome(step=3, reading=1.0, stepped=False, pending=True).lr == 0.0
+
+
+def test_severities_have_one_order() -> None:
+    assert [severity_rank(severity) for severity in SEVERITIES] == [0, 1, 2, 3]
+    assert severity_rank("of another version") == 0
+    assert LOUD == ("warn", "act", "critical")
+    assert GRAVE == ("act", "critical")

@@ -1,4 +1,4 @@
-"""Names of modules and parameters as their owner knows them, and names a user may have meant."""
+"""Words for people: names as they know them, numbers, warnings; and text from files that people give."""
 
 import difflib
 import logging
@@ -6,9 +6,10 @@ import math
 import stat
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from steadystep.errors import ConfigError
 
@@ -32,6 +33,28 @@ def plain_name(name: str) -> str:
     if "_" not in name:
         return name
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def install(extra: str) -> str:
+    """The command that brings what an extra needs.
+
+    >>> install("lab")
+    "pip install 'steadystep[lab]'"
+    """
+    return f"pip install 'steadystep[{extra}]'"
+
+
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings below each other as one list.
+
+    >>> list(dotted({"mode": "observe", "clip": {"max_norm": 1.0}}))
+    [('mode', 'observe'), ('clip.max_norm', 1.0)]
+    """
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def state_of(step: int | None) -> str:

@@ -4,11 +4,12 @@ A batch is the user's, and so is the code that runs when it is opened (a lazy ma
 cannot be opened is passed over: looking at a batch never costs a step.
 """
 
+import copy
 import dataclasses
 import functools
 import math
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.tensors import is_sharded
+from steadystep.errors import MisuseError
 
 _MANY = 1_000_000  # parts; beyond that it is no batch
 _CLOSED = (
@@ -26,6 +28,9 @@ _CLOSED = (
     *(nn.Module, Optimizer),
 )
 """Nothing in them belongs to the batch. Not everything that can be called: a graph object often can."""
+
+
+DEEPEST = 100  # containers inside containers; one that contains itself ends here too
 
 
 def tensors_in(thing: Any, name: str = "", *, most_parts: int = _MANY) -> Iterator[tuple[str, Tensor]]:
@@ -48,26 +53,67 @@ def tensors_in(thing: Any, name: str = "", *, most_parts: int = _MANY) -> Iterat
                 waiting.extend((name + key, held) for key, held in reversed(inner))
 
 
+def _parts(thing: Any, most: int) -> list[tuple[str, Any]]:
+    try:
+        if isinstance(thing, _CLOSED):
+            return []
+        inner = children(thing, most)
+        if inner is None:
+            return [(f".{key}", part) for key, part in islice(getattr(thing, "__dict__", {}).items(), most)]
+        return inner
+    except Exception:  # why all: it is the user's code that raised, and the step does not depend on it
+        return []
+
+
+def children(thing: Any, most: int = _MANY) -> list[tuple[str, Any]] | None:
+    """The parts of a mapping, list, tuple or dataclass with what to add to its name; None for anything else."""
+    if isinstance(thing, Mapping):
+        return [(f"[{key!r}]", part) for key, part in islice(thing.items(), most)]
+    if isinstance(thing, list | tuple):
+        return [(f"[{i}]", part) for i, part in enumerate(islice(thing, most))]
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        return [(f".{field.name}", getattr(thing, field.name, None)) for field in dataclasses.fields(thing)]
+    return None
+
+
+def rebuilt(thing: Any, parts: Sequence[Any]) -> Any:
+    """A container of the same class with these in place of its `children`. The one given stays as it is."""
+    if isinstance(thing, Mapping):
+        if not isinstance(thing, MutableMapping):
+            return dict(zip(thing, parts, strict=True))
+        twin = copy.copy(thing)  # why: keeps the class, and what a subclass needs to be built
+        for key, part in zip(thing, parts, strict=True):
+            twin[key] = part  # why not update(): some classes refuse it, or forget what their own setter does
+        return twin
+    if isinstance(thing, list | tuple):  # why: a named tuple takes its fields one by one
+        return type(thing)(*parts) if hasattr(thing, "_fields") else type(thing)(parts)
+    twin = copy.copy(thing)  # why not replace(): it runs __init__ and refuses fields that it does not set
+    for field, part in zip(dataclasses.fields(thing), parts, strict=True):
+        object.__setattr__(twin, field.name, part)
+    return twin
+
+
+def mapped(thing: Any, change: Callable[[Tensor], Any], depth: int = 0) -> Any:
+    """The same tree with each tensor replaced by what `change` makes of it; what is no container stays.
+
+    Raises:
+        MisuseError: more than `DEEPEST` containers inside each other.
+    """
+    if isinstance(thing, Tensor):
+        return change(thing)
+    inner = children(thing)
+    if inner is None:
+        return thing
+    if depth > DEEPEST:
+        raise MisuseError(f"nested more than {DEEPEST} deep: does it contain itself?")
+    return rebuilt(thing, [mapped(part, change, depth + 1) for _, part in inner])
+
+
 def is_readable(tensor: Tensor) -> bool:
     """Whether its elements are all here, side by side: not sparse, nested, sharded, without data, or none at all."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
         return False
     return tensor.numel() > 0 and not is_sharded([tensor])
-
-
-def _parts(thing: Any, most: int) -> list[tuple[str, Any]]:
-    try:
-        if isinstance(thing, _CLOSED):
-            return []
-        if isinstance(thing, Mapping):
-            return [(f"[{key!r}]", part) for key, part in islice(thing.items(), most)]
-        if isinstance(thing, list | tuple):
-            return [(f"[{i}]", part) for i, part in enumerate(islice(thing, most))]
-        if dataclasses.is_dataclass(thing):
-            return [(f".{field.name}", getattr(thing, field.name, None)) for field in dataclasses.fields(thing)]
-        return [(f".{key}", part) for key, part in islice(getattr(thing, "__dict__", {}).items(), most)]
-    except Exception:  # why all: it is the user's code that raised, and the step does not depend on it
-        return []
 
 
 _HANDLE = 1 << 20  # bytes: a tensor in shared memory keeps a file open, and a process may have 1,024 of them

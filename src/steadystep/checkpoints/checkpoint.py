@@ -5,7 +5,6 @@ Tensors are safetensors, the rest is JSON: reading a stranger's file can fail, i
 
 import hashlib
 import json
-import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any, final
 
 import torch
 
+from steadystep._utils.json_numbers import with_words
 from steadystep.checkpoints.atomic_io import FileMark, hidden, mark_of, move_in, write_file
 from steadystep.checkpoints.finite import not_finite
 from steadystep.checkpoints.packing import Packed, pack, unpack
@@ -55,7 +55,7 @@ class Manifest:
                 "time": self.time,
                 "step": self.step,
                 "updates": self.updates,
-                "score": self.score if self.score is None or math.isfinite(self.score) else repr(self.score),
+                "score": with_words(self.score),
                 "files": {name: {"size": m.size, "sha256": m.sha256} for name, m in self.files.items()},
             }
         )

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from steadystep._utils.tensors import is_sharded, local_part
+from steadystep._utils.tree import DEEPEST
 from steadystep.checkpoints.tensor_file import RESERVED, STORED, offsets
 from steadystep.checkpoints.unpacking import ARRAY_KINDS, DTYPES, FACTORIES, MARK, unpacked
 from steadystep.errors import CheckpointError
 
 _EXACT = 2**53  # other readers of JSON keep integers as doubles
-_DEEPEST = 100  # containers inside containers; one that contains itself ends here too
 _TRY = "save its state_dict(), or numbers, strings, lists, dicts, arrays or tensors made from it"
 
 
@@ -68,8 +68,8 @@ class _Packer:
 
     def node(self, value: Any, path: str, depth: int, *, plain: bool = False) -> Any:
         """`plain` is for keys and members of sets: nothing in them may be a tensor or an array."""
-        if depth > _DEEPEST:
-            raise CheckpointError(f"{path[:80]}... is nested more than {_DEEPEST} deep: does it contain itself?")
+        if depth > DEEPEST:
+            raise CheckpointError(f"{path[:80]}... is nested more than {DEEPEST} deep: does it contain itself?")
         kind = type(value)
         if value is None or kind is bool:
             return value

@@ -1,16 +1,16 @@
 """`steadystep bench`: the tables: stability, precision, detection, recovery, overhead."""
 
 import json
-import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from steadystep._utils.json_numbers import with_words
 from steadystep.errors import ConfigError
 from steadystep.lab.bench.runner import Results, run, stored
 from steadystep.lab.bench.study import Choice, JobResult, Study
@@ -112,7 +112,7 @@ def _tell(study: Study, results: Results, *, as_json: bool) -> None:
             "failed": [done.job.key for done in results.failed],
             "summary": study.summary(results.rows) if results.rows else {},
         }
-        sys.stdout.write(json.dumps(_plain(told)) + "\n")
+        sys.stdout.write(json.dumps(with_words(told)) + "\n")
         return
     console = Console(highlight=False)
     if results.rows:
@@ -120,15 +120,6 @@ def _tell(study: Study, results: Results, *, as_json: bool) -> None:
     if len(results.rows) < results.total:
         console.print(f"[yellow]{len(results.rows)} of {results.total} runs so far[/yellow]")
     console.print(f"[dim]{results.header}[/dim]", soft_wrap=True)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON cannot say, as text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @final

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from steadystep._utils.text import install
 from steadystep.cli.diagnose import Columns, by_role
 from steadystep.errors import ConfigError
 
@@ -98,7 +99,7 @@ def dashboard(
     try:
         from steadystep.pages.server import address, is_loopback, listen, new_token, prepare, serve
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'steadystep[dashboard]'") from None
+        raise ConfigError(f"{error.name} is not installed: {install('dashboard')}") from None
 
     root = Path(folder)
     if not root.is_dir():

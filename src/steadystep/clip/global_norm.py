@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -15,8 +16,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from steadystep._utils import tensors
 from steadystep._utils.tensors import Layout, dense_values, layout_of, measure, total_norm, total_norm_in_half
-from steadystep.clip.checks import limit
-from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 
 Params = Iterable[Parameter] | Iterable[tuple[str, Parameter]] | Parameter
 """What every clip accepts: `model.parameters()`, `model.named_parameters()` or a single parameter."""
@@ -161,7 +161,7 @@ def clip_global_norm_(params: Params, max_norm: float) -> ClipReport:
     >>> weight.grad
     tensor([0.6000, 0.8000])
     """
-    limit("max_norm", max_norm)
+    _check_limit("max_norm", max_norm)
     seen = measured(gradients_of(params), rounded=True)
     total = seen.total()
     norm = total.item()  # sync: the report
@@ -234,7 +234,7 @@ def clip_value_(params: Params, max_value: float) -> ClipReport:
     >>> weight.grad
     tensor([ 1.0000, -0.5000])
     """
-    limit("max_value", max_value)
+    _check_limit("max_value", max_value)
     grads = gradients_of(params)
     tensors.refuse_unreduced(grads, "clipping by value")
     seen = measured(grads)
@@ -268,3 +268,9 @@ def _largest(seen: Measured) -> Tensor:
     # why: a rank whose shards are all empty takes part in the collective like every other
     peak = torch.stack([p.to(peaks[0].device) for p in peaks]).max() if peaks else torch.zeros(())
     return tensors.largest_over_ranks(peak, seen.grads) if seen.parts is not seen.grads else peak
+
+
+def _check_limit(key: str, value: object) -> None:
+    """A number above 0; infinity only measures."""
+    if not isinstance(value, float | int | Tensor | np.number) or not value > 0:
+        raise ConfigError(f"{key} = {value!r}: must be a number greater than 0")

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from steadystep._utils import tensors
-from steadystep.clip import checks
+from steadystep._utils import arguments, tensors
 from steadystep.clip.global_norm import ClipReport, Params, measured, multiply_each_, named
 from steadystep.errors import ConfigError, UnsupportedError
 
@@ -56,10 +55,10 @@ class TensorEMAClip:
         warmup_steps: int = 100,
         warmup_max_norm: float = 1.0,
     ) -> None:
-        self._relative_limit = checks.real("relative_limit", relative_limit, above=1.0)
-        self._beta = checks.share("beta", beta)
-        self._warmup_steps = checks.count("warmup_steps", warmup_steps)
-        self._warmup_max_norm = checks.real("warmup_max_norm", warmup_max_norm)
+        self._relative_limit = arguments.real("relative_limit", relative_limit, above=1.0)
+        self._beta = arguments.fraction("beta", beta)
+        self._warmup_steps = arguments.whole("warmup_steps", warmup_steps, least=1)
+        self._warmup_max_norm = arguments.real("warmup_max_norm", warmup_max_norm, above=0.0)
         self._past: dict[str, _Past] = {}
 
     def clip_(self, params: Params) -> ClipReport:
@@ -119,11 +118,13 @@ class TensorEMAClip:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken."""
-        checks.keys("TensorEMAClip", state, "tensors")
+        arguments.state_keys("TensorEMAClip", state, "tensors")
         past = {}
         for name, entry in state["tensors"].items():
-            checks.keys(f"TensorEMAClip for {name!r}", entry, "level", "steps")
-            past[name] = _Past(checks.real("level", entry["level"]), checks.count("steps", entry["steps"]))
+            arguments.state_keys(f"TensorEMAClip for {name!r}", entry, "level", "steps")
+            past[name] = _Past(
+                arguments.real("level", entry["level"], above=0.0), arguments.whole("steps", entry["steps"], least=1)
+            )
         self._past = past
 
 
@@ -148,8 +149,8 @@ def agc_(params: Params, *, clip_factor: float = 0.01, eps: float = 1e-3, exclud
     tensor([[0.0000, 0.0500],
             [0.0000, 0.0010]])
     """
-    checks.real("clip_factor", clip_factor)
-    checks.real("eps", eps)
+    arguments.real("clip_factor", clip_factor, above=0.0)
+    arguments.real("eps", eps, above=0.0)
     everything = named(params)
     spared = _spared(everything, exclude)
     holders = {name: p for name, p in everything.items() if p.grad is not None}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol, final
 
-from steadystep.records import Finding, Signals
+from steadystep.records import GRAVE, Finding, Signals
 
 _OCCASIONAL = ("metrics", "batch_rms", "buffer_peaks", "odd_replicas")
 
@@ -49,9 +49,6 @@ def has_what_it_needs(detector: Detector, given: tuple[bool, ...]) -> bool:
     return needs not in _OCCASIONAL or given[_OCCASIONAL.index(needs)]
 
 
-_GRAVE = ("act", "critical")
-
-
 @final
 class Cooldown:
     """Silences a detector for `quiet_steps` after it speaks, except where it asks for action.
@@ -77,7 +74,7 @@ class Cooldown:
         if self._as_notes:
             return self._rationed(found, signals.step)
         if signals.step < self._until:
-            found = tuple(f for f in found if f.severity in _GRAVE)
+            found = tuple(f for f in found if f.severity in GRAVE)
         if found:
             self._until = signals.step + self._quiet_steps
         return found

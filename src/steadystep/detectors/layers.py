@@ -28,20 +28,7 @@ class DeadUnits:
             return ()
         shares = dict(zip(probe.modules, probe.dead, strict=False))
         where = self._runs.add({name: share > _LIMIT for name, share in shares.items()})
-        if not where:
-            return ()
-        worst = max(shares[name] for name in where)
-        return (
-            Finding(
-                detector=self.name,
-                step=signals.step,
-                severity="warn",
-                value=worst,
-                limit=_LIMIT,
-                what=f"up to {worst:.0%} of the units of an activation are zero for whole batches",
-                where=where,
-            ),
-        )
+        return _warning(self.name, signals.step, shares, where, "the units of an activation are zero for whole batches")
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -50,6 +37,16 @@ class DeadUnits:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._runs.load_state_dict(state)
+
+
+def _warning(
+    detector: str, step: int, shares: dict[str, float], where: tuple[str, ...], of_what: str
+) -> tuple[Finding, ...]:
+    if not where:
+        return ()
+    worst = max(shares[name] for name in where)
+    what = f"up to {worst:.0%} of {of_what}"
+    return (Finding(detector=detector, step=step, severity="warn", value=worst, limit=_LIMIT, what=what, where=where),)
 
 
 _HIGH, _LOW = 0.1, 1e-6

@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any, final
 
 from steadystep.records import Finding, Signals
+from steadystep.stats import SIGMA_PER_MAD
 
 _NOTHING: tuple[Finding, ...] = ()
 _PATIENCE = 300
@@ -12,8 +13,8 @@ _FIRST = 16
 _LAST = 64
 _LEAST_GAIN = 0.01
 _SIGMAS = 2.0
-# One sigma of the difference of two medians in units of one loss's sigma; 1.4826 makes a MAD a sigma.
-_DIFFERENCE = 1.4826 * 1.2533 * math.sqrt(1 / _FIRST + 1 / _LAST)
+# One sigma of the difference of two medians, in units of the MAD of the losses.
+_DIFFERENCE = SIGMA_PER_MAD * 1.2533 * math.sqrt(1 / _FIRST + 1 / _LAST)
 _MOST_CLASSES = 1000
 _ABOUT = 0.02
 

@@ -8,13 +8,13 @@ from statistics import median
 from typing import Any, Self, final
 
 from steadystep.records import Probe
+from steadystep.stats import DIFFERENCE_SIGMA
 
 _BLOCKS = 8
 _FEWEST = 32  # points
 # Above ten the logarithms lie so close together that any level would be near one.
 _MOST_CLASSES = 10
 _COMMON_CLASSES = (100, 1000)
-_DIFFERENCE_SIGMA = 0.954  # the median |difference| of neighbours in a normal sequence, in sigma
 
 
 @final
@@ -42,7 +42,7 @@ class LossCurve:
         size = len(losses) / _BLOCKS
         levels = [median(losses[round(i * size) : round((i + 1) * size)]) for i in range(_BLOCKS)]
         half = losses[len(losses) // 2 :]
-        noise = median(abs(b - a) for a, b in pairwise(half)) / _DIFFERENCE_SIGMA
+        noise = median(abs(b - a) for a, b in pairwise(half)) / DIFFERENCE_SIGMA
         middle, late = sum(levels[4:6]) / 2, sum(levels[6:]) / 2
         return cls(
             start=min(first[0], median(first)),

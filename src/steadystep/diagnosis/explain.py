@@ -7,7 +7,7 @@ from typing import final
 
 from steadystep.diagnosis.causes import ADVICE, Cause
 from steadystep.diagnosis.facts import sentence
-from steadystep.records import Counterfactual, Damage, DetectorName, Diagnosis, Finding, Signals
+from steadystep.records import GRAVE, Counterfactual, Damage, DetectorName, Diagnosis, Finding, Signals, severity_rank
 
 # Refused updates in a row from which bad data alone becomes unlikely.
 _IN_A_ROW = 2
@@ -17,7 +17,7 @@ _FORGIVEN = 0.02
 
 def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
     """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
-    asked = {f.detector for f in findings if f.severity in ("act", "critical")}
+    asked = {f.detector for f in findings if f.severity in GRAVE}
     if asked & {DetectorName.ODD_REPLICA, DetectorName.WEIGHT_JUMP, DetectorName.EARLY_DIVERGENCE}:
         return Damage.WEIGHTS
     stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
@@ -48,7 +48,6 @@ def is_worse(counterfactual: Counterfactual) -> bool:
 
 HEALTHY = Diagnosis()
 
-_LOUDNESS = {"info": 0, "warn": 1, "act": 2, "critical": 3}
 # Updates usually change weights by a thousandth; above a tenth they jump (Nikanjam et al. 2021, TheDeepChecker).
 _BIG_UPDATE = 0.1
 _RISEN = 1.3
@@ -170,11 +169,11 @@ def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
     """The likeliest cause for one step, and what the trouble has reached so far."""
     if not findings:
         return HEALTHY
-    top = max(_LOUDNESS[finding.severity] for finding in findings)
+    top = max(severity_rank(finding.severity) for finding in findings)
     case = StepFacts(
         signals=signals,
         findings=findings,
-        loudest=frozenset(f.detector for f in findings if _LOUDNESS[f.severity] == top),
+        loudest=frozenset(f.detector for f in findings if severity_rank(f.severity) == top),
         any=frozenset(f.detector for f in findings),
         suspicion=top == 0,
         damage=reach(signals, findings),

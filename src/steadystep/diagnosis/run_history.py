@@ -7,7 +7,7 @@ from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.curves import Layers, LossCurve
 from steadystep.diagnosis.evidence_rules import rank
 from steadystep.diagnosis.facts import Facts, Occurrences
-from steadystep.records import Diagnosis, Finding, InputStats, Signals
+from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Signals
 
 _FIRST = 64
 _SLOW = frozenset({Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, Cause.SUSPICIOUS_PERFECTION, Cause.BATCH_SIZE_UNFIT})
@@ -49,7 +49,6 @@ class Opinion:
         self._told = {str(cause) for cause in state["told"]}
 
 
-_GRAVE = ("act", "critical")
 _SHORTEST = 32  # updates: nothing is concluded about a run of fewer
 
 
@@ -203,7 +202,7 @@ class RunHistory:
         )
 
     def _book(self, diagnosis: Diagnosis) -> None:
-        grave = [finding for finding in diagnosis.findings if finding.severity in _GRAVE]
+        grave = [finding for finding in diagnosis.findings if finding.severity in GRAVE]
         if not grave and diagnosis.cause == Cause.DATA_SHIFT:
             grave = [finding for finding in diagnosis.findings if finding.severity == "warn"]
         if grave:

@@ -1,14 +1,13 @@
 """What a key of a fault may hold: each reader returns the value to use, or a ValueError says what it expects."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from steadystep._utils.arguments import is_number, is_whole
+from steadystep._utils.json_numbers import number_word
 from steadystep.faults.fault import since
-
-_WORDS = {"nan": math.nan, "inf": math.inf, "+inf": math.inf, "-inf": -math.inf}
 
 
 @final
@@ -24,7 +23,7 @@ class Option:
 def number(value: object) -> float:
     """Finite."""
     value = _as_yaml_means_it(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value):
         raise ValueError("expected a finite number")
     return float(value)
 
@@ -46,8 +45,8 @@ def positive(value: object) -> float:
 
 def any_number(value: object) -> float:
     """NaN and infinities too, also as words, because JSON has none for them."""
-    if isinstance(value, str) and value.lower() in _WORDS:
-        return _WORDS[value.lower()]
+    if isinstance(value, str) and (word := number_word(value)) is not None:
+        return word
     value = _as_yaml_means_it(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a number, 'nan', 'inf' or '-inf'")
@@ -56,9 +55,9 @@ def any_number(value: object) -> float:
 
 def whole(value: object) -> int:
     """Of either sign."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_whole(value):
         raise ValueError("expected a whole number")
-    return value
+    return int(value)
 
 
 def power(value: object) -> int:
@@ -70,9 +69,9 @@ def power(value: object) -> int:
 
 def count(value: object) -> int:
     """0 or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if not is_whole(value) or value < 0:
         raise ValueError("expected a whole number from 0 on")
-    return value
+    return int(value)
 
 
 def name(value: object) -> str:
@@ -103,7 +102,7 @@ def bit(value: object) -> int | Literal["any"] | None:
         return None
     if value == "any":
         return "any"
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 64:
+    if not is_whole(value) or not 0 <= value < 64:
         raise ValueError("expected a bit from 0 to 63, 'top' or 'any'")
     return value
 
@@ -174,10 +173,10 @@ def _stretch(at: str | Mapping[str, Any]) -> range:
 def _lasting(start: int, how_long: object, key: str) -> range:
     if how_long == "ever":
         return since(start)
-    if isinstance(how_long, bool) or not isinstance(how_long, int) or how_long < 1:
+    if not is_whole(how_long) or how_long < 1:
         raise WhenError(key, how_long, _LASTS)
     return range(start, start + how_long)
 
 
 def _is_step(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_whole(value) and value >= 0

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -12,13 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import steadystep  # why: by its public face, as any loop would; nothing of the guard is loaded before a run is made
+from steadystep._utils.modules import evaluating
 from steadystep._utils.text import quiet_log
 from steadystep.config import Config
 from steadystep.errors import MisuseError, TrainingHalted, UnsupportedError
 from steadystep.faults.declaration import Declaration
 from steadystep.faults.fault import NO_FAULT, Fault
 from steadystep.faults.scorecard_table import End
-from steadystep.records import Outcome
+from steadystep.records import LOUD, Outcome
 
 _UNSEEN = 8  # batches behind the last step, for a training that brings no score of its own
 
@@ -65,7 +65,7 @@ def adapted(thing: Any) -> Training:
     own = next((score for score in scores if callable(score)), None)
 
     def score(steps: int) -> float:
-        with _evaluating(thing.model):
+        with evaluating(thing.model):
             if own is not None:
                 return float(own())  # sync: once a run
             losses = [thing.loss(batch(steps + i)).detach().double().reshape(()) for i in range(_UNSEEN)]
@@ -84,20 +84,6 @@ def adapted(thing: Any) -> Training:
 def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
     while True:
         yield from loader
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
-
-_LOUD = ("warn", "act", "critical")
 
 
 def run(
@@ -172,7 +158,7 @@ class _Diary:
 
     def note(self, step: int, outcome: Outcome) -> None:
         self.did.update(outcome.plan.actions)
-        if not outcome.plan.actions and not any(finding.severity in _LOUD for finding in outcome.findings):
+        if not outcome.plan.actions and not any(finding.severity in LOUD for finding in outcome.findings):
             return
         if step < self._first:
             self.before += 1

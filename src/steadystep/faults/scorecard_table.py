@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from steadystep._utils.json_numbers import or_null
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -103,7 +105,7 @@ class ScorecardRow:
         runs = {"clean": self.clean, "unguarded": self.unguarded, "guarded": self.guarded}
         return {
             "fault": self.label,
-            "spec": {key: _plain(value) for key, value in self.spec.items()},
+            "spec": {key: or_null(value) for key, value in self.spec.items()},
             "verdict": self.verdict,
             "why_not": self.why_not,
             "survived_unguarded": self.survived_unguarded,
@@ -117,8 +119,8 @@ class ScorecardRow:
 
 def _end_as_dict(end: End, clean: End) -> dict[str, Any]:
     return {
-        "score": _plain(end.score),
-        "ratio": _plain(end.ratio(clean)),
+        "score": or_null(end.score),
+        "ratio": or_null(end.ratio(clean)),
         "finite": end.finite,
         "stopped": end.stopped,
         "did": dict(end.did),
@@ -126,10 +128,6 @@ def _end_as_dict(end: End, clean: End) -> dict[str, Any]:
         "said": end.said,
         "alarms_before": end.alarms_before,
     }
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _COLOURS = {

@@ -1,8 +1,7 @@
 """Parts of a model, by name or by position."""
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep._utils.text import nearest_names
+from steadystep._utils.tree import children, rebuilt
 from steadystep.errors import MisuseError
 from steadystep.faults.fault import draw
 
@@ -100,25 +100,25 @@ def replaced(batch: Any, part: int | str, change: Callable[[Tensor], Tensor]) ->
     """
     if isinstance(batch, Tensor):
         return change(batch)
-    if isinstance(batch, Mapping):
-        if part not in batch:
-            raise _no_part(part, [str(key) for key in batch])
-        twin = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
-        twin[part] = change(_tensor(batch[part], part))
-        return twin
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = [field.name for field in dataclasses.fields(batch)]
-        if part not in fields:
-            raise _no_part(part, fields)
-        return dataclasses.replace(batch, **{str(part): change(_tensor(getattr(batch, str(part)), part))})
-    if not isinstance(batch, tuple | list):
+    inner = children(batch)
+    if inner is None:
         raise MisuseError(f"parts of a {type(batch).__name__} cannot be changed: give tensors, tuples, lists, mappings")
-    if not isinstance(part, int) or not -len(batch) <= part < len(batch):
-        raise _no_part(part, [str(i) for i in range(len(batch))])
-    items = list(batch)
-    items[part] = change(_tensor(items[part], part))
-    # why: a named tuple takes its fields one by one
-    return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    place = _place(batch, part)
+    parts = [held for _, held in inner]
+    parts[place] = change(_tensor(parts[place], part))
+    return rebuilt(batch, parts)
+
+
+def _place(batch: Any, part: int | str) -> int:
+    """Of a part among the children of a batch."""
+    if isinstance(batch, list | tuple):
+        if not isinstance(part, int) or not -len(batch) <= part < len(batch):
+            raise _no_part(part, [str(i) for i in range(len(batch))])
+        return part
+    keys = list(batch) if isinstance(batch, Mapping) else [field.name for field in dataclasses.fields(batch)]
+    if part not in keys:
+        raise _no_part(part, [str(key) for key in keys])
+    return keys.index(part)
 
 
 def _tensor(value: Any, part: int | str) -> Tensor:

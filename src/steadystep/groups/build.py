@@ -7,9 +7,11 @@ from typing import Any, final
 
 from torch import nn
 
+from steadystep._utils.arguments import is_number
+from steadystep._utils.modules import unwrapped
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError
-from steadystep.groups.rule import NamedParameter, Rule, inventory, is_number, near, unwrapped
+from steadystep.groups.rule import NamedParameter, Rule, inventory, near
 
 
 def table(groups: Iterable[Mapping[str, Any]], *, names: int = 3) -> str:
@@ -186,7 +188,7 @@ def param_groups(
     """
     chosen = (rules,) if isinstance(rules, Rule) else tuple(rules)
     decay = LayerDecay(layer_decay) if isinstance(layer_decay, int | float) else layer_decay
-    root = unwrapped(model)
+    root = unwrapped(model, by_form=True)
     items = inventory(root)
     _check(lr, weight_decay, chosen, items)
     owners = _owners(chosen, items)

@@ -1,8 +1,6 @@
 """Which parameters a rule speaks of, and what it says about them."""
 
 import difflib
-import math
-import numbers
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
@@ -12,6 +10,7 @@ from typing import final
 from torch import nn
 from torch.nn import Parameter
 
+from steadystep._utils.arguments import is_number
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError
 
@@ -70,18 +69,6 @@ class NamedParameter:
     def name(self) -> str:
         """The first of its names, the one `named_parameters` gives."""
         return self.homes[0].name
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP, DataParallel, torch.compile and the like.
-
-    A wrapper is a module without parameters of its own whose only child is called `module` or `_orig_mod`.
-    """
-    while [name for name, _ in model.named_children()] in (["module"], ["_orig_mod"]):
-        if any(True for _ in model.parameters(recurse=False)):
-            break
-        model = next(model.children())
-    return model
 
 
 def inventory(model: nn.Module) -> list[NamedParameter]:
@@ -185,11 +172,6 @@ def _near_paths(glob: str, paths: list[str]) -> list[str]:
     by_end = {path.rpartition(".")[2]: path for path in reversed(paths)}
     ends = difflib.get_close_matches(core, by_end, n=2, cutoff=0.5)
     return [*inside[:2], *difflib.get_close_matches(core, paths, n=2, cutoff=0.6), *(by_end[end] for end in ends)]
-
-
-def is_number(value: object) -> bool:
-    """A finite number; True and False are none."""
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def _at(match: Match, home: Home) -> bool:

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 from steadystep._utils.text import plain_name
 from steadystep._utils.tree import tensors_in
 from steadystep.incidents.hooks import BackwardWatch, ForwardWatch, Suspect
-from steadystep.incidents.origin import Badness, Origin, badness, count_bad, kind_of
+from steadystep.incidents.origin import Badness, Culprit, Origin, Phase, badness, count_bad, kind_of
 
 Sick = Mapping[int, tuple[str, str]]
 """Weights that are not finite: by identity, their name and what is wrong."""
@@ -116,16 +116,8 @@ def of_buffers(model: nn.Module, sick: Sick) -> Origin | None:
     for path, tensor in model.named_buffers():
         if id(tensor) not in sick and badness(tensor) is Badness.BAD:
             name = plain_name(path)
-            path, owner = _owner(model, name)
-            return Origin(
-                module=path,
-                type=type(owner).__name__,
-                phase="forward",
-                culprit="activation",
-                tensor=name,
-                what=f"loss and gradients are finite, but the forward pass wrote {kind_of([tensor])} into {name}",
-                reproduces=True,
-            )
+            what = f"loss and gradients are finite, but the forward pass wrote {kind_of([tensor])} into {name}"
+            return _of_tensor(model, name, phase="forward", culprit="activation", what=what)
     return None
 
 
@@ -136,14 +128,18 @@ def _gradient(module: str, kind: str, *, tensor: str, what: str) -> Origin:
 
 
 def _sick_origin(model: nn.Module, name: str, what: str) -> Origin:
+    return _of_tensor(model, name, phase="weights", culprit="weight", what=f"before the step {what}")
+
+
+def _of_tensor(model: nn.Module, name: str, *, phase: Phase, culprit: Culprit, what: str) -> Origin:
     path, owner = _owner(model, name)
     return Origin(
         module=path,
         type=type(owner).__name__,
-        phase="weights",
-        culprit="weight",
+        phase=phase,
+        culprit=culprit,
         tensor=name,
-        what=f"before the step {what}",
+        what=what,
         reproduces=True,
     )
 

@@ -5,16 +5,17 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from steadystep._utils.rng import random_numbers_kept
+from steadystep._utils.tree import mapped
 from steadystep.errors import CheckpointError, ConfigError
 from steadystep.incidents.bundle import Bundle, read_bundle
 from steadystep.incidents.locate import examine
@@ -141,7 +142,7 @@ def _run(
 ) -> Examination:
     assert kept.state is not None
     device = device_of(model)
-    batch = _moved(kept.batch, device)
+    batch = mapped(kept.batch, lambda tensor: tensor.to(device))
     wanted = _num_required(closure)
     if wanted and not kept.has_batch:
         raise ConfigError(f"the closure takes a batch and the bundle has none ({_note(kept, 'batch')})")
@@ -193,17 +194,6 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
     return device
-
-
-def _moved(thing: Any, device: torch.device) -> Any:
-    if isinstance(thing, Tensor):
-        return thing.to(device)
-    if isinstance(thing, Mapping):
-        return {key: _moved(value, device) for key, value in thing.items()}
-    if isinstance(thing, list | tuple):
-        moved = [_moved(value, device) for value in thing]
-        return moved if isinstance(thing, list) else tuple(moved)
-    return thing
 
 
 def _alike(left: float, right: float) -> bool:

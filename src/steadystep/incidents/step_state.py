@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadystep._utils.modules import unwrapped
 from steadystep._utils.rng import RngState, random_numbers_kept
 from steadystep._utils.tensors import is_sharded
 from steadystep._utils.text import nearest_names, plain_name
-from steadystep._utils.tree import tensors_in
+from steadystep._utils.tree import mapped, tensors_in
 from steadystep.errors import ConfigError
 from steadystep.optimizers import own_state
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def step_state(model: nn.Module, optimizer: Optimizer | None, rng: RngState | None) -> dict[str, Any]:
     """Alive, not copied: written at once or not at all. Buffers that are not persistent are there too."""
-    model = _unwrapped(model)
+    model = unwrapped(model)
     return {
         "parameters": {plain_name(n): p.detach() for n, p in model.named_parameters() if not nn.parameter.is_lazy(p)},
         "buffers": {plain_name(n): b.detach() for n, b in model.named_buffers() if not nn.parameter.is_lazy(b)},
@@ -35,14 +36,14 @@ def gathered(state: Any, *, keep: bool) -> Any:
 
     One tensor after another, so that an accelerator holds no more than one of them whole.
     """
-    if isinstance(state, dict):
-        return {key: gathered(value, keep=keep) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(gathered(value, keep=keep) for value in state)
-    if not isinstance(state, Tensor) or not is_sharded([state]):
-        return state
-    whole = cast("DTensor", state).full_tensor()
-    return whole.cpu() if keep else None  # sync: only in trouble
+
+    def whole(tensor: Tensor) -> Tensor | None:
+        if not is_sharded([tensor]):
+            return tensor
+        together = cast("DTensor", tensor).full_tensor()
+        return together.cpu() if keep else None  # sync: only in trouble
+
+    return mapped(state, whole)
 
 
 def num_bytes(thing: Any) -> int:
@@ -73,18 +74,12 @@ def load_step_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: something is missing, left over or of another shape; the message names the first that differs.
     """
-    model = _unwrapped(model)
+    model = unwrapped(model)
     for kind, named in (("parameters", model.named_parameters()), ("buffers", model.named_buffers())):
         _fill(kind, {plain_name(name): tensor for name, tensor in named}, state[kind])
     evaluating = set(state["evaluating"])
     for name, module in model.named_modules():
         module.training = plain_name(name) not in evaluating
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    inner = model.module if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) else model
-    assert isinstance(inner, nn.Module)
-    return inner
 
 
 @torch.no_grad()

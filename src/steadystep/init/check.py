@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from steadystep._utils.rng import HostRandom, RngState
+from steadystep._utils.as_found import left_as_found
+from steadystep._utils.modules import unwrapped
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init.findings import InitReport, LayerScale, find
-from steadystep.init.slots import unwrap
-from steadystep.snapshots.buffers import Buffers
 
 # Where a tanh and a sigmoid are flat: at an argument of 5 (Wardat et al. 2022, DeepDiagnosis).
 _TANH_FLAT = 0.9999
@@ -75,7 +74,7 @@ class LayerProbes:
     def __init__(self, model: nn.Module) -> None:
         self._handles: list[RemovableHandle] = []
         self._seen: dict[nn.Module, LayerProbe] = {}
-        self._names = {m: plain_name(n) for n, m in unwrap(model).named_modules() if _is_layer(m)}
+        self._names = {m: plain_name(n) for n, m in unwrapped(model).named_modules() if _is_layer(m)}
 
     def __enter__(self) -> "LayerProbes":
         self._handles = [module.register_forward_hook(self._hook) for module in self._names]
@@ -171,8 +170,8 @@ def check_init(
     """
     if num_classes is not None and num_classes < 2:
         raise ConfigError(f"num_classes = {num_classes!r}: must be at least 2")
-    root = unwrap(model)
-    with _left_as_found(root), LayerProbes(root) as probes, _eager(), torch.enable_grad():
+    root = unwrapped(model)
+    with left_as_found(root), LayerProbes(root) as probes, _eager(), torch.enable_grad():
         loss, classes = (loss_fn(batch), None) if loss_fn is not None else _default_loss(root, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise MisuseError("loss_fn must return the loss as a tensor of one element that depends on the weights")
@@ -195,30 +194,6 @@ def check_init(
 def _eager() -> AbstractContextManager[object]:
     """Hooks are not part of a compiled graph. Nothing is compiled before dynamo is loaded, which takes seconds."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-@contextmanager
-def _left_as_found(model: nn.Module) -> Iterator[None]:
-    parameters = list(model.parameters())
-    gradients = [p.grad for p in parameters]
-    values = [p.detach().clone() for p in parameters]
-    buffers = Buffers(model)
-    buffers.remember()
-    devices = {p.device for p in parameters} or {torch.device("cpu")}
-    random_states: list[HostRandom | RngState] = [HostRandom(), *(RngState(device) for device in devices)]
-    try:
-        for p in parameters:
-            p.grad = None
-        yield
-    finally:
-        with torch.no_grad():
-            for p, gradient, value in zip(parameters, gradients, values, strict=True):
-                p.grad = gradient
-                if not torch.equal(p, value):  # an embedding with max_norm writes to its weight in forward
-                    p.copy_(value)
-        buffers.put_back()
-        for state in random_states:
-            state.restore()
 
 
 def _default_loss(model: nn.Module, batch: Any) -> tuple[Tensor, int | None]:

@@ -11,11 +11,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from steadystep._utils.modules import unwrapped
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init import rules
 from steadystep.init.rules import InitMethod, InitRule, choose
-from steadystep.init.slots import Slot, residual_outputs, slots, unwrap
+from steadystep.init.slots import Slot, residual_outputs, slots
 
 
 @final
@@ -122,7 +123,7 @@ def initialise_(
         if isinstance(rule, InitRule):
             rule = _fill(slot, rule, random)
         (rows if isinstance(rule, InitRule) else untouched).append(_row(slot, rule))
-    rows += _reset_statistics(unwrap(model))
+    rows += _reset_statistics(unwrapped(model))
     return InitTable(recipe=recipe, rows=tuple(rows), untouched=tuple(untouched))
 
 

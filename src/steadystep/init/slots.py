@@ -10,9 +10,9 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrize
 
+from steadystep._utils.modules import unwrapped
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError
 
@@ -44,21 +44,10 @@ class Slot:
         return not any(t.requires_grad for t in self.originals or (self.value,))
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile, DataParallel and DistributedDataParallel."""
-    while True:
-        if isinstance(model, DataParallel | DistributedDataParallel):
-            model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model.get_submodule("_orig_mod")
-        else:
-            return model
-
-
 def slots(model: nn.Module) -> list[Slot]:
     """Every tensor once, in the order of the modules. A tied one belongs to the embedding among its owners."""
     found: dict[int, Slot] = {}
-    for slot in _all_slots(unwrap(model)):
+    for slot in _all_slots(unwrapped(model)):
         key = id(slot.originals[0] if slot.originals else slot.value)
         first = found.get(key)
         if first is None:
@@ -98,7 +87,7 @@ _MLPS = ("mlp", "ffn", "ff", "feed_forward")
 
 def residual_outputs(model: nn.Module, globs: Sequence[str] | None, num_layers: int | None) -> dict[str, int]:
     """For each residual output projection its module name and N, the number of additions to its stream."""
-    modules = {plain_name(name): module for name, module in unwrap(model).named_modules()}
+    modules = {plain_name(name): module for name, module in unwrapped(model).named_modules()}
     tops = _stacks(modules)
     if globs is None:
         inside = [n for n in modules if _top(n, tops) is not None] if tops or num_layers is None else list(modules)

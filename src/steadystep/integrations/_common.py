@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep._utils.rng import RngState
+from steadystep._utils.text import install
 from steadystep.config import Config
 from steadystep.engine.measuring import draws
 from steadystep.errors import MisuseError
@@ -55,7 +56,7 @@ def _loss_in(output: Any) -> Tensor:
 
 def install_line(package: str, extra: str, error: ImportError) -> ImportError:
     """What to raise instead: what is missing and how to get it."""
-    return ImportError(f"this needs {package}: pip install 'steadystep[{extra}]' ({error})")
+    return ImportError(f"this needs {package}: {install(extra)} ({error})")
 
 
 def without_sinks(config: Config | Mapping[str, Any] | str | Path | None) -> Config:

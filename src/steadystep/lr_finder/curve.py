@@ -11,6 +11,7 @@ from typing import final
 from pydantic import ConfigDict
 
 from steadystep.records import Record
+from steadystep.stats import SIGMA_PER_MAD
 
 _ROWS, _BAR = 24, 30
 
@@ -105,7 +106,6 @@ _STANDARD_ERRORS = 5.0  # of a fall that is no accident of the batches
 _SMALLEST_FALL = 1e-3  # as a share of the loss
 _FLOOR, _ABOUT = 1e-6, 0.05  # of the level; of the lowest loss
 _ENOUGH = 8  # losses to read anything from
-_MAD_TO_SIGMA = 1.4826
 
 
 def read(lrs: Sequence[float], losses: Sequence[float], *, smoothing: float, diverged: bool) -> LRCurve:
@@ -208,6 +208,6 @@ def _error(losses: Sequence[float], beta: float) -> float:
     """From the differences of neighbours, which a slow trend hardly touches; the first half, before things run away."""
     half = losses[: max(_num_level(losses), len(losses) // 2)]
     steps = [abs(after - before) for before, after in pairwise(half)]
-    sigma = _MAD_TO_SIGMA * median(steps) / math.sqrt(2)
+    sigma = SIGMA_PER_MAD * median(steps) / math.sqrt(2)
     of_smoothed = ((1 - beta) / (1 + beta)) ** 2 * (1 + beta**2) / (1 - beta**2)
     return sigma * math.sqrt(of_smoothed + 1 / _num_level(losses))

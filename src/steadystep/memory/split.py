@@ -4,10 +4,8 @@ A mean loss over the whole is the weighted mean over the parts, sum(w_i * loss_i
 and so is its gradient.
 """
 
-import copy
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from steadystep._utils.tree import DEEPEST, children, rebuilt
 from steadystep.errors import ConfigError, MisuseError
 
 _ALIKE = (str, bytes, int, float, complex, type(None), torch.device, torch.dtype)
@@ -85,7 +84,7 @@ def batch_size(batch: Any) -> int:
 
 
 def _rows(item: Any, path: str, *, depth: int) -> Iterator[tuple[str, int]]:
-    if depth > 16:
+    if depth > DEEPEST:
         raise MisuseError(f"cannot split {path}: nested too deep, or it holds itself")
     if isinstance(item, Tensor | np.ndarray):
         if isinstance(item, Tensor) and (item.is_nested or item.layout is not torch.strided):
@@ -93,14 +92,15 @@ def _rows(item: Any, path: str, *, depth: int) -> Iterator[tuple[str, int]]:
         if item.ndim:
             yield path, len(item)
         return
-    if isinstance(item, PackedSequence) or not (isinstance(item, _ALIKE) or _is_container(item)):
+    inner = children(item)
+    if isinstance(item, PackedSequence) or not (isinstance(item, _ALIKE) or inner is not None):
         raise MisuseError(
             f"cannot split {path}: no rule for a {type(item).__name__}; give a split function of your own"
         )
     if _is_examples(item):
         yield path, len(item)
-    elif _is_container(item):
-        for key, value in _children(item):
+    elif inner is not None:
+        for key, value in inner:
             yield from _rows(value, f"{path}{key}", depth=depth + 1)
 
 
@@ -109,32 +109,8 @@ def _take(item: Any, start: int, stop: int) -> Any:
         return item[start:stop] if item.ndim else item
     if _is_examples(item):
         return item[start:stop]
-    if isinstance(item, Mapping):
-        return _with_values(item, {key: _take(value, start, stop) for key, value in item.items()})
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return type(item)(*(_take(value, start, stop) for value in item))
-    if isinstance(item, list | tuple):
-        return type(item)([_take(value, start, stop) for value in item])
-    if _is_container(item):  # a dataclass; not replace(), which runs __init__ and refuses fields that it does not set
-        twin = copy.copy(item)
-        for field in dataclasses.fields(item):
-            object.__setattr__(twin, field.name, _take(getattr(item, field.name), start, stop))
-        return twin
-    return item
-
-
-def _with_values(given: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    if not isinstance(given, MutableMapping):
-        return values
-    twin = copy.copy(given)  # why: keeps the class, and what a subclass needs to be built
-    for key, value in values.items():
-        twin[key] = value
-    return twin
-
-
-def _is_container(item: Any) -> bool:
-    is_record = dataclasses.is_dataclass(item) and not isinstance(item, type)
-    return is_record or isinstance(item, Mapping | list | tuple)
+    inner = children(item)
+    return item if inner is None else rebuilt(item, [_take(part, start, stop) for _, part in inner])
 
 
 def _is_examples(item: Any) -> bool:
@@ -142,14 +118,6 @@ def _is_examples(item: Any) -> bool:
     if type(item) is tuple:
         return bool(item) and all(isinstance(value, str | bytes) for value in item)
     return isinstance(item, list) and bool(item) and all(isinstance(value, _ALIKE) for value in item)
-
-
-def _children(item: Any) -> list[tuple[str, Any]]:
-    if isinstance(item, Mapping):
-        return [(f"[{key!r}]", value) for key, value in item.items()]
-    if isinstance(item, list | tuple):
-        return [(f"[{i}]", value) for i, value in enumerate(item)]
-    return [(f".{field.name}", getattr(item, field.name)) for field in dataclasses.fields(item)]
 
 
 ScalingRule = Literal["linear", "sqrt"]

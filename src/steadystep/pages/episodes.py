@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from steadystep._utils.text import NOTHING, number
+from steadystep.records import GRAVE, SEVERITIES, severity_rank
 from steadystep.runs.run import Incident, Run, Series
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ _NEAR = 12  # steps between two of the same cause that still belong together
 _NEXT = 3  # steps between two of different causes, both serious: the second is what became of the first
 _AROUND = 50  # steps before and after that "usual" is taken from
 _REPLAY = "steadystep replay {} --factory package.module:make"
-_RANK = {"info": 0, "warn": 1, "act": 2, "critical": 3}
 
 
 @final
@@ -53,7 +53,7 @@ class IncidentGroup:
     @property
     def rank(self) -> int:
         """How grave, from 0."""
-        return _RANK[self.severity]
+        return severity_rank(self.severity)
 
     @property
     def when(self) -> str:
@@ -63,7 +63,7 @@ class IncidentGroup:
     @property
     def acted(self) -> bool:
         """Whether it called for more than to watch."""
-        return self.severity in ("act", "critical") or any(not i.stepped for i in self.incidents)
+        return self.severity in GRAVE or any(not i.stepped for i in self.incidents)
 
 
 def episodes(run: Run) -> tuple[IncidentGroup, ...]:
@@ -78,8 +78,8 @@ def interventions(run: Run, told: Sequence[IncidentGroup]) -> tuple[IncidentGrou
 
 def gravest(incidents: Sequence[Incident]) -> str:
     """The highest severity, or nothing; what is no severity counts as info."""
-    known = (i.severity if i.severity in _RANK else "info" for i in incidents)
-    return max(known, key=lambda severity: _RANK[severity], default="")
+    known = (i.severity if i.severity in SEVERITIES else "info" for i in incidents)
+    return max(known, key=severity_rank, default="")
 
 
 def _groups(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
@@ -95,13 +95,13 @@ def _groups(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
 
 def _belongs(incident: Incident, last: Incident) -> bool:
     apart = incident.step - last.step
-    both_serious = min(_RANK.get(one.severity, 0) for one in (incident, last)) >= _RANK["act"]
+    both_serious = incident.severity in GRAVE and last.severity in GRAVE
     return apart <= _NEAR if incident.cause == last.cause else apart <= _NEXT and both_serious
 
 
 def _head(incidents: Sequence[Incident]) -> Incident:
     """The gravest, a rollback before others, and the first of those."""
-    return max(incidents, key=lambda i: (i.restored is not None, _RANK.get(i.severity, 0)))
+    return max(incidents, key=lambda i: (i.restored is not None, severity_rank(i.severity)))
 
 
 def _episode(run: Run, group: list[Incident]) -> IncidentGroup:

@@ -7,8 +7,8 @@ from typing import Any, final
 import torch
 import torch.distributed
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from steadystep._utils.modules import data_parallel_of
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.parallel.ranks import AskRank, Ranks, Sections, SingleProcess
 
@@ -46,7 +46,7 @@ def ranks_of(model: nn.Module) -> Ranks:
     """All ranks of the process group, if one with more than one rank was initialised; else none but this one."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return SingleProcess()
-    wrapped = _data_parallel(model)
+    wrapped = data_parallel_of(model)
     group = None if wrapped is None else wrapped.process_group
     if torch.distributed.get_world_size(group) == 1:
         return SingleProcess()
@@ -57,17 +57,12 @@ def ranks_of(model: nn.Module) -> Ranks:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, where names are as its owner knows them; any other as it is."""
-    wrapped = _data_parallel(model)
+    wrapped = data_parallel_of(model)
     if wrapped is None:
         return model
     inner = wrapped.module
     assert isinstance(inner, nn.Module)
     return inner.model if isinstance(inner, Through) else inner
-
-
-def _data_parallel(model: nn.Module) -> DistributedDataParallel | None:
-    inner = getattr(model, "_orig_mod", model)  # torch.compile around it
-    return inner if isinstance(inner, DistributedDataParallel) else None
 
 
 @final

@@ -7,10 +7,22 @@ JSON has no word for them).
 
 from steadystep._deprecated import old_names
 from steadystep.records.decisions import Diagnosis, Finding, Outcome, Plan
-from steadystep.records.record import SEVERITIES, Action, Damage, DetectorName, Record, Severity
+from steadystep.records.record import (
+    GRAVE,
+    LOUD,
+    SEVERITIES,
+    Action,
+    Damage,
+    DetectorName,
+    Record,
+    Severity,
+    severity_rank,
+)
 from steadystep.records.signals import REPLICAS_EVERY, WEIGHTS_EVERY, Counterfactual, InputStats, Probe, Signals
 
 __all__ = [
+    "GRAVE",
+    "LOUD",
     "REPLICAS_EVERY",
     "SEVERITIES",
     "WEIGHTS_EVERY",
@@ -27,6 +39,7 @@ __all__ = [
     "Record",
     "Severity",
     "Signals",
+    "severity_rank",
 ]
 
 __getattr__ = old_names(__name__)

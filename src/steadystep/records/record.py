@@ -12,6 +12,18 @@ from steadystep._deprecated import new_keys
 Severity = Literal["info", "warn", "act", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warn", "act", "critical")
 """From a note to what cannot wait."""
+LOUD, GRAVE = SEVERITIES[1:], SEVERITIES[2:]
+"""More than a note; more than a warning."""
+_RANKS = {severity: rank for rank, severity in enumerate(SEVERITIES)}
+
+
+def severity_rank(severity: str) -> int:
+    """How grave, from 0; what is no severity, in a log of another version, counts as a note.
+
+    >>> severity_rank("info"), severity_rank("critical"), severity_rank("odd")
+    (0, 3, 0)
+    """
+    return _RANKS.get(cast("Severity", severity), 0)
 
 
 class Damage(StrEnum):

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from steadystep._utils.checklist import NOT_SAID, ChecklistItem, ItemName, ordered_items
 from steadystep._utils.text import number, share
+from steadystep.records import GRAVE
 from steadystep.runs.roles import higher_is_better
 from steadystep.runs.run import Run
 from steadystep.runs.settings_checklist import asked_for
@@ -35,7 +36,7 @@ def asked_rates(run: Run) -> tuple[NDArray[np.float64], float]:
     change = np.diff(np.log(rates))
     held = np.zeros(len(change), dtype=bool)
     for incident in run.incidents:
-        if incident.severity in ("act", "critical") or not incident.stepped:
+        if incident.severity in GRAVE or not incident.stepped:
             first, last = np.searchsorted(steps[1:], (incident.step, incident.step + _HELD))
             if np.any(np.abs(change[first:last]) > _ROUNDING):  # a refused update alone leaves the rate as it is
                 held[first:last] = True

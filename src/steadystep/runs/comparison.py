@@ -1,19 +1,20 @@
 """Which run is better, by how much, and whether that is more than noise."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadystep._utils.text import NOTHING, number
+from steadystep._utils.json_numbers import with_words
+from steadystep._utils.text import NOTHING, dotted, number
 from steadystep.errors import ConfigError
 from steadystep.runs.run import Run, Series
+from steadystep.stats import SIGMA_PER_MAD
 
 _BLOCKS = 8
-_SIGMA_PER_MAD = 1.4826  # of a normal distribution
 
 
 @final
@@ -62,7 +63,7 @@ def _noise_of_turns(values: NDArray[np.float64], used: int) -> float | None:
     turns = np.diff(values[-20:], n=2)
     if len(turns) < 3:
         return None
-    return float(_SIGMA_PER_MAD * np.median(np.abs(turns)) / math.sqrt(6) / math.sqrt(used))
+    return float(SIGMA_PER_MAD * np.median(np.abs(turns)) / math.sqrt(6) / math.sqrt(used))
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -71,19 +72,10 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, tuple[s
     >>> differing([{"training": {"lr": 1e-3, "seed": 1}}, {"training": {"lr": 3e-3, "seed": 1}}])
     (('training.lr', ('0.001', '0.003')),)
     """
-    flat = [dict(_flat(one)) for one in settings]
+    flat = [{k: NOTHING if v is None else str(v) for k, v in dotted(one)} for one in settings]
     names = dict.fromkeys(name for one in flat for name in one)
     rows = [(name, tuple(one.get(name, NOTHING) for one in flat)) for name in names]
     return tuple((name, values) for name, values in rows if len(set(values)) > 1)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, NOTHING if value is None else str(value)
 
 
 _CLEAR = 2.0  # standard errors of the difference
@@ -128,10 +120,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what is not finite as text, settings by run."""
         told = asdict(self)
-        told["runs"] = [
-            {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in one.items()}
-            for one in told["runs"]
-        ]
+        told["runs"] = with_words(told["runs"])
         names = [one.name for one in self.runs]
         told["settings"] = {key: dict(zip(names, values, strict=True)) for key, values in self.settings}
         return told

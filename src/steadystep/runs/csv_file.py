@@ -18,7 +18,6 @@ from steadystep.runs.run import Run
 from steadystep.runs.table import LogTable, to_run
 
 _MOST_COLUMNS = 512
-_SPECIAL = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
 
 
 def number(value: Any) -> float | None:
@@ -32,7 +31,7 @@ def number(value: Any) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError):
-        return _SPECIAL.get(str(value).strip().lower())
+        return None
     except OverflowError:  # an integer beyond any float
         return math.inf if value > 0 else -math.inf
 

@@ -13,6 +13,7 @@ from steadystep.runs.levels import (
     excursions,
     means,
     noise,
+    spread,
     trailing_median,
     trailing_noise,
 )
@@ -79,11 +80,11 @@ def _lasts(rest: Floats, peak: int) -> bool:
 def _without_trend(values: Floats) -> Floats:
     """Less a smooth curve; single outliers are brought down so that they do not ring at all frequencies."""
     times = np.linspace(-1.0, 1.0, len(values))
-    middle = np.median(values)
-    scale = float(np.median(np.abs(values - middle))) * 1.4826 or 1.0
+    middle = float(np.median(values))
+    scale = spread(values, middle) or 1.0
     tame = np.clip((values - middle) / scale, -50.0, 50.0)
     rest = tame - np.polynomial.Chebyshev.fit(times, tame, _DEGREE)(times)
-    reach = 4.0 * (float(np.median(np.abs(rest))) * 1.4826 or 1.0)
+    reach = 4.0 * (spread(rest, 0.0) or 1.0)
     return np.asarray(np.clip(rest, -reach, reach) * scale)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from steadystep.runs.curve import Curve, cycle, error_of
-from steadystep.runs.levels import Floats, blocks, means, noise
+from steadystep.runs.levels import Floats, bend_noise, blocks, means, noise
 from steadystep.runs.reading import Pattern
 from steadystep.runs.roles import higher_is_better
 from steadystep.runs.run import Series
@@ -57,7 +57,7 @@ def _drift_pattern(kind: str, step: int, evidence: str, advice: str) -> Pattern:
 def _block_noise(values: Floats, levels: Floats) -> float:
     """Sigma of one level: what its points give, or what neighbouring levels of the later half show."""
     half = levels[len(levels) // 2 :]
-    between = float(np.median(np.abs(np.diff(half, n=2)))) / (0.6745 * np.sqrt(6.0)) if len(half) > 4 else 0.0
+    between = bend_noise(half) if len(half) > 4 else 0.0
     within = 1.25 * noise(values) / np.sqrt(len(values) / len(levels))
     return max(between, float(within))
 
@@ -166,14 +166,9 @@ def _rise(
 
 def _level_noise(values: Floats, levels: Floats) -> float:
     if len(values) < _MANY:  # a handful of points: their differences are mostly the curve itself, its bends less so
-        return 0.6 * _bends(values)
+        return 0.6 * bend_noise(values)
     within = noise(values) / np.sqrt(len(values) / len(levels))
-    return float(max(within, _bends(levels[len(levels) // 4 :]) if len(levels) >= 8 else 0.0))
-
-
-def _bends(levels: Floats) -> float:
-    """Sigma, from second differences: straight stretches add nothing to them."""
-    return float(np.median(np.abs(np.diff(levels, n=2))) / (0.6745 * np.sqrt(6.0)))
+    return float(max(within, bend_noise(levels[len(levels) // 4 :]) if len(levels) >= 8 else 0.0))
 
 
 def _steadied(levels: Floats) -> Floats:

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from steadystep._utils.text import install
 from steadystep.errors import ConfigError
 from steadystep.runs.csv_file import Gathering
 from steadystep.runs.roles import is_held_out, words
@@ -62,7 +63,7 @@ def _event_type() -> Any:
     try:
         return import_module("tensorboard.compat.proto.event_pb2").Event
     except ImportError:
-        raise ConfigError("event files need TensorBoard: pip install 'steadystep[tensorboard]'") from None
+        raise ConfigError(f"event files need TensorBoard: {install('tensorboard')}") from None
 
 
 def _first_time(file: Path, event: Any) -> float:

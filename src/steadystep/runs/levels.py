@@ -8,13 +8,13 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from steadystep.stats import DIFFERENCE_SIGMA, ONE_SIGMA, SIGMA_PER_MAD
+
 Floats = NDArray[np.float64]
 
 WINDOW = 64  # points
 _STRIDE = 16
 FEWEST = 8  # points before one can be judged
-_ONE_SIGMA = 0.8413  # the share of a normal distribution below mean + sigma
-_DIFFERENCE_SIGMA = 0.954  # the median |difference| of neighbours in a normal sequence, in sigma
 
 
 def trailing_median(values: Floats) -> Floats:
@@ -28,8 +28,8 @@ def trailing_noise(values: Floats) -> Floats:
     Neighbours know no trend, but a curve may wander; the median knows nothing of a falling curve's next value.
     """
     steps = np.abs(np.diff(values, prepend=values[:1]))
-    jumpy = _trailing(steps, 0.5) / _DIFFERENCE_SIGMA
-    wide = _trailing(values, _ONE_SIGMA) - trailing_median(values)
+    jumpy = _trailing(steps, 0.5) / DIFFERENCE_SIGMA
+    wide = _trailing(values, ONE_SIGMA) - trailing_median(values)
     return np.maximum(np.maximum(jumpy, wide), resolution(values))
 
 
@@ -52,7 +52,17 @@ def noise(values: Floats) -> float:
     """One sigma between neighbours of the whole curve; 0 for fewer than two points."""
     if len(values) < 2:
         return 0.0
-    return float(max(np.median(np.abs(np.diff(values))) / _DIFFERENCE_SIGMA, resolution(values)))
+    return float(max(np.median(np.abs(np.diff(values))) / DIFFERENCE_SIGMA, resolution(values)))
+
+
+def spread(values: Floats, middle: float) -> float:
+    """One sigma around `middle`, whatever a few outliers do."""
+    return float(np.median(np.abs(values - middle))) * SIGMA_PER_MAD
+
+
+def bend_noise(levels: Floats) -> float:
+    """One sigma from second differences: straight stretches add nothing, and they have six times the variance."""
+    return float(np.median(np.abs(np.diff(levels, n=2))) / (0.6745 * np.sqrt(6.0)))
 
 
 def resolution(values: Floats) -> float:

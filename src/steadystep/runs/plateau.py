@@ -8,7 +8,7 @@ import numpy as np
 
 from steadystep.records import Severity
 from steadystep.runs.curve import Curve
-from steadystep.runs.levels import Floats, blocks
+from steadystep.runs.levels import Floats, blocks, spread
 from steadystep.runs.reading import Pattern
 
 _LEARNING_FEWEST = 24  # points
@@ -189,7 +189,7 @@ def stands_still(values: Floats) -> Flat | None:
 def _tame(part: Floats) -> Floats:
     """Single jumps are brought down to four sigma: a mean of a few points would feel them."""
     middle = float(np.median(part))
-    reach = 4.0 * 1.4826 * float(np.median(np.abs(part - middle)))
+    reach = 4.0 * spread(part, middle)
     return np.clip(part, middle - reach, middle + reach) if reach > 0.0 else part
 
 

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
-from steadystep.records import Record, Severity
+from steadystep.records import Record, Severity, severity_rank
 from steadystep.runs.curve import Curve
-
-_RANK = {"critical": 3, "act": 2, "warn": 1, "info": 0}
 
 
 @final
@@ -90,7 +88,7 @@ class Reading(Record):
 
 def ranked(patterns: "list[Pattern]") -> tuple[Pattern, ...]:
     """The gravest first; among equals in the order they were given."""
-    return tuple(sorted(patterns, key=lambda pattern: -_RANK[pattern.severity]))
+    return tuple(sorted(patterns, key=lambda pattern: -severity_rank(pattern.severity)))
 
 
 _SAY = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from steadystep.records import Severity
 from steadystep.runs.curve import Curve
-from steadystep.runs.levels import Excursion
+from steadystep.runs.levels import Excursion, spread
 from steadystep.runs.reading import Pattern
 
 
@@ -33,7 +33,6 @@ _BACK = 64  # points before the loss
 _FEWEST_BEFORE = 16  # norms to know their level by
 _FACTOR = 3.0
 _SIGMAS = 6.0
-_MAD = 1.4826
 
 
 def early_norm(curve: Curve, step: int) -> tuple[int, float] | None:
@@ -48,8 +47,8 @@ def early_norm(curve: Curve, step: int) -> tuple[int, float] | None:
     if len(calm) < _FEWEST_BEFORE:
         return None
     baseline = float(np.median(calm[-2 * _BACK :]))
-    spread = float(np.median(np.abs(calm[-2 * _BACK :] - baseline))) * _MAD
-    limit = baseline + max(math.log(_FACTOR), _SIGMAS * spread)
+    sigma = spread(calm[-2 * _BACK :], baseline)
+    limit = baseline + max(math.log(_FACTOR), _SIGMAS * sigma)
     tail = slice(max(0, len(logs) - _BACK // 4), len(logs))
     high = np.flatnonzero(~(logs[tail] <= limit))
     if not len(high):

@@ -6,7 +6,8 @@ A step before 0 counts as 0. What is called `floor` is the lowest multiplier: 0.
 import math
 from collections.abc import Callable
 
-from steadystep.schedule.checks import real, share, shrink, whole
+from steadystep._utils.arguments import real, whole
+from steadystep.errors import ConfigError
 
 Schedule = Callable[[int], float]
 
@@ -17,7 +18,7 @@ def constant(value: float = 1.0) -> Schedule:
     >>> constant()(10_000)
     1.0
     """
-    held = share("schedule.constant", "value", value)
+    held = share("schedule.constant: value", value)
     return lambda step: held
 
 
@@ -29,8 +30,8 @@ def warmup(steps: int, start: float = 0.0) -> Schedule:
     >>> [warmup(4)(step) for step in (0, 1, 4, 9)]
     [0.0, 0.25, 1.0, 1.0]
     """
-    total = whole("schedule.warmup", "steps", steps, least=0)
-    low = share("schedule.warmup", "start", start)
+    total = whole("schedule.warmup: steps", steps, least=0)
+    low = share("schedule.warmup: start", start)
     return (lambda step: _from(low, _done(step, total))) if total else constant()
 
 
@@ -63,7 +64,7 @@ def cosine_restarts(period: int, mult: int = 1, floor: float = 0.0) -> Schedule:
     [1.0, 0.5, 1.0, 0.854, 0.5, 0.146, 1.0]
     """
     first, low = _checked("cosine_restarts", period, floor, key="period")
-    growth = whole("schedule.cosine_restarts", "mult", mult, least=1)
+    growth = whole("schedule.cosine_restarts: mult", mult, least=1)
 
     def at(step: int) -> float:
         passed, length = max(step, 0), first
@@ -95,7 +96,7 @@ def polynomial(total: int, power: float = 1.0, floor: float = 0.0) -> Schedule:
     [1.0, 0.25, 0.0]
     """
     end, low = _checked("polynomial", total, floor)
-    exponent = real("schedule.polynomial", "power", power, above=0.0)
+    exponent = real("schedule.polynomial: power", power, above=0.0)
     return lambda step: _from(low, (1.0 - _done(step, end)) ** exponent)
 
 
@@ -118,7 +119,7 @@ def step_decay(every: int, gamma: float = 0.1, floor: float = 0.0) -> Schedule:
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
     length, low = _checked("step_decay", every, floor, key="every")
-    factor = shrink("schedule.step_decay", "gamma", gamma)
+    factor = shrink("schedule.step_decay: gamma", gamma)
     return lambda step: max(low, factor ** (max(step, 0) // length))
 
 
@@ -128,8 +129,8 @@ def exponential(gamma: float, floor: float = 0.0) -> Schedule:
     >>> [exponential(0.5)(step) for step in range(3)]
     [1.0, 0.5, 0.25]
     """
-    factor = shrink("schedule.exponential", "gamma", gamma)
-    low = share("schedule.exponential", "floor", floor)
+    factor = shrink("schedule.exponential: gamma", gamma)
+    low = share("schedule.exponential: floor", floor)
     return lambda step: max(low, factor ** max(step, 0))
 
 
@@ -140,7 +141,7 @@ def half_cosine(done: float) -> float:
 
 def _checked(name: str, total: object, floor: object, *, key: str = "total") -> tuple[int, float]:
     where = f"schedule.{name}"
-    return whole(where, key, total, least=1), share(where, "floor", floor)
+    return whole(f"{where}: {key}", total, least=1), share(f"{where}: floor", floor)
 
 
 def _done(step: int, total: int) -> float:
@@ -158,7 +159,7 @@ def then(first: Schedule, boundary: int, second: Schedule) -> Schedule:
     >>> [round(schedule(step), 3) for step in range(7)]
     [0.0, 0.5, 1.0, 0.854, 0.5, 0.146, 0.0]
     """
-    start = whole("schedule.then", "boundary", boundary, least=0)
+    start = whole("schedule.then: boundary", boundary, least=0)
     return lambda step: first(step) if step < start else second(step - start)
 
 
@@ -185,7 +186,25 @@ def wsd(
     >>> [round(schedule(step), 3) for step in range(10)]
     [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
     """
-    rise = whole("schedule.wsd", "warmup_steps", warmup_steps, least=0)
-    flat = whole("schedule.wsd", "stable_steps", stable_steps, least=0)
-    fall = whole("schedule.wsd", "decay_steps", decay_steps, least=1)
+    rise = whole("schedule.wsd: warmup_steps", warmup_steps, least=0)
+    flat = whole("schedule.wsd: stable_steps", stable_steps, least=0)
+    fall = whole("schedule.wsd: decay_steps", decay_steps, least=1)
     return then(warmup(rise, start), rise, then(constant(), flat, curve(fall, floor)))
+
+
+def share(key: str, value: object) -> float:
+    """A fraction of the base learning rate, 0 and 1 included."""
+    number = real(key, value)
+    if not 0.0 <= number <= 1.0:
+        raise ConfigError(
+            f"{key} = {value!r}: must be from 0 to 1; it is a fraction of the base learning rate, not a learning rate"
+        )
+    return number
+
+
+def shrink(key: str, value: object) -> float:
+    """A factor that makes smaller or leaves alone."""
+    number = real(key, value, above=0.0)
+    if number > 1.0:
+        raise ConfigError(f"{key} = {value!r}: must be at most 1, a schedule does not grow past its base")
+    return number

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from steadystep._utils.arguments import whole
 from steadystep.errors import ConfigError
 from steadystep.schedule import curves
-from steadystep.schedule.checks import share, whole
-from steadystep.schedule.curves import Schedule, then, wsd
+from steadystep.schedule.curves import Schedule, share, then, wsd
 from steadystep.schedule.plateau import Plateau
 
 
@@ -63,14 +63,14 @@ class _Run:
     def checked(cls, key: str, total: int | None, warmup: int | float, *, floor: float, start: float) -> "_Run":
         where = f"schedule '{key}'"
         if total is not None:
-            total = whole(where, "total_steps", total, least=1)
+            total = whole(f"{where}: total_steps", total, least=1)
         rise = _count(where, "warmup_steps", warmup, total)
         if total is not None and rise >= total:
             raise ConfigError(
                 f"{where}: warmup_steps = {warmup!r} of total_steps = {total}: the run would end before its warm-up, "
                 "with no step left to decay; 5 to 10 % of the steps is usual"
             )
-        low, first = share(where, "floor", floor), share(where, "warmup_start", start)
+        low, first = share(f"{where}: floor", floor), share(f"{where}: warmup_start", start)
         return cls(where=where, total_steps=total, warmup_steps=rise, floor=low, start=first)
 
     @property
@@ -92,7 +92,7 @@ def _cosine(run: _Run) -> Schedule:
 
 
 def _cosine_with_restarts(run: _Run, *, num_cycles: int = 1) -> Schedule:
-    cycles, total = whole(run.where, "num_cycles", num_cycles, least=1), run.steps_after_warmup
+    cycles, total = whole(f"{run.where}: num_cycles", num_cycles, least=1), run.steps_after_warmup
     if cycles > total:
         raise ConfigError(f"{run.where}: num_cycles = {cycles} in {total} steps: a cycle needs a step at least")
 
@@ -187,7 +187,7 @@ def _key(name: str) -> str:
 def _count(where: str, key: str, value: int | float, total: int | None) -> int:
     """Steps from a count or from a fraction of the total."""
     if not isinstance(value, float):
-        return whole(where, key, value, least=0)
+        return whole(f"{where}: {key}", value, least=0)
     if value == 0.0:
         return 0
     if not 0.0 < value < 1.0:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, SupportsFloat, final
 
+from steadystep._utils.arguments import real, whole
 from steadystep.errors import ConfigError
-from steadystep.schedule.checks import real, share, shrink, whole
-from steadystep.schedule.curves import warmup
+from steadystep.schedule.curves import share, shrink, warmup
 
 
 @final
@@ -53,14 +53,14 @@ class Plateau:
         where = "schedule.Plateau"
         self._minimise = _chosen("mode", mode, ("min", "max")) == "min"
         self._relative = _chosen("threshold_mode", threshold_mode, ("rel", "abs")) == "rel"
-        self._factor = shrink(where, "factor", factor)
-        self._patience = whole(where, "patience", patience, least=0)
-        self._threshold = real(where, "threshold", threshold)
+        self._factor = shrink(f"{where}: factor", factor)
+        self._patience = whole(f"{where}: patience", patience, least=0)
+        self._threshold = real(f"{where}: threshold", threshold)
         if self._threshold < 0 or (self._relative and self._threshold >= 1):
             raise ConfigError(f"{where}: threshold = {threshold!r}: must be 0 or more, and below 1 when relative")
-        self._cooldown = whole(where, "cooldown", cooldown, least=0)
-        self._floor = share(where, "floor", floor)
-        self._eps = share(where, "eps", eps)
+        self._cooldown = whole(f"{where}: cooldown", cooldown, least=0)
+        self._floor = share(f"{where}: floor", floor)
+        self._eps = share(f"{where}: eps", eps)
         self._warmup = warmup(warmup_steps, warmup_start)
         if self._factor == 1.0:
             raise ConfigError(f"{where}: factor = {factor!r}: must be below 1, or a cut would change nothing")

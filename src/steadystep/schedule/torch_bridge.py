@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from steadystep._utils.arguments import real
 from steadystep.errors import ConfigError, MisuseError
-from steadystep.schedule.checks import real
 from steadystep.schedule.curves import Schedule
 
 
@@ -72,7 +72,7 @@ def from_torch(source: LRScheduler | Callable[[Optimizer], LRScheduler], *, lr: 
         raise ConfigError(
             f"from_torch: expected a torch scheduler or a function that makes one, got {type(source).__name__}"
         )
-    base = real("from_torch", "lr", lr, above=0.0)
+    base = real("from_torch: lr", lr, above=0.0)
     made = source(torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=base))
     if not isinstance(made, LRScheduler):
         raise ConfigError(f"from_torch: the function returned a {type(made).__name__}, not a torch scheduler")

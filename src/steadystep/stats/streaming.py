@@ -6,7 +6,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, final
 
-_ONE_SIGMA = 0.8413  # the share of a normal distribution below mean + sigma
+ONE_SIGMA = 0.8413
+"""The share of a normal distribution below mean + sigma."""
+SIGMA_PER_MAD = 1.4826
+"""Of a normal distribution, over the median distance from its median."""
+DIFFERENCE_SIGMA = 0.954
+"""The median distance of neighbours in a normal sequence, in sigma."""
 _REFRESH = 16  # accepted values
 
 
@@ -90,7 +95,7 @@ class Level:
     def _refresh(self) -> None:
         ordered = sorted(self._values)
         self.median = ordered[len(ordered) // 2]
-        self.spread = ordered[int(_ONE_SIGMA * (len(ordered) - 1) + 0.5)] - self.median
+        self.spread = ordered[int(ONE_SIGMA * (len(ordered) - 1) + 0.5)] - self.median
         self._since = 0
 
     def state_dict(self) -> dict[str, Any]:

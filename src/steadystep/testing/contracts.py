@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from steadystep.detectors.detector import Detector
-from steadystep.records import Finding, Severity, Signals
+from steadystep.records import SEVERITIES, Finding, Severity, Signals
 from steadystep.runs.run import Incident
 from steadystep.testing.signal_streams import signal_streams, with_burst
 from steadystep.tracking.sink import GradientSample, RunStart, Sink, StepRow
@@ -255,7 +255,7 @@ def _row(step: int) -> StepRow:
 
 
 def _incident(step: int) -> Incident:
-    severity = ("info", "warn", "act", "critical")[step // 7 % 4]
+    severity = SEVERITIES[step // 7 % 4]
     return Incident(
         step=step,
         cause="non-finite-loss",

@@ -2,18 +2,17 @@
 
 import json
 import logging
-import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
-from steadystep.records import Action, Outcome
+from steadystep.records import SEVERITIES, Action, Outcome, severity_rank
 from steadystep.runs.run import Incident
 
 logger = logging.getLogger("steadystep")
@@ -85,31 +84,6 @@ def write(file: IO[str], pending: list[str], path: Path) -> None:
 
 
 LARGEST_STEP = 2**62
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def as_json(value: float, digits: int = 9) -> float | str:
-    """To so many significant digits; nine give back any fp32 value exactly."""
-    if math.isfinite(value):
-        return float(f"{value:.{digits}g}")
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-
-
-def as_list(values: Sequence[float], digits: int = 6) -> str:
-    """Many of them, as the text of a JSON list."""
-    total = sum(values)
-    if total - total == 0.0:  # all finite
-        return "[" + ",".join([f"{value:.{digits}g}" for value in values]) + "]"
-    return json.dumps([as_json(value, digits) for value in values], separators=(",", ":"))
-
-
-def from_json(value: object) -> float:
-    """Raises TypeError for what is not a number."""
-    if type(value) is float or type(value) is int:
-        return float(value)
-    if isinstance(value, str) and value in _WORDS:
-        return _WORDS[value]
-    raise TypeError("not a number")
 
 
 def step_of(value: object) -> int:
@@ -184,7 +158,6 @@ def did(outcome: Outcome) -> str:
 
 
 _MOST_NAMES = 16  # of the tensors a finding is about: a NaN is often in all of them
-_SEVERITIES = ("info", "warn", "act", "critical")
 
 
 def incident_line(outcome: Outcome, run_dir: Path) -> dict[str, Any]:
@@ -214,14 +187,14 @@ def incident_of(line: Mapping[str, Any], run_dir: Path) -> Incident:
     """What a line of the log in `run_dir` says; TypeError and the like when it says nothing."""
     diagnosis, restored = line["diagnosis"], line.get("restored")
     findings = tuple(
-        (str(f["detector"]), f["severity"] if f["severity"] in _SEVERITIES else "info", str(f.get("what", "")))
+        (str(f["detector"]), f["severity"] if f["severity"] in SEVERITIES else "info", str(f.get("what", "")))
         for f in diagnosis.get("findings", ())
     )
-    loudest = max((_SEVERITIES.index(severity) for _, severity, _ in findings), default=2)
+    loudest = max((severity_rank(severity) for _, severity, _ in findings), default=2)
     return Incident(
         step=line["step"],
         cause=str(diagnosis["cause"]),
-        severity=_SEVERITIES[loudest],
+        severity=SEVERITIES[loudest],
         evidence=str(diagnosis.get("evidence", "")),
         advice=str(diagnosis.get("advice", "")),
         done=str(line.get("done", "")),
@@ -239,7 +212,7 @@ def incident_from(outcome: Outcome) -> Incident:
     return Incident(
         step=outcome.step,
         cause=outcome.diagnosis.cause,
-        severity=_SEVERITIES[max((_SEVERITIES.index(severity) for _, severity, _ in findings), default=2)],
+        severity=SEVERITIES[max((severity_rank(severity) for _, severity, _ in findings), default=2)],
         evidence=outcome.diagnosis.evidence or outcome.plan.reason,
         advice=outcome.diagnosis.advice,
         done=did(outcome),

@@ -9,6 +9,7 @@ from typing import Any, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from steadystep._utils.text import install
 from steadystep.errors import ConfigError
 from steadystep.runs.run import Incident
 
@@ -130,4 +131,4 @@ def is_installed(package: str) -> bool:
 def need(package: str) -> None:
     """A clear error where it is not there."""
     if not is_installed(package):
-        raise ConfigError(f"the {package} sink needs its package: pip install 'steadystep[{package}]'")
+        raise ConfigError(f"the {package} sink needs its package: {install(package)}")

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from steadystep import faults
+from steadystep._utils.json_numbers import with_words
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.guard import Guard
 from steadystep.parallel.setup import Through
@@ -167,7 +168,8 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what is not finite as text."""
-        return {k: v if not isinstance(v, float) or math.isfinite(v) else str(v) for k, v in asdict(self).items()}
+        told: dict[str, Any] = with_words(asdict(self))
+        return told
 
 
 def prepare_folder(run_dir: Path, plan: Path, *, resume: bool) -> None:

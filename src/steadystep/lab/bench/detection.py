@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 
 from steadystep.lab.bench import faulty_jobs as faulty
 from steadystep.lab.bench import healthy
-from steadystep.lab.bench.detection_screen import screens
 from steadystep.lab.bench.faulty_outcomes import Twins, is_slow, median
 from steadystep.lab.bench.faulty_run import NATS, TRIALS
 from steadystep.lab.bench.rules import RULES
+from steadystep.lab.bench.screens import detection_screens
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
 
 OURS = "steadystep"
@@ -162,7 +162,7 @@ def _spikes(healthy: list[Row]) -> dict[str, dict[str, int]]:
 
 def table(rows: Sequence[Row]) -> RenderableType:
     """For people."""
-    return Group(*screens(summary(rows)))
+    return Group(*detection_screens(summary(rows)))
 
 
 def _jobs(choice: Choice) -> list[StudyJob]:

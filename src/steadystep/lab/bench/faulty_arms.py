@@ -13,9 +13,7 @@ from steadystep.lab.bench.faulty_run import BatchLoss, Stopped, Tick
 from steadystep.lab.bench.rules import RuleAlarm, RuleInfo, Sample
 from steadystep.lab.bench.rules.rule import measured, one_group_each
 from steadystep.lab.tasks import Task
-from steadystep.records import Outcome, Signals
-
-LOUD = ("warn", "act", "critical")
+from steadystep.records import LOUD, Outcome, Signals
 
 
 def settings(mode: str, precision: str = "fp32") -> Config:

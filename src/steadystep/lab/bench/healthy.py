@@ -10,11 +10,11 @@ from steadystep._utils.text import quiet_log
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.detectors.build import build_detectors
-from steadystep.lab.bench.faulty_arms import LOUD, Guarded, settings
+from steadystep.lab.bench.faulty_arms import Guarded, settings
 from steadystep.lab.bench.rules import RULES, RivalRule, Sample
 from steadystep.lab.bench.study import Choice, Row, StudyJob
 from steadystep.lab.tasks import JUDGED, TASKS
-from steadystep.records import Signals
+from steadystep.records import LOUD, Signals
 
 SPIKED = ("gpt", "clusters", "regression", "rnn", "autoencoder", "epochs")
 """Tasks whose loss is above zero, so that a multiple of it means something."""

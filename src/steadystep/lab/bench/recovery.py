@@ -12,7 +12,7 @@ from steadystep.lab.bench import faulty_jobs as faulty
 from steadystep.lab.bench.faulty_outcomes import Twins, identity, median, worst
 from steadystep.lab.bench.faulty_run import TRIALS
 from steadystep.lab.bench.header import stored_rows
-from steadystep.lab.bench.recovery_screen import screens
+from steadystep.lab.bench.screens import recovery_screens
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
 
 BARS = {"within": 0.98, "median_lost": 5}
@@ -123,7 +123,7 @@ def _harmless(guard: list[Row], harmless: set[Any], twins: Twins) -> list[dict[s
 
 def table(rows: Sequence[Row]) -> RenderableType:
     """For people."""
-    return Group(*screens(summary(rows)))
+    return Group(*recovery_screens(summary(rows)))
 
 
 def _jobs(choice: Choice) -> list[StudyJob]:

@@ -16,6 +16,7 @@ from typing import Any, final
 
 from rich.console import RenderableType
 
+from steadystep._utils.text import install
 from steadystep.errors import ConfigError
 
 Row = dict[str, Any]
@@ -203,5 +204,5 @@ def pyplot() -> Any:
     try:
         importlib.import_module("matplotlib").use("Agg")
     except ModuleNotFoundError:
-        raise ConfigError("--figure needs matplotlib: pip install 'steadystep[lab]'") from None
+        raise ConfigError(f"--figure needs matplotlib: {install('lab')}") from None
     return importlib.import_module("matplotlib.pyplot")

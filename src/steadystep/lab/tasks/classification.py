@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from steadystep._utils.text import install
 from steadystep.errors import ConfigError
 from steadystep.lab.tasks.task import Batch, Shuffled, Task, TaskInfo, classifier
 
@@ -108,7 +109,7 @@ def _digits() -> tuple[Tensor, Tensor]:
     try:
         datasets = importlib.import_module("sklearn.datasets")
     except ModuleNotFoundError:
-        raise ConfigError("the digits come with scikit-learn: pip install 'steadystep[lab]'") from None
+        raise ConfigError(f"the digits come with scikit-learn: {install('lab')}") from None
     images, digits = datasets.load_digits(return_X_y=True)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(12345))
     return torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(digits, dtype=torch.long)[order]

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from steadystep._utils import modules
+
 
 def _nothing() -> None:
     return None
@@ -70,13 +72,8 @@ class Shuffled:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """No gradients, no dropout, running statistics; training mode and random numbers are put back."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        model.train(was_training)
+    with modules.evaluating(model), torch.random.fork_rng(devices=[]):
+        yield
 
 
 def classifier(model: nn.Module, optimizer: Optimizer, batch: Callable[[], Batch], tests: Batch) -> Task:

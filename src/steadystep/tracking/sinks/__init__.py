@@ -1,8 +1,37 @@
-"""Sinks for the trackers people use. Each needs its extra, and says so."""
+"""Sinks for the trackers people use, by class and by the names that a settings file uses. Each needs its extra."""
 
+from collections.abc import Callable, Sequence
+
+from steadystep.errors import ConfigError
+from steadystep.tracking.sink import Sink, is_installed
 from steadystep.tracking.sinks.mlflow import MLflow
-from steadystep.tracking.sinks.named import default_sinks, named_sinks
 from steadystep.tracking.sinks.tensorboard import TensorBoard
 from steadystep.tracking.sinks.wandb import WandB
 
 __all__ = ["MLflow", "TensorBoard", "WandB", "default_sinks", "named_sinks"]
+
+
+def _terminal() -> Sink:
+    from steadystep.tracking.terminal import Terminal  # late: it needs rich, and few want it
+
+    return Terminal()
+
+
+_MAKERS: dict[str, Callable[[], Sink]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "console": _terminal,
+}
+
+
+def named_sinks(names: Sequence[str], *, has_folder: bool) -> list[Sink]:
+    """One of each; ConfigError for one that cannot be here."""
+    if "tensorboard" in names and not has_folder:
+        raise ConfigError("monitoring.sinks: tensorboard needs a folder: Guard(..., run_dir=...)")
+    return [_MAKERS[name]() for name in dict.fromkeys(names)]
+
+
+def default_sinks(*, has_folder: bool) -> list[Sink]:
+    """TensorBoard, where it is installed and there is a folder to write to."""
+    return [TensorBoard()] if has_folder and is_installed("tensorboard") else []

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
+from steadystep._utils.text import dotted
 from steadystep.runs.run import Incident
 from steadystep.tracking.log_format import incident_card
 from steadystep.tracking.sink import GradientSample, RunStart, StepRow, need
@@ -82,7 +83,7 @@ class MLflow:
         artifacts = (run.run_dir / "mlflow").resolve().as_uri() if run.run_dir and self._local else None
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment, artifacts)
         made = self._client.create_run(experiment, run_name=run.name)
-        settings = [("parameters", run.parameters), *_flat(run.settings)]
+        settings = [("parameters", run.parameters), *dotted(run.settings)]
         params = [self._entities.Param(_clean(name), json.dumps(value)[:500]) for name, value in settings]
         self._client.log_batch(made.info.run_id, params=params)
         if run.run_dir is not None:
@@ -108,13 +109,6 @@ class MLflow:
             batch, self._points = self._points[:_BATCH], self._points[_BATCH:]
             self._client.log_batch(self._run_id, metrics=batch)
         self._written = time.monotonic()
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for name, value in settings.items():
-        rows += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
-    return rows
 
 
 def _clean(name: str) -> str:

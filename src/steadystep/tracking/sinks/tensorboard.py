@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadystep.errors import ConfigError
+from steadystep.records import severity_rank
 from steadystep.runs.run import Incident
 from steadystep.tracking.log_format import incident_card
 from steadystep.tracking.sink import GradientSample, RunStart, StepRow, histogram, need
@@ -83,9 +84,6 @@ class EventFile:
         self._records.flush()  # a process that is forked off must find nothing to write a second time
 
 
-_LOUDNESS = {"info": 1.0, "warn": 2.0, "act": 3.0, "critical": 4.0}
-
-
 @final
 class TensorBoard:
     """Writes to `folder`, or to `run_dir/tensorboard`.
@@ -142,7 +140,7 @@ class TensorBoard:
         """A text, and a point on the time line: 2 for a warning, 3 for an action, 4 for what is critical."""
         if incident.severity != "info":
             self._main.text(incident.step, "Incidents", incident_card(incident))
-        self._main.scalars(incident.step, {f"Incidents/{incident.cause}": _LOUDNESS[incident.severity]})
+        self._main.scalars(incident.step, {f"Incidents/{incident.cause}": 1.0 + severity_rank(incident.severity)})
 
     def close(self) -> None:
         """Write what is left."""
