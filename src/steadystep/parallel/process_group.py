@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 from zlib import crc32
 
 import torch
@@ -22,7 +22,9 @@ from steadystep.parallel.payload import Agreed, PayloadLayout, damaged, decode, 
 from steadystep.parallel.ranks import SECTIONS, AskRank, NamedTensors, OnRank, Sections, checksum, difference
 from steadystep.parallel.replicas import Replicas, counts_here, healthy_rank, odd_ones, reshard
 from steadystep.records import Probe
-from steadystep.signals.gradients import GradientView
+
+if TYPE_CHECKING:
+    from steadystep.signals.gradients import GradientView
 
 _TEXT = 1024  # bytes
 
@@ -63,7 +65,7 @@ class ProcessGroup:
                 "do: such a model cannot be guarded. DistributedDataParallel and fully_shard (FSDP2) can"
             )
 
-    def agree(self, view: GradientView) -> GradientView:
+    def agree(self, view: "GradientView") -> "GradientView":
         """One all-reduce of a few numbers per parameter and buffer."""
         self._refuse_join()
         form = self._up_to_date()

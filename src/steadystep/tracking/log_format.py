@@ -12,8 +12,7 @@ from typing import IO, Any
 
 from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
-from steadystep.records import SEVERITIES, Action, Outcome, severity_rank
-from steadystep.runs.run import Incident
+from steadystep.records import SEVERITIES, Action, Incident, Outcome, severity_rank
 
 logger = logging.getLogger("steadystep")
 
