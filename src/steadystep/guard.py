@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep import state
-from steadystep._utils.text import warn
 from steadystep.actions import manual_update
 from steadystep.config import Config
 from steadystep.detectors import Detector
@@ -145,9 +144,7 @@ class Guard:
         """
         metrics = {name: arguments.number(name, value) for name, value in metrics.items()}
         loss = self._ranks.validation(arguments.number("val_loss", val_loss))
-        self._parts.learning_rate.validated(loss)
-        self._run_state.validated(loss)
-        self._parts.log.validated(self.attempts, {"val_loss": loss, **metrics})
+        self._pipeline.validated(loss, metrics)
 
     @property
     def should_stop(self) -> bool:
@@ -288,13 +285,9 @@ class Guard:
     def _end(self, *, save: bool) -> None:
         if not self._closed:
             self._closed = True
-            dropped = self._runner.reset()
-            if dropped:
-                warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
             try:
-                self._run_state.close(self.attempts, self.updates, save=save and not dropped)
-            finally:  # it passes a signal on that came during the last step
-                self._parts.close()
+                self._pipeline.close(save=save)
+            finally:
                 release(self._optimizer)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

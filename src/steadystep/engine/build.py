@@ -291,13 +291,5 @@ class _Ground:
         return ClosureErrors(budget, updater, self.learning_rate, limits, self.config.mode, most)
 
     def _nan_tracer(self) -> NaNTracer:
-        measuring, incidents = self.measuring, components.incidents(self.config, self.folder)
-        return NaNTracer(
-            self.model,
-            self.optimizer,
-            measuring.precision,
-            measuring.buffers,
-            measuring.runner,
-            incidents,
-            self.ranks,
-        )
+        at, incidents = self.measuring, components.incidents(self.config, self.folder)
+        return NaNTracer(self.model, self.optimizer, at.precision, at.buffers, at.runner, incidents, self.ranks)

@@ -9,12 +9,13 @@ that the forward pass writes by itself, and those are put back when the step is 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
 from torch import Tensor
 
+from steadystep._utils.text import warn
 from steadystep.actions import REFUSALS
 from steadystep.diagnosis import not_repeatable
 from steadystep.engine.closures import Closure
@@ -242,6 +243,22 @@ class Pipeline:
         """No step is under way: a checkpoint may be written."""
         if self._run_state.checkpoints is not None and not self._group.members:
             self._run_state.between(self.progress.attempts, self.progress.updates)
+
+    def validated(self, loss: float, metrics: Mapping[str, float]) -> None:
+        """A validation is over: schedules, the best weights and the log hear of it."""
+        self._lr.validated(loss)
+        self._run_state.validated(loss)
+        self._log.validated(self.progress.attempts, {"val_loss": loss, **metrics})
+
+    def close(self, *, save: bool) -> None:
+        """Save the last state, write the last lines, and let go of files, hooks and memory."""
+        dropped = self._runner.reset()
+        if dropped:
+            warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
+        try:
+            self._run_state.close(self.progress.attempts, self.progress.updates, save=save and not dropped)
+        finally:  # it passes a signal on that came during the last step
+            self.parts.close()
 
     def _sample(self, view: GradientView) -> None:
         """Every so often, and only for a sink: elements of the gradients."""
