@@ -4,7 +4,7 @@ BIN := .venv/bin
 CORE := .venv/.core
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-all check bench alarms bench-rivals browser docs field figures pictures mutants format clean
+.PHONY: help demo test test-fast test-all check bench alarms bench-rivals browser docs field figures pictures mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -37,6 +37,9 @@ browser:
 
 test: $(STAMP) browser ## the tests CI runs
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-fast: $(STAMP) ## the tests of what changed since main, and a core; under a minute
+	$(BIN)/python tools/changed_tests.py
 
 test-all: $(STAMP) browser ## every test, the slow ones too, and new random examples
 	STEADYSTEP_HYPOTHESIS=search $(BIN)/python -m pytest -n 2

@@ -59,6 +59,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         finite, callback = main(Path(folder))
         for outcome in callback.incidents:
-            print(f"step {outcome.step}: {', '.join(outcome.plan.steps)}; {outcome.origin}")
+            print(f"step {outcome.step}: {', '.join(outcome.plan.actions)}; {outcome.origin}")
         print(f"guarded: weights finite: {finite}")
         print(f"unguarded: weights finite: {main(Path(folder), guarded=False)[0]}")

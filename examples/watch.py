@@ -33,8 +33,8 @@ def main(*, guarded: bool = True, steps: int = 200) -> float:
                 parameter.grad *= 1000.0
         optimizer.step()
         scheduler.step()
-        if watcher is not None and watcher.outcome is not None and watcher.outcome.plan.steps:
-            print(f"step {step}: {', '.join(watcher.outcome.plan.steps)} [{watcher.outcome.diagnosis.cause}]")
+        if watcher is not None and watcher.outcome is not None and watcher.outcome.plan.actions:
+            print(f"step {step}: {', '.join(watcher.outcome.plan.actions)} [{watcher.outcome.diagnosis.cause}]")
 
     if watcher is not None:
         watcher.remove()

@@ -12,11 +12,8 @@ import steadystep
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 PARTS = {
-    "check": "check.md",
+    "checkpoints": "checkpoints.md",
     "clip": "clip.md",
-    "compare": "report.md",
-    "curves": "diagnose.md",
-    "dashboard": "dashboard.md",
     "detectors": "detectors.md",
     "diagnosis": "diagnosis.md",
     "faults": "faults.md",
@@ -24,14 +21,15 @@ PARTS = {
     "incidents": "incidents.md",
     "init": "init.md",
     "layers": "layers.md",
+    "lint": "check.md",
+    "lr_finder": "find_lr.md",
     "memory": "memory.md",
+    "pages": "report.md",
     "precision": "precision.md",
-    "probe": "find_lr.md",
-    "recovery": "checkpoints.md",
-    "report": "report.md",
+    "runs": "diagnose.md",
     "schedule": "schedule.md",
     "testing": "detectors.md",
-    "track": "track.md",
+    "tracking": "track.md",
     "train": "train.md",
     "watching": "watch.md",
 }
@@ -58,7 +56,7 @@ SteadystepError
 
 def page() -> str:
     """The whole page."""
-    top = [(name, getattr(steadystep, name)) for name in steadystep.__all__]
+    top = [(name, getattr(steadystep, name)) for name in dir(steadystep)]
     things = [(name, thing) for name, thing in top if not inspect.ismodule(thing)]
     guard = [(f"Guard.{name}", thing) for name, thing in vars(steadystep.Guard).items() if not name.startswith("_")]
     text = [INTRODUCTION, "## steadystep\n", table(things), "## Guard\n", table(guard), ERRORS]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 READS = {"item", "tolist", "cpu", "numpy"}
 SOURCE = Path(__file__).parent.parent / "src" / "steadystep"
-EXEMPT = ("lab", "cli", "curves", "track", "report", "dashboard", "compare")
+EXEMPT = ("lab", "cli", "runs", "tracking", "pages")
 
 
 def unmarked_reads(path: Path) -> list[int]:

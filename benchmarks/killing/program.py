@@ -150,7 +150,7 @@ def validation(model: nn.Module, rows: Tensor, moments: Moments) -> float:
 def compared(model: Net, optimizer: torch.optim.Optimizer, guard: steadystep.Guard, average: Average) -> dict[str, str]:
     """A digest of each thing that must be the same to the last bit."""
     # a look at the first few batches that was cut short begins again: evidence for a person, no part of a decision
-    memory = {name: part for name, part in guard.state_dict().items() if name not in ("casebook", "inputs")}
+    memory = {name: part for name, part in guard.state_dict().items() if name not in ("run history", "inputs")}
     things = {
         "weights": dict(model.named_parameters()),
         "buffers": dict(model.named_buffers()),

@@ -31,9 +31,9 @@ MODULES: dict[str, str] = {
 ELSEWHERE: dict[str, dict[str, str]] = {
     "steadystep.recovery": {
         "Holdings": "steadystep.snapshots.tensor_state:TensorState",
-        "InMemory": "steadystep.engine.rollback:InMemory",
-        "NoRecovery": "steadystep.engine.rollback:NoRecovery",
-        "Recovery": "steadystep.engine.rollback:Recovery",
+        "InMemory": "steadystep.snapshots.recovery:InMemory",
+        "NoRecovery": "steadystep.snapshots.recovery:NoRecovery",
+        "Recovery": "steadystep.snapshots.recovery:Recovery",
         "Shelf": "steadystep.checkpoints:CheckpointStore",
         "Snapshot": "steadystep.snapshots.snapshots:Snapshot",
         "Snapshots": "steadystep.snapshots.snapshots:Snapshots",
@@ -43,15 +43,25 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "compare_page": "steadystep.pages:compare_page",
         "level": "steadystep.runs.comparison:curve_level",
     },
-    "steadystep.dashboard": {
-        "Library": "steadystep.pages.library:Library",
-        "make_app": "steadystep.pages.server:make_app",
+    "steadystep.probe": {"Verdict": "steadystep.lr_finder:SweepShape"},
+    "steadystep.check": {
+        "Item": "steadystep.lint:ChecklistItem",
+        "Rule": "steadystep.lint:LintRule",
     },
 }
 """Names of those modules that are not where the rest of them went, as module:name."""
 
-INCIDENTS: dict[str, str] = {"Case": "RefusedStep", "Examiner": "NaNTracer"}
-"""Names of `steadystep.incidents`."""
+NAMES: dict[str, dict[str, str]] = {
+    "steadystep.diagnosis": {
+        "Casebook": "RunHistory",
+        "Evidence": "RollbackTrial",
+        "Verdict": "RollbackTrialResult",
+        "needs_witness": "needs_counterfactual",
+    },
+    "steadystep.incidents": {"Case": "RefusedStep", "Examiner": "NaNTracer"},
+    "steadystep.records": {"Witness": "Counterfactual"},
+}
+"""Names of modules that are called what they were."""
 
 FIELDS: dict[str, dict[str, str]] = {
     "Counterfactual": {"then": "old_loss", "now": "current_loss"},
@@ -81,8 +91,9 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
     warnings.warn(f"{old} is now {new}; the old name goes with steadystep 0.2", DeprecationWarning, stacklevel)
 
 
-def old_names(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
+def old_names(module: str) -> Callable[[str], object]:
     """Return a `__getattr__` for `module` that knows old names of what is in it."""
+    names = NAMES[module]
 
     def find(name: str) -> object:
         if name not in names:

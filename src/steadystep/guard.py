@@ -1,14 +1,9 @@
-"""The guard: one optimizer step, kept honest.
-
-    closure/loss ─► precision ─► backward ─► MEASURE ─► NOTICE ─► EXPLAIN ─► DECIDE ─► ACT ─► RECORD
-
-`Guard._update` reads like that line. Nothing is changed before DECIDE except gradients and the buffers that the forward
-pass writes by itself, and those are put back when the step is refused. Why in this order: docs/adr/0001.
-"""
+"""The guard: the face of one training loop. What a step does is in `engine/pipeline.py`."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, final
 
@@ -21,11 +16,13 @@ from steadystep._utils.text import warn
 from steadystep.actions import manual_update
 from steadystep.config import Config
 from steadystep.detectors import Detector
-from steadystep.diagnosis import not_repeatable
 from steadystep.engine import arguments
 from steadystep.engine.build import build
 from steadystep.engine.closures import Closure
+from steadystep.engine.learning_rate import check_rates
 from steadystep.engine.ownership import claim, needs_closure, refuse_foreign_steps, release
+from steadystep.engine.pipeline import Pipeline
+from steadystep.engine.verdict import Verdict
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.optimizers import as_one
 from steadystep.parallel import Meeting
@@ -77,23 +74,17 @@ class Guard:
                     schedule, self.config.training.learning_rate, self.config.training.lr_scheduler
                 )
                 optimizer = manual_update.ByHand(model)
-        self.updates = 0
-        """Updates contained in the weights: the position of the schedule."""
-        self.attempts = 0
-        """Optimizer steps tried, refused ones included."""
         self._optimizer: Optimizer = as_one(optimizer)
-        self._metrics: dict[str, float | Tensor] = {}
         self._closed = False
-        self._inspected: GradientView | None = None
+        self._inspected: tuple[GradientView, Verdict] | None = None
         with meeting.telling(model):
             claim(self, model, self._optimizer)
-        self._chooses = needs_closure(self._optimizer)
-        self._watches = False
-        """Steps are the loop's own."""
+        self._foreign = needs_closure(self._optimizer) or isinstance(self._optimizer, manual_update.ByHand)
+        """Steps are the loop's own, or the optimizer's."""
         try:
             with meeting.telling(model):
                 arguments.check_storage(model)
-                arguments.check_rates(self._optimizer)
+                check_rates(self._optimizer)
             with host_random_kept(), meeting.telling(model):
                 parts = build(
                     self,
@@ -110,12 +101,19 @@ class Guard:
         except BaseException:
             release(self._optimizer)
             raise
-        self.precision, self._parts = parts.precision, parts
-        self._runner, self._probes, self._measurer = parts.runner, parts.probes, parts.measurer
-        self._judge, self._action, self._lr = parts.judge, parts.action, parts.learning_rate
-        self._budget, self._recovery = parts.budget, parts.recovery
-        self._run_state, self._data, self._nan_tracer = parts.run_state, parts.run_state.data, parts.nan_tracer
-        self._ranks = parts.ranks
+        self.precision, self._parts, self._pipeline = parts.precision, parts, Pipeline(parts)
+        self._runner, self._progress = parts.runner, parts.progress
+        self._recovery, self._run_state, self._ranks = parts.recovery, parts.run_state, parts.ranks
+
+    @property
+    def updates(self) -> int:
+        """Updates contained in the weights: the position of the schedule."""
+        return self._progress.updates
+
+    @property
+    def attempts(self) -> int:
+        """Optimizer steps tried, refused ones included."""
+        return self._progress.attempts
 
     def step(
         self,
@@ -133,52 +131,41 @@ class Guard:
             weight: what this micro-batch counts in its group, such as its number of tokens.
             metrics: scalars to log with this step; in a group the last value of each name counts.
         """
+        if self._foreign or self._closed:
+            self._refuse_step()
+        # Before anything is changed: what is wrong with a call costs nothing but that call.
+        if self._runner.busy or not (isinstance(closure_or_loss, Tensor) or callable(closure_or_loss)):
+            arguments.refuse_inside("step", busy=self._runner.busy)
+            arguments.check_work(closure_or_loss)
+        check_rates(self._optimizer)
+        number = self._runner.group.weight_of(weight)
+        numbers = checked(metrics) if metrics else {}
+        if not self._run_state.data.open and not isinstance(closure_or_loss, Tensor):
+            self._pipeline.between()
+        try:
+            return self._pipeline.collect(closure_or_loss, batch, number, numbers)
+        except Exception as error:
+            outcome = self._parts.closure_errors.outcome(error, step=self.attempts)
+            if outcome is None:
+                raise
+            return self._pipeline.record(outcome)
+
+    def _refuse_step(self) -> NoReturn:
         if self._closed:
             raise MisuseError("this guard was closed: make another")
-        if self._chooses:
+        if needs_closure(self._optimizer):
             raise UnsupportedError(
                 f"{type(self._optimizer).__name__} calls the closure itself, several times per step: "
                 "use steadystep.watch(model, optimizer) and leave the loop as it is"
             )
         if isinstance(self._optimizer, manual_update.ByHand):
             raise MisuseError(manual_update.BY_HAND_USAGE)
-        if self._watches:
-            raise MisuseError(
-                "this guard watches a loop that steps by itself: call loss.backward() and optimizer.step()"
-            )
-        # Before anything is changed: what is wrong with a call costs nothing but that call.
-        arguments.refuse_inside("step", busy=self._runner.busy)
-        arguments.check_work(closure_or_loss)
-        arguments.check_rates(self._optimizer)
-        number = self._runner.group.weight_of(weight)
-        numbers = checked(metrics) if metrics else {}
-        if not self._data.open and not isinstance(closure_or_loss, Tensor):
-            self._between()
-        try:
-            return self._collect(closure_or_loss, batch, number, numbers)
-        except Exception as error:
-            outcome = self._parts.caught.outcome(error, step=self.attempts)
-            if outcome is None:
-                raise
-            return self._settled(outcome)
-
-    def _collect(
-        self, closure_or_loss: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics
-    ) -> Outcome:
-        with self._runner:
-            self._metrics.update(metrics)
-            if not isinstance(closure_or_loss, Tensor) and not self._runner.group.members:
-                self._recovery.begin(step=self.attempts, updates=self.updates)
-            with self._probes.watching(self.attempts):
-                member = self._runner.add(closure_or_loss, batch=batch, weight=weight)
-            if not self._runner.group.full:
-                return Outcome(step=self.attempts, reading=member.loss, stepped=False, pending=True)
-            return self._update()
+        raise MisuseError("this guard watches a loop that steps by itself: call loss.backward() and optimizer.step()")
 
     def flush(self) -> Outcome | None:
         """Update with a group that is not full, as at the end of an epoch; None when none is open."""
         with self._runner:
-            return self._update() if self._runner.group.members else None
+            return self._pipeline.step() if self._runner.group.members else None
 
     def validate(self, val_loss: float, **metrics: float) -> None:
         """How a validation went: for the log, a plateau schedule, early stopping and the best weights.
@@ -187,7 +174,7 @@ class Guard:
         """
         metrics = {name: arguments.number(name, value) for name, value in metrics.items()}
         loss = self._ranks.validation(arguments.number("val_loss", val_loss))
-        self._lr.validated(loss)
+        self._parts.learning_rate.validated(loss)
         self._run_state.validated(loss)
         self._parts.log.validated(self.attempts, {"val_loss": loss, **metrics})
 
@@ -199,7 +186,7 @@ class Guard:
     @property
     def epoch(self) -> int:
         """Passes of `batches` that have ended, those before a resume too."""
-        return self._data.epoch
+        return self._run_state.data.epoch
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The loader's batches, from where a resumed run was; a short last group is flushed when they end."""
@@ -207,7 +194,7 @@ class Guard:
         return self._batches(loader)
 
     def _batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        yield from self._data.batches(loader, self._between)
+        yield from self._run_state.data.batches(loader, self._pipeline.between)
         self.flush()
 
     def keep(
@@ -234,35 +221,12 @@ class Guard:
         rank announces it.
         """
         arguments.refuse_inside("editing", busy=self._runner.busy)
-        self._judge.edits.expect()
+        self._parts.edits.expect()
         yield
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """What is probably wrong with the run so far, the likeliest cause first; one "healthy" when nothing is."""
         return self._parts.run_history.diagnose()
-
-    def _update(self) -> Outcome:
-        self._lr.place(self.updates)
-        if not self._runner.refresh():
-            return self._settled(self._action.drop(self.attempts, not_repeatable()))
-        view = self._measure(range(len(self._runner.group.members)))
-        self._parts.sample(view)
-        diagnosis, plan = self._judge.judge(view, updates=self.updates)
-        case = self._nan_tracer.open(plan, view, updates=self.updates)
-        micro_batches = self._runner.micro_batches() if self._recovery.remembers else ()
-        options = (
-            self._lr.options() if micro_batches else ()
-        )  # before the update: some optimizers set their own rate in it
-        try:
-            outcome = self._action.carry_out(plan, view, diagnosis, measure_again=self._measure)
-        except BaseException:
-            left_at, self._action.left_at = self._action.left_at, None
-            self.updates = self.updates if left_at is None else left_at
-            raise
-        if micro_batches and outcome.stepped and not outcome.left_out:
-            used = options if outcome.lr_mult == 1.0 else self._lr.times(options, outcome.lr_mult)
-            self._recovery.remember(micro_batches, outcome, updates=self.updates + 1, options=used)
-        return self._settled(self._nan_tracer.close(outcome, case))
 
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed, without stepping: for loops that update by themselves.
@@ -271,52 +235,22 @@ class Guard:
         learning rates stay yours: there is no rolling back here.
         """
         arguments.check_loss("inspect", loss)
-        arguments.check_rates(self._optimizer)
+        check_rates(self._optimizer)
         with self._runner:
-            self._lr.place(self.updates)
-            seen = self._measurer.measure(step=self.attempts, losses=[loss.detach().reshape(())], weights=[1.0])
-            self._inspected = self._ranks.agree(seen)
-            self._verdict = self._judge.judge(self._inspected, updates=self.updates, careful=True)
-            return self._verdict[1]
+            self._parts.learning_rate.place(self.updates)
+            view = self._pipeline.measure_losses([loss.detach().reshape(())])
+            verdict = self._pipeline.judge(view, careful=True)
+            self._inspected = view, verdict
+            return verdict.plan
 
     def commit(self, *, stepped: bool) -> Outcome:
         """Close what `inspect` opened. With `stepped=False` buffers are put back; gradients stay yours to clear."""
         if self._inspected is None:
             raise MisuseError("commit() closes an inspect(): call guard.inspect(loss) first")
-        view, (diagnosis, plan), self._inspected = self._inspected, self._verdict, None
-        return self._settled(self._action.report(plan, view, diagnosis, stepped=stepped))
-
-    def _measure(self, kept: Sequence[int]) -> GradientView:
-        self._runner.finish(kept)
-        members = [self._runner.group.members[i] for i in kept]
-        view = self._measurer.measure(
-            step=self.attempts,
-            losses=[member.loss for member in members],
-            weights=[member.weight for member in members],
-            scale=self.precision.scale(members[0].loss.device),
-            metrics=self._metrics,
-            batches=[member.batch for member in members if member.batch is not None],
-            repeatable=self._runner.group.repeatable,
-            refused_in_a_row=self._budget.refused_in_a_row,
-        )
-        return self._ranks.agree(view)
-
-    def _settled(self, outcome: Outcome) -> Outcome:
-        if outcome.pending:  # its closure raised, and the group goes on without it
-            self._parts.log.record(outcome)
-            return outcome
-        self.attempts += 1
-        self._data.use()
-        self.updates = self.updates + outcome.stepped if outcome.restored is None else outcome.restored
-        self._metrics = {}
-        self._judge.edits.forget()  # why: what a rollback has put back is no edit of the loop's
-        self._budget.count(outcome)
-        self._parts.record(outcome, updates=self.updates)
-        if "stop" in outcome.plan.actions and not outcome.stepped:
-            raise self._budget.halt(outcome)
-        if self._runner.given_losses and not self._data.open:  # the next forward pass is over before we are called
-            self._between()
-        return outcome
+        (view, verdict), self._inspected = self._inspected, None
+        view = replace(view, signals=verdict.signals)
+        outcome = self._parts.updater.report(verdict.plan, view, verdict.diagnosis, stepped=stepped)
+        return self._pipeline.record(outcome)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the guard remembers, ready for JSON. Micro-batches of an open group count as not seen."""
@@ -330,10 +264,10 @@ class Guard:
         """
         arguments.refuse_inside("load_state_dict", busy=self._runner.busy)
         loaded = state.load_checked(self._parts.stateful, arguments.saved_state(saved))
-        self.attempts, self.updates = loaded["attempts"], loaded["updates"]
+        self._progress.attempts, self._progress.updates = loaded["attempts"], loaded["updates"]
         self._runner.reset()
         self._recovery.forget()
-        self._judge.edits.forget()
+        self._parts.edits.forget()
 
     @classmethod
     def resume(
@@ -368,10 +302,6 @@ class Guard:
         arguments.refuse_inside("restore_best", busy=self._runner.busy)
         self._recovery.forget()
         return self._run_state.restore_best(self.attempts, self.updates)
-
-    def _between(self) -> None:
-        if not self._runner.group.members:
-            self._run_state.between(self.attempts, self.updates)
 
     def _conclude(self) -> None:
         """Say what the run came to, if that has not been said; done by `close` and at the end of the program."""

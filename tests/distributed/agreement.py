@@ -46,7 +46,7 @@ class Says:
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         if signals.step != self._at:
             return ()
-        numbers = {"value": 9e9, "limit": 9e9, "usual": 9e9}
+        numbers = {"value": 9e9, "limit": 9e9, "baseline": 9e9}
         return (Finding(detector=self.name, step=self._at, severity="act", since=self._at, **numbers),)
 
     def state_dict(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def exists(file: str, path: list[str]) -> bool:
 
 def test_there_are_tables() -> None:
     assert len(rows()) > 15
-    assert not exists("unit/test_watch.py", ["test_that_nobody_wrote"])
+    assert not exists("unit/watching/test_watch.py", ["test_that_nobody_wrote"])
     assert not exists("unit/test_of_nothing.py", [])
 
 

@@ -13,6 +13,7 @@ from steadystep.lab.bench.detection import STUDY as DETECTION
 from steadystep.lab.bench.recovery import STUDY as RECOVERY
 from steadystep.lab.bench.study import Choice, Study, StudyJob
 from tests.field.row import for_json, silence
+from tests.golden.trace import FROZEN_NAMES
 
 _ARMS = ("clean", "unguarded", "autopilot")
 SEED = 7  # seeds 0 to 9 are for developing
@@ -61,6 +62,8 @@ def _compact(row: dict[str, Any]) -> dict[str, Any]:
     short = {key: value for key, value in row.items() if key != "curve" and value not in ("", {}, [], None)}
     if row.get("curve"):
         short["curve"] = hashlib.sha256(repr(sorted(row["curve"].items())).encode()).hexdigest()[:16]
+    if "did" in short:
+        short["did"] = {FROZEN_NAMES.get(action, action): count for action, count in short["did"].items()}
     found: dict[str, Any] = for_json(short)
     return found
 

@@ -15,6 +15,8 @@ from tests.field.program import End, Notes, Program, Seat, ended
 from tests.field.row import guarded_end, silence
 from tests.golden.choice import INSPECT
 
+FROZEN_NAMES = {"replay": "catch-up"}  # what an action was called when the traces were recorded
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -56,7 +58,7 @@ def decision_of(outcome: Outcome) -> Decision:
         found=tuple(f"{finding.detector} {finding.severity}" for finding in outcome.findings),
         cause=diagnosis.cause,
         damage=str(diagnosis.damage),
-        actions=tuple(plan.actions),
+        actions=tuple(FROZEN_NAMES.get(action, str(action)) for action in plan.actions),
         numbers=tuple((name, int(value)) for name, value in numbers.items() if value is not None),
         stepped=outcome.stepped,
         clipped=outcome.clipped,

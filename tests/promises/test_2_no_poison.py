@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import steadystep
 from tests.loops import OPTIMIZERS, assert_same, batches, full_state, is_finite, small_net, squared
 
+pytestmark = pytest.mark.core
+
 BAD = [math.nan, math.inf, -math.inf]
 
 

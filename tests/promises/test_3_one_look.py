@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import steadystep
 from tests.loops import batches, small_net, squared
 
+pytestmark = pytest.mark.core
+
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
 
 

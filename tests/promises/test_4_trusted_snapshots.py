@@ -14,6 +14,8 @@ from steadystep.policy import Budget, Limits, decide
 from steadystep.records import Damage, Diagnosis, Finding, Signals
 from tests.loops import assert_same, batches, full_state, small_net, squared
 
+pytestmark = pytest.mark.core
+
 REPLAY = {"trust_steps": 4, "lr_mult": 1.0, "rewarm_steps": 0, "skip_batches": False}
 
 

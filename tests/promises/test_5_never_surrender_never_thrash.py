@@ -14,6 +14,8 @@ from steadystep.policy.budget import _ROLLBACK_WINDOW, _SKIP_WINDOW
 from steadystep.records import Outcome, Plan
 from tests.loops import batches, full_state, is_finite, small_net, squared
 
+pytestmark = pytest.mark.core
+
 
 def damage(model: nn.Module) -> None:
     with torch.no_grad():

@@ -12,6 +12,8 @@ import steadystep
 from steadystep.engine.lr_ceiling import Ceiling
 from tests.loops import batches, small_net, squared
 
+pytestmark = pytest.mark.core
+
 
 def break_weights(model: nn.Module) -> None:
     with torch.no_grad():

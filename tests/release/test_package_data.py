@@ -31,8 +31,8 @@ def test_data_is_found_where_the_package_is_installed(name: str) -> None:
 
 
 def test_the_kinds_of_data() -> None:
-    assert {name.rpartition(".")[2] for name in DATA} == {"typed", "html", "css", "js"}
-    assert {"steadystep/py.typed", "steadystep/report/templates/report.html", "steadystep/report/assets/run.js"} < FILES
+    assert {name.rpartition(".")[2] for name in DATA} == {"typed", "pyi", "html", "css", "js"}
+    assert {"steadystep/py.typed", "steadystep/__init__.pyi", "steadystep/pages/templates/report.html"} < FILES
 
 
 def test_templates_named_in_the_code_are_there() -> None:

@@ -62,7 +62,7 @@ def test_what_is_in_it(wheel: Path) -> None:
         (described,) = (name for name in names if name.endswith("/METADATA"))
         metadata = Parser().parsestr(archive.read(described).decode())
     assert {name.split("/")[0] for name in names} == {"steadystep", described.split("/")[0]}
-    for folder in ("report/templates/report.html", "report/assets/run.js", "dashboard/templates/list.html", "py.typed"):
+    for folder in ("pages/templates/report.html", "pages/assets/run.js", "pages/templates/list.html", "py.typed"):
         assert f"steadystep/{folder}" in names
     assert not [name for name in names if re.search(r"(^|/)(tests?|benchmarks|examples|__pycache__)/", name)]
     assert (metadata["Name"], metadata["Version"]) == ("steadystep", steadystep.__version__)

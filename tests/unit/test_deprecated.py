@@ -13,6 +13,32 @@ from steadystep.records import Counterfactual
 
 PLAIN = Signals(step=3, loss=1.0, grad_norm=2.0, counterfactual=Counterfactual(step=1, old_loss=0.5, current_loss=0.75))
 
+REFERENCE = {
+    "steadystep.check": "Hit Item RULES Report Rule check_path check_script",
+    "steadystep.compare": "Comparison Level compare compare_page level",
+    "steadystep.curves": "Pattern PlannedAction Reading diagnose find_runs open_run",
+    "steadystep.dashboard": "Library make_app",
+    "steadystep.diagnosis": (
+        "ADVICE Casebook Cause Evidence LASTING Verdict exception_in_step explain first_sign needs_witness "
+        "not_repeatable weigh"
+    ),
+    "steadystep.incidents": (
+        "Bundle Case Examination Examiner History Incidents Origin Replay examine locate read_bundle replay "
+        "write_bundle"
+    ),
+    "steadystep.probe": "LRCurve Verdict find_lr",
+    "steadystep.recovery": (
+        "BackgroundWriter Checkpoint Holdings InMemory NoRecovery Packed Recovery Shelf Snapshot Snapshots "
+        "pack read_checkpoint unpack write_checkpoint"
+    ),
+    "steadystep.report": "Thinned report_page thin",
+    "steadystep.track": (
+        "Broadcast Follower GradientSample Incident LayerNorms MLflow NoLog Run RunLog RunStart Series Sink "
+        "StepRow TensorBoard Terminal Tracker Tracking WandB default_sinks describe named_sinks read"
+    ),
+}
+"""Public names as they were before the move, for the modules in which any of them changed."""
+
 
 @pytest.mark.parametrize("old", _deprecated.MODULES)
 def test_a_module_is_found_by_its_old_name(old: str) -> None:
@@ -42,6 +68,24 @@ def test_the_way_a_user_wrote_it() -> None:
         assert steadystep.incidents.Examiner is steadystep.incidents.NaNTracer
 
 
+@pytest.mark.parametrize(
+    ("module", "old"), [(module, old) for module, names in _deprecated.NAMES.items() for old in names]
+)
+def test_a_name_of_a_module_that_stayed(module: str, old: str) -> None:
+    home, new = importlib.import_module(module), _deprecated.NAMES[module][old]
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now {module}.{new}"):
+        assert getattr(home, old) is getattr(home, new)
+
+
+@pytest.mark.parametrize("module", REFERENCE)
+def test_every_public_name_of_before_is_found(module: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        home = importlib.import_module(module)
+        for name in REFERENCE[module].split():
+            assert getattr(home, name) is not None
+
+
 def test_fields_are_read_by_their_old_names() -> None:
     finding = Finding(detector="a", step=1, severity="warn", value=1.0, limit=2.0, baseline=3.0)
     plan = Plan(actions=("skip-step",))
@@ -68,6 +112,8 @@ def test_a_detector_of_before_makes_its_findings() -> None:
     with pytest.warns(DeprecationWarning, match="usual"):
         made = Finding(detector="mine", step=1, severity="warn", value=1.0, limit=2.0, usual=3.0)
     assert made == Finding(detector="mine", step=1, severity="warn", value=1.0, limit=2.0, baseline=3.0)
+    with pytest.warns(DeprecationWarning, match="is now"):
+        assert Counterfactual(step=1, then=0.5, now=0.75) == PLAIN.counterfactual
     with pytest.raises(TypeError):
         Finding(detector="mine", step=1, severity="warn", value=1.0, limit=2.0, unknown=3.0)
 

@@ -1,13 +1,19 @@
 """Names users rely on. A change here is a change for them: say so in the CHANGELOG."""
 
+import ast
 import inspect
+import pickle
+import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import steadystep
 from steadystep.config import Config
+
+pytestmark = pytest.mark.core
 
 PUBLIC = [
     "CheckpointError",
@@ -50,9 +56,36 @@ def test_all_is_what_it_was() -> None:
     assert dir(steadystep) == steadystep.__all__
 
 
+def test_the_stub_is_the_only_list() -> None:
+    stub = ast.parse(Path(steadystep.__file__).with_suffix(".pyi").read_text())
+    assert all(isinstance(node, ast.ImportFrom) for node in stub.body)
+    exported = [(n.module, a.name, a.asname) for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names]
+    assert sorted(name for _, name, _ in exported) == PUBLIC
+    for module, name, alias in exported:
+        assert alias == name, "without `as` a stub does not export"
+        thing = getattr(steadystep, name)
+        if module == "steadystep" and name != "__version__":
+            assert thing is sys.modules[f"steadystep.{name}"]
+        else:
+            assert thing is getattr(sys.modules[module or ""], name)
+
+
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_loads(name: str) -> None:
-    assert getattr(steadystep, name) is not None
+def test_every_public_name_loads_and_says_what_it_is(name: str) -> None:
+    thing = getattr(steadystep, name)
+    assert isinstance(thing, str) or inspect.getdoc(thing)
+    if isinstance(thing, type):
+        assert vars(thing)["__doc__"], "a docstring of its own, not one that it inherits"
+        assert pickle.loads(pickle.dumps(thing)) is thing
+
+
+def test_loading_a_name_leaves_the_random_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "draws_on_import.py").write_text("import random\nnumber = random.random()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(steadystep._homes, "number", "draws_on_import")
+    before = random.getstate()
+    assert isinstance(steadystep.number, float)
+    assert random.getstate() == before
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -27,6 +27,8 @@ from steadystep.records import (
     severity_rank,
 )
 
+pytestmark = pytest.mark.core
+
 any_float = st.floats(allow_nan=True, allow_infinity=True)
 words = st.text(max_size=8)
 names = st.lists(words, max_size=3).map(tuple)

@@ -37,7 +37,6 @@ CORE: tuple[str, ...] = (
     "checkpoints",
     "parallel",
 )
-CORE += ("recovery", "dist", "judge", "noticing", "wiring", "measuring", "keeping")
 TESTS = ("tests/unit", "tests/promises")
 _PROMISE_LIMIT_S = 150.0
 

@@ -1,7 +1,12 @@
 """Public names that load on first use, so that importing a package stays quick."""
 
+import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from types import ModuleType
+
+_EXPORT = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
@@ -19,3 +24,20 @@ def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[st
         return getattr(import_module("." + modules[name], package), name)
 
     return load
+
+
+def stub_homes(stub: str) -> dict[str, str]:
+    """Return the module of each name that a stub re-exports, one per line as `from module import name as name`."""
+    return {name: module for module, name in _EXPORT.findall(stub)}
+
+
+def load_quietly(module: str) -> ModuleType:
+    """Import a module and leave Python's random state as it was.
+
+    Some packages draw random numbers while they are imported, which would change a seeded program.
+    """
+    numbers = random.getstate()
+    try:
+        return import_module(module)
+    finally:
+        random.setstate(numbers)

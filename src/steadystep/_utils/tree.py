@@ -11,7 +11,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from torch.optim import Optimizer
 
 from steadystep._utils.tensors import is_sharded
 from steadystep.errors import MisuseError
-
-if TYPE_CHECKING:
-    from steadystep.engine.closures import RecordedMicroBatch
 
 _MANY = 1_000_000  # parts; beyond that it is no batch
 _CLOSED = (
@@ -124,10 +121,9 @@ _MOST_PARTS = 256  # a batch of more than these is not looked through at every s
 _PLAIN = (str, int, float, bool, complex, type(None))
 
 
-def bytes_of(work: "RecordedMicroBatch") -> float:
+def bytes_of(batch: Any, closure: Any) -> float:
     """Of the batch, and of tensors that its closure holds; infinite where that cannot be told."""
-    recipe = work.recipe
-    return size_of(recipe.batch) + sum(_known(part) for part in _held_by(recipe.closure))
+    return size_of(batch) + sum(_known(part) for part in _held_by(closure))
 
 
 def size_of(batch: Any) -> float:

@@ -1,21 +1,22 @@
 """An update that somebody else takes: what comes before it, and what comes after."""
 
 from dataclasses import dataclass
-from typing import Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from torch import nn
 from torch.optim import Optimizer
 
-from steadystep.actions.update import REFUSALS, Update
-from steadystep.engine.learning_rate import LearningRate
-from steadystep.engine.replay import MeasureAgain
+from steadystep.actions.apply import REFUSALS, Updater
 from steadystep.errors import MisuseError
-from steadystep.records import Action, Diagnosis, Outcome, Plan
-from steadystep.signals.gradients import GradientView, Probing
+from steadystep.records import Diagnosis, Outcome, Plan
+
+if TYPE_CHECKING:
+    from steadystep.engine.learning_rate import LearningRate
+    from steadystep.signals.gradients import GradientView, Probing
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Around:
     """Carries out a plan around a step of the loop's own.
 
@@ -24,47 +25,25 @@ class Around:
     """
 
     optimizer: Optimizer
-    update: Update
-    learning_rate: LearningRate
-    probing: Probing
+    updater: Updater
+    learning_rate: "LearningRate"
+    probing: "Probing"
 
-    def before(
-        self,
-        plan: Plan,
-        view: GradientView,
-        diagnosis: Diagnosis,
-        *,
-        shrunk: bool,
-        measure_again: MeasureAgain | None = None,
-    ) -> Outcome:
+    def before(self, plan: Plan, view: "GradientView", diagnosis: Diagnosis, *, shrunk: bool) -> Outcome:
         """Everything up to the step; what is reported holds once the step has been called.
 
-        `shrunk` says that the loop has clipped these gradients after they were measured; `measure_again` measures
-        those of an update that is replayed.
+        `shrunk` says that the loop has clipped these gradients after they were measured. A rollback is not for here.
         """
-        if Action.ROLLBACK in plan.actions:
-            outcome = self.update.roll_back(plan, view, diagnosis, measure_again=measure_again)
-            self._drop()
-            return outcome
-        self.update.prepare(plan)
+        self.updater.prepare(plan)
         if not REFUSALS.isdisjoint(plan.actions):
             view.grads.clear()
-            self._drop()
-            return self.update.report(plan, view, diagnosis, stepped=False)
-        clipped = self.update.clip_(view, limit=plan.norm, again=shrunk)
+            self.drop()
+            return self.updater.report(plan, view, diagnosis, stepped=False)
+        clipped = self.updater.clip_(view, limit=plan.norm, again=shrunk)
         lr_mult = self.learning_rate.lower(view.signals.lr)
         if self.probing.due(view.signals.step):
             self.probing.before()
-        return Outcome(
-            step=view.signals.step,
-            reading=view.signals.loss,
-            stepped=True,
-            plan=plan,
-            diagnosis=diagnosis,
-            signals=view.signals,
-            clipped=clipped,
-            lr_mult=lr_mult,
-        )
+        return Outcome.of(plan, view.signals, diagnosis, stepped=True, clipped=clipped, lr_mult=lr_mult)
 
     def after(self, outcome: Outcome) -> None:
         """The step has been called, and did what `before` let it do."""
@@ -75,13 +54,14 @@ class Around:
             self.learning_rate.ceiling.updated(outcome.signals.lr)
         if self.probing.due(outcome.step):
             self.probing.after(outcome.step)
-        self.update.runner.close()
+        self.updater.runner.close()
 
     def abandon(self) -> None:
         """The learning rate is the user's again; also when the step raised."""
         self.learning_rate.put_back()
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Leave the step that follows no gradient."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None

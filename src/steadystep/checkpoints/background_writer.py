@@ -28,7 +28,7 @@ _writers: "weakref.WeakSet[BackgroundWriter]" = weakref.WeakSet()
 
 @final
 class BackgroundWriter:
-    """Saves states through a shelf, one at a time.
+    """Save states through a `CheckpointStore`, one at a time.
 
     It keeps one copy of the state's tensors in host memory (pinned for tensors of an accelerator) and uses it again for
     the next. A write that fails is said once, when `save`, `report` or `flush` is called next, and the next success is

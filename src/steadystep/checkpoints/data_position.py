@@ -28,7 +28,8 @@ class DataPosition:
         """Passes that have ended."""
         self.batch = 0
         """Batches of the present one that were used, and are no longer out."""
-        self._is_used = False
+        self.is_used = False
+        """A step was made with the batch that is out: a state that is saved from now on contains it."""
         """A step was made with the batch that is out."""
         self._device = device
         self._loader: Any = None
@@ -69,7 +70,7 @@ class DataPosition:
                 try:
                     yield batch
                 finally:  # the loop asks for more, or leaves: either way this one was used
-                    self.batch, self._is_used = self.batch + 1, False
+                    self.batch, self.is_used = self.batch + 1, False
                 if self.ends():
                     break
                 if self._rewind is not None:
@@ -81,10 +82,6 @@ class DataPosition:
             # why: torch waits 5 s for workers that the garbage collector finds, as it does what a guard holds
             self._marks, self._loader = _marks(loader), None
 
-    def use(self) -> None:
-        """A step was made: a state that is saved from now on contains the batch that is out."""
-        self._is_used = self.open
-
     def saved(self) -> dict[str, Any]:
         """For a checkpoint: plain values and tensors."""
         if self._sought is not None:  # resumed, and no batch was asked for yet
@@ -92,7 +89,7 @@ class DataPosition:
         own = self._loader.state_dict() if self.open and _stateful(self._loader) else None
         return {
             "epoch": self.epoch,
-            "batch": self.batch + self._is_used,
+            "batch": self.batch + self.is_used,
             "began": self._began,
             "loader": own,
             **(self._marks if self._loader is None else _marks(self._loader)),
@@ -106,7 +103,7 @@ class DataPosition:
 
     def state_dict(self) -> dict[str, Any]:
         """The place alone, for going back within this process."""
-        return {"place": [self.epoch, self.batch + self._is_used]}
+        return {"place": [self.epoch, self.batch + self.is_used]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give the batches since then again."""

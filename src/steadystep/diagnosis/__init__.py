@@ -1,5 +1,6 @@
 """EXPLAIN: from findings to a cause, the reach of the damage, and advice."""
 
+from steadystep._deprecated import old_names
 from steadystep.diagnosis.causes import ADVICE, Cause
 from steadystep.diagnosis.counterfactual import (
     LASTING,
@@ -26,3 +27,5 @@ __all__ = [
     "not_repeatable",
     "weigh",
 ]
+
+__getattr__ = old_names(__name__)

@@ -183,7 +183,7 @@ def first_sign(findings: tuple[Finding, ...]) -> int:
 
 
 def weigh(signals: Signals, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """The findings with the severity that the witness gives them; most are unchanged when none was heard."""
+    """Return the findings with the severity that the counterfactual gives them; without one most are unchanged."""
     counterfactual = signals.counterfactual
     findings = tuple(_early(f, counterfactual) if f.detector == _EARLY else f for f in findings)
     if counterfactual is None:

@@ -4,12 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
-from steadystep.diagnosis.curves import LossCurve, Trace, is_bias
+from steadystep.diagnosis.curves import LossCurve, is_bias
 from steadystep.records import Finding, InputStats, Probe
 
 _MOST_NAMES = 64
+
+if TYPE_CHECKING:
+    from steadystep.diagnosis.run_history import Trace
 
 
 @final
@@ -76,7 +79,7 @@ class Occurrences:
 class Facts:
     """One run so far."""
 
-    trace: Trace
+    trace: "Trace"
     curve: LossCurve | None
     """None while the run is too short to be read."""
     incidents: Mapping[str, Occurrences]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from steadystep.errors import MisuseError
 
@@ -35,22 +34,6 @@ def check_model(model: object) -> None:
     """A module of torch's."""
     if not isinstance(model, nn.Module):
         raise MisuseError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-
-
-def check_rates(optimizer: Optimizer) -> None:
-    """Learning rates that one can multiply; a NaN among them is a finding. Asked in each step: it may cost nothing.
-
-    And something that they are for: with empty groups the whole backward pass would come to nothing.
-    """
-    if not any(group["params"] for group in optimizer.param_groups):
-        raise MisuseError(NO_PARAMETERS)
-    for position, group in enumerate(optimizer.param_groups):
-        rate = group.get("lr", 0.0)
-        if type(rate) is not float and not isinstance(rate, float | int | Tensor):
-            raise MisuseError(
-                f"the learning rate of parameter group {position} is {rate!r}: "
-                f"set optimizer.param_groups[{position}]['lr'] to a number"
-            )
 
 
 def check_storage(model: nn.Module) -> None:

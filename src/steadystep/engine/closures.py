@@ -8,17 +8,16 @@ another loss.
 """
 
 import types
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, final
 
 import torch
-from torch import Tensor
-from torch.nn import Parameter
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState
 from steadystep.errors import MisuseError
+from steadystep.optimizers import Trained
 
 Closure = Callable[..., Tensor]
 
@@ -78,18 +77,6 @@ class TapedClosure:
         if self.beginning is not None:
             self.beginning.restore()
         return self.closure, None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RecordedMicroBatch:
-    """One micro-batch of an update that is over."""
-
-    recipe: RepeatableClosure | BatchClosure | TapedClosure
-    weight: float | None
-    """As it was given to `step`."""
-    touch: Callable[[], None] | None = None
-    """What a loop does to the gradients after this pass and before its step: its own clipping."""
 
 
 @final
@@ -163,11 +150,11 @@ _TOUCHED = (
 class OnlyTheLoss:
     """A context around the closure; as cheap as two entries of a dictionary."""
 
-    def __init__(self, optimizer: Optimizer, parameters: Callable[[], Sequence[Parameter]]) -> None:
+    def __init__(self, optimizer: Optimizer, trained: Trained) -> None:
         self._optimizer = optimizer
-        self._parameters = parameters
+        self._trained = trained
         self._step: Any = None
-        self._marks: list[int | None] = []
+        self._marks: tuple[int | None, int | None] = (None, None)
 
     def __enter__(self) -> None:
         # why not a hook: it would stay, and torch steps more slowly with one
@@ -183,14 +170,51 @@ class OnlyTheLoss:
         if kind is None and self._now() != self._marks:
             raise MisuseError(_TOUCHED)
 
-    def _now(self) -> list[int | None]:
+    def _now(self) -> tuple[int | None, int | None]:
         """A gradient's counter moves when something is added to it; the first and the last stand for all."""
-        parameters = self._parameters()
-        return [None if p.grad is None else p.grad._version for p in (parameters[0], parameters[-1])]
+        parameters = self._trained.parameters
+        first, last = parameters[0].grad, parameters[-1].grad
+        return None if first is None else first._version, None if last is None else last._version
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
     raise MisuseError("the closure called optimizer.step itself: return the loss and leave the step to the guard")
+
+
+_ON_META = "the loss is on the meta device and holds no number: give the model and the batch a real device"
+
+
+def called(work: Closure, batch: Any) -> Any:
+    """What the closure returns for its batch; a closure that cannot be called so is the caller's mistake."""
+    try:
+        return work() if batch is None else work(batch)
+    except TypeError as error:
+        trace = error.__traceback__
+        inside = trace is not None and trace.tb_next is not None
+        if inside and not isinstance(work, nn.Module):  # the closure's own error
+            raise
+        what = "the model" if isinstance(work, nn.Module) else "a closure that cannot be called so"
+        how = "guard.step(lambda: loss_fn(model(x), y)), or guard.step(lambda batch: ..., batch=batch)"
+        raise MisuseError(f"step() was given {what} ({error}): give one that computes the loss, {how}") from error
+
+
+def checked_loss(loss: Any) -> Tensor:
+    """One real number with a graph, or an error that says what to return instead."""
+    if not isinstance(loss, Tensor):
+        raise MisuseError(f"the closure returned {type(loss).__name__}, expected the loss as a tensor of one element")
+    if loss.numel() != 1 or not loss.is_floating_point():
+        shape = "x".join(str(n) for n in loss.shape)
+        raise MisuseError(
+            f"the loss must be one real number, got a {loss.dtype} tensor of shape [{shape}]: take its mean"
+        )
+    if not loss.requires_grad:
+        raise MisuseError(
+            "the loss has no graph to differentiate: was it computed under no_grad, detached, turned into a number, or "
+            "is every parameter frozen? Give the loss as the model's output makes it"
+        )
+    if loss.is_meta:
+        raise MisuseError(_ON_META)
+    return loss
 
 
 _FIRST, _EVERY = 8, 256  # passes
@@ -200,27 +224,28 @@ _FIRST, _EVERY = 8, 256  # passes
 class Draws:
     """`before` and `after` each pass. A state is given where it is known, or still has to be found out, to matter."""
 
-    __slots__ = ("_count", "_device", "_looked_at", "_numpy", "_python", "_torch")
+    __slots__ = ("_count", "_device", "_numpy", "_python", "_torch", "looked_at")
 
     def __init__(self, device: torch.device, *, by_modules: bool) -> None:
         self._device = device
         self._torch, self._python, self._numpy = by_modules, False, False
         self._count = 0
-        self._looked_at: RngState | None = None
+        self.looked_at: RngState | None = None
+        """What the pass at hand began with, while it is to be found out whether that matters."""
 
     def before(self) -> RngState | None:
         """What the pass begins with."""
         self._count += 1
         if self._count <= _FIRST or self._count % _EVERY == 0:
-            self._looked_at = RngState(self._device, python=True, numpy=True)
-            return self._looked_at
+            self.looked_at = RngState(self._device, python=True, numpy=True)
+            return self.looked_at
         if self._torch or self._python or self._numpy:
             return RngState(self._device, python=self._python, numpy=self._numpy)
         return None
 
     def after(self, *, last: bool = False) -> None:
         """The pass is over; `last` says that its update is too."""
-        if self._looked_at is not None:
-            drawn, python, numpy = self._looked_at.moved()
+        if self.looked_at is not None:
+            drawn, python, numpy = self.looked_at.moved()
             self._torch, self._python, self._numpy = self._torch or drawn, self._python or python, self._numpy or numpy
-            self._looked_at = None if last else self._looked_at
+            self.looked_at = None if last else self.looked_at

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadystep._utils.text import warn
+from steadystep.engine.arguments import NO_PARAMETERS
 from steadystep.engine.lr_ceiling import Ceiling
 from steadystep.errors import MisuseError
 from steadystep.optimizers import SET_BY_LOOPS, put_into, same_values
@@ -21,6 +22,24 @@ class Planned(Protocol):
     def __call__(self, *, base_lr: float) -> Schedule | None:
         """The schedule, or None for none."""
         ...
+
+
+def check_rates(optimizer: Optimizer) -> None:
+    """Learning rates that one can multiply; a NaN among them is a finding. Asked in each step: it may cost nothing.
+
+    And something that they are for: with empty groups the whole backward pass would come to nothing.
+    """
+    holds_some = False
+    for position, group in enumerate(optimizer.param_groups):
+        holds_some = holds_some or bool(group["params"])
+        rate = group.get("lr", 0.0)
+        if type(rate) is not float and not isinstance(rate, float | int | Tensor):
+            raise MisuseError(
+                f"the learning rate of parameter group {position} is {rate!r}: "
+                f"set optimizer.param_groups[{position}]['lr'] to a number"
+            )
+    if not holds_some:
+        raise MisuseError(NO_PARAMETERS)
 
 
 @final

@@ -41,11 +41,8 @@ class Ceiling:
         self._hold = _HOLD
         self._left = self._lift_left = 0
         self._rewarm_left = self._rewarm_steps = 0
-
-    @property
-    def low(self) -> bool:
+        self.low = False
         """Whether the learning rate may have to be lowered."""
-        return self.lr is not None or self._rewarm_left > 0
 
     def limit(self, lr: float, *, hold: int | None = None) -> None:
         """Lower the ceiling to `lr`, for `hold` healthy updates or the usual number.
@@ -65,15 +62,17 @@ class Ceiling:
             self._known = min(_KNOWN * self.lr, _SAFE * failed)
         self._left = min(self._hold if hold is None else hold, _LONGEST_HOLD)
         self._lift_left = _LIFT
+        self.low = True
 
     def rewarm(self, steps: int) -> None:
         """Rise from a tenth over the next `steps` updates."""
         self._rewarm_left = self._rewarm_steps = steps
+        self.low = self.lr is not None or steps > 0
 
     def give_back(self) -> None:
         """End everything at once: what it was for has come to nothing."""
-        self._end()
         self._rewarm_left = self._rewarm_steps = 0
+        self._end()
 
     def multiplier(self, asked: float) -> float:
         """What to multiply `asked` by for the next update."""
@@ -88,6 +87,7 @@ class Ceiling:
         self.asked = asked
         self._rewarm_left -= self._rewarm_left > 0
         if self.lr is None:
+            self.low = self._rewarm_left > 0
             return
         if self._left > 0:
             self._left -= 1
@@ -104,6 +104,7 @@ class Ceiling:
     def _end(self) -> None:
         self.lr = None
         self._hold, self._left, self._lift_left = _HOLD, 0, 0
+        self.low = self._rewarm_left > 0
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -120,3 +121,4 @@ class Ceiling:
         self.asked, self._level, self._known = (float(rate) for rate in state["rates"])
         self._hold, self._left, self._lift_left = (int(count) for count in state["hold"])
         self._rewarm_left, self._rewarm_steps = (int(value) for value in state["rewarm"])
+        self.low = self.lr is not None or self._rewarm_left > 0

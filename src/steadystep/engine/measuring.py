@@ -67,7 +67,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         optimizer,
         precision,
         buffers,
-        lambda: gradients.parameters,
+        gradients,
         size=size,
         device=device,
         retry=touches,
@@ -120,4 +120,4 @@ def tensor_clip(
     if isinstance(rule, TensorEMAClip):
         return ByTensors(rule)
     by_units = config.training.clip_rule == "agc" and config.training.gradient_clipping is not False
-    return ByUnits(lambda: gradients.parameters) if by_units else None
+    return ByUnits(gradients) if by_units else None

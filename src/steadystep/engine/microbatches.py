@@ -1,32 +1,40 @@
 """Forward and backward passes of one group of micro-batches: the first time, and again without the bad ones."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, final
 
 import torch
-from torch import Tensor, nn
-from torch.nn import Parameter
+from torch import Tensor
 from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState, random_numbers_kept
 from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
-from steadystep.engine.closures import BatchClosure, Closure, Draws, OnlyTheLoss, RecordedMicroBatch, RepeatableClosure
-from steadystep.engine.microbatch_group import Group, MicroBatch, MicroBatchRerun
+from steadystep.engine.closures import (
+    BatchClosure,
+    Closure,
+    Draws,
+    OnlyTheLoss,
+    RepeatableClosure,
+    called,
+    checked_loss,
+)
+from steadystep.engine.microbatch_group import Group, MicroBatch
 from steadystep.errors import MisuseError
 from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
+from steadystep.optimizers import Trained
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.precision import Precision
 from steadystep.snapshots.buffers import Buffers
+from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 
 # The same batch with the same random numbers gives the same loss; off the host up to kernels that add in any order.
 _SAME_ON_HOST, _SAME_ON_DEVICE = 1e-6, 1e-4
 
 
-_ON_META = "the loss is on the meta device and holds no number: give the model and the batch a real device"
 _TWICE = "backward through the graph a second time"  # as torch says it
 
 
@@ -50,7 +58,7 @@ class MicroBatchRunner:
         optimizer: Optimizer,
         precision: Precision,
         buffers: Buffers,
-        parameters: Callable[[], Sequence[Parameter]],
+        trained: Trained,
         *,
         size: int,
         device: torch.device,
@@ -64,18 +72,20 @@ class MicroBatchRunner:
         self._optimizer = optimizer
         self._precision = precision
         self._buffers = buffers
-        self._parameters = parameters
-        self._only_loss = OnlyTheLoss(optimizer, parameters)
+        self._trained = trained
+        self._only_loss = OnlyTheLoss(optimizer, trained)
         self._device = device
         self._memory = memory
         # A group of one has nothing to leave out, so nothing is kept for it.
         self._keep_recipes = retry and size > 1
         self._state: Literal["idle", "collecting", "collected"] = "idle"
-        self._busy = False
+        self.busy = False
+        """Inside a call of the guard."""
         self._unreduced = False
         """The gradients of this rank have not been averaged with those of the others."""
         self._warned = False
-        self._present: tuple[Closure, Any] | None = None
+        self.at_hand: tuple[Closure, Any] | None = None
+        """The closure and batch of the last micro-batch, where it can be run again."""
         self._batch: Any = None
         self._rng: RngState | None = None
         self.failed_collecting = False
@@ -86,17 +96,12 @@ class MicroBatchRunner:
         """The loop computes its losses itself."""
 
     def __enter__(self) -> None:
-        if self._busy:
+        if self.busy:
             raise MisuseError("step() was called from inside step(): the closure must only compute the loss")
-        self._busy = True
-
-    @property
-    def busy(self) -> bool:
-        """Inside a call of the guard."""
-        return self._busy
+        self.busy = True
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._busy = False
+        self.busy = False
         self.failed_collecting = kind is not None and self._state == "collecting"
         if kind is not None and self._state != "idle":
             self._drop_traces()
@@ -114,26 +119,29 @@ class MicroBatchRunner:
         first = not self.group.members
         self._rng = None
         # why: a loop of two models leaves gradients of one in the other; a plain loop clears them before backward
-        if first and any(p.grad is not None for p in self._parameters()):
-            self._optimizer.zero_grad()
+        if first:
+            for parameter in self._trained.parameters:
+                if parameter.grad is not None:
+                    self._optimizer.zero_grad()
+                    break
         self._state = "collecting"
         recipe = None
         if isinstance(work, Tensor):
             self._warn_about_autocast()
             self.given_losses = True
             self._unreduced = False
-            loss = _checked(work)
+            loss = checked_loss(work)
             self._backward(loss, number)
         else:
             self.given_losses = False
-            if first:
+            if first and self._buffers.modules:
                 self._buffers.remember()
             self._rng = None if self._draws is None else self._draws.before()
             if self._keep_recipes:
                 recipe = RepeatableClosure(work, batch, self._rng or RngState(self._device))
-            self._present = (work, batch)
+            self.at_hand = (work, batch)
             loss = self._run(work, batch, number, recipe, after=range(len(self.group.members)))
-            if self._draws is not None:
+            if self._draws is not None and self._draws.looked_at is not None:
                 self._draws.after()
         seen = loss.detach()
         member = MicroBatch(loss=seen.reshape(()) if seen.dim() else seen, weight=number, recipe=recipe, batch=batch)
@@ -143,10 +151,11 @@ class MicroBatchRunner:
 
     def close(self) -> None:
         """The fate of this update is sealed; the next call of `add` starts another."""
-        if self._draws is not None:
+        if self._draws is not None and self._draws.looked_at is not None:
             self._draws.after(last=True)
-        self._buffers.remember()  # a loss given as a tensor is computed before we are called again
-        self._present = self._batch = None
+        if self._buffers.modules:
+            self._buffers.remember()  # a loss given as a tensor is computed before we are called again
+        self.at_hand = self._batch = None
         self._offered = ()
         self.group.clear()
         self._state = "idle"
@@ -156,9 +165,9 @@ class MicroBatchRunner:
         members, weighted = self.group.members, self.group.weighted
         if self._offered:
             return self._offered
-        if self._present is None or any(member.batch is None for member in members):
+        if self.at_hand is None or any(member.batch is None for member in members):
             return ()
-        closure = self._present[0]
+        closure = self.at_hand[0]
         return tuple(
             RecordedMicroBatch(
                 member.recipe or BatchClosure(closure, member.batch, self._rng), member.weight if weighted else None
@@ -190,65 +199,40 @@ class MicroBatchRunner:
         """Turn what was collected into the gradients of the weighted mean over `kept`."""
         if self._unreduced:
             self._unreduced = False
-            self._ranks.average_(self._parameters())
+            self._ranks.average_(self._trained.parameters)
         if self._precision.scales:
             self._precision.unscale_(self._optimizer)
         correction = self.group.correction(kept)
         if correction != 1.0:
-            grads = [p.grad for p in self._parameters() if p.grad is not None]
+            grads = [p.grad for p in self._trained.parameters if p.grad is not None]
             if self._ranks.sharded:
                 grads = [local_part(grad) for grad in grads]
             multiply_(grads, layout_of(grads), correction)
 
-    def compute_again(self, *, without: Sequence[int], finite: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
+    def compute_again(self, *, without: Sequence[int]) -> Generator[Sequence[int], bool, tuple[int, ...]]:
         """Gradients of the group without its bad members; returns the positions of those that were kept.
 
-        Members known to be bad (`without`) are left out at once. If what remains is still not finite, each member is
-        tried alone. Returns () when nothing usable remains or a closure turns out not to repeat.
+        Each time some are in place it yields their positions, and is to be sent whether they are finite. Members known
+        to be bad (`without`) are left out at once. If what remains is still not finite, each member is tried alone.
+        Returns () when nothing usable remains or a closure turns out not to repeat.
         """
         losses = self._losses()
-        kept: Sequence[int] = [i for i in range(len(self.group.members)) if i not in without]
+        kept = [i for i in range(len(self.group.members)) if i not in without]
         try:
             with random_numbers_kept(self._device):
-                if without and self._usable(kept, losses, finite):
+                if without and (yield from self._usable(kept, losses)):
                     return tuple(kept)
-                kept = [i for i in kept if self._usable([i], losses, finite)]
-                return tuple(kept) if self._usable(kept, losses, finite) else ()
+                good: list[int] = []
+                for i in kept:
+                    if (yield from self._usable([i], losses)):
+                        good.append(i)
+                return tuple(good) if (yield from self._usable(good, losses)) else ()
         except _NotRepeatableError:
             return ()
 
-    def compare(self, others: Sequence[AbstractContextManager[None]], *, backward: bool) -> list[float] | None:
-        """The loss of the present micro-batch as things are, then inside each of `others`; nothing stays changed.
-
-        With `backward` a gradient or a buffer that is not finite counts as an infinite loss. None when the closure
-        cannot be run again: it raises, gives another loss for the same weights and random numbers, or there is none.
-        """
-        if self._present is None:
-            return None
-        work, batch = self._present
-        trial = MicroBatchRerun(
-            work, batch, self._precision, self._buffers, self._parameters(), self._device, self._ranks
-        )
-        return trial.losses(others, backward=backward)
-
-    def compare_again(
-        self, work: RecordedMicroBatch, other: AbstractContextManager[None]
-    ) -> tuple[float, float] | None:
-        """As `compare`, for a remembered micro-batch: its loss as things are, and inside `other`."""
-
-        def again() -> Tensor:
-            closure, batch = work.recipe.again()
-            return closure() if batch is None else closure(batch)
-
-        trial = MicroBatchRerun(
-            again, None, self._precision, self._buffers, self._parameters(), self._device, self._ranks
-        )
-        losses = trial.losses([other], backward=False)
-        return None if losses is None else (losses[0], losses[1])
-
     def present(self, work: Closure | None, batch: Any, rng: RngState | None = None) -> None:
         """The micro-batch at hand of a loop that runs its passes itself; without `work` it cannot be run again."""
-        self._present = None if work is None else (work, batch)
+        self.at_hand = None if work is None else (work, batch)
         self._rng, self._batch = rng, batch
 
     def offer(self, micro_batches: tuple[RecordedMicroBatch, ...]) -> None:
@@ -261,18 +245,16 @@ class MicroBatchRunner:
         recipe = next((recipe for recipe in recipes if recipe is not None), None)
         if recipe is not None:
             return (*recipe.bound(), recipe.rng)
-        if self._present is not None:
-            return (*self._present, self._rng)
+        if self.at_hand is not None:
+            return (*self.at_hand, self._rng)
         return None, self.group.members[-1].batch if self.group.members else self._batch, None
 
-    def _usable(
-        self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]
-    ) -> bool:
+    def _usable(self, positions: Sequence[int], losses: Sequence[float]) -> Generator[Sequence[int], bool, bool]:
         if not self.group.total(positions) > 0:
             return False
         self.group.shared_by = len(positions)
         self._run_again(positions, losses)
-        return finite(positions)
+        return (yield positions)
 
     def _run_again(self, positions: Sequence[int], losses: Sequence[float]) -> None:
         self._drop_traces()
@@ -342,8 +324,8 @@ class MicroBatchRunner:
             recipe.rng.restore()
 
     def _pass(self, work: Closure, batch: Any, weight: float) -> Tensor:
-        with self._precision.autocast(), self._only_loss:
-            loss = _checked(_called(work, batch))
+        with self._precision.autocast() if self._precision.casts else _NOTHING, self._only_loss:
+            loss = checked_loss(called(work, batch))
         self._backward(loss, weight)
         return loss
 
@@ -377,37 +359,6 @@ class MicroBatchRunner:
                 "guard could autocast. Pass a closure; or autocast your forward pass yourself and say so with "
                 "autocast: false."
             )
-
-
-def _called(work: Closure, batch: Any) -> Any:
-    try:
-        return work() if batch is None else work(batch)
-    except TypeError as error:
-        trace = error.__traceback__
-        inside = trace is not None and trace.tb_next is not None
-        if inside and not isinstance(work, nn.Module):  # the closure's own error
-            raise
-        what = "the model" if isinstance(work, nn.Module) else "a closure that cannot be called so"
-        how = "guard.step(lambda: loss_fn(model(x), y)), or guard.step(lambda batch: ..., batch=batch)"
-        raise MisuseError(f"step() was given {what} ({error}): give one that computes the loss, {how}") from error
-
-
-def _checked(loss: Any) -> Tensor:
-    if not isinstance(loss, Tensor):
-        raise MisuseError(f"the closure returned {type(loss).__name__}, expected the loss as a tensor of one element")
-    if loss.numel() != 1 or not loss.is_floating_point():
-        shape = "x".join(str(n) for n in loss.shape)
-        raise MisuseError(
-            f"the loss must be one real number, got a {loss.dtype} tensor of shape [{shape}]: take its mean"
-        )
-    if not loss.requires_grad:
-        raise MisuseError(
-            "the loss has no graph to differentiate: was it computed under no_grad, detached, turned into a number, or "
-            "is every parameter frozen? Give the loss as the model's output makes it"
-        )
-    if loss.is_meta:
-        raise MisuseError(_ON_META)
-    return loss
 
 
 def _same(value: float, expected: float, tolerance: float) -> bool:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import CodeType
-from typing import Any, ClassVar, final
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,35 +60,6 @@ def needs_closure(optimizer: Optimizer) -> bool:
     """An optimizer that cannot step without one evaluates it as often as it likes."""
     found = [inspect.signature(type(each).step).parameters.get("closure") for each in each_of(optimizer)]
     return any(parameter is not None and parameter.default is inspect.Parameter.empty for parameter in found)
-
-
-@final
-class Turns:
-    """Whether guards of one process take turns: a generator and its critic, an actor and its critic.
-
-    The loss of each then depends on the other, and its level says little by itself.
-    """
-
-    _ENOUGH, _MOST, _EACH = 16, 64, 8
-    _last: ClassVar["weakref.ref[Turns] | None"] = None
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    @property
-    def are_taken(self) -> bool:
-        """Another guard has stepped between the steps of this one, again and again."""
-        return self._count >= self._ENOUGH
-
-    def take(self) -> None:
-        """This guard looks at a step."""
-        last = None if Turns._last is None else Turns._last()
-        if last is self:
-            self._count -= self._count > 0
-            return
-        Turns._last = weakref.ref(self)
-        if last is not None:
-            self._count = min(self._count + self._EACH, self._MOST)
 
 
 _PIPELINES = "torch.distributed.pipelining"

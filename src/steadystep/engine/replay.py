@@ -1,32 +1,29 @@
-"""Making updates again that a rollback has undone.
+"""Replays updates that a rollback has undone.
 
 From the restored state on, the remembered batches are run once more with the learning rates of then. The first three
 must give the losses they gave: they start from the very same state, so another loss means other data or other random
-numbers, and it ends there. What goes exactly as it went is made again up to the first sign of trouble and no further,
-or the damage would be too. What goes better than it went (the weights had been changed by something else than updates,
-the moments were poisoned) is made again to the end.
+numbers, and it ends there. What goes exactly as it went is replayed up to the first sign of trouble and no further, or
+the damage would be too. What goes better than it went (the weights had been modified outside the optimizer, the moments
+were poisoned) is replayed to the end.
 
 Whether it is exact is looked at and not assumed: up to the first sign all that was measured then has to come out bit
 for bit, and where a younger state is still there, so has every tensor of it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
 
-from steadystep import state
 from steadystep._utils.rng import random_numbers_kept
-from steadystep.checkpoints.checkpoint import Checkpoint
-from steadystep.checkpoints.checkpointing import Checkpointing
-from steadystep.checkpoints.loop_state import LoopState
+from steadystep.actions.apply import Updater
+from steadystep.detectors import Detector, sees_every_step
 from steadystep.engine.microbatches import MicroBatchRunner
-from steadystep.engine.rollback import Recovery
-from steadystep.errors import SteadystepError
-from steadystep.records import Action, Plan, Signals
+from steadystep.records import Signals
 from steadystep.signals.gradients import GradientView
+from steadystep.snapshots.recovery import Recovery
 from steadystep.snapshots.replay_buffer import RecordedUpdate
 
 _SAME_ON_HOST, _SAME_ON_DEVICE = 1e-5, 1e-4
@@ -35,36 +32,25 @@ _REPEATED = 3  # updates that must go exactly as they went: if not, something el
 _NO_WORSE_LOSS, _NO_WORSE_NORM = 0.02, 2.0  # above what it was, times what it was
 _WIDE = 4.0
 
-MeasureAgain = Callable[[Sequence[int]], GradientView]
+Measure = Callable[[Sequence[int]], GradientView]
+"""Measures the gradients of some micro-batches of the group at hand."""
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replayer:
-    """Runs remembered updates; `take` is what applies one."""
+    """Runs remembered updates once more, and shows the detectors what they would have seen."""
 
-    def __init__(
-        self,
-        runner: MicroBatchRunner,
-        *,
-        take: Callable[[GradientView, RecordedUpdate], None],
-        undo: Callable[[], None],
-        learn: Callable[[Signals], None],
-        device: torch.device,
-        verify: Callable[[int], bool] = lambda _: True,
-        follow: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._follow = follow
-        self._verify = verify
-        self._runner = runner
-        self._take = take
-        self._undo = undo
-        self._learn = learn
-        self._device = device
+    runner: MicroBatchRunner
+    updater: Updater
+    recovery: Recovery
+    detectors: Sequence[Detector]
+    device: torch.device
 
     def replay(
         self,
         missed: Sequence[RecordedUpdate],
-        view: MeasureAgain,
+        measure: Measure,
         *,
         first_sign: int,
         outside: bool = False,
@@ -76,24 +62,24 @@ class Replayer:
         """
         made: list[RecordedUpdate] = []
         healed, exact, compared, baseline = False, True, 0, _Usual(missed, first_sign)
-        with random_numbers_kept(self._device) as kept:
+        with random_numbers_kept(self.device) as kept:
             for done in missed:
-                seen = self._seen(done, view)
+                seen = self._seen(done, measure)
                 if done.signals.step < first_sign:
                     exact = exact and seen is not None and _identical(seen.signals, done.signals)
                     compared += 1
                 healed = healed or seen is None or not self._same(seen.signals, done.signals)
                 goes_on = self._may_go_on(made, done, first_sign + slack, healed=healed, outside=outside)
                 if seen is None or not goes_on or (healed and not baseline.covers(seen, done)):
-                    self._undo()
+                    self.updater.undo()
                     break
-                self._take(seen, done)
+                self.updater.take_again(seen, done)
                 made.append(replace(done, signals=_as_of(done.signals, seen.signals)) if healed else done)
                 self._learn(made[-1].signals)
                 if not done.is_at_hand:  # after that one the loop does it
-                    self._follow()
+                    self.recovery.follow()
                 if exact and done.signals.step < first_sign:
-                    exact = self._verify(done.updates)
+                    exact = self.recovery.is_as_it_was(done.updates)
             if made and made[-1].is_at_hand and made[-1].micro_batches[-1].recipe.rng is not None:
                 kept.let_go()  # why: the loop goes on after this update, with the numbers that follow its draws
         return Replayed(made, healed=healed, exact=exact and len(made) >= compared >= _REPEATED)
@@ -107,18 +93,24 @@ class Replayer:
         # why: from the restored state the first ones cannot go another way, if they are what they were
         return len(made) >= _REPEATED
 
-    def _seen(self, done: RecordedUpdate, view: MeasureAgain) -> GradientView | None:
+    def _seen(self, done: RecordedUpdate, measure: Measure) -> GradientView | None:
         try:
             for work in done.micro_batches:
                 closure, batch = work.recipe.again()
-                self._runner.add(closure, batch=batch, weight=work.weight)
-            seen = view(range(len(done.micro_batches)))
+                self.runner.add(closure, batch=batch, weight=work.weight)
+            seen = measure(range(len(done.micro_batches)))
         except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
             return None
         return seen if seen.signals.all_finite else None
 
+    def _learn(self, signals: Signals) -> None:
+        """A step that was judged before: only for what detectors remember."""
+        for detector in self.detectors:
+            if signals.probe is not None or sees_every_step(detector):
+                detector.update(signals)
+
     def _same(self, now: Signals, then: Signals) -> bool:
-        tolerance = _SAME_ON_HOST if self._device.type == "cpu" else _SAME_ON_DEVICE
+        tolerance = _SAME_ON_HOST if self.device.type == "cpu" else _SAME_ON_DEVICE
         losses = math.isclose(now.loss, then.loss, rel_tol=tolerance)
         return losses and math.isclose(now.grad_norm, then.grad_norm, rel_tol=_FOR_NORMS * tolerance)
 
@@ -159,54 +151,8 @@ def _as_of(then: Signals, now: Signals) -> Signals:
     return replace(now, step=then.step, lr=then.lr, metrics=then.metrics, probe=then.probe, inputs=None)
 
 
-def as_recorded(plan: Plan, *, whole: bool, some: bool, innocent: bool) -> Plan:
-    """What became of a plan to catch up: with all updates made again there is nothing to recover from.
-
-    And where no update did the damage (`innocent`), the learning rate had no part in it.
-    """
-    if whole:
-        return replace(plan, actions=(Action.ROLLBACK, Action.REPLAY), lr=None, hold=None)
-    undone = {Action.REPLAY} if not some else set()
-    undone |= {Action.CUT_LR, Action.REWARM} if innocent else set()
-    steps = tuple(step for step in plan.actions if step not in undone)
-    return replace(plan, actions=steps, until=plan.until if some else None, lr=None if innocent else plan.lr)
-
-
 def _identical(now: Signals, then: Signals) -> bool:
     """All that both looks have measured: losses, and the norms of gradients, buffers and weights."""
     same = (now.losses, now.grad_norm, now.norms) == (then.losses, then.grad_norm, then.norms)
     weighed = bool(now.weight_norms and then.weight_norms)
     return same and now.buffer_peaks == then.buffer_peaks and (not weighed or now.weight_norms == then.weight_norms)
-
-
-@final
-class FromDisk:
-    """Called, it restores weights, buffers, optimizer, kept objects and the guard's own parts; None without a state.
-
-    The place in the data, the random numbers and a learning rate that no kept scheduler sets stay where they are.
-    """
-
-    def __init__(
-        self,
-        checkpoints: Checkpointing | None,
-        loop: LoopState,
-        parts: Mapping[str, state.Stateful],
-        memory: Recovery,
-    ) -> None:
-        self._checkpoints = checkpoints
-        self._loop = loop
-        self._parts = parts
-        self._memory = memory
-
-    def __call__(self) -> Checkpoint | None:
-        """In a distributed run all ranks call it."""
-        found = None if self._checkpoints is None else self._checkpoints.newest_of_this_run()
-        if found is None:
-            return None
-        try:
-            self._loop.roll_back(found.state)
-        except SteadystepError:  # it does not fit: nothing was changed
-            return None
-        state.load(self._parts, found.state["guard"])
-        self._memory.forget()
-        return found

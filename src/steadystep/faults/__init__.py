@@ -1,4 +1,4 @@
-"""Trouble on purpose, for any loop: deterministic by step, and nothing is left behind but what the fault itself did."""
+"""Fault injection for any loop: deterministic by step, and nothing is left behind but what the fault itself did."""
 
 from steadystep.faults.data import (
     bad_input,

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from rich.console import Console
-from rich.table import Table
-
 from steadystep._utils.json_numbers import or_null
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from steadystep.faults.scorecard import Scorecard
 
 
@@ -142,8 +141,10 @@ _COLOURS = {
 _WIDTH = 130
 
 
-def table(card: "Scorecard") -> Table:
+def table(card: "Scorecard") -> "Table":
     """One line per fault; scores are over that of the run without a fault."""
+    from rich.table import Table  # why here: its import draws from Python's random numbers
+
     made = Table(title=_title(card), title_justify="left", caption=_caption(card), caption_justify="left")
     made.add_column("fault")
     made.add_column("verdict")
@@ -163,6 +164,8 @@ def table(card: "Scorecard") -> Table:
 
 def text(card: "Scorecard") -> str:
     """The table without colours."""
+    from rich.console import Console
+
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(table(card))

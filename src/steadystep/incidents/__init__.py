@@ -1,6 +1,6 @@
 """What went wrong, kept so that it can be run again: where a NaN was born, bundles on disk, replay."""
 
-from steadystep._deprecated import INCIDENTS, old_names
+from steadystep._deprecated import old_names
 from steadystep.incidents.bundle import Bundle, read_bundle, write_bundle
 from steadystep.incidents.incidents import Incidents
 from steadystep.incidents.locate import examine, locate
@@ -25,4 +25,4 @@ __all__ = [
     "write_bundle",
 ]
 
-__getattr__ = old_names(__name__, INCIDENTS)
+__getattr__ = old_names(__name__)

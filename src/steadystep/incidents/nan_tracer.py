@@ -43,6 +43,8 @@ class NaNTracer:
         self._buffers = buffers
         self._runner = runner
         self._incidents = incidents
+        self.keeps_history = incidents is not None
+        """Whether each step is to be noted."""
         self._ranks = ranks or SingleProcess()
 
     def open(self, plan: Plan, view: GradientView, *, updates: int) -> RefusedStep | None:

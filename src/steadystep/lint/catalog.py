@@ -3,152 +3,152 @@
 from dataclasses import dataclass
 from typing import final
 
-from steadystep.lint.hit import Severity
+from steadystep.lint.report import HitSeverity
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LintRule:
     """One fault that `check` knows."""
 
     code: str
     name: str
-    severity: Severity
+    severity: HitSeverity
     why: str
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, LintRule] = {
     rule.code: rule
     for rule in (
-        Rule(
+        LintRule(
             "SS101", "clip-before-unscale", "error",
             "the gradients still carry the loss scale (65536 at first), so the limit cuts nearly all of them away",
         ),
-        Rule(
+        LintRule(
             "SS102", "clip-after-step", "error",
             "the update was made with the unclipped gradients; clipping what was already used does nothing",
         ),
-        Rule(
+        LintRule(
             "SS103", "clip-before-backward", "error",
             "the gradients of this batch do not exist yet: old or empty ones are clipped and the new ones are not",
         ),
-        Rule(
+        LintRule(
             "SS104", "schedule-before-step", "warning",
             "the first value of the schedule is skipped and every later one comes a step early",
         ),
-        Rule(
+        LintRule(
             "SS105", "schedule-on-skipped-steps", "error",
             "the schedule counts passes in which no update was made, so warm-up and decay end too early",
         ),
-        Rule(
+        LintRule(
             "SS106", "zero-grad-missing", "error",
             "gradients add up over all batches so far: the update follows their sum, which grows without limit",
         ),
-        Rule(
+        LintRule(
             "SS107", "zero-grad-before-step", "error",
             "the gradients are wiped after they were computed and before they are used: nothing is learned",
         ),
-        Rule(
+        LintRule(
             "SS108", "step-without-backward", "error",
             "the optimizer steps on gradients that are empty or from before: this batch teaches nothing",
         ),
-        Rule(
+        LintRule(
             "SS109", "accumulation-not-divided", "warning",
             "the gradient is a sum, so learning rate and clipping mean something else for each number of micro-batches",
         ),
-        Rule(
+        LintRule(
             "SS110", "needless-retain-graph", "warning",
             "the graph is kept though nothing goes through it again: memory, and a sign of a graph that spans batches",
         ),
-        Rule(
+        LintRule(
             "SS201", "scaler-with-bf16", "warning",
             "bf16 has the range of fp32 and nothing to scale; a scaler can only skip good steps",
         ),
-        Rule(
+        LintRule(
             "SS202", "fp16-without-scaler", "error",
             "gradients below 6e-8 become zero in fp16 and large ones infinite: the run stalls or turns NaN",
         ),
-        Rule(
+        LintRule(
             "SS203", "scaler-update-missing", "error",
             "the loss scale never adapts: the first overflow repeats for ever and every step is skipped",
         ),
-        Rule(
+        LintRule(
             "SS204", "step-past-the-scaler", "error",
             "the update is made with gradients that are still multiplied by the loss scale, infinities included",
         ),
-        Rule(
+        LintRule(
             "SS301", "loss-cut-from-graph", "error",
             "the number no longer knows how it was computed, so no gradient reaches the weights",
         ),
-        Rule(
+        LintRule(
             "SS302", "total-keeps-graphs", "warning",
             "every batch's graph stays alive through the running total: memory grows until the epoch ends",
         ),
-        Rule(
+        LintRule(
             "SS303", "softmax-before-cross-entropy", "error",
             "cross-entropy applies log-softmax itself; on probabilities gradients are tiny and the loss stays high",
         ),
-        Rule(
+        LintRule(
             "SS304", "sigmoid-before-bce-with-logits", "error",
             "the loss applies the sigmoid itself; done twice, predictions are squeezed into 0.5 to 0.73",
         ),
-        Rule(
+        LintRule(
             "SS305", "nll-of-probabilities", "error",
             "NLLLoss expects log-probabilities; of probabilities it cannot fall below -1, and its gradient is wrong",
         ),
-        Rule(
+        LintRule(
             "SS306", "hidden-state-not-detached", "error",
             "the graph of every earlier batch hangs on the hidden state: backward fails, or slows down with each batch",
         ),
-        Rule(
+        LintRule(
             "SS401", "evaluation-in-training-mode", "error",
             "dropout stays on and batch norm learns from the validation data: the score is noisy and the model changes",
         ),
-        Rule(
+        LintRule(
             "SS402", "evaluation-with-graph", "warning",
             "a graph is built for nothing: evaluation needs several times the memory and is slower",
         ),
-        Rule(
+        LintRule(
             "SS403", "never-back-to-training-mode", "error",
             "after the first evaluation dropout and batch norm stay off for the rest of the training",
         ),
-        Rule(
+        LintRule(
             "SS404", "validation-on-training-data", "error",
             "the number called validation is measured on data the model was fitted to: overfitting cannot be seen",
         ),
-        Rule(
+        LintRule(
             "SS501", "warmup-too-short", "warning",
             "Adam's second moment needs about 2/(1-beta2) steps to settle; full steps before that often diverge",
         ),
-        Rule(
+        LintRule(
             "SS502", "unusual-learning-rate", "warning",
             "far outside what this optimizer is trained with: it will diverge, or not move at all",
         ),
-        Rule(
+        LintRule(
             "SS503", "absurd-clip-value", "warning",
             "a limit this large never clips and one this small turns every update into a sign of its direction only",
         ),
-        Rule(
+        LintRule(
             "SS504", "decay-on-norms", "warning",
             "decay pulls gains and offsets towards zero, which a norm layer only has to undo; it regularises nothing",
         ),
-        Rule(
+        LintRule(
             "SS505", "nan-filter-on", "warning",
             "losses that are NaN are left out of the log, or replaced in it, so a dead run looks healthy",
         ),
-        Rule(
+        LintRule(
             "SS601", "parameters-made-after-optimizer", "error",
             "the optimizer holds the old parameters: the new ones are never updated",
         ),
-        Rule(
+        LintRule(
             "SS602", "model-moved-after-optimizer", "warning",
             "torch asks for the move first: where it makes new parameters, the optimizer keeps updating the old ones",
         ),
-        Rule(
+        LintRule(
             "SS603", "wrong-parameters-clipped", "error",
             "the network that is updated next is not the one that was clipped",
         ),
-        Rule(
+        LintRule(
             "SS604", "wrong-parameters-optimized", "error",
             "the loss depends on another network than the one the optimizer updates: nothing is learned",
         ),

@@ -1,17 +1,84 @@
 """The items of the checklist that are about one training step."""
 
 import ast
+from collections.abc import Collection
+from typing import final
 
+from steadystep._utils.checklist import BETA2, ChecklistItem, ItemName, ItemState, settle_steps
 from steadystep.lint.context import Context
-from steadystep.lint.hit import Item
-from steadystep.lint.marks import Marks, item
 from steadystep.lint.names import name_of
-from steadystep.lint.rules.warmups import BETA2, settle_steps
+
+_TRAINERS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "PPOConfig")
 
 
-def clipping(context: Context, marks: Marks) -> Item:
+@final
+class Marks:
+    """Looks things up by name; each answer is a line."""
+
+    def __init__(self, context: Context) -> None:
+        self._script = context.script
+        self.guard = (
+            self.call("Guard", "StabilityCallback")
+            or self._watched()
+            or next((e.line for e in context.events("guard")), None)
+        )
+        self.hugging_face = self.call(*_TRAINERS)
+        self.lightning = self.call("Fabric") or next(
+            (c.lineno for c in self._script.classes.values() for b in c.bases if "Lightning" in name_of(b)),
+            None,
+        )
+
+    def _watched(self) -> int | None:
+        """`steadystep.watch(...)`, under whatever name; others have a `watch` too."""
+        calls = [c for c in self._script.calls.get("watch", ()) if self._script.full(c.func).startswith("steadystep")]
+        return min((c.lineno for c in calls), default=None)
+
+    def call(self, *names: str) -> int | None:
+        """The first call of any of these."""
+        lines = [c.lineno for name in names for c in self._script.calls.get(name, ())]
+        return min(lines, default=None)
+
+    def keyword(self, *names: str) -> tuple[int, ast.expr] | None:
+        """The first call that is given any of these by name, or a dictionary with such a key."""
+        for node in self._script.nodes:
+            if isinstance(node, ast.keyword) and node.arg in names:
+                return node.value.lineno, node.value
+            if isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value in names:
+                        return key.lineno, value
+        return None
+
+    def word(self, part: str, *, but_not: Collection[int] = ()) -> int | None:
+        """The first name with this in it, on a line that is not excluded."""
+        lines = {_line(node) for node in self._script.nodes if part in _word(node)}
+        return min(lines - set(but_not), default=None)
+
+
+def _word(node: ast.AST) -> str:
+    match node:
+        case ast.Name(id=word) | ast.Attribute(attr=word) | ast.FunctionDef(name=word) | ast.arg(arg=word):
+            return word.lower()
+        case ast.keyword(arg=str(word)):
+            return word.lower()
+        case _:
+            return ""
+
+
+def _line(node: ast.AST) -> int:
+    return int(getattr(node, "lineno", 1))
+
+
+def item(
+    name: ItemName, line: int | None, evidence: str, *, state: ItemState = "present", fix: str = ""
+) -> ChecklistItem:
+    """A line of the checklist."""
+    return ChecklistItem(name=name, state=state, evidence=evidence, line=line, fix=fix)
+
+
+def clipping(context: Context, marks: Marks) -> ChecklistItem:
     """Whether gradients are clipped."""
-    name = "gradient clipping"
+    name = ItemName.CLIPPING
     clip = next(context.events("clip"), None)
     if clip is not None:
         return item(name, clip.line, "clipped")
@@ -29,9 +96,9 @@ def clipping(context: Context, marks: Marks) -> Item:
     return item(name, None, "none found", state="absent", fix=fix)
 
 
-def warmup(context: Context, marks: Marks) -> Item:
+def warmup_found(context: Context, marks: Marks) -> ChecklistItem:
     """Whether the rate begins low."""
-    name = "warm-up"
+    name = ItemName.WARMUP
     setting = marks.keyword("num_warmup_steps", "warmup_steps", "warmup_ratio", "warmup_t", "warmup_iters")
     if setting is not None:
         value = setting[1].value if isinstance(setting[1], ast.Constant) else None
@@ -52,9 +119,9 @@ def warmup(context: Context, marks: Marks) -> Item:
     return item(name, None, "none found", state="absent", fix=fix)
 
 
-def schedule(context: Context, marks: Marks) -> Item:
+def schedule(context: Context, marks: Marks) -> ChecklistItem:
     """Whether the rate changes."""
-    name = "learning-rate schedule"
+    name = ItemName.SCHEDULE
     for calls in context.script.calls.values():
         for call in calls:
             if context.roles.made_by(call) == "scheduler":
@@ -74,9 +141,9 @@ def schedule(context: Context, marks: Marks) -> Item:
     return item(name, None, "a constant learning rate", state="absent", fix=fix)
 
 
-def precision(context: Context, marks: Marks) -> Item:
+def precision(context: Context, marks: Marks) -> ChecklistItem:
     """Mixed precision, and its scaler."""
-    name = "mixed precision"
+    name = ItemName.PRECISION
     scaler, cast = marks.call("GradScaler"), marks.call("autocast")
     if cast and scaler:
         return item(name, cast, f"autocast, scaler at line {scaler}")
@@ -86,12 +153,12 @@ def precision(context: Context, marks: Marks) -> Item:
         if setting is not None:
             return item(name, setting[0], ast.unparse(setting[1]))
     fix = 'with torch.autocast("cuda", dtype=torch.bfloat16): ...   # needs no scaler'
-    return item(name, None, "fp32 throughout", state="absent", fix=fix)
+    return item(name, None, "fp32 throughout", state="not-needed", fix=fix)
 
 
-def nan_check(context: Context, marks: Marks) -> Item:
+def nan_check(context: Context, marks: Marks) -> ChecklistItem:
     """Whether anything looks for NaN."""
-    name = "NaN check"
+    name = ItemName.NAN_CHECK
     if marks.guard:
         return item(name, marks.guard, "the guard looks at every update")
     if line := marks.call("detect_anomaly", "set_detect_anomaly"):
@@ -126,9 +193,9 @@ def _spans(node: ast.AST, line: int) -> bool:
     return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", None) or 0)
 
 
-def norms(context: Context, marks: Marks) -> Item:
+def norm_watching(context: Context, marks: Marks) -> ChecklistItem:
     """Whether the gradient norm is kept or logged."""
-    name = "gradient norm watched"
+    name = ItemName.NORMS
     if marks.guard:
         return item(name, marks.guard, "measured and logged by the guard")
     for clip in context.events("clip"):

@@ -2,18 +2,27 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from steadystep._utils.checklist import ChecklistItem, ItemName, ordered_items
 from steadystep._utils.text import text_of
 from steadystep.config import Config, read_yaml
 from steadystep.errors import ConfigError
-from steadystep.lint.hit import Hit, Item, Report, State
-from steadystep.lint.rules.warmups import BETA2, TOO_SHORT, settle_steps
+from steadystep.lint.report import Hit, Report
+from steadystep.runs.settings_checklist import asked_for
 
 WRONG = "SS001"  # a setting that would be refused
 _WHY = "steadystep would refuse this file: no setting is ever ignored in silence"
+_PLACES = {
+    ItemName.WARMUP: "training.warmup_steps",
+    ItemName.SCHEDULE: "training.lr_scheduler",
+    ItemName.PRECISION: "training.mixed_precision",
+    ItemName.NAN_CHECK: "mode",
+}
 
 
 def check_config(path: Path) -> Report:
@@ -38,7 +47,7 @@ def _checked(path: Path) -> Report:
     except ConfigError as error:
         hits = tuple(_mistakes(str(error), path, lines))
         return Report(path=str(path), kind="config", hits=hits, source=source)
-    return Report(path=str(path), kind="config", items=tuple(_items(config, plan, lines)), source=source)
+    return Report(path=str(path), kind="config", items=ordered_items(_items(config, plan, lines)), source=source)
 
 
 def _load(path: Path, *, is_run: bool) -> tuple[bool, Config]:
@@ -78,70 +87,32 @@ def _mistakes(message: str, path: Path, lines: dict[str, int]) -> Iterator[Hit]:
         yield Hit(code=WRONG, line=line, column=0, message=text, severity="error", why=_WHY)
 
 
-def _items(config: Config, is_run: bool, lines: dict[str, int]) -> Iterator[Item]:
-    training, watching = config.training, config.monitoring
+def _items(config: Config, is_run: bool, lines: dict[str, int]) -> Iterator[ChecklistItem]:
+    settings = config.model_dump(mode="json")
+    if is_run and config.monitoring.save_checkpoints is None:  # `steadystep train` saves unless told not to
+        settings["monitoring"]["save_checkpoints"] = True
+    for name, found in asked_for(settings).items():
+        yield replace(found, line=lines.get(_place(name, settings)))
 
-    def item(name: str, key: str, state: State, evidence: str, fix: str = "") -> Item:
-        return Item(name=name, state=state, evidence=evidence, line=lines.get(key), fix=fix)
+    def item(name: ItemName, key: str, said: str) -> ChecklistItem:
+        return ChecklistItem(name=name, state="present", evidence=said, line=lines.get(key))
 
-    if training.clip_norm is not None:
-        yield item("gradient clipping", "training.max_grad_norm", "present", f"global norm {training.clip_norm:g}")
-    elif training.clip_value is not None or (
-        training.clip_rule is not None and training.gradient_clipping is not False
-    ):
-        key = "training.clip_rule" if training.clip_rule else "training.max_grad_value"
-        yield item("gradient clipping", key, "present", training.clip_rule or f"by value {training.clip_value:g}")
-    else:
-        said = "no fixed limit; only outliers are held back"
-        yield item("gradient clipping", "training.gradient_clipping", "partial", said, "training: {max_grad_norm: 1.0}")
-    yield _warmup(config, lines)
-    if training.lr_scheduler:
-        said = f"{training.lr_scheduler} over {training.total_steps:,} updates"
-        yield item("learning-rate schedule", "training.lr_scheduler", "present", said)
-    else:
-        yield item("learning-rate schedule", "", "absent", "none", "training: {lr_scheduler: cosine}")
-    yield _precision(config, lines)
-    if config.mode == "observe":
-        yield item("NaN check", "mode", "partial", "seen and logged, but not held back", "mode: autopilot")
-    else:
-        yield item("NaN check", "mode", "present", f"every update, mode {config.mode}")
-    yield item("gradient norm watched", "monitoring.log_frequency", "present", "every step; per layer at a cadence")
-    if watching.save_checkpoints is False:
-        fix = "monitoring: {save_checkpoints: true}"
-        yield item("checkpoints", "monitoring.save_checkpoints", "absent", "switched off", fix)
-    elif watching.save_checkpoints or is_run:
-        said = f"every {watching.checkpoint_frequency}"
-        yield item("checkpoints", "monitoring.checkpoint_frequency", "present", said)
-    else:
-        fix = "monitoring: {save_checkpoints: true}, or Guard.resume"
-        yield item("checkpoints", "monitoring.save_checkpoints", "partial", "only with Guard.resume", fix)
+    yield item(ItemName.NORMS, "monitoring.log_frequency", "every step; per layer at a cadence")
     if is_run:
-        yield item("seed", "seed", "present", "set" if "seed" in lines else "0 by default")
-        yield item("validation", "validation_frequency", "present", "when the task has a validate()")
-    rate = training.learning_rate
+        yield item(ItemName.SEED, "seed", "set" if "seed" in lines else "0 by default")
+        yield item(ItemName.VALIDATION, "validation_frequency", "when the task has a validate()")
+    rate = config.training.learning_rate
     if rate is not None and not 1e-8 <= rate <= 1.0:
-        yield item("learning rate", "training.learning_rate", "partial", f"{rate:g} is unusual", "1e-5 to 1e-1")
+        odd = item(ItemName.LEARNING_RATE, "training.learning_rate", f"{rate:g} is unusual")
+        yield replace(odd, state="partial", fix="1e-5 to 1e-1")
 
 
-def _warmup(config: Config, lines: dict[str, int]) -> Item:
-    asked, total = config.training.warmup_steps, config.training.total_steps
-    line = lines.get("training.warmup_steps")
-    steps = asked * total if isinstance(asked, float) and asked < 1 else asked
-    if not steps:
-        return Item(name="warm-up", state="absent", evidence="none", line=line, fix="training: {warmup_steps: 0.05}")
-    needed = settle_steps(BETA2)
-    if steps < TOO_SHORT * needed and steps < 0.03 * total:
-        said = f"{steps:.0f} steps; Adam's second moment (beta2 0.999) settles in about {needed:.0f}"
-        return Item(name="warm-up", state="partial", evidence=said, line=line, fix="a longer one, or beta2 = 0.95")
-    return Item(name="warm-up", state="present", evidence=f"{steps:.0f} updates, {steps / total:.0%}", line=line)
-
-
-def _precision(config: Config, lines: dict[str, int]) -> Item:
-    line, kind = lines.get("training.mixed_precision"), config.training.mixed_precision
-    if kind == "fp32":
-        fix = "training: {mixed_precision: bf16}"
-        return Item(name="mixed precision", state="absent", evidence="fp32 throughout", line=line, fix=fix)
-    said = "fp16 with a loss scaler" if kind == "fp16" else "bf16, which needs no scaler"
-    if not config.training.autocast:
-        said += "; autocast is left to your code"
-    return Item(name="mixed precision", state="present", evidence=said, line=line)
+def _place(name: ItemName, settings: dict[str, Any]) -> str:
+    """The key of the setting that decides an item."""
+    training, monitoring = settings["training"], settings["monitoring"]
+    if name == ItemName.CLIPPING:
+        limits = ("max_grad_norm", "clip_rule", "max_grad_value") if training["gradient_clipping"] is not False else ()
+        return "training." + next((key for key in limits if training[key] is not None), "gradient_clipping")
+    if name == ItemName.CHECKPOINTS:
+        return "monitoring." + ("checkpoint_frequency" if monitoring["save_checkpoints"] else "save_checkpoints")
+    return _PLACES[name]

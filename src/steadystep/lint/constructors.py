@@ -18,7 +18,7 @@ def made(call: ast.Call, script: Script) -> tuple[str, ast.Call]:
     return found
 
 
-def text_of(node: ast.expr, script: Script) -> str:
+def written_text(node: ast.expr, script: Script) -> str:
     """The text that an expression stands for, when there is just one."""
     found = {value.value for value, _ in sources(script, node) if isinstance(value, ast.Constant)}
     texts = {text for text in found if isinstance(text, str)}
@@ -49,7 +49,7 @@ def _fulls(node: ast.expr, script: Script) -> set[str]:
     for value, part in sources(script, _entry(node, script)):
         full = script.full(value)
         if isinstance(value, ast.Call) and name_of(value.func) == "getattr" and len(value.args) > 1:
-            word = text_of(value.args[1], script)
+            word = written_text(value.args[1], script)
             full = f"{script.full(value.args[0])}.{word}" if word else ""
         elif isinstance(value, ast.Call) and last(name_of(value.func)) == "partial" and value.args:
             full = full_of(value.args[0], script)
@@ -61,7 +61,7 @@ def _entry(node: ast.expr, script: Script) -> ast.expr:
     """`TABLE["bf16"]` for `TABLE[args.dtype]`, where the option has one default."""
     if not isinstance(node, ast.Subscript) or isinstance(node.slice, ast.Constant):
         return node
-    word = text_of(node.slice, script) or answer(node.slice, {}, script)
+    word = written_text(node.slice, script) or answer(node.slice, {}, script)
     if word is UNKNOWN or not isinstance(word, str):
         return node
     listed = script.values(f"{path_of(node.value)}[{word!r}]", node) if path_of(node.value) else []

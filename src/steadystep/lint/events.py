@@ -4,12 +4,12 @@ import ast
 from dataclasses import dataclass
 from typing import Literal, final
 
-from steadystep.lint.modules import is_model_call
 from steadystep.lint.names import argument, last, looks_like_loss, name_of, owner_of, path_of
+from steadystep.lint.networks import is_model_call
 from steadystep.lint.roles import Roles, is_managed
 from steadystep.lint.script import Script
 
-Kind = Literal[
+EventKind = Literal[
     "backward", "unscale", "clip", "step", "scaler-step", "scaler-update", "schedule", "zero", "eval", "train",
     "grad-call", "autocast", "guard", "opaque", "forward", "mode",
 ]  # fmt: skip
@@ -28,7 +28,7 @@ LoopNode = ast.For | ast.AsyncFor | ast.While | Comprehension
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
+class EnteredLoop:
     """One loop as it is met on the way; the same source met twice is two loops."""
 
     node: LoopNode
@@ -53,7 +53,7 @@ class Loop:
 class Event:
     """One call that matters, where it is met."""
 
-    kind: Kind
+    kind: EventKind
     node: ast.AST
     stmt: ast.stmt
     owner: str
@@ -62,7 +62,7 @@ class Event:
     """The same as written at the place."""
     branch: tuple[tuple[int, int], ...] = ()
     """Which arm of which `if` it is in, outermost first."""
-    loops: tuple[Loop, ...] = ()
+    loops: tuple[EnteredLoop, ...] = ()
     no_grad: bool = False
     last_round: bool = False
     """The loop is left after it."""
@@ -82,7 +82,7 @@ class Event:
         return int(getattr(self.node, "lineno", self.stmt.lineno))
 
     @property
-    def inner(self) -> Loop | None:
+    def inner(self) -> EnteredLoop | None:
         """The innermost loop around it."""
         return self.loops[-1] if self.loops else None
 
@@ -103,7 +103,7 @@ def implied(a: Event, b: Event) -> bool:
 class Seen:
     """What a call is, before it is placed."""
 
-    kind: Kind
+    kind: EventKind
     owner: str = ""
     scaled: bool = False
     managed: bool = False

@@ -1,18 +1,22 @@
 """Which network is which: by what it was made from, whatever it is called in this function or in that."""
 
 import ast
+import re
 from dataclasses import dataclass
 from typing import final
 
-from steadystep.lint.bindings import parameters, passed
-from steadystep.lint.names import last, name_of, path_of
+from steadystep.lint.names import last, looks_like_model, name_of, parameters, passed, path_of
 from steadystep.lint.roles import Roles
 from steadystep.lint.script import Bound, Script
-from steadystep.lint.sources import maker_of, named_sources, unwrapped
+from steadystep.lint.sources import maker_of, named_sources, sources, without_wrappers
 
 _DEEPEST = 6
 _COPIES = ("deepcopy", "copy", "AveragedModel", "EMA", "ExponentialMovingAverage", "ModelEMA", "ModelEmaV2")
 """What these make has parameters of its own."""
+
+_LISTS = ("modules", "named_modules", "parameters", "children", "named_children")
+_PREPARES = re.compile(r"(tokeni[sz]er|processor|feature_?extractor|collator|config)(_?(class|cls|fast))?$", re.I)
+"""Classes of what makes a batch, not of what runs on it."""
 
 
 @final
@@ -60,7 +64,7 @@ def _of_entry(script: Script, roles: Roles, name: str, at: ast.AST) -> list[Netw
     return None
 
 
-def identity(script: Script, network: Network) -> frozenset[Bound]:
+def network_identity(script: Script, network: Network) -> frozenset[Bound]:
     """What it was made from; empty when the file does not tell."""
     key = ("identity", network.path, network.at)
     if key not in script.memo:
@@ -106,11 +110,11 @@ def _given_to_parts(script: Script) -> dict[str, list[ast.expr]]:
 
 def _whole(script: Script, network: Network) -> list[frozenset[Bound]]:
     """The identities of a network and of everything it is written as a part of."""
-    found, path = [identity(script, network)], network.path
+    found, path = [network_identity(script, network)], network.path
     while "." in path or "[" in path:
         path = path[: max(path.rfind("."), path.rfind("["))]
         if path not in ("self", "cls"):
-            found.append(identity(script, Network(path, network.at)))
+            found.append(network_identity(script, Network(path, network.at)))
     return found
 
 
@@ -157,7 +161,7 @@ def _of_value(script: Script, roles: Roles, value: ast.expr, part: int | None, d
     if roles.is_optimizer(value):
         names = roles.networks_of(value)
         return None if names is None else [Network(name, value) for name in names]
-    inner_value = unwrapped(script, value, part)
+    inner_value = without_wrappers(script, value, part)
     if inner_value is not None:
         return _of_value(script, roles, inner_value, None, depth + 1)
     return _of_maker(script, roles, value, part, depth)
@@ -187,3 +191,82 @@ def _renamed(network: Network, names: list[str], call: ast.Call) -> Network:
         return network
     given = passed(call, names.index(head), head)
     return Network(path_of(given) + dot + rest, call) if given is not None and path_of(given) else network
+
+
+def is_model_call(call: ast.Call, script: Script) -> bool:
+    """`model(x)`: a call of something that is a network by its name or by how it was made."""
+    if isinstance(call.func, ast.Subscript):
+        return _is_entry(call.func, script)
+    name = name_of(call.func)
+    if (
+        not name
+        or name.partition(".")[0] in script.imports
+        or last(name) in _LISTS
+        or last(name) in script.functions
+        or last(name) in script.classes
+    ):
+        return False
+    if looks_like_model(name):
+        return not _prepares_data(script, name, call)
+    if name in _used_as_networks(script):
+        return True
+    values = script.values(name, call)
+    if any(makes_module(value, script) for value in values):
+        return True
+    followed = [v for value in values if path_of(value) for v, _ in sources(script, value)]
+    return any(makes_module(value, script) for value in followed)
+
+
+def _prepares_data(script: Script, name: str, at: ast.AST) -> bool:
+    """`encoder = AutoTokenizer.from_pretrained(...)`, whatever it is called."""
+    values = [v for v, _ in named_sources(script, name, at) if isinstance(v, ast.Call)]
+    makers = [script.full(v.func).removesuffix(".from_pretrained") for v in values]
+    return bool(makers) and all(_PREPARES.search(last(maker)) for maker in makers)
+
+
+def _used_as_networks(script: Script) -> set[str]:
+    """What parameters() or eval() is called on, what is given to a function that does, and what such a thing copies."""
+    key = ("networks",)
+    if key not in script.memo:
+        script.memo[key] = set()
+        calls = [c for name in ("parameters", "eval", "named_parameters") for c in script.calls.get(name, ())]
+        owners = {name_of(c.func.value) for c in calls if isinstance(c.func, ast.Attribute)}
+        for call in calls:
+            owner = name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+            scope = script.scope_of(call)
+            if scope is not None and owner in parameters(scope):
+                place = parameters(scope).index(owner) - (1 if parameters(scope)[:1] == ["self"] else 0)
+                owners |= {name_of(passed(site, place, owner)) for site in script.calls.get(scope.name, ())}
+        for call in script.calls.get("deepcopy", ()):
+            target = script.parents.get(call)
+            copied = name_of(call.args[0]) if call.args else ""
+            if isinstance(target, ast.Assign) and name_of(target.targets[0]) in owners:
+                owners.add(copied)
+        script.memo[key] = owners - {"", "self", "cls"}
+    found: set[str] = script.memo[key]
+    return found
+
+
+def _is_entry(entry: ast.Subscript, script: Script) -> bool:
+    """`nets["user"](x)`: of a table that is named like networks, or that has networks in it."""
+    base = path_of(entry.value)
+    if not base:
+        return False
+    return looks_like_model(base) or any(makes_module(value, script) for value, _ in sources(script, entry))
+
+
+def makes_module(value: ast.expr, script: Script) -> bool:
+    """Whether an expression is a new network."""
+    if not isinstance(value, ast.Call):
+        return False
+    full = script.full(value.func)
+    if isinstance(value.func, ast.Attribute) and value.func.attr in ("to", "cuda", "train", "eval"):
+        return makes_module(value.func.value, script)
+    if full.startswith("torch.nn.") and not full.startswith(("torch.nn.functional", "torch.nn.init", "torch.nn.utils")):
+        return not full.endswith("Loss")
+    return last(full) in script.classes and is_module_class(script.classes[last(full)], script)
+
+
+def is_module_class(node: ast.ClassDef, script: Script) -> bool:
+    """Whether a class in this file is a network."""
+    return any(last(script.full(base)) in ("Module", "LightningModule") for base in node.bases)

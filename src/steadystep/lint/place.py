@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from steadystep.lint.bindings import default_of, parameters
-from steadystep.lint.control import bind, outer
-from steadystep.lint.events import Loop
-from steadystep.lint.flow import UNKNOWN, answer
-from steadystep.lint.managers import switches_off
-from steadystep.lint.names import last, name_of
+from steadystep.lint.control import bind, outer, switches_off
+from steadystep.lint.events import EnteredLoop
+from steadystep.lint.flow import UNKNOWN, Binding, answer
+from steadystep.lint.names import default_of, last, name_of, parameters
 from steadystep.lint.script import Function, Script
 from steadystep.lint.sources import named_sources
-from steadystep.lint.unroll import Binding
 
 
 @final
@@ -23,7 +20,7 @@ class Place:
     """Loops, branches and names around a statement."""
 
     branch: tuple[tuple[int, int], ...] = ()
-    loops: tuple[Loop, ...] = ()
+    loops: tuple[EnteredLoop, ...] = ()
     no_grad: bool = False
     last_round: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +53,7 @@ class Place:
                 name = f"{head}[{self.known[key]!r}]{tail}"
         return outer(name, self.names)
 
-    def within(self, loop: Loop) -> "Place":
+    def within(self, loop: EnteredLoop) -> "Place":
         """Inside of a loop."""
         return replace(self, loops=(*self.loops, loop), last_round=False)
 
@@ -115,3 +112,50 @@ def _is_made(value: ast.expr, script: Script) -> bool:
     """An object that the file makes, so that it is not None."""
     found = named_sources(script, ast.unparse(value), value)
     return bool(found) and all(isinstance(source, ast.Call) for source, _ in found)
+
+
+@final
+class Questions:
+    """Numbers them in the order they are met."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def number(self, test: ast.expr, place: Place, new: int) -> tuple[int, bool, ast.expr]:
+        """A number for what an `if` asks, whether it asks the opposite, and the question without that."""
+        flipped = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+        asked = test.operand if isinstance(test, ast.UnaryOp) and flipped else test
+        key = _key(asked)
+        if key is None:
+            return new, False, test
+        name, text, negated = key
+        # why only names and comparisons of one with a constant: a call may have another answer the second time
+        about = (outer(name, place.names), text, self._bound_in(name, place))
+        return self._numbers.setdefault(about, new), flipped != negated, asked if flipped else test
+
+    def _bound_in(self, name: str, place: Place) -> tuple[object, ...]:
+        """The loops that may change it, and the function if it is a name of its own."""
+        head = name.partition(".")[0]
+        own = place.stack[-1] if place.stack and head not in place.names else None
+        return (own, *(loop for loop in place.loops if self._changes(loop.node, name, head)))
+
+    def _changes(self, loop: ast.AST, name: str, head: str) -> bool:
+        key = ("changes", loop, name)
+        if key not in self._script.memo:
+            stored = (n for n in ast.walk(loop) if isinstance(getattr(n, "ctx", None), ast.Store))
+            names = {name_of(n) for n in stored}
+            self._script.memo[key] = name in names or head in names or "." in name
+        return bool(self._script.memo[key])
+
+
+def _key(asked: ast.expr) -> tuple[str, str, bool] | None:
+    if name_of(asked):
+        return name_of(asked), "", False
+    match asked:
+        case ast.Compare(left=left, ops=[op], comparators=[ast.Constant(value=value)]) if name_of(left):
+            if isinstance(op, ast.Eq | ast.Is):
+                return name_of(left), repr(value), False
+            if isinstance(op, ast.NotEq | ast.IsNot):
+                return name_of(left), repr(value), True
+    return None

@@ -3,15 +3,13 @@
 import ast
 from dataclasses import replace
 
-from steadystep.lint.control import HARMLESS, is_main_guard, is_no_grad
-from steadystep.lint.events import Comprehension, Event, Kind, Loop, LoopNode, Seen
-from steadystep.lint.flow import UNKNOWN, answer
-from steadystep.lint.managers import switches_off
+from steadystep.lint.control import HARMLESS, is_main_guard, is_no_grad, switches_off
+from steadystep.lint.events import Comprehension, EnteredLoop, Event, EventKind, LoopNode, Seen
+from steadystep.lint.flow import UNKNOWN, answer, goes_over, is_about_networks, written_out
 from steadystep.lint.names import last, name_of, owner_of
 from steadystep.lint.place import Place
 from steadystep.lint.roles import Roles, is_managed
 from steadystep.lint.script import Script
-from steadystep.lint.unroll import goes_over, is_about_networks, written_out
 
 _AROUND = ("enumerate", "tqdm", "trange", "iter", "list", "islice", "track")
 
@@ -35,7 +33,7 @@ def repeated(node: LoopNode, over: ast.expr | None, place: Place, number: int) -
     """Inside of a loop."""
     while isinstance(over, ast.Call) and over.args and last(name_of(over.func)) in _AROUND:
         over = over.args[0]
-    loop = Loop(
+    loop = EnteredLoop(
         node=node,
         number=number,
         over=place.words(over) if over is not None else frozenset(),
@@ -75,7 +73,7 @@ def event_of(seen: Seen, call: ast.Call, stmt: ast.stmt, place: Place, script: S
     )
 
 
-def _mode(call: ast.Call, place: Place, script: Script) -> Kind:
+def _mode(call: ast.Call, place: Place, script: Script) -> EventKind:
     """Of `model.train(flag)`."""
     given = [*call.args, *(k.value for k in call.keywords)]
     flag = answer(given[0], place.known, script) if given else True

@@ -5,14 +5,16 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.text import Text
 
-from steadystep.lint.hit import Hit, Item, Report, Severity, State
+from steadystep._utils.checklist import ChecklistItem, ItemState
+from steadystep.lint.report import Hit, HitSeverity, Report
 
-_COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "advice": "cyan"}
-_MARKS: dict[State, tuple[str, str]] = {
-    "present": ("✓", "green"),
-    "partial": ("~", "yellow"),
-    "absent": ("✗", "red"),
-    "not-needed": ("·", "dim"),
+_COLOURS: dict[HitSeverity, str] = {"error": "red", "warning": "yellow", "advice": "cyan"}
+_ITEM_COLOURS: dict[ItemState, str] = {
+    "present": "green",
+    "partial": "yellow",
+    "absent": "red",
+    "not-needed": "dim",
+    "unknown": "dim",
 }
 _SHORT = 16  # lines of a diff that are shown unasked
 
@@ -74,10 +76,14 @@ def _checklist(report: Report, console: Console) -> None:
     console.print()
 
 
-def _item(item: Item, console: Console, wide: int) -> None:
-    mark, colour = _MARKS[item.state]
+def _item(item: ChecklistItem, console: Console, wide: int) -> None:
     place = f":{item.line}" if item.line else ""
-    row = Text.assemble((f"  {mark} ", colour), item.name.ljust(wide), (place.rjust(6), "blue"), f"  {item.evidence}")
+    row = Text.assemble(
+        (f"  {item.mark} ", _ITEM_COLOURS[item.state]),
+        item.name.ljust(wide),
+        (place.rjust(6), "blue"),
+        f"  {item.evidence}",
+    )
     console.print(row, soft_wrap=True)
     if item.fix and item.state in ("absent", "partial"):
         console.print(Text(" " * (wide + 12) + item.fix, style="dim"), soft_wrap=True)

@@ -3,10 +3,7 @@
 import ast
 from typing import Literal, final
 
-from steadystep.lint.bindings import parameters
 from steadystep.lint.constructors import made
-from steadystep.lint.elements import elements
-from steadystep.lint.holders import networks_in
 from steadystep.lint.names import (
     argument,
     last,
@@ -14,13 +11,15 @@ from steadystep.lint.names import (
     looks_like_scaler,
     looks_like_scheduler,
     name_of,
+    parameters,
     path_of,
 )
 from steadystep.lint.script import Script
-from steadystep.lint.sources import named_sources, sources
+from steadystep.lint.sources import elements, named_sources, sources
 
-Role = Literal["optimizer", "scheduler", "scaler", "guard", "other"]
-
+_ALL = ("parameters", "named_parameters")
+_JOIN = ("chain", "from_iterable", "list", "tuple", "iter", "set", "sum")
+ScriptRole = Literal["optimizer", "scheduler", "scaler", "guard", "other"]
 ADAM_LIKE = frozenset(
     ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lamb", "LAMB", "AdamW8bit", "Adam8bit", "PagedAdamW", "FusedAdam"]
 )
@@ -30,23 +29,95 @@ OPTIMIZERS = ADAM_LIKE | frozenset(
 _MANAGED = ("accelerator", "fabric", "engine", "trainer", "deepspeed")
 
 
+def networks_in(params: ast.expr, script: Script, at: ast.AST, depth: int = 0) -> list[str] | None:
+    """The networks, in order; None when some of it is not known."""
+    if depth > 6:
+        return None
+    parts = _parts(params, script, at)
+    if parts is None:
+        return None
+    found: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            inner: list[str] | None = [part]
+        else:
+            inner = networks_in(part, script, at, depth + 1)
+        if inner is None:
+            return None
+        found += [name for name in inner if name not in found]
+    return found or None
+
+
+def _parts(params: ast.expr, script: Script, at: ast.AST) -> list[str | ast.expr] | None:
+    if isinstance(params, ast.Starred):
+        return [params.value]
+    if isinstance(params, ast.Call):
+        return _of_call(params)
+    if isinstance(params, ast.ListComp | ast.GeneratorExp):
+        return _of_comprehension(params)
+    if isinstance(params, ast.List | ast.Tuple):
+        return list(params.elts)
+    if isinstance(params, ast.BinOp) and isinstance(params.op, ast.Add):
+        return [params.left, params.right]
+    if isinstance(params, ast.Dict):
+        pairs = zip(params.keys, params.values, strict=True)
+        return [v for k, v in pairs if isinstance(k, ast.Constant) and k.value == "params"]
+    if path_of(params):
+        name = path_of(params)
+        values = {id(v): v for v in script.values(name, at)}
+        changed = any(
+            isinstance(n, ast.AugAssign | ast.Attribute)
+            and path_of(getattr(n, "target", getattr(n, "value", None))) == name
+            for n in script.nodes
+        )
+        return list(values.values()) if len(values) == 1 and not changed else None
+    return None
+
+
+def _of_comprehension(params: ast.ListComp | ast.GeneratorExp) -> list[str | ast.expr] | None:
+    """`[p for p in net.parameters() if ...]`, and `[p for net in (a, b) for p in net.parameters()]`."""
+    if len(params.generators) == 1:
+        return [params.generators[0].iter]
+    outer, inner = params.generators[0], params.generators[-1]
+    source = inner.iter
+    if len(params.generators) != 2 or not isinstance(source, ast.Call) or not isinstance(source.func, ast.Attribute):
+        return None
+    listed = outer.iter.elts if isinstance(outer.iter, ast.Tuple | ast.List) else []
+    if source.func.attr not in _ALL or name_of(source.func.value) != name_of(outer.target) or not listed:
+        return None
+    paths = [path_of(entry) for entry in listed]
+    return list(paths) if all(paths) else None
+
+
+def _of_call(call: ast.Call) -> list[str | ast.expr] | None:
+    if isinstance(call.func, ast.Attribute) and call.func.attr in _ALL:
+        owner = path_of(call.func.value)
+        return [owner] if owner else None
+    leaf = last(name_of(call.func))
+    if leaf == "filter" and len(call.args) == 2:
+        return [call.args[1]]
+    if leaf == "dict":
+        return [k.value for k in call.keywords if k.arg == "params"] or None
+    return list(call.args) if leaf in _JOIN and call.args else None
+
+
 @final
 class Roles:
     """Answers for one script; each question is worked out once."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._known: dict[tuple[str, object], Role] = {}
+        self._known: dict[tuple[str, object], ScriptRole] = {}
         self._networks: dict[ast.Call, list[str] | None] = {}
 
-    def of(self, name: str, at: ast.AST) -> Role:
+    def of(self, name: str, at: ast.AST) -> ScriptRole:
         """What a name is at that place."""
         key = (name, self._script.scope_of(at))
         if key not in self._known:
             self._known[key] = self._work_out(name, at)
         return self._known[key]
 
-    def _work_out(self, name: str, at: ast.AST) -> Role:
+    def _work_out(self, name: str, at: ast.AST) -> ScriptRole:
         if not name or name in self._script.imports:
             return "other"
         self._known[name, self._script.scope_of(at)] = "other"  # why: a name that leads back to itself says nothing
@@ -81,7 +152,7 @@ class Roles:
                 found += [v for v, _ in elements(table, lambda e: sources(self._script, e))]
         return found
 
-    def made_by(self, value: ast.expr) -> Role:
+    def made_by(self, value: ast.expr) -> ScriptRole:
         """What a constructor makes."""
         if not isinstance(value, ast.Call):
             return "other"

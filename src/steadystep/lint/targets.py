@@ -2,8 +2,7 @@
 
 import ast
 
-from steadystep.lint.bindings import annotation_of
-from steadystep.lint.names import last, name_of, path_of
+from steadystep.lint.names import annotation_of, last, name_of, path_of
 from steadystep.lint.script import Function, Script
 from steadystep.lint.sources import named_sources, sources
 

@@ -6,12 +6,18 @@ from dataclasses import replace
 from typing import final
 
 from steadystep.lint import placing
-from steadystep.lint.control import ends, in_order, leaves_loop, worth_following
+from steadystep.lint.control import (
+    callers_first,
+    ends,
+    inner_body,
+    leaves_loop,
+    managed_by,
+    switches_off,
+    worth_following,
+)
 from steadystep.lint.events import Comprehension, Event, LoopNode, recognise
-from steadystep.lint.managers import inner_body, managed_by, switches_off
 from steadystep.lint.names import name_of
-from steadystep.lint.place import Place
-from steadystep.lint.questions import Questions
+from steadystep.lint.place import Place, Questions
 from steadystep.lint.roles import Roles
 from steadystep.lint.script import Function, Script
 from steadystep.lint.targets import target_of
@@ -39,7 +45,7 @@ class Walk:
     def roots(self) -> list[list[Event]]:
         """The module first, then functions that nothing here calls, then what is left."""
         found = [self._walk(self._script.tree.body, Place())]
-        for function in in_order(self._worth, self._script):
+        for function in callers_first(self._worth, self._script):
             if function not in self._entered:
                 self._entered.add(function)
                 off = switches_off(function, self._script)

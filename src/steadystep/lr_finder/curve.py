@@ -44,7 +44,7 @@ _MEANING = {
 class LRCurve(Record):
     """The sweep and what it says. Rates are those of the group at the optimizer's default; others keep their ratio.
 
-    >>> told = {"verdict": Verdict.FOUND, "suggested": 0.5, "largest_stable": 1.0}
+    >>> told = {"verdict": SweepShape.FOUND, "suggested": 0.5, "largest_stable": 1.0}
     >>> print(LRCurve(lrs=(0.1, 1.0), losses=(2.0, 1.0), smoothed=(2.0, 1.0), **told))
     learning rate       loss
     1.0e-01                2  ##############################

@@ -1,7 +1,15 @@
 """What there is to know about optimizers that torch has no word for."""
 
 from steadystep.optimizers.combined import CombinedOptimizer, as_one, each_of
-from steadystep.optimizers.internals import OwnValues, all_inside, gather_state, own_state, put_into, same_values
+from steadystep.optimizers.internals import (
+    OwnValues,
+    Trained,
+    all_inside,
+    gather_state,
+    own_state,
+    put_into,
+    same_values,
+)
 
 SET_BY_LOOPS = ("lr", "weight_decay", "momentum", "betas", "eps")
 """What a loop or its scheduler sets in a parameter group. The rest is the optimizer's: many count there."""
@@ -10,6 +18,7 @@ __all__ = [
     "SET_BY_LOOPS",
     "CombinedOptimizer",
     "OwnValues",
+    "Trained",
     "all_inside",
     "as_one",
     "each_of",

@@ -2,15 +2,25 @@
 
 import copy
 import random
-from collections.abc import Callable, Iterator
-from typing import Any, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.optimizers.combined import each_of
+
+
+class Trained(Protocol):
+    """Knows which parameters an optimizer holds now: groups come and go."""
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """All of them."""
+        ...
 
 
 def all_inside(optimizer: Optimizer) -> tuple[Optimizer, ...]:

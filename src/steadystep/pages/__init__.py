@@ -1,7 +1,19 @@
-"""A run as a page: reports and comparisons as one HTML file, and a live dashboard over a folder of runs."""
+"""A run as a page: reports and comparisons as one HTML file, and a live dashboard over a folder of runs.
 
+`Library` and `make_app` load on first use: the server needs `pip install 'steadystep[dashboard]'`.
+"""
+
+from typing import TYPE_CHECKING
+
+from steadystep._utils.lazy import lazy_names
 from steadystep.pages.charts import Thinned, thin
 from steadystep.pages.compare import compare_page
 from steadystep.pages.report import report_page
 
-__all__ = ["Thinned", "compare_page", "report_page", "thin"]
+if TYPE_CHECKING:
+    from steadystep.pages.library import Library
+    from steadystep.pages.server import make_app
+
+__all__ = ["Library", "Thinned", "compare_page", "make_app", "report_page", "thin"]
+
+__getattr__ = lazy_names(__name__, {"library": ("Library",), "server": ("make_app",)})

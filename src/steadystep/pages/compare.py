@@ -1,17 +1,17 @@
 """Runs over each other, as one page."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from steadystep._utils.text import number
 from steadystep.pages.charts import is_wide, thin, typical
 from steadystep.pages.site import self_contained
 from steadystep.runs.comparison import Comparison, compare, labels
 from steadystep.runs.run import Run, Series
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _COLOURS = 8
 _ROWS: tuple[tuple[str, str], ...] = (
@@ -71,8 +71,11 @@ def _lines(at: int, name: str, series: Series, buckets: int) -> list[dict[str, A
     return [raw, {"name": name, "role": colour, **middle.for_json()}]
 
 
-def show(compared: Comparison, console: Console | None = None) -> None:
+def show(compared: Comparison, console: "Console | None" = None) -> None:
     """The sentence, the numbers, and what was set differently."""
+    from rich.console import Console  # why here: a page needs none of it, and the import takes time
+    from rich.text import Text
+
     console = console or Console(highlight=False)
     console.print(Text(compared.said), soft_wrap=True)
     numbers = _table(compared)
@@ -88,7 +91,10 @@ def show(compared: Comparison, console: Console | None = None) -> None:
     console.print(different)
 
 
-def _table(compared: Comparison) -> Table:
+def _table(compared: Comparison) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for one in compared.runs:

@@ -7,11 +7,12 @@ from typing import Any, final
 
 import numpy as np
 
+from steadystep._utils.checklist import ChecklistItem
 from steadystep._utils.text import NOTHING, count, number, share, short
 from steadystep.pages.charts import heat, left_out, panels
 from steadystep.pages.episodes import Headline, IncidentGroup, episodes, headline, interventions
 from steadystep.pages.site import self_contained
-from steadystep.runs.checklist import ChecklistItem, checklist
+from steadystep.runs.checklist import checklist
 from steadystep.runs.run import Run, Series
 
 _MOST_EPISODES = 80

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, final
 
 from steadystep.records import InputStats, Probe, Signals
-from steadystep.stats.level import is_absurd
+from steadystep.stats.streaming import is_absurd
 
 _NUMBERS = 1 << 20  # h² of 8,192 ranks add up to less than 2^53
 
@@ -42,8 +42,10 @@ def same_on_all_ranks(total: float, squares: float, size: int) -> bool:
     """From the sums of both over `size` ranks.
 
     >>> left, right = mark("step 3"), mark("step 4")
-    >>> is_same(2 * left[0], 2 * left[1], 2), is_same(left[0] + right[0], left[1] + right[1], 2)
-    (True, False)
+    >>> same_on_all_ranks(2 * left[0], 2 * left[1], 2)
+    True
+    >>> same_on_all_ranks(left[0] + right[0], left[1] + right[1], 2)
+    False
     """
     return int(squares) * size == int(total) ** 2
 

@@ -85,11 +85,11 @@ class ProcessGroup:
             act()
         self._fitting = mine.probe if agreed.probe_fits else None
         odd, healthy = ((), None) if agreed.same_weights else self._odd_ones()
-        view.signals = replace(agreed.signals, odd_replicas=odd, healthy_rank=healthy) if odd else agreed.signals
+        signals = replace(agreed.signals, odd_replicas=odd, healthy_rank=healthy) if odd else agreed.signals
         if agreed.damaged:
             state = self._damaged(damaged(mine))
-            view.signals = replace(view.signals, state=tuple(state), state_peaks=tuple(state.values()))
-        return view
+            signals = replace(signals, state=tuple(state), state_peaks=tuple(state.values()))
+        return replace(view, signals=signals)
 
     def any_rank(self, wanted: AskRank) -> AskRank:
         """Granted at the next `agree` after one rank wants it."""

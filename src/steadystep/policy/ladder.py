@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeVar
 
 from steadystep.policy.budget import Budget, Limits
 from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
-from steadystep.stats.level import is_absurd
+from steadystep.stats.streaming import is_absurd
 
 PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]

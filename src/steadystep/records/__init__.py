@@ -5,6 +5,7 @@ from yesterday's log, or without torch. Each goes to JSON and back unchanged (Na
 JSON has no word for them).
 """
 
+from steadystep._deprecated import old_names
 from steadystep.records.decisions import Diagnosis, Finding, Outcome, Plan
 from steadystep.records.record import (
     GRAVE,
@@ -40,3 +41,5 @@ __all__ = [
     "Signals",
     "severity_rank",
 ]
+
+__getattr__ = old_names(__name__)

@@ -120,6 +120,33 @@ class Outcome(Record):
     exact: bool = False
     """These came out bit for bit as they had, compared up to the first sign of trouble; False where it is not known."""
 
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        signals: Signals,
+        diagnosis: Diagnosis,
+        *,
+        stepped: bool,
+        left_out: tuple[int, ...] = (),
+        clipped: bool = False,
+        lr_mult: float = 1.0,
+        restored: int | None = None,
+    ) -> "Outcome":
+        """Return what was done about the step that these signals are of."""
+        return cls(
+            step=signals.step,
+            reading=signals.loss,
+            stepped=stepped,
+            plan=plan,
+            diagnosis=diagnosis,
+            signals=signals,
+            left_out=left_out,
+            clipped=clipped,
+            lr_mult=lr_mult,
+            restored=restored,
+        )
+
     @property
     def loss(self) -> float:
         """The loss as seen, NaN included: of this micro-batch while pending, else the mean of those that counted."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from steadystep._deprecated import old_fields
+from steadystep._deprecated import old_arguments, old_fields
 from steadystep.records.record import JSON, Record
 
 REPLICAS_EVERY = 20
@@ -181,4 +181,5 @@ class Signals(Record):
 
 
 old_fields(Counterfactual)
+old_arguments(Counterfactual)
 old_fields(Signals)

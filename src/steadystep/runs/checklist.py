@@ -1,19 +1,23 @@
-"""What protects a run, read from its settings and, where those are missing, from its curves."""
+"""The checklist of a run: what its settings ask for, held against what its curves and its folder show."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, final
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from steadystep._utils.checklist import NOT_SAID, ChecklistItem, ItemName, ordered_items
 from steadystep._utils.text import number, share
 from steadystep.records import GRAVE
+from steadystep.runs.roles import higher_is_better
 from steadystep.runs.run import Run
+from steadystep.runs.settings_checklist import asked_for
 
 _HELD = 200  # steps after a serious incident in which the guard may hold the learning rate down and lift it again
 _ROUNDING = 1e-9
 _LEAP = 3.0  # times the step before: no schedule rises like that, once it has begun
+_MOSTLY = 0.5
+_OFTEN = 0.1  # clipped steps: above it, clipping does the optimizer's job
 _GRADUAL = 0.8  # of a warm-up's rise at most is in one step
 
 
@@ -59,121 +63,138 @@ def warmup_end(rates: NDArray[np.float64]) -> int | None:
     return top
 
 
-Mark = Literal["yes", "no", "unknown", "needless"]
-_MOSTLY = 0.5
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ChecklistItem:
-    """One protection, and how one knows."""
-
-    name: str
-    mark: Mark
-    evidence: str
-
-
 def checklist(run: Run) -> tuple[ChecklistItem, ...]:
-    """Seven things worth having, in the order in which they save runs."""
-    training, monitoring = _section(run, "training"), _section(run, "monitoring")
-    return (
-        _clipping(run, training),
-        _warmup(run, training),
-        _schedule(run, training),
-        _precision(training),
-        _finite(run),
-        _norms(run),
-        _checkpoints(monitoring),
-    )
+    """All that the log and the folder tell; `steadystep check RUN` and the report page both show this."""
+    if not len(run.loss):
+        return (ChecklistItem(name=ItemName.STEPS, state="absent", evidence="the log holds no step yet"),)
+    return ordered_items(_items(run))
 
 
-def _section(run: Run, name: str) -> Mapping[str, Any]:
-    found = run.settings.get(name, {})
-    return found if isinstance(found, Mapping) else {}
+def _items(run: Run) -> Iterator[ChecklistItem]:
+    asked = asked_for(run.settings)
+    yield _clipping(run, asked.get(ItemName.CLIPPING))
+    yield _warmup(run, asked.get(ItemName.WARMUP))
+    yield _schedule(run, asked.get(ItemName.SCHEDULE))
+    yield asked.get(ItemName.PRECISION) or _unknown(ItemName.PRECISION)
+    yield _nan_check(run, asked.get(ItemName.NAN_CHECK))
+    yield _norms(run)
+    yield _checkpoints(run, asked.get(ItemName.CHECKPOINTS))
+    yield _validation(run)
+    yield _incidents(run)
 
 
-def _finite(run: Run) -> ChecklistItem:
-    if run.source != "steadystep":
-        return ChecklistItem("NaN check", "unknown", "")
-    if run.settings.get("mode") == "observe":
-        return ChecklistItem("NaN check", "no", "seen and logged, but not held back (observe mode)")
-    return ChecklistItem("NaN check", "yes", "every step, before the update")
+def _unknown(name: ItemName, evidence: str = NOT_SAID) -> ChecklistItem:
+    return ChecklistItem(name=name, state="unknown", evidence=evidence)
 
 
-def _clipping(run: Run, training: Mapping[str, Any]) -> ChecklistItem:
-    times = f"; clipped {share(len(run.clipped), len(run.loss))} of the steps" if len(run.clipped) else ""
-    limits = {key: training.get(key) for key in ("max_grad_norm", "max_grad_value", "clip_rule")}
-    said = ", ".join(f"{key} = {value}" for key, value in limits.items() if value is not None)
-    if training.get("gradient_clipping") is False:
-        return ChecklistItem("Gradient clipping", "no", "switched off; only outliers are held back")
-    if said or training.get("gradient_clipping"):
-        return ChecklistItem("Gradient clipping", "yes", (said or "max_grad_norm = 1.0") + times)
-    if training:
-        said = (
-            "no fixed limit" if run.settings.get("mode") == "observe" else "no fixed limit; only outliers are held back"
-        )
-        return ChecklistItem("Gradient clipping", "no", said + times)
-    if len(run.clipped):
-        return ChecklistItem("Gradient clipping", "yes", times.removeprefix("; "))
-    return ChecklistItem("Gradient clipping", "unknown", "")
+def _clipping(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
+    times, ours = len(run.clipped), run.source == "steadystep"
+    if not times:
+        if asked is None:
+            return _unknown(ItemName.CLIPPING)
+        reached = "; never reached" if ours and asked.state == "present" else ""
+        return replace(asked, evidence=asked.evidence + reached)
+    said = f"clipped {share(times, len(run.loss))} of the steps"
+    found = asked or ChecklistItem(name=ItemName.CLIPPING, state="present", evidence="")
+    found = replace(found, evidence=f"{found.evidence}; {said}".removeprefix("; "))
+    if found.state == "present" and times > _OFTEN * len(run.loss):
+        fix = "a lower learning rate or a longer warm-up: clipping is doing the optimizer's job"
+        return replace(found, state="partial", fix=fix)
+    return found
 
 
-def _warmup(run: Run, training: Mapping[str, Any]) -> ChecklistItem:
-    asked = training.get("warmup_steps")
-    if asked:
-        return ChecklistItem("Warm-up", "yes", f"warmup_steps = {asked}")
+def _warmup(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
+    if asked is not None and asked.state != "absent":
+        return asked
     rates = finite_rates(run)
-    end = warmup_end(rates) if len(rates) > 10 else None
-    if end is not None:
-        at = int(run.lr.steps[np.flatnonzero(np.isfinite(run.lr.values))[end]])
-        return ChecklistItem(
-            "Warm-up", "yes", f"the learning rate rose from {number(float(rates[0]))} until step {at:,}"
-        )
-    if len(rates) > 10:
-        return ChecklistItem("Warm-up", "no", f"the first step was taken at {number(float(rates[0]))}")
-    return ChecklistItem("Warm-up", "no" if training else "unknown", "")
+    if len(rates) <= 10:
+        return asked or _unknown(ItemName.WARMUP)
+    end = warmup_end(rates)
+    if end is None:
+        said, fix = f"the first step was taken at {number(float(rates[0]))}", "training: {warmup_steps: 0.05}"
+        return ChecklistItem(name=ItemName.WARMUP, state="absent", evidence=said, fix=fix)
+    at = int(run.lr.steps[np.flatnonzero(np.isfinite(run.lr.values))[end]])
+    said = f"the learning rate rose from {number(float(rates[0]))} until step {at:,}"
+    return ChecklistItem(name=ItemName.WARMUP, state="present", evidence=said)
 
 
-def _schedule(run: Run, training: Mapping[str, Any]) -> ChecklistItem:
-    name = training.get("lr_scheduler")
-    if name:
-        return ChecklistItem("Schedule", "yes", f"lr_scheduler = {name}")
-    rates, held = asked_rates(run)
-    if len(rates) > 10 and rates[-1] < 0.9 * rates.max():
-        ends = f"{number(float(rates.max()))} to {number(float(rates[-1]))}"
-        return ChecklistItem("Schedule", "yes", f"the learning rate fell from {ends}")
-    if len(rates) > 10 and held > _MOSTLY:
-        return ChecklistItem("Schedule", "unknown", "the guard was at the learning rate most of the time")
-    if len(rates) > 10:
-        return ChecklistItem(
-            "Schedule", "no", "the learning rate did not fall" + (", except by the guard" if held else "")
-        )
-    return ChecklistItem("Schedule", "no" if training else "unknown", "")
+def _schedule(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
+    if asked is not None and asked.state != "absent":
+        return asked
+    name, (rates, held) = ItemName.SCHEDULE, asked_rates(run)
+    if len(rates) <= 10:
+        return asked or _unknown(name)
+    if rates[-1] < 0.9 * rates.max():
+        said = f"the learning rate fell from {number(float(rates.max()))} to {number(float(rates[-1]))}"
+        return ChecklistItem(name=name, state="present", evidence=said)
+    if held > _MOSTLY:
+        return _unknown(name, "the guard was at the learning rate most of the time")
+    said = "the learning rate did not fall" + (", except by the guard" if held else "")
+    return ChecklistItem(name=name, state="absent", evidence=said, fix="training: {lr_scheduler: cosine}")
 
 
-def _precision(training: Mapping[str, Any]) -> ChecklistItem:
-    name = training.get("mixed_precision")
-    known: dict[str, ChecklistItem] = {
-        "fp16": ChecklistItem("Mixed precision with scaler", "yes", "fp16 with a loss scaler"),
-        "bf16": ChecklistItem("Mixed precision with scaler", "yes", "bf16, which needs no scaler"),
-        "fp32": ChecklistItem("Mixed precision with scaler", "needless", "fp32 throughout"),
-    }
-    return known.get(str(name), ChecklistItem("Mixed precision with scaler", "unknown", ""))
+def _nan_check(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
+    name, ours = ItemName.NAN_CHECK, run.source == "steadystep"
+    checked = asked or ChecklistItem(name=name, state="present", evidence="every step, before the update")
+    bad = run.loss.steps[~np.isfinite(run.loss.values)]
+    if not len(bad):
+        said = f"all {len(run.loss):,} losses are finite"
+        return replace(checked, evidence=f"{checked.evidence}; {said}") if ours else _unknown(name, said)
+    refused = {incident.step for incident in run.incidents if not incident.stepped}
+    said = f"{len(bad):,} losses are not finite, the first at step {int(bad[0]):,}; {len(refused):,} updates refused"
+    if ours and set(map(int, bad)) <= refused:
+        return replace(checked, evidence=f"{checked.evidence}; {said}")
+    return ChecklistItem(name=name, state="partial", evidence=said, fix=f"steadystep diagnose {run.path}")
 
 
 def _norms(run: Run) -> ChecklistItem:
+    norms = run.grad_norm.values[np.isfinite(run.grad_norm.values)]
+    if not len(norms):
+        fix = "log the norm that clip_grad_norm_ returns, or use steadystep.Guard"
+        return ChecklistItem(name=ItemName.NORMS, state="absent", evidence="not in the log", fix=fix)
+    said = f"{len(norms):,} steps, median {float(np.median(norms)):.3g}, largest {float(norms.max()):.3g}"
     if run.layers is not None and len(run.layers.steps):
-        return ChecklistItem("Norm monitoring", "yes", f"every step, and {len(run.layers.names)} tensors at a cadence")
-    return ChecklistItem(
-        "Norm monitoring", "yes" if len(run.grad_norm) else "no", f"{len(run.grad_norm):,} norms in the log"
-    )
+        said += f"; {len(run.layers.names)} tensors at a cadence"
+    return ChecklistItem(name=ItemName.NORMS, state="present", evidence=said)
 
 
-def _checkpoints(monitoring: Mapping[str, Any]) -> ChecklistItem:
-    on = monitoring.get("save_checkpoints")
-    if on:
-        every = monitoring.get("checkpoint_frequency")
-        return ChecklistItem("Checkpoints", "yes", f"checkpoint_frequency = {every}" if every else "on")
-    if monitoring:
-        return ChecklistItem("Checkpoints", "no", "a crash of the machine would lose the run")
-    return ChecklistItem("Checkpoints", "unknown", "")
+def _checkpoints(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
+    """The folder decides; the settings only where there is none to look into."""
+    name, folder = ItemName.CHECKPOINTS, run.path if run.path.is_dir() else run.path.parent
+    kept = folder / "checkpoints"
+    found = sorted(p.name for p in kept.glob("*")) if kept.is_dir() else []
+    if found:
+        return ChecklistItem(name=name, state="present", evidence=f"{len(found)} in the folder, the last {found[-1]}")
+    if run.source != "steadystep":
+        return _unknown(name)
+    if not run.path.exists():
+        return asked or _unknown(name)
+    fix = "monitoring: {save_checkpoints: true}"
+    if asked is not None and asked.state == "present":
+        return ChecklistItem(name=name, state="partial", evidence=f"{asked.evidence}; none in the folder")
+    said = "none in the folder: a crash of the machine would lose the run"
+    return ChecklistItem(name=name, state="absent", evidence=said, fix=fix)
+
+
+def _validation(run: Run) -> ChecklistItem:
+    name = ItemName.VALIDATION
+    if not run.validation:
+        return ChecklistItem(name=name, state="absent", evidence="none in the log", fix="guard.validate(val_loss)")
+    metric = "val_loss" if "val_loss" in run.validation else next(iter(run.validation))
+    series = run.validation[metric]
+    if not len(series) or not np.isfinite(series.values).any():
+        return ChecklistItem(name=name, state="partial", evidence="no finite value")
+    finite = np.where(np.isfinite(series.values), series.values, np.nan)
+    best = int(np.nanargmax(finite) if higher_is_better(metric) else np.nanargmin(finite))
+    said = f"{len(series):,} times, best {series.values[best]:.4g} at step {int(series.steps[best]):,}"
+    return ChecklistItem(name=name, state="present", evidence=said)
+
+
+def _incidents(run: Run) -> ChecklistItem:
+    name = ItemName.INCIDENTS
+    serious = [i for i in run.incidents if i.severity in ("act", "critical")]
+    if not serious:
+        return ChecklistItem(name=name, state="present", evidence="none that called for an action")
+    causes = sorted({incident.cause for incident in serious})
+    said, fix = f"{len(serious):,}: {', '.join(causes[:4])}", f"steadystep report {run.path}"
+    return ChecklistItem(name=name, state="partial", evidence=said, fix=fix)

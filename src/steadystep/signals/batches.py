@@ -86,7 +86,8 @@ class Inputs:
     def __init__(self) -> None:
         self._left = _BATCHES
         self._seen: list[Tensor] = []
-        self._pending: list[Tensor] = []
+        self.waiting: list[Tensor] = []
+        """One flat tensor for the next host read, once, when the last of the first batches was seen."""
 
     def add(self, batch: Any) -> None:
         """One more batch; after the first few this does nothing."""
@@ -101,7 +102,7 @@ class Inputs:
             return
         finally:
             if not self._left and self._seen:
-                self._pending = [_merge(torch.stack(self._seen))]
+                self.waiting = [_merge(torch.stack(self._seen))]
 
     def _keep(self, measured: Tensor) -> None:
         # why: another number of features is another kind of input; there is nothing to compare
@@ -109,16 +110,12 @@ class Inputs:
         if (measured.shape, measured.device) == (first.shape, first.device):
             self._seen.append(measured)
 
-    def pending(self) -> list[Tensor]:
-        """One flat tensor for the next host read, once, when the last of the first batches was seen."""
-        return self._pending
-
     def read(self, values: Sequence[float]) -> InputStats | None:
         """The record, once; None when nothing was pending."""
-        if not self._pending:
+        if not self.waiting:
             return None
         batches = len(self._seen)
-        self._seen, self._pending = [], []
+        self._seen, self.waiting = [], []
         mean, std, largest, constant, spread, finite = values
         return InputStats(
             batches=batches,
@@ -132,12 +129,12 @@ class Inputs:
 
     def state_dict(self) -> dict[str, Any]:
         """Whether there is anything left to look at; an unfinished look begins again."""
-        return {"done": not self._left and not self._pending}
+        return {"done": not self._left and not self.waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._left = 0 if state["done"] else _BATCHES
-        self._seen, self._pending = [], []
+        self._seen, self.waiting = [], []
 
 
 def _feature_tensor(batch: Any) -> Tensor | None:

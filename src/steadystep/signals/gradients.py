@@ -27,38 +27,35 @@ class Gradients:
         self._model = model
         self._optimizer = optimizer
         self._layout = layout_of([])
+        self.parameters: tuple[Parameter, ...]
+        """All that the optimizer holds."""
         self._name_all()
-        if not any(p.requires_grad for p in self._params):
+        if not any(p.requires_grad for p in self.parameters):
             raise MisuseError("nothing to train: no parameter in the optimizer requires a gradient")
         ours = {id(p) for p in model.parameters()}
-        if not any(id(p) in ours for p in self._params):
+        if not any(id(p) in ours for p in self.parameters):
             raise MisuseError(
                 "the optimizer holds none of this model's parameters: build it from model.parameters() after the model"
             )
 
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """All that the optimizer holds."""
-        return self._params
-
     def versions(self) -> tuple[int | None, ...]:
         """The version counter of each gradient; None where there is none."""
-        return tuple([None if (grad := p.grad) is None else grad._version for p in self._params])
+        return tuple([None if (grad := p.grad) is None else grad._version for p in self.parameters])
 
     def named(self) -> tuple[tuple[str, ...], tuple[Parameter, ...]]:
         """All that the optimizer holds, with their names."""
-        return self._names, self._params
+        return self._names, self.parameters
 
     def collect(self) -> tuple[tuple[str, ...], list[Tensor], Layout]:
         """Names, gradients and their grouping for this step."""
         if self._groups_changed():
             self._name_all()
-        grads = [p.grad for p in self._params if p.grad is not None]
+        grads = [p.grad for p in self.parameters if p.grad is not None]
         if self._sharded:
             grads = [local_part(grad) for grad in grads]
         names = self._names
-        if len(grads) < len(self._params):
-            names = tuple(n for n, p in zip(names, self._params, strict=True) if p.grad is not None)
+        if len(grads) < len(self.parameters):
+            names = tuple(n for n, p in zip(names, self.parameters, strict=True) if p.grad is not None)
         # why: asking each gradient whether it is sparse costs more than the norm of a small one; a parameter that
         # once had a sparse gradient is the only kind that has to be asked again.
         if not self._layout.fits(grads) or self._layout.sparse:
@@ -93,8 +90,8 @@ class Gradients:
             _check_supported(name, parameter)
         self._held = groups  # from here on nothing is refused: a mistake in the groups costs the step that meets it
         self._names = tuple(named)
-        self._params = tuple(named.values())
-        self._sharded = is_sharded(self._params)
+        self.parameters = tuple(named.values())
+        self._sharded = is_sharded(self.parameters)
 
 
 def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, Parameter]]:
@@ -112,17 +109,20 @@ def _check_supported(name: str, parameter: Parameter) -> None:
 class Transfer:
     """One read for many numbers: `add` says where each will be, `read` brings them.
 
-    >>> transfer = Transfer()
-    >>> norms, losses = transfer.add([torch.tensor(1.0), torch.tensor(2.0)]), transfer.add([torch.tensor(3.0)])
+    >>> transfer = Transfer([torch.tensor(1.0), torch.tensor(2.0)])
+    >>> losses = transfer.add([torch.tensor(3.0)])
     >>> values = transfer.read()
-    >>> values[norms], values[losses]
+    >>> values[:2], values[losses]
     ([1.0, 2.0], [3.0])
     """
 
     __slots__ = ("_scalars",)
 
-    def __init__(self) -> None:
-        self._scalars: list[Tensor] = []
+    def __init__(self, first: Iterable[Tensor] = (), second: Iterable[Tensor] = ()) -> None:
+        self._scalars: list[Tensor] = [*first, *second]
+
+    def __len__(self) -> int:
+        return len(self._scalars)
 
     def add(self, scalars: Iterable[Tensor]) -> slice:
         """Tensors of no dimension; the place they will have in what `read` returns."""
@@ -160,12 +160,13 @@ def _read_mixed(scalars: Sequence[Tensor], flat: Sequence[Tensor]) -> list[float
 
 
 @final
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GradientView:
-    """One look at the gradients of one update."""
+    """The gradients of one update as they were measured: numbers for the judge, tensors for whoever applies it."""
 
     signals: Signals
     grads: list[Tensor]
+    """Emptied once the update is over: holding them would keep their memory from being freed."""
     layout: Layout
     norms: list[Tensor]
     """Of each gradient, still on the device."""
@@ -173,6 +174,9 @@ class GradientView:
 
 class Probing(Protocol):
     """The heavier look that MEASURE takes around an update; ACT tells it when that is."""
+
+    every: int
+    """Steps; from there on nothing is due at any other step than its multiples."""
 
     def due(self, step: int) -> bool:
         """Whether the update of `step` is to be measured."""

@@ -1,9 +1,9 @@
 """The one look: everything a step is judged by, in one pass over the gradients and one transfer to the host."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -27,9 +27,16 @@ _NOTHING = slice(0, 0)
 _ANNOUNCING = ("initial_lr", "max_lr")
 
 
+class Announces(Protocol):
+    """A learning rate with a plan."""
+
+    announced: float
+    """The largest that it is known to come to; 0 without a plan."""
+
+
 @final
 class Measurer:
-    """Takes one `Look` per optimizer step."""
+    """Makes one `GradientView` per optimizer step."""
 
     def __init__(
         self,
@@ -50,8 +57,8 @@ class Measurer:
         self._inputs = inputs
         self._weights = weights or WeightNorms(gradients, wanted=False)
         self._state = state or StatePeaks(gradients, optimizer, dict, wanted=False)
-        self.planned: Callable[[], float] = lambda: 0.0
-        """The largest learning rate of the guard's own schedule; 0 when it has none."""
+        self.learning_rate: Announces | None = None
+        """The guard's own schedule, if it has one."""
 
     def measure(
         self,
@@ -73,28 +80,29 @@ class Measurer:
         else:
             norms, layout = self._measure(grads, layout)
             measured = None
-        lrs, tensor_lrs = self._learning_rates()
-        watched, buffers = self._buffers.suspects(step)
-        size = self._size_of(batches) if batches else None
-        # why: a batch that is still on the host costs no transfer; one on another device rides along after all
-        here = size is not None and size.device.type == "cpu" != losses[0].device.type
-        samples, first_batches = self._probes.pending(), self._inputs.pending()
-
+        lrs, tensor_lrs, announced = self._learning_rates()
+        watched: list[str] = []
         # The only host read of a healthy step; everything rides along.
-        transfer, due = Transfer(), step % WEIGHTS_EVERY == OFFSET
-        of_norms, of_losses = transfer.add(norms), transfer.add(losses)
+        transfer = Transfer(norms, losses)
         of_scale = transfer.add((scale,)) if scale is not None else _NOTHING
         of_lrs = transfer.add(tensor_lrs) if tensor_lrs else _NOTHING
-        of_peaks = transfer.add(torch._foreach_norm(buffers, torch.inf)) if buffers else _NOTHING  # L2 may overflow
-        of_constants = transfer.add(self._buffers.probe(step))
+        of_peaks = of_constants = _NOTHING
+        if self._buffers.modules:
+            watched, buffers = self._buffers.suspects(step)
+            of_peaks = transfer.add(torch._foreach_norm(buffers, torch.inf)) if buffers else _NOTHING  # L2 may overflow
+            of_constants = transfer.add(self._buffers.probe(step))
         of_metrics = transfer.add([v for v in metrics.values() if isinstance(v, Tensor)]) if metrics else _NOTHING
+        due = step % WEIGHTS_EVERY == OFFSET
         of_weights = transfer.add(self._weights.measure()) if due else _NOTHING
         of_state = transfer.add(self._state.measure()) if due else _NOTHING
-        of_batch = transfer.add(()) if size is None or here else transfer.add((size,))
-        host = transfer.read([*samples, *first_batches])
-        of_samples = slice(of_batch.stop, of_batch.stop + _count(samples))
+        size, here = self._size_of(batches, losses[0].device) if batches else (None, False)
+        of_batch = _NOTHING if size is None or here else transfer.add((size,))
+        samples, first_batches = self._probes.waiting, self._inputs.waiting
+        end = len(transfer)
+        host = transfer.read([*samples, *first_batches] if samples or first_batches else ())
 
-        each, seen, peaks = tuple(host[of_norms]), tuple(host[of_losses]), tuple(host[of_peaks])
+        count, of_losses = len(norms), len(norms) + len(losses)
+        each, seen, peaks = tuple(host[:count]), tuple(host[count:of_losses]), tuple(host[of_peaks])
         if host[of_constants]:
             self._buffers.learn(host[of_constants])
         lrs += host[of_lrs]
@@ -102,6 +110,7 @@ class Measurer:
         batch_size = host[of_batch]
         if size is not None and here:
             batch_size = [float(size)]  # sync: none, it is on the host
+        begin = end + _count(samples) if samples else end
         signals = Signals(
             step=step,
             loss=seen[0] if len(seen) == 1 else _mean(seen, weights),
@@ -109,7 +118,7 @@ class Measurer:
             grad_norm=math.hypot(*each),
             norms=each,
             names=names,
-            bad_buffers=tuple([n for n, peak in zip(watched, peaks, strict=True) if not math.isfinite(peak)]),
+            bad_buffers=_not_finite(watched, peaks) if peaks else (),
             buffers=tuple(watched),
             buffer_peaks=peaks,
             weights=self._weights.names() if weight_norms else (),
@@ -118,15 +127,15 @@ class Measurer:
             state_peaks=state_peaks,
             batch_rms=batch_size[0] if batch_size else None,
             lr=lrs[0] if len(lrs) == 1 else _largest(lrs),
-            announced_lr=self._announced(),
+            announced_lr=announced,
             scale=1.0 if scale is None else host[of_scale.start],
             scaled=scale is not None,
             repeatable=repeatable,
             metrics=_named(metrics, host[of_metrics]) if metrics else _NO_METRICS,
             loss_eps=_EPS.get(losses[0].dtype, _EPS[torch.float32]),
             refused_in_a_row=refused_in_a_row,
-            probe=self._probes.read(host[of_samples]),
-            inputs=self._inputs.read(host[of_samples.stop :]),
+            probe=self._probes.read(host[end:begin]) if samples or self._probes.record is not None else None,
+            inputs=self._inputs.read(host[begin:]) if first_batches else None,
         )
         view = GradientView(signals, grads, layout, norms)
         return view if signals.all_finite else self._look_closer(view, batches or [], again=measured is None)
@@ -158,20 +167,22 @@ class Measurer:
         signals = view.signals
         if again and not math.isfinite(signals.grad_norm):
             # why: a gradient whose dtype changed since the layout was made may have overflowed only in its norm
-            view.layout = self._gradients.regroup(view.grads)
-            view.norms = measure(view.grads, view.layout)
+            layout = self._gradients.regroup(view.grads)
+            view = replace(view, layout=layout, norms=measure(view.grads, layout))
             each = tuple(_read(view.norms))
             signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
         signals = self.with_weights(signals)
         bad = self._buffers.newly_bad(signals.bad_buffers, grave=not signals.is_finite)
         if bad != signals.bad_buffers:
             signals = replace(signals, bad_buffers=bad)
-        view.signals = replace(signals, input_finite=batch_is_finite(batches)) if batches else signals
-        return view
+        return replace(view, signals=replace(signals, input_finite=batch_is_finite(batches)) if batches else signals)
 
-    def _size_of(self, batches: list[Any]) -> Tensor | None:
+    def _size_of(self, batches: list[Any], device: torch.device) -> tuple[Tensor | None, bool]:
+        """A number for the size of the batch, and whether it can be read without a transfer."""
         self._inputs.add(batches[0])
-        return batch_rms(batches[0])
+        size = batch_rms(batches[0])
+        # why: a batch that is still on the host costs no transfer; one on another device rides along after all
+        return size, size is not None and size.device.type == "cpu" != device.type
 
     def _measure(self, grads: list[Tensor], layout: Layout) -> tuple[list[Tensor], Layout]:
         try:
@@ -180,29 +191,27 @@ class Measurer:
             layout = self._gradients.regroup(grads)
             return measure(grads, layout), layout
 
-    def _announced(self) -> float:
-        """Torch's schedulers write what they rise to (`initial_lr`, `max_lr`) into the groups."""
-        largest = self.planned()
+    def _learning_rates(self) -> tuple[list[float], list[Tensor], float]:
+        """Of all groups, and the largest announced: torch's schedulers write what they rise to into the groups."""
+        numbers: list[float] = []
+        tensors: list[Tensor] = []
+        largest = 0.0 if self.learning_rate is None else self.learning_rate.announced
         for group in self._optimizer.param_groups:
+            lr = group.get("lr", 0.0)
+            (tensors if isinstance(lr, Tensor) else numbers).append(lr)
             for key in _ANNOUNCING:
                 value = group.get(key, 0.0)
                 if isinstance(value, float | int) and value > largest:
                     largest = float(value)
-        return largest
-
-    def _learning_rates(self) -> tuple[list[float], list[Tensor]]:
-        numbers: list[float] = []
-        tensors: list[Tensor] = []
-        for group in self._optimizer.param_groups:
-            lr = group.get("lr", 0.0)
-            (tensors if isinstance(lr, Tensor) else numbers).append(lr)
-        return numbers, tensors
+        return numbers, tensors, largest
 
 
 def _read(scalars: list[Tensor]) -> list[float]:
-    transfer = Transfer()
-    transfer.add(scalars)
-    return transfer.read()
+    return Transfer(scalars).read()
+
+
+def _not_finite(names: Sequence[str], peaks: Sequence[float]) -> tuple[str, ...]:
+    return tuple([name for name, peak in zip(names, peaks, strict=True) if not math.isfinite(peak)])
 
 
 def _named(metrics: Metrics, read: list[float]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, final
 
@@ -18,14 +18,12 @@ from steadystep.signals.gradients import Gradients
 from steadystep.signals.samples import Lot, Moments, is_plain
 from steadystep.signals.weights import RowNorms
 
-_NOTHING = nullcontext()
-
 
 @final
 class UpdateProbes:
     """Looks at samples of weights, gradients and second moments around one update.
 
-    At a due step: `before`, the update, `after`; or `cancel` when it is refused. What `pending` returns then rides
+    At a due step: `before`, the update, `after`; or `cancel` when it is refused. What is `waiting` then rides
     along with the host read of the next look, and `read` makes the record. Parameters without a gradient are left out;
     what is not known of one (no second moment, a sparse gradient) is NaN.
     """
@@ -46,7 +44,8 @@ class UpdateProbes:
         self._attention = attention
         self._tables = tables
         self._watchers = [watcher for watcher in (activations, attention) if watcher is not None]
-        self._every = every
+        self.every = every
+        """Steps; from there on nothing is due at any other step than its multiples."""
         self._names: tuple[str, ...] = ()
         self._params: tuple[Parameter, ...] = ()
         self._lots: list[Lot] = []
@@ -55,16 +54,14 @@ class UpdateProbes:
         self._table_names: tuple[str, ...] = ()
         self._open = False
         self._step = 0
-        self._pending: list[Tensor] = []
-        self._record: Probe | None = None
+        self.waiting: list[Tensor] = []
+        """Flat tensors for the next host read, in the order `read` wants them."""
+        self.record: Probe | None = None
+        """One that was read already, when the state was saved."""
 
     def due(self, step: int) -> bool:
         """True at 1, 2, 4, 8, … and from `every` on at its multiples."""
-        return step > 0 and (step % self._every == 0 or (step < self._every and not step & (step - 1)))
-
-    def watching(self, step: int) -> AbstractContextManager[None]:
-        """Around the forward pass of `step`: hooks on activations and attention when it is due, nothing otherwise."""
-        return self._hooked() if self.due(step) else _NOTHING
+        return step > 0 and (step % self.every == 0 or (step < self.every and not step & (step - 1)))
 
     def before(self) -> None:
         """Just before the update, with its gradients in place: remember samples of the weights."""
@@ -86,19 +83,15 @@ class UpdateProbes:
         """Forget what is open or pending: the update was refused, or undone."""
         for lot in self._lots:
             lot.forget()
-        self._open, self._pending, self._record = False, [], None
+        self._open, self.waiting, self.record = False, [], None
         for watcher in self._watchers:
             watcher.clear()
 
-    def pending(self) -> list[Tensor]:
-        """Flat tensors for the next host read, in the order `read` wants them."""
-        return self._pending
-
     def read(self, values: Sequence[float]) -> Probe | None:
-        """The record, once; None when nothing was pending. `values`: the numbers of `pending`, one after the other."""
-        record = self._make(values) if self._pending else self._record
+        """The record, once; None when nothing was pending. `values`: the numbers of `waiting`, one after the other."""
+        record = self._make(values) if self.waiting else self.record
         if record is not None:
-            self._pending, self._record = [], None
+            self.waiting, self.record = [], None
         return record
 
     @torch.no_grad()
@@ -114,22 +107,23 @@ class UpdateProbes:
 
     @torch.no_grad()
     def _compare(self, step: int) -> None:
-        self._pending = [lot.measure() for lot in self._lots]
+        self.waiting = [lot.measure() for lot in self._lots]
         self._open, self._step = False, step
         if self._tables is not None:
-            self._pending += self._tables.measure()
+            self.waiting += self._tables.measure()
             self._table_names = self._tables.names
         if self._attention is not None:
             self._attentions = self._attention.modules
-            self._pending += self._attention.pending()
+            self.waiting += self._attention.pending()
         if self._activations is not None:
             self._modules = self._activations.modules
-            self._pending += self._activations.pending()
+            self.waiting += self._activations.pending()
         for watcher in self._watchers:
             watcher.clear()  # its hooks may be at work again before these numbers are read
 
     @contextmanager
-    def _hooked(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
+        """Around the forward pass of a step that is due: hooks on activations and attention."""
         with ExitStack() as stack:
             for watcher in self._watchers:
                 stack.enter_context(watcher.watching())
@@ -173,16 +167,16 @@ class UpdateProbes:
 
     def state_dict(self) -> dict[str, Any]:
         """What waits to be read, ready for JSON."""
-        if self._pending:
-            home = self._pending[0].device
-            values = torch.cat([tensor.to(home) for tensor in self._pending]).tolist()  # sync: only when saved
-            self._pending, self._record = [], self._make(values)
-        return {"record": None if self._record is None else self._record.to_json()}
+        if self.waiting:
+            home = self.waiting[0].device
+            values = torch.cat([tensor.to(home) for tensor in self.waiting]).tolist()  # sync: only when saved
+            self.waiting, self.record = [], self._make(values)
+        return {"record": None if self.record is None else self.record.to_json()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.cancel()
-        self._record = None if state["record"] is None else Probe.from_json(state["record"])
+        self.record = None if state["record"] is None else Probe.from_json(state["record"])
 
 
 def _unless_unknown(values: tuple[float, ...]) -> tuple[float, ...]:

@@ -5,17 +5,17 @@ damage, and is meant. What is swapped in and out again between two steps changes
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from steadystep._utils.tensors import local_part
+from steadystep.optimizers import Trained
 from steadystep.signals.activations import SilentHook
 
 _MEASURED_IN = {
@@ -37,14 +37,17 @@ class WeightEdits:
     def __init__(
         self,
         model: nn.Module,
-        parameters: Callable[[], Sequence[Parameter]],
+        trained: Trained,
         optimizers: Sequence[Optimizer] = (),
         *,
         hooked: bool = True,
     ) -> None:
-        self._parameters = parameters
+        self._trained = trained
         self._before: Tensor | None = None
-        self._edition = 0
+        self.edition = 0
+        """How often they have changed."""
+        self.suspected = False
+        """They may have since `count` was asked last."""
         self._replaced = False
         """The optimizer's state was."""
         told = weakref.WeakMethod(self.expect)  # why: the model must not keep a guard that was dropped, nor its moments
@@ -61,26 +64,23 @@ class WeightEdits:
                 self._handles += [each.register_load_state_dict_pre_hook(hook) for each in optimizers]
         weakref.finalize(self, _remove, self._handles)
 
-    @classmethod
-    def none(cls) -> "WeightEdits":
-        """Of no model."""
-        return cls(nn.Module(), tuple, hooked=False)
-
     def expect(self) -> None:
         """Weights may be about to change."""
+        self.suspected = True
         if self._before is None:
             self._before = self._norms()
 
-    def edition(self) -> int:
-        """How often they have changed so far, to something finite; asked once per step, by each judge."""
+    def count(self) -> int:
+        """How often they have changed so far, to something finite; to be asked where they are `suspected` to."""
+        self.suspected = False
         if self._before is not None:
             before, self._before = self._before, None
             now = self._norms()
             same = now.shape == before.shape and torch.equal(now, before)  # sync: only after a `load_state_dict`
             self._replaced = self._replaced or (not same and bool(now.isfinite().all()))
-        self._edition += self._replaced
+        self.edition += self._replaced
         self._replaced = False
-        return self._edition
+        return self.edition
 
     def remove(self) -> None:
         """The model is as it was."""
@@ -88,13 +88,13 @@ class WeightEdits:
 
     def forget(self) -> None:
         """What was loaded belongs to a state that the guard is given too."""
-        self._before, self._replaced = None, False
+        self._before, self._replaced, self.suspected = None, False, False
 
     def _replace(self) -> None:
-        self._replaced = True
+        self._replaced = self.suspected = True
 
     def _norms(self) -> Tensor:
-        weights = [local_part(weight).detach() for weight in self._parameters() if weight.dtype in _MEASURED_IN]
+        weights = [local_part(weight).detach() for weight in self._trained.parameters if weight.dtype in _MEASURED_IN]
         norms = [torch.linalg.vector_norm(weight, dtype=_MEASURED_IN[weight.dtype]) for weight in weights]
         device = norms[0].device if norms else None
         return torch.cat([norm.reshape(1).to(device) for norm in norms]) if norms else torch.zeros(0)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep._utils.text import plain_name
-from steadystep.stats.level import is_absurd
+from steadystep.stats.streaming import is_absurd
 
 _PROBE_EVERY = 1024  # steps; before that at 0, 1, 2, 4, 8, ...
 _ALL_EVERY, _ALL_AT = 20, 7  # steps: quiet ones are looked at together with the weights
@@ -112,8 +112,8 @@ class Buffers:
     """All buffers of a model. `remember` before the forward pass, `put_back` when its step is refused."""
 
     def __init__(self, model: nn.Module, *, restores: bool = True) -> None:
-        self._modules = list(_modules_with_buffers(model))
-        self._slots = [slot for module in self._modules for slot in module.slots]
+        self.modules = list(_modules_with_buffers(model))
+        self._slots = [slot for module in self.modules for slot in module.slots]
         self._restores = restores
         self._probed = False
         self._copies = 0
@@ -130,7 +130,7 @@ class Buffers:
 
     def remember(self) -> None:
         """Copy what may be written next: one fused copy for all live buffers."""
-        if not self._modules:
+        if not self.modules:
             return
         self._copies += 1
         targets, sources = [], []
@@ -168,7 +168,7 @@ class Buffers:
         """Live floating-point buffers, to be looked at for NaN and infinity; at some steps the quiet ones too."""
         names: list[str] = []
         tensors: list[Tensor] = []
-        if self._modules:
+        if self.modules:
             everything = step is not None and (step % _ALL_EVERY == _ALL_AT or self._is_probed(step))
             for slot in self._slots if everything else self._live():
                 tensor = slot.tensor
@@ -205,7 +205,7 @@ class Buffers:
 
     def probe(self, step: int) -> list[Tensor]:
         """At probe steps and the first time: for each buffer a flag on the device, whether it differs from its copy."""
-        if not self._modules or not self._is_probed(step):
+        if not self.modules or not self._is_probed(step):
             return []
         self._probed = True
         return [_differs(slot) for slot in self._slots]
@@ -220,7 +220,7 @@ class Buffers:
 
     def put_back(self, *, outside: bool = True) -> None:
         """The refused forward pass leaves no trace here; with `outside`, nor does what had damaged a buffer before."""
-        if self._restores and self._modules:
+        if self._restores and self.modules:
             self._restore(self._damaged() if outside else {})
 
     @torch.no_grad()
@@ -249,7 +249,7 @@ class Buffers:
         return known
 
     def _live(self) -> Iterator[_Slot]:
-        return (slot for module in self._modules for slot in module.live())
+        return (slot for module in self.modules for slot in module.live())
 
 
 def _modules_with_buffers(model: nn.Module) -> Iterator[_Module]:

@@ -5,17 +5,51 @@ references, no copies; what a step costs is a look at the size of its batch.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from steadystep._utils.tree import bytes_of
-from steadystep.engine.closures import RecordedMicroBatch
 from steadystep.records import Signals
 
 _MOST = 512  # updates: no state that one goes back to is older
 _LUMP = 16  # updates whose batches are weighed together: one by one, with cold caches, took three times as long
+
+
+class Repeatable(Protocol):
+    """A forward pass that can be run again later and still means the same batch."""
+
+    @property
+    def rng(self) -> object | None:
+        """The random numbers it began with, where they are put back for it and the loop goes on after its draws."""
+        ...
+
+    @property
+    def batch(self) -> Any:
+        """What is held in memory for it."""
+        ...
+
+    @property
+    def closure(self) -> Callable[..., Any]:
+        """What computes the loss."""
+        ...
+
+    def again(self) -> tuple[Callable[..., Any], Any]:
+        """The closure and its batch, with the random numbers put back to that moment."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RecordedMicroBatch:
+    """One micro-batch of an update that is over."""
+
+    recipe: Repeatable
+    weight: float | None
+    """As it was given to `step`."""
+    touch: Callable[[], None] | None = None
+    """What a loop does to the gradients after this pass and before its step: its own clipping."""
 
 
 @final
@@ -44,15 +78,12 @@ class ReplayBuffer:
 
     def __init__(self, *, max_bytes: float) -> None:
         self._max_bytes = max_bytes
+        self.open = max_bytes > 0
+        """Whether it is worth giving it anything."""
         self._done: deque[RecordedUpdate] = deque()
         self._sizes: deque[float] = deque()
         """Of the first of them; the last have not been weighed yet."""
         self._bytes = self._largest = 0.0
-
-    @property
-    def open(self) -> bool:
-        """Whether it is worth giving it anything."""
-        return self._max_bytes > 0
 
     def add(self, done: RecordedUpdate) -> None:
         """One more update."""
@@ -91,12 +122,12 @@ class ReplayBuffer:
     def _weigh(self) -> None:
         """Those that have not been; once they prove too large, nothing is kept."""
         for done in islice(self._done, len(self._sizes), None):
-            size = sum(bytes_of(work) for work in done.micro_batches)
+            size = sum(bytes_of(work.recipe.batch, work.recipe.closure) for work in done.micro_batches)
             self._sizes.append(size)
             self._bytes += size
             self._largest = max(self._largest, size)
         if self._bytes > self._max_bytes:
-            self._max_bytes = 0.0
+            self._max_bytes, self.open = 0.0, False
             self.clear()
 
     def _drop_oldest(self) -> None:
@@ -111,4 +142,4 @@ class ReplayBuffer:
         """Continue from `state`."""
         self.clear()
         if not state["open"]:
-            self._max_bytes = 0.0
+            self._max_bytes, self.open = 0.0, False

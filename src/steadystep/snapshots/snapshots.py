@@ -96,6 +96,8 @@ class Snapshots:
         self._kept: dict[str, KeptObject] = {}
         self._updates: dict[str, Callable[[], object]] = {}
         self._last_step = 0
+        self.next_step = 0
+        """Before it no state is due."""
         self._rooms = Rooms(
             count=count,
             memory_bytes=memory_bytes,
@@ -150,6 +152,7 @@ class Snapshots:
     ) -> None:
         """Remember the state as it is now; not in the place of the last one before `suspected_since`."""
         self.settle()
+        self.next_step = 0
         live = self._tensor_state.tensors()
         self._rooms.decide(live)
         if not self._rooms.count:
@@ -175,6 +178,7 @@ class Snapshots:
             )
         )
         self._last_step = step
+        self.next_step = step + self.interval
 
     def roll_back(self, step: int, *, replay: bool) -> Snapshot:
         """Restore the state of `step` and forget all younger ones. `replay` also restores torch's random numbers."""
@@ -191,16 +195,16 @@ class Snapshots:
         return state
 
     def is_as_it_was(self, updates: int) -> bool:
-        """Whether everything is as in the state with so many updates that `go_back` passed over; True without one."""
+        """Whether everything is as in the state with so many updates that `roll_back` passed over; True without one."""
         state = next((s for s in self._passed_over if s.updates == updates), None)
         return state is None or self._tensor_state.is_as_in(state.tensors, state.numbers)
 
     def settle(self) -> None:
-        """Forget what `go_back` passed over."""
+        """Forget what `roll_back` passed over."""
         self._passed_over = []
 
     def schedules(self) -> Callable[[], None]:
-        """To be called after `go_back`: puts kept schedulers, and their learning rates, where they are now."""
+        """To be called after `roll_back`: puts kept schedulers, and their learning rates, where they are now."""
         kept = [(thing, _copied(thing.state_dict())) for thing in self._kept.values() if isinstance(thing, LRScheduler)]
         rates = [[_copied(group["lr"]) for group in thing.optimizer.param_groups] for thing, _ in kept]
 
@@ -249,7 +253,7 @@ class Snapshots:
     def forget(self) -> None:
         """Drop all states: they belong to weights that were replaced."""
         self._states, self._passed_over = [], []
-        self._last_step = 0
+        self._last_step = self.next_step = 0
 
     def _replaced(self, step: int, suspected_since: int | None) -> Snapshot | None:
         """The state whose room the next one takes; none while there is room for another."""

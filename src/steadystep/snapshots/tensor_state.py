@@ -1,7 +1,7 @@
 """Every tensor a training loop owns, as it is now: parameters, buffers, optimizer state."""
 
 import copy
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from steadystep._utils.tensors import local_part, spread_like
 from steadystep._utils.text import plain_name
 from steadystep.checkpoints.finite import bad_names
-from steadystep.optimizers import SET_BY_LOOPS, OwnValues, all_inside, put_into, same_values
+from steadystep.optimizers import SET_BY_LOOPS, OwnValues, Trained, all_inside, put_into, same_values
 from steadystep.snapshots.buffers import is_expanded
 
 Key = tuple[Hashable, ...]
@@ -72,7 +72,7 @@ class TensorState:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        parameters: Callable[[], Sequence[Parameter]],
+        trained: Trained,
         *,
         infinite: Container[str] = (),
     ) -> None:
@@ -80,15 +80,15 @@ class TensorState:
         self._infinite = {id(p) for name, p in model.named_parameters() if plain_name(name) in infinite}
         self._model = model
         self._optimizer = optimizer
-        self._parameters = parameters
+        self._trained = trained
 
     def tensors(self) -> dict[Key, Tensor]:
         """What is copied: alive, not copies."""
         found: dict[Key, Tensor] = {}
-        for parameter in self._parameters():
+        for parameter in self._trained.parameters:
             found["parameter", id(parameter)] = local_part(parameter).detach()
         for number, optimizer in enumerate(all_inside(self._optimizer)):
-            for parameter in self._parameters():
+            for parameter in self._trained.parameters:
                 for name, value in optimizer.state.get(parameter, {}).items():
                     if isinstance(value, Tensor):
                         found["state", id(parameter), number, name] = local_part(value).detach()
@@ -105,7 +105,7 @@ class TensorState:
 
     def numbers(self) -> Numbers:
         """What belongs to them and is no tensor, as a copy."""
-        return Numbers(self._optimizer, tuple(self._parameters()))
+        return Numbers(self._optimizer, tuple(self._trained.parameters))
 
     @torch.no_grad()
     def put_back(

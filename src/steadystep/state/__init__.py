@@ -70,7 +70,8 @@ def check(names: Iterable[str], state: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: it is of another format, or has a hole.
     """
-    missing = {"format", *(name for name in names if not name.startswith(DETECTOR))} - state.keys()
+    saved = {STATE_PARTS.get(name, name) for name in state}
+    missing = {"format", *(name for name in names if not name.startswith(DETECTOR))} - saved
     found = state.get("format")
     if missing or type(found) is not int or found != STATE_FORMAT:
         known = str(found) if type(found) is int and 0 <= found < _FORMATS else f"a {type(found).__name__} for it"

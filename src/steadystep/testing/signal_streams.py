@@ -115,7 +115,9 @@ def _probed(step: int, rng: random.Random) -> dict[str, Any]:
             batches=8, mean=0.1, std=1.1, largest=5.0, constant_share=0.0, scale_spread=3.0, finite=True
         )
     if step % 50 == 49:
-        found["witness"] = Counterfactual(step=step - 20, old_loss=2.0 + rng.random(), current_loss=2.0 + rng.random())
+        found["counterfactual"] = Counterfactual(
+            step=step - 20, old_loss=2.0 + rng.random(), current_loss=2.0 + rng.random()
+        )
     return found
 
 

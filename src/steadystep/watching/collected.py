@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from steadystep.engine.closures import RecordedMicroBatch
+from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 from steadystep.watching.listeners import Clip
 from steadystep.watching.recorder import Recorder
 
@@ -50,7 +50,7 @@ class Collected:
         """Of each gradient at the end of the last backward pass, on the device, when `measuring`."""
         self.before: Callable[[], None] = lambda: None
         """Called before each backward pass of the program."""
-        self.runner = 0
+        self.passes = 0
         """Backward passes of ours that were heard of, and losses that were given, since the beginning."""
         self.measuring = True
         """The loop clips by itself, or it is not known yet whether it does."""
@@ -88,7 +88,7 @@ class Collected:
         if now == self._before:
             return
         self._marks = now
-        self.runner += 1
+        self.passes += 1
         if loss is not None:
             seen = loss.detach()
             self._found.append(seen.reshape(()) if seen.dim() else seen)
@@ -125,7 +125,7 @@ class Collected:
 
     def give(self, loss: Tensor) -> None:
         """The loop says it itself, before or after its backward pass."""
-        self.runner += 1
+        self.passes += 1
         self._waiting.append(loss.detach().reshape(()))
 
     @property

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -9,10 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import measure
-from steadystep.actions.update import REFUSALS
+from steadystep.actions import REFUSALS
 from steadystep.diagnosis import ADVICE, Cause
-from steadystep.engine.closures import RecordedMicroBatch
 from steadystep.engine.ownership import no_loss_seen
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
@@ -20,6 +19,7 @@ from steadystep.incidents.refused_step import RefusedStep
 from steadystep.optimizers import each_of
 from steadystep.records import Action, Diagnosis, Outcome, Plan
 from steadystep.signals.gradients import GradientView
+from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.recorder import Reruns
 from steadystep.watching.undo import Undo, is_quiet, loss_is_finite
@@ -41,7 +41,8 @@ class HookedStep:
         *,
         several: bool,
     ) -> None:
-        self._guard, self._parts = guard, guard._parts
+        self._pipeline, self._parts = guard._pipeline, guard._parts
+        self._progress = guard._parts.progress
         self._optimizer = optimizer
         self._seen = seen
         self.scaling = scaling
@@ -94,7 +95,7 @@ class HookedStep:
             self._at_work(False)
 
     def _decide(self, returned: Any) -> None:
-        parts, guard = self._parts, self._guard
+        parts, pipeline = self._parts, self._pipeline
         parts.around.abandon()
         if self._fresh is not None:
             if self._fresh != self._versions():  # loaded since: what was remembered is not what is trained
@@ -108,30 +109,27 @@ class HookedStep:
         norms = self._seen.norms if shrunk and not self._partly else None
         if norms is not None and scale is not None:
             norms = list(torch._foreach_div(norms, scale))
-        parts.learning_rate.place(guard.updates)
+        parts.learning_rate.place(self._progress.updates)
         repeats = parts.recovery.remembers and not self._several and self._whole
         self._works = self._seen.micro_batches(unchanged=not shrunk and not scaled) if repeats else ()
         self._reruns.show(parts.runner, self._works)
-        view = parts.measurer.measure(
-            step=guard.attempts,
-            losses=losses,
-            weights=[1.0] * len(losses),
+        view = pipeline.measure_losses(
+            losses,
             scale=scale if scale is not None or not scaled else torch.ones((), device=losses[0].device),
-            metrics=guard._metrics,
+            metrics=pipeline.metrics,
             batches=self._reruns.batches,
-            refused_in_a_row=parts.budget.refused_in_a_row,
             measured=norms,
         )
-        view = parts.ranks.agree(view)
-        clips = _norm_now if shrunk and scale is None and not parts.ranks.sharded else None
-        diagnosis, plan = self.judge.judge(view, updates=guard.updates, clipped_norm=clips)
+        clips = shrunk and scale is None and not parts.ranks.sharded
+        verdict = pipeline.judge(view, self.judge, clipped=clips)
+        view, plan = replace(view, signals=verdict.signals), verdict.plan
         if self._several and REFUSALS.isdisjoint(plan.actions) and Action.ROLLBACK not in plan.actions:
             plan = Plan()  # why: a line search with rescaled gradients is lost
         if plan.actions:
             self._reruns.show(parts.runner, self._works, view.signals.bad_micro_batches)
-        self._case = parts.nan_tracer.open(plan, view, updates=guard.updates)
+        self._case = parts.nan_tracer.open(plan, view, updates=self._progress.updates)
         held = self._held() if plan.actions and not self._quiet else ()
-        self._outcome = self._acted(plan, view, diagnosis, shrunk=shrunk)
+        self._outcome = self._acted(plan, view, verdict.diagnosis, shrunk=shrunk)
         if not self._outcome.stepped:
             self._stand_still(held, restored=self._outcome.restored is not None)
         self._seen.measuring = shrunk
@@ -188,7 +186,7 @@ class HookedStep:
         if self._works and outcome.stepped:
             rate, mult = parts.learning_rate, outcome.lr_mult
             used = self._options if mult == 1.0 else rate.times(self._options, mult)
-            self._taken = self._works, outcome, self._guard.updates + 1, used
+            self._taken = self._works, outcome, self._progress.updates + 1, used
         self._works = ()
         outcome, self._case = self._parts.nan_tracer.close(outcome, self._case), None
         self._seen.clear()
@@ -216,11 +214,11 @@ class HookedStep:
         # before the update: some optimizers set their own rate in it
         self._options = parts.learning_rate.options() if self._works else ()
         try:
-            return parts.around.before(plan, view, diagnosis, shrunk=shrunk, measure_again=self._measure_again)
-        except BaseException:
-            left_at, parts.action.left_at = parts.action.left_at, None
-            self._guard.updates = self._guard.updates if left_at is None else left_at
-            raise
+            if Action.ROLLBACK not in plan.actions:
+                return parts.around.before(plan, view, diagnosis, shrunk=shrunk)
+            outcome = parts.rollback.carry_out(plan, view, diagnosis, measure=self._measure_again)
+            parts.around.drop()
+            return outcome
         finally:
             parts.runner.given_losses = True
 
@@ -229,13 +227,7 @@ class HookedStep:
         parts = self._parts
         losses = [parts.runner.group.members[i].loss for i in kept]
         losses = losses if len(losses) == 1 else [loss * len(losses) for loss in losses]
-        view = parts.measurer.measure(
-            step=self._guard.attempts,
-            losses=losses,
-            weights=[1.0] * len(losses),
-            refused_in_a_row=parts.budget.refused_in_a_row,
-        )
-        return parts.ranks.agree(view)
+        return self._pipeline.measure_losses(losses)
 
     def _at_work(self, busy: bool) -> None:
         """What the guard runs by itself is none of the loop's doing."""
@@ -275,7 +267,7 @@ class HookedStep:
         evidence = "the optimizer's step led to weights that are not finite"
         parts.probes.cancel()
         diagnosis = Diagnosis(cause=cause.value, evidence=evidence, advice=ADVICE[cause])
-        return parts.action.report(plan, view, diagnosis, stepped=False)
+        return parts.updater.report(plan, view, diagnosis, stepped=False)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -308,7 +300,3 @@ class HookedStep:
 
     def _versions(self) -> list[int]:
         return [parameter._version for parameter in self._parts.measurer.parameters]
-
-
-def _norm_now(view: GradientView) -> float:
-    return math.hypot(*(float(norm) for norm in measure(view.grads, view.layout)))  # sync: only after a spike

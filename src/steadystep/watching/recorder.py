@@ -6,19 +6,20 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from steadystep._utils.rng import RngState
 from steadystep._utils.text import note
 from steadystep.config import Config
-from steadystep.engine.closures import Draws, RecordedMicroBatch, TapedClosure
+from steadystep.engine.closures import Draws, TapedClosure
 from steadystep.engine.measuring import draws
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.engine.ownership import needs_closure
+from steadystep.optimizers import Trained
 from steadystep.signals.activations import SilentHook
 from steadystep.snapshots.placement import without_replay
+from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 from steadystep.watching.tape import Tape, TapeMode
 
 _FAILURES = 8  # passes in a row that could not be kept: then this loop is not one that can be
@@ -32,9 +33,9 @@ class Recorder:
     that learns, gradients of gradients) is not kept, and after a few such passes no longer listened to.
     """
 
-    def __init__(self, model: nn.Module, parameters: Callable[[], Sequence[Parameter]], device: torch.device) -> None:
+    def __init__(self, model: nn.Module, trained: Trained, device: torch.device) -> None:
         self._model = model
-        self._parameters = parameters
+        self._trained = trained
         self._device = device
         self._draws = Draws(device, by_modules=draws(model))
         self._failures = 0
@@ -100,9 +101,9 @@ class Recorder:
         self._works.append(self._waiting)
         self._waiting = None
 
-    def micro_batches(self, runner: int) -> tuple[RecordedMicroBatch, ...]:
+    def micro_batches(self, passes: int) -> tuple[RecordedMicroBatch, ...]:
         """What it takes to compute the gradients of this step again, which came from so many passes."""
-        return tuple(self._works) if len(self._works) == runner and not self._spoiled else ()
+        return tuple(self._works) if len(self._works) == passes and not self._spoiled else ()
 
     def clear(self) -> None:
         """The step is over."""
@@ -128,7 +129,7 @@ class Recorder:
 
     def _owns(self, tensor: Tensor) -> bool:
         if id(tensor) not in self._known:
-            self._known = {id(parameter) for parameter in self._parameters()}
+            self._known = {id(parameter) for parameter in self._trained.parameters}
         return id(tensor) in self._known
 
 

@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 
 from steadystep.detectors import sees_every_step
 from steadystep.diagnosis import RollbackTrial
-from steadystep.engine.build import Parts
 from steadystep.engine.judge import Judge
-from steadystep.engine.ownership import Turns
+from steadystep.engine.parts import Parts
+from steadystep.engine.verdict import Turns
 from steadystep.state import DETECTOR
 from steadystep.watching.collected import Collected
 
@@ -42,7 +42,7 @@ class Rounds:
         self._leader = 0
         self._stepped: set[int] = set()
         self._included: set[int] = set()
-        self._runner = -1
+        self._passes = -1
         self._marks = [_marks(optimizer) for optimizer in self._all]
 
     def place(self, optimizer: Optimizer) -> int:
@@ -52,7 +52,7 @@ class Rounds:
     def leads(self, optimizer: Optimizer) -> bool:
         """Whether this step asks for a decision."""
         place = self.place(optimizer)
-        return self._seen.runner != self._runner or place not in self._included or place in self._stepped
+        return self._seen.passes != self._passes or place not in self._included or place in self._stepped
 
     def begin(self, optimizer: Optimizer) -> list[Parameter]:
         """A decision; returns the parameters that it is not about.
@@ -62,7 +62,7 @@ class Rounds:
         """
         self._followers[self._leader] = self._stepped - {self._leader}
         self._leader = self.place(optimizer)
-        self._stepped, self._runner = set(), self._seen.runner
+        self._stepped, self._passes = set(), self._seen.passes
         fresh = {i for i, each in enumerate(self._all) if _marks(each) != self._marks[i] and self._is_unscaled(each)}
         self._included = fresh | {self._leader}
         return [p for i, each in enumerate(self._all) if i not in self._included for p in _parameters(each)]
@@ -70,7 +70,7 @@ class Rounds:
     @property
     def is_of_the_last_pass(self) -> bool:
         """No backward pass has come since the last decision."""
-        return self._seen.runner == self._runner
+        return self._seen.passes == self._passes
 
     def follows(self, optimizer: Optimizer) -> bool:
         """Whether its step was not the one that asked for the decision at hand."""
@@ -126,7 +126,7 @@ def judges_for(parts: Parts, count: int) -> list[Judge]:
     for number in range(1, count):
         detectors = copy.deepcopy(parts.judge.detectors)
         steady = tuple(filter(sees_every_step, detectors))
-        judges.append(replace(parts.judge, detectors=detectors, steady=steady, evidence=RollbackTrial(), turns=Turns()))
+        judges.append(replace(parts.judge, detectors=detectors, steady=steady, trial=RollbackTrial(), turns=Turns()))
         named = {f"{DETECTOR}{detector.name} of optimizer {number}": detector for detector in detectors}
         parts.stateful.update(named)
         parts.recovery.take_along(named)

@@ -123,7 +123,7 @@ class Watcher:
         """For `diagnose()`, `validate()`, `keep()`, `state_dict()`; the steps are the loop's."""
         self.outcome: Outcome | None = None
         """What became of the last step."""
-        self.guard._watches = True
+        self.guard._foreign = True
         self._optimizer = one
         self._tell = tell
         parts = self.guard._parts
@@ -173,7 +173,7 @@ class Watcher:
 
     def metrics(self, **numbers: float | Tensor) -> None:
         """Scalars that belong to the next step: logged with it, and watched."""
-        self.guard._metrics.update(checked(numbers))
+        self.guard._pipeline.metrics.update(checked(numbers))
 
     def remove(self) -> None:
         """Leave the loop to itself: hooks, listeners and the scaler's seam are gone."""
@@ -266,7 +266,7 @@ class Watcher:
             if self._tell is not None:
                 self._tell(outcome)
         finally:  # the step has been taken, whatever the one who is told makes of it
-            self.guard._settled(outcome)
+            self.guard._pipeline.record(outcome)
 
     def _note(self, outcome: Outcome) -> None:
         """After a rollback the scheduler is where it was right after that update, and the loop's call completes it."""
@@ -283,7 +283,7 @@ class Watcher:
         if obstacle or not parts.recovery.remembers:
             return None
         parameters = parts.measurer.parameters
-        return Recorder(model, lambda: parts.measurer.parameters, parameters[0].device)
+        return Recorder(model, parts.measurer, parameters[0].device)
 
     def _keep(self, schedulers: Sequence[Any]) -> None:
         for scheduler in schedulers:

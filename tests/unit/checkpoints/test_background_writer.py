@@ -241,10 +241,10 @@ END = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import torch
-from steadystep.checkpoints import BackgroundWriter, Shelf, background_writer
+from steadystep.checkpoints import BackgroundWriter, CheckpointStore, background_writer
 
 def begin(how, folder):
-    shelf = Shelf(folder)
+    shelf = CheckpointStore(folder)
     put = shelf.put
     def slow(state, **details):
         time.sleep(0.3) if how == "slow" else threading.Event().wait()

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import steadystep
 from steadystep import schedule
+from steadystep._deprecated import STATE_PARTS
 from steadystep._utils.rng import all_random_state
 from steadystep.checkpoints.checkpoint import write_checkpoint
 from tests.loops import assert_same, full_state
@@ -343,6 +344,16 @@ def rewritten(tmp_path: Path, **changes: Any) -> tuple[nn.Module, Path]:
         state[part] = change(state.get(part))
     (tmp_path / "changed").mkdir()
     return model, write_checkpoint(tmp_path / "changed", state, step=3, updates=3)
+
+
+def test_a_checkpoint_with_the_parts_of_before_is_resumed(tmp_path: Path) -> None:
+    old_names = {new: old for old, new in STATE_PARTS.items()}
+    model, path = rewritten(tmp_path, guard=lambda s: {old_names.get(k, k): v for k, v in s.items()})
+    again, guard = small(tmp_path / "other", path=path)
+    assert guard.updates == 3
+    assert guard.state_dict().keys() >= set(STATE_PARTS.values())
+    assert torch.equal(again.weight, model.weight)
+    guard.close()
 
 
 def test_a_detector_that_is_newer_than_the_checkpoint_starts_afresh(tmp_path: Path) -> None:

@@ -186,10 +186,10 @@ KILLED = """
 import json, os, shutil, signal, sys, warnings
 from pathlib import Path
 import torch
-from steadystep.checkpoints import Shelf, durable, read_checkpoint
+from steadystep.checkpoints import CheckpointStore, atomic_io, read_checkpoint
 warnings.simplefilter("error")
 torch.set_num_threads(1)
-durable._PIECE = 2048
+atomic_io._PIECE = 2048
 CALLS = {"open", "write", "flush", "fsync", "mkdir", "rename", "unlink", "rmdir"}
 
 def state(number):
@@ -205,7 +205,7 @@ def killed_at(moment, folder, step):
                 seen += 1
                 if seen == moment:
                     os.kill(os.getpid(), signal.SIGKILL)
-        shelf = Shelf(folder, keep_last=1)
+        shelf = CheckpointStore(folder, keep_last=1)
         sys.setprofile(watch)
         shelf.put(state(2), step=step, updates=2)
         sys.setprofile(None)
@@ -213,7 +213,7 @@ def killed_at(moment, folder, step):
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 root = Path(sys.argv[1])
-Shelf(root / "template").put(state(1), step=1, updates=1)
+CheckpointStore(root / "template").put(state(1), step=1, updates=1)
 found = {}
 for step in (1, 2):
     moment, found[step] = 0, []
@@ -222,7 +222,7 @@ for step in (1, 2):
         moment += 1
         folder = Path(shutil.copytree(root / "template", root / f"{step}-{moment}"))
         alive = killed_at(moment, folder, step)
-        shelf = Shelf(folder)
+        shelf = CheckpointStore(folder)
         newest = shelf.newest()
         assert newest is not None, (step, moment)
         assert newest.state["w"].tolist() == [float(newest.state["number"])] * 1000

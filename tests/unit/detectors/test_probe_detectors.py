@@ -16,8 +16,8 @@ from torch.nn import functional
 from steadystep.detectors.adam_moments import PoisonedMoments, RmsSurprise
 from steadystep.detectors.detector import Detector, Runs
 from steadystep.detectors.growth import AttentionLogitGrowth, EmbeddingGrowth
-from steadystep.detectors.layers import DeadUnits, SaturatedUnits, UpdateRatio
-from steadystep.detectors.vanishing_gradient import VanishingGradient, ZeroGradient
+from steadystep.detectors.layers import DeadUnits, UpdateRatio
+from steadystep.detectors.vanishing_gradient import SaturatedUnits, VanishingGradient, ZeroGradient
 from steadystep.records import Finding, Probe, Signals
 from steadystep.signals.activations import Activations
 from steadystep.signals.gradients import Gradients

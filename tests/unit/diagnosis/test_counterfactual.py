@@ -29,7 +29,7 @@ SEVERITIES = st.sampled_from(["info", "warn", "act", "critical"])
 
 
 def finding(detector: str, severity: Severity = "act", *, value: float = 3.0, **more: object) -> Finding:
-    plain = {"detector": detector, "step": 100, "severity": severity, "value": value, "limit": 2.2, "usual": 2.0}
+    plain = {"detector": detector, "step": 100, "severity": severity, "value": value, "limit": 2.2, "baseline": 2.0}
     return Finding(**plain | more)
 
 
@@ -128,24 +128,24 @@ class TestReach:
             ((replace(jump, severity="warn"),), {}, Damage.NONE),
             ((finding("not-healing"),), {}, Damage.NONE),
             ((finding("slow-divergence"),), {}, Damage.NONE),
-            ((finding("worse-than-best"),), {"witness": better}, Damage.NONE),
-            ((finding("not-healing", "warn"),), {"witness": better}, Damage.NONE),
-            ((finding("not-healing"),), {"witness": better}, Damage.WEIGHTS),
-            ((finding("slow-divergence"),), {"witness": better}, Damage.WEIGHTS),
-            ((finding("not-healing"),), {"witness": same}, Damage.NONE),
-            ((finding("not-healing"), poison), {"witness": same}, Damage.MOMENTS),
-            ((finding("not-healing"), poison), {"witness": better}, Damage.WEIGHTS),
+            ((finding("worse-than-best"),), {"counterfactual": better}, Damage.NONE),
+            ((finding("not-healing", "warn"),), {"counterfactual": better}, Damage.NONE),
+            ((finding("not-healing"),), {"counterfactual": better}, Damage.WEIGHTS),
+            ((finding("slow-divergence"),), {"counterfactual": better}, Damage.WEIGHTS),
+            ((finding("not-healing"),), {"counterfactual": same}, Damage.NONE),
+            ((finding("not-healing"), poison), {"counterfactual": same}, Damage.MOMENTS),
+            ((finding("not-healing"), poison), {"counterfactual": better}, Damage.WEIGHTS),
             ((jump, poison), {}, Damage.WEIGHTS),
-            ((nan,), {"refused_in_a_row": 1, "witness": better}, Damage.NONE),
-            ((nan,), {"refused_in_a_row": 2, "witness": better}, Damage.WEIGHTS),
+            ((nan,), {"refused_in_a_row": 1, "counterfactual": better}, Damage.NONE),
+            ((nan,), {"refused_in_a_row": 2, "counterfactual": better}, Damage.WEIGHTS),
             ((nan,), {"refused_in_a_row": 2}, Damage.NONE),  # nobody knows
-            ((nan,), {"refused_in_a_row": 2, "input_finite": False, "witness": better}, Damage.NONE),
-            ((nan,), {"refused_in_a_row": 2, "witness": same}, Damage.NONE),
+            ((nan,), {"refused_in_a_row": 2, "input_finite": False, "counterfactual": better}, Damage.NONE),
+            ((nan,), {"refused_in_a_row": 2, "counterfactual": same}, Damage.NONE),
             ((nan, replace(jump, severity="warn")), {"refused_in_a_row": 2}, Damage.WEIGHTS),
             ((nan, replace(jump, severity="warn")), {"refused_in_a_row": 1}, Damage.NONE),
-            ((nan, replace(jump, severity="warn")), {"refused_in_a_row": 2, "witness": same}, Damage.NONE),
-            ((finding("non-finite", "info"),), {"refused_in_a_row": 9, "witness": better}, Damage.NONE),
-            ((finding("gradient-spike"),), {"refused_in_a_row": 9, "witness": better}, Damage.NONE),
+            ((nan, replace(jump, severity="warn")), {"refused_in_a_row": 2, "counterfactual": same}, Damage.NONE),
+            ((finding("non-finite", "info"),), {"refused_in_a_row": 9, "counterfactual": better}, Damage.NONE),
+            ((finding("gradient-spike"),), {"refused_in_a_row": 9, "counterfactual": better}, Damage.NONE),
         ):
             assert reach(replace(CALM, **changes), found) is expected, (found, changes)
 

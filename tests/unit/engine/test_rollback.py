@@ -39,7 +39,7 @@ class Says:
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         if signals.step not in self._at:
             return ()
-        plain = {"severity": "act", "value": 9e9, "limit": 9e9, "usual": 9e9, "since": self._at[signals.step]}
+        plain = {"severity": "act", "value": 9e9, "limit": 9e9, "baseline": 9e9, "since": self._at[signals.step]}
         return (Finding(detector=self.name, step=signals.step, **plain | self._more),)
 
     def state_dict(self) -> dict[str, Any]:

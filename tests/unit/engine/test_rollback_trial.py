@@ -25,7 +25,7 @@ STATE = 300
 
 def suspicion(detector: str = "not-healing", severity: Severity = "act", **more: Any) -> Finding:
     """A loss that is usually 1 and has risen; 0.1 would be material."""
-    plain = {"detector": detector, "step": 500, "severity": severity, "value": 1.5, "limit": 1.1, "usual": 1.0}
+    plain = {"detector": detector, "step": 500, "severity": severity, "value": 1.5, "limit": 1.1, "baseline": 1.0}
     return Finding(**plain | {"since": 490} | more)
 
 

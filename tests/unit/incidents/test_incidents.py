@@ -208,7 +208,7 @@ def test_the_first_and_the_newest_are_kept(tmp_path: Path) -> None:
 
 def test_bytes_are_bounded(tmp_path: Path) -> None:
     loop = Loop()
-    one = bundles.size_of(loop.incident(Incidents(tmp_path / "one")))
+    one = bundles.folder_bytes(loop.incident(Incidents(tmp_path / "one")))
     incidents = Incidents(tmp_path, max_bytes=3 * one + 100, max_bundles=4, history=1)
     for step in range(1, 5):
         loop.incident(incidents, step)

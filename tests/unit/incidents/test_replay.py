@@ -227,16 +227,16 @@ def test_what_is_printed(
 ) -> None:
     path = str(run(**how))
     name = f"{__name__}:make"
-    assert command.run(path, factory=name, precision=None, device=None, as_json=False) == code
+    assert command.run_replay(path, factory=name, precision=None, device=None, as_json=False) == code
     assert said in capsys.readouterr().out
 
 
 def test_would_it_have_survived(run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     path = str(run(factor=1e6, fp16=True))
     name = f"{__name__}:make"
-    assert command.run(path, factory=name, precision="fp32", device=None, as_json=False) == 0
+    assert command.run_replay(path, factory=name, precision="fp32", device=None, as_json=False) == 0
     assert "verdict     it would have survived in fp32" in capsys.readouterr().out
-    assert command.run(path, factory=name, precision="fp32", device=None, as_json=True) == 0
+    assert command.run_replay(path, factory=name, precision="fp32", device=None, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["reproduces"] is False
     assert told["then"]["module"] == "0"

@@ -101,11 +101,11 @@ def test_without_measures_it_is_lost_and_with_everything_it_learns() -> None:
 def test_clipping_and_warm_up_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     clipped, rates = [], []
 
-    def trained(model: object, step: object, *, seed: int, num_steps: int) -> stability.Run:
+    def trained(model: object, step: object, *, seed: int, num_steps: int) -> stability.StabilityRun:
         text = stability.TopicsText(context=32, batch_size=8, seed=seed)
         for _ in range(3):
             step(text.batch())  # type: ignore[operator]
-        return stability.Run(held_out=0.0, curve=(), seconds=0.0)
+        return stability.StabilityRun(held_out=0.0, curve=(), seconds=0.0)
 
     monkeypatch.setattr(stability, "_trained", trained)
     sgd = stability.torch.optim.SGD.step

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from steadystep.errors import ConfigError
-from steadystep.lint import Item, Report, check_path
+from steadystep.lint import ChecklistItem, Report, check_path
 from steadystep.lint.configs import check_config
 from steadystep.lint.runs import check_run
 
@@ -16,7 +16,7 @@ def config(tmp_path: Path, text: str) -> Report:
     return check_config(path)
 
 
-def items(report: Report) -> dict[str, Item]:
+def items(report: Report) -> dict[str, ChecklistItem]:
     return {item.name: item for item in report.items}
 
 
@@ -86,7 +86,7 @@ def test_a_healthy_run(tmp_path: Path) -> None:
     report = next(check_path(folder))
     assert report.kind == "run"
     found = items(report)
-    assert found["gradient clipping"].evidence.startswith("5 of 200")
+    assert found["gradient clipping"].evidence == "clipped 2.5 % of the steps"
     assert found["warm-up"].state == "present"
     assert "until step 49" in found["warm-up"].evidence
     assert found["learning-rate schedule"].state == "present"

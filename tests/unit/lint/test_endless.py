@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from steadystep.cli.app import app
 from steadystep.errors import ConfigError
 from steadystep.lint import check_path, check_script
-from steadystep.lint.scripts import Script
+from steadystep.lint.check import Script
 
 HEAD = """import torch
 import torch.nn as nn

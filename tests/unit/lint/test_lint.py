@@ -278,6 +278,17 @@ def test_as_a_command_it_needs_no_torch() -> None:
     assert done.stderr == "error: missing.py: there is no such file or folder\n"
 
 
+def test_a_script_is_read_with_nothing_but_the_linter() -> None:
+    code = (
+        "import sys; from pathlib import Path; from steadystep.lint import check_path\n"
+        "list(check_path(Path('develop/faulty/clip_after_step.py')))\n"
+        "ours = {name.split('.')[1] for name in sys.modules if name.startswith('steadystep.')}\n"
+        "print(sorted(ours), [m for m in ('torch', 'numpy', 'pydantic', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SCRIPTS, check=True)
+    assert done.stdout == "['_deprecated', '_utils', 'errors', 'lint', 'version'] []\n"
+
+
 @pytest.mark.usefixtures("_here")
 def test_exit_codes_and_output() -> None:
     clean = run("develop/clean/dqn.py")

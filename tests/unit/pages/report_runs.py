@@ -76,13 +76,15 @@ def write_log(folder: Path, run: Run, *, ended: bool = True) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = [{"kind": "start", "steadystep": "0.1.0", "time": 0, "settings": run.settings}]
     incidents = {incident.step: incident for incident in run.incidents}
-    held_out = run.validation["val_loss"]
+    held_out, clipped = run.validation["val_loss"], set(run.clipped.tolist())
     values = dict(zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True))
     columns = (run.loss.steps.tolist(), run.loss.values, run.grad_norm.values, run.lr.values)
     for step, loss, norm, lr in zip(*columns, strict=True):
         if step in values:
             lines.append({"kind": "validation", "step": step, "metrics": {"val_loss": values[step]}})
         lines.append({"step": step, "loss": _word(loss), "norm": _word(norm), "lr": _word(lr)})
+        if step in clipped:
+            lines[-1]["clipped"] = True
         if step in incidents:
             lines.append(_line(incidents[step]))
     if ended:

@@ -169,7 +169,7 @@ def test_the_reader_survives_any_failure_and_says_it_once(
             raise ZeroDivisionError("nobody thought of this")
         return headline(run)
 
-    monkeypatch.setattr(library, "judged", fails)
+    monkeypatch.setattr(library, "headline", fails)
     library = Library(tmp_path)
     library.summaries()
     with caplog.at_level(logging.WARNING, logger="steadystep"):

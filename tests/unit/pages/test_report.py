@@ -132,18 +132,20 @@ def test_many_layers_are_put_together_by_module() -> None:
 
 
 def test_the_checklist_reads_settings_and_else_curves() -> None:
-    marks = {item.name: item.mark for item in checklist(made_run())}
-    assert set(marks.values()) == {"yes"}
-    assert len(marks) == 7
+    states = {item.name: item.state for item in checklist(made_run())}
+    assert states.pop("incidents") == "partial"
+    assert set(states.values()) == {"present"}
+    assert len(states) == 8
     foreign = made_run(source="csv", settings={}, layers=None, clipped=np.empty(0, dtype=np.int64))
     seen = {item.name: item for item in checklist(foreign)}
-    assert seen["Warm-up"].mark == "yes"
-    assert "rose from" in seen["Warm-up"].evidence
-    assert seen["Checkpoints"].mark == seen["NaN check"].mark == "unknown"
+    assert seen["warm-up"].state == "present"
+    assert "rose from" in seen["warm-up"].evidence
+    assert seen["checkpoints"].state == "unknown"
+    assert seen["NaN check"].state == "partial"
     off = made_run(
         settings={"training": {"gradient_clipping": False}, "monitoring": {"save_checkpoints": None, "x": 1}}
     )
-    assert {item.name: item.mark for item in checklist(off)}["Gradient clipping"] == "no"
+    assert {item.name: item.state for item in checklist(off)}["gradient clipping"] == "partial"
 
 
 def test_the_page_says_it_all() -> None:

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steadystep._utils.checklist import ChecklistItem
 from steadystep.pages.charts import heat
 from steadystep.pages.episodes import Headline
 from steadystep.pages.report import view
 from steadystep.pages.site import environment
 from steadystep.pages.summary import summary
-from steadystep.runs.checklist import ChecklistItem, checklist
+from steadystep.runs.checklist import checklist
 from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.run import LayerNorms, Run, Series
 from tests.unit.pages.report_runs import made_incident, made_run, steadystep, write_log
@@ -55,8 +56,8 @@ def test_where_names_do_not_help_neighbours_share_a_row(form: str) -> None:
 
 def test_observing_is_not_intervening() -> None:
     run = made_run(400, settings=OBSERVED)
-    assert item(run, "NaN check").mark == "no"
-    assert item(made_run(400, settings=PLAIN), "NaN check").mark == "yes"
+    assert item(run, "NaN check").state == "partial"
+    assert item(made_run(400, settings=PLAIN), "NaN check").state == "present"
     facts = {name: (value, said) for name, value, said in view(run, GOOD).facts}
     assert facts["interventions"] == ("0", "2 observations")
     row = summary("a", run, GOOD, 0.0)
@@ -71,32 +72,32 @@ def test_observing_is_not_intervening() -> None:
 
 def test_holding_back_outliers_is_not_a_limit() -> None:
     run = made_run(400, settings=PLAIN, clipped=np.array([5, 6]))
-    assert item(run, "Gradient clipping").mark == "no"
-    assert "clipped 0.5 % of the steps" in item(run, "Gradient clipping").evidence
-    assert item(made_run(400), "Gradient clipping").mark == "yes"
+    assert item(run, "gradient clipping").state == "partial"
+    assert "clipped 0.5 % of the steps" in item(run, "gradient clipping").evidence
+    assert item(made_run(400), "gradient clipping").state == "present"
 
 
 def test_the_guards_own_cut_is_no_schedule() -> None:
     cut = np.full(1000, 1e-3)
     cut[900:] = 7e-4
-    assert item(with_rates(cut, incidents=(899, 900)), "Schedule").mark == "no"
-    assert item(with_rates(cut), "Schedule").mark == "yes"
+    assert item(with_rates(cut, incidents=(899, 900)), "learning-rate schedule").state == "absent"
+    assert item(with_rates(cut), "learning-rate schedule").state == "present"
     falling = 1e-3 * np.cos(np.arange(1000) / 700)
-    assert item(with_rates(falling, incidents=(500,)), "Schedule").mark == "yes"
-    assert item(with_rates(cut[850:], incidents=(2,)), "Schedule").mark == "unknown"
+    assert item(with_rates(falling, incidents=(500,)), "learning-rate schedule").state == "present"
+    assert item(with_rates(cut[850:], incidents=(2,)), "learning-rate schedule").state == "unknown"
 
 
 def test_a_leap_is_neither_warm_up_nor_schedule() -> None:
     leap = np.full(600, 1e-3)
     leap[300:340] = 0.03
     for run in (with_rates(leap, incidents=(301,)), with_rates(leap, source="csv", settings={})):
-        assert item(run, "Warm-up").mark == "no"
-        assert item(run, "Schedule").mark == "no"
-    assert item(with_rates(np.minimum(leap, 2.5e-3)), "Warm-up").mark == "no"
+        assert item(run, "warm-up").state == "absent"
+        assert item(run, "learning-rate schedule").state == "absent"
+    assert item(with_rates(np.minimum(leap, 2.5e-3)), "warm-up").state == "absent"
     warm = leap * np.minimum((np.arange(600) + 1) / 50, 1.0)
-    assert item(with_rates(warm), "Warm-up").evidence.endswith("until step 49")
+    assert item(with_rates(warm), "warm-up").evidence.endswith("until step 49")
     steps = np.repeat([1e-3, 1e-4], 300)
-    assert item(with_rates(steps), "Schedule").mark == "yes"
+    assert item(with_rates(steps), "learning-rate schedule").state == "present"
 
 
 def test_who_is_guarded_is_not_told_to_be() -> None:

@@ -10,14 +10,12 @@ from torch import nn
 
 import steadystep
 from steadystep.errors import ConfigError, TrainingHalted
-from steadystep.lint.runs import _items
 from steadystep.records import Outcome, Plan
-from steadystep.runs.checklist import checklist
 from steadystep.runs.comparison import compare
 from steadystep.runs.run import Run, Series
 from steadystep.tracking import describe
 from steadystep.train.plan import RunPlan
-from tests.unit.pages.report_runs import made_incident, made_run
+from tests.unit.pages.report_runs import made_run
 
 
 def validated(name: str, steps: list[int], losses: list[float], *, length: int) -> Run:
@@ -121,29 +119,3 @@ def test_a_fault_that_a_schedule_would_overrule_is_refused(tmp_path: Path, sette
         RunPlan.load(file)
     file.write_text(text.replace(f", {setter}", ""))
     assert RunPlan.load(file).run.faults[0]["kind"] == kind
-
-
-@pytest.mark.parametrize(
-    "case", ["cut by the guard", "hardly falls", "constant by name", "falls", "warm-up with a wobble"]
-)
-def test_report_and_checklist_agree_about_the_learning_rate(case: str) -> None:
-    rates, incidents, training = np.full(1000, 1e-3), (), {"max_grad_norm": 1.0}
-    if case == "cut by the guard":
-        rates[900:], incidents = 7e-4, (made_incident(899, severity="act"), made_incident(900, severity="act"))
-    elif case == "hardly falls":
-        rates = np.linspace(1e-3, 0.95e-3, 1000)
-    elif case == "constant by name":
-        training |= {"lr_scheduler": "constant"}
-    elif case == "falls":
-        rates = np.linspace(1e-3, 1e-5, 1000)
-    else:
-        rates[:50] = np.linspace(1e-5, 1e-3, 50)
-        rates[20] = rates[19]
-    run = made_run(
-        1000, troubled=False, lr=Series(np.arange(1000), rates), incidents=incidents, settings={"training": training}
-    )
-    report = {item.name: item.mark for item in checklist(run)}
-    states = {item.name: item.state for item in _items(run)}
-    words = {"yes": "present", "no": "absent", "unknown": "partial"}
-    assert states["learning-rate schedule"] == words[report["Schedule"]]
-    assert states["warm-up"] == words[report["Warm-up"]]

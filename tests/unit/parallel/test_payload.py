@@ -104,7 +104,7 @@ def test_the_same_is_told_from_the_sums_alone(things: list[int]) -> None:
 
 
 def two(left: Signals, right: Signals, **more: list) -> list:
-    forms = [form(rank, 2, questions=1 if "wishes" in more else 0) for rank in (0, 1)]
+    forms = [form(rank, 2, questions=1 if "questions" in more else 0) for rank in (0, 1)]
     sides = [{key: values[rank] for key, values in more.items()} for rank in (0, 1)]
     ballots = [
         encode(f, s, shares=dict.fromkeys(NAMES, f.rank == 0), **side)
@@ -207,7 +207,7 @@ def test_one_flipped_bit_changes_the_checksum(bit: int, element: int) -> None:
 
 @pytest.mark.parametrize(("size", "expected"), [(2, 1688), (8, 1688), (64, 1696), (1000, 1848)])
 def test_the_ballot_hardly_grows_with_the_ranks(size: int, expected: int) -> None:
-    """The numbers in docs/distributed.md: 150 tensors, one micro-batch, two wishes."""
+    """The numbers in docs/distributed.md: 150 tensors, one micro-batch, two questions."""
     names = tuple(f"layer {i}" for i in range(150))
     paper = PayloadLayout(rank=0, size=size, names=names, buffers=(), micro_batches=1, questions=2)
     signals = changed(names=names, norms=(1.0,) * 150)

@@ -113,7 +113,7 @@ def test_a_learning_rate_that_crept_up_is_held() -> None:
     assert decide(GOOD, diagnosed(creep), budget=Budget(), mode="careful").proceeds
     assert decide(GOOD, diagnosed(replace(creep, severity="warn")), budget=Budget()).proceeds
     leap = decide(GOOD, diagnosed(creep, finding("learning-rate-jump", baseline=0.05)), budget=Budget())
-    assert (leap.steps, leap.lr) == (("hold-lr",), 0.05)
+    assert (leap.actions, leap.lr) == (("hold-lr",), 0.05)
 
 
 class TestGoingBack:
@@ -175,14 +175,14 @@ class TestGoingBack:
         rolled_back(budget, at=450, to=390)
         assert self.plan(budget=budget).proceeds
         found = diagnosed(STUCK, NAN, damage=Damage.WEIGHTS)
-        assert "rollback" in decide(GOOD, found, budget=budget, states=[State(300)]).steps
+        assert "rollback" in decide(GOOD, found, budget=budget, states=[State(300)]).actions
 
     def test_replicas_that_differ_again_are_not_the_data(self) -> None:
         """Their checksums are the witness: weights that differ between ranks are never left alone."""
         budget = Budget()
         rolled_back(budget, at=450, to=390)
         signals = replace(GOOD, odd_replicas=("weight on rank 1",))
-        assert "rollback" in self.plan(budget=budget, signals=signals).steps
+        assert "rollback" in self.plan(budget=budget, signals=signals).actions
 
     def test_one_odd_replica_is_copied_from_a_healthy_rank_and_nobody_goes_back(self) -> None:
         odd = Finding(detector="odd-replica", step=500, severity="act", value=1.0, limit=0.0)
@@ -191,7 +191,7 @@ class TestGoingBack:
         plan = decide(signals, found, budget=Budget(), states=[State(300)])
         assert (plan.actions, plan.rank, plan.to) == (("copy-replica", "skip-step"), 2, None)
         assert decide(signals, found, budget=Budget(), mode="observe").proceeds
-        assert "copy-replica" not in decide(signals, found, budget=Budget(), mode="careful").steps
+        assert "copy-replica" not in decide(signals, found, budget=Budget(), mode="careful").actions
 
     def test_long_ago_is_not_again(self) -> None:
         budget = Budget()
@@ -251,7 +251,7 @@ class TestGoingBack:
         foretold = Budget()
         foretold.see(diagnosed(replace(SPIKE, step=480)))
         foretold.see(found)
-        assert {"cut-lr", "rewarm"} < set(decide(GOOD, found, budget=foretold, states=[State(300)]).steps)
+        assert {"cut-lr", "rewarm"} < set(decide(GOOD, found, budget=foretold, states=[State(300)]).actions)
 
     def test_weights_that_jumped_between_two_updates_are_not_the_learning_rates_doing(self) -> None:
         """Unless updates are made again: then it shows, and with nothing lost nothing is cut."""
@@ -269,7 +269,7 @@ class TestGoingBack:
         assert plan.actions == ("rollback",)
         assert plan.lr is None
         assert self.plan(limits=Limits(trust_steps=150)).to == 300
-        assert "rollback" not in self.plan(limits=Limits(rolls_back=False)).steps
+        assert "rollback" not in self.plan(limits=Limits(rolls_back=False)).actions
 
     def test_with_nothing_to_go_back_to_nothing_is_done(self) -> None:
         """A lower learning rate would undo no damage."""
@@ -278,19 +278,19 @@ class TestGoingBack:
 
     def test_with_nothing_to_go_back_to_a_bad_update_is_refused(self) -> None:
         found = diagnosed(NAN, damage=Damage.WEIGHTS)
-        assert decide(GOOD, found, budget=Budget()).steps == ("skip-step",)
+        assert decide(GOOD, found, budget=Budget()).actions == ("skip-step",)
         spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
-        assert decide(GOOD, found, budget=spent).steps == ("skip-step", "stop")
+        assert decide(GOOD, found, budget=spent).actions == ("skip-step", "stop")
 
     def test_rollbacks_spent_is_the_end(self) -> None:
         budget = Budget(max_rollbacks=2)
         rolled_back(budget, at=300, to=200)
-        assert "rollback" in self.plan(budget=budget, signals=HEARD).steps
+        assert "rollback" in self.plan(budget=budget, signals=HEARD).actions
         rolled_back(budget, at=400, to=200)
         plan = self.plan(budget=budget, signals=HEARD)
         assert plan.actions == ("rollback", "stop")  # with good weights in place
         assert plan.lr is None
-        assert self.plan(budget=budget, signals=HEARD, states=[]).steps == ("skip-step", "stop")
+        assert self.plan(budget=budget, signals=HEARD, states=[]).actions == ("skip-step", "stop")
 
 
 def test_careful_and_observe_leave_out_what_autopilot_would_do() -> None:
@@ -309,18 +309,18 @@ def test_careful_and_observe_leave_out_what_autopilot_would_do() -> None:
             for mode in ("observe", "careful", "autopilot")
         }
         assert plans["observe"].proceeds
-        assert plans["careful"].steps == careful
+        assert plans["careful"].actions == careful
         assert plans["careful"].lr is None
         assert plans["careful"].to is None
-        assert plans["autopilot"].steps
+        assert plans["autopilot"].actions
 
 
 def test_skips_spent_is_the_end() -> None:
     for found in (diagnosed(NAN), diagnosed(EXTREME)):
-        assert decide(GOOD, found, budget=skipped(Budget(max_skips_in_a_row=3), 499)).steps == ("skip-step",)
+        assert decide(GOOD, found, budget=skipped(Budget(max_skips_in_a_row=3), 499)).actions == ("skip-step",)
         spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
-        assert decide(GOOD, found, budget=spent).steps == ("skip-step", "stop")
-    assert decide(GOOD, diagnosed(SPIKE), budget=spent).steps == ("rescale",)
+        assert decide(GOOD, found, budget=spent).actions == ("skip-step", "stop")
+    assert decide(GOOD, diagnosed(SPIKE), budget=spent).actions == ("rescale",)
 
 
 def test_skips_spent_with_nobody_to_ask_tries_one_rollback_before_the_end() -> None:
@@ -342,16 +342,16 @@ def test_skips_spent_with_nobody_to_ask_tries_one_rollback_before_the_end() -> N
     spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
     rolled_back(spent, at=450, to=300)
     skipped(spent, 498, 499)
-    assert decide(GOOD, diagnosed(NAN), budget=spent, states=states).steps == ("skip-step", "stop")  # it was tried
+    assert decide(GOOD, diagnosed(NAN), budget=spent, states=states).actions == ("skip-step", "stop")  # it was tried
     spent = Budget(max_skips=3)
     for step in (494, 496, 498):
         skipped(spent, step)
         spent.count(Outcome(step=step + 1, reading=1.0, stepped=True))
     # with good updates in between it is the data
-    assert decide(GOOD, diagnosed(NAN), budget=spent, states=states).steps == ("skip-step", "stop")
+    assert decide(GOOD, diagnosed(NAN), budget=spent, states=states).actions == ("skip-step", "stop")
     spent = skipped(Budget(max_skips_in_a_row=3), 498, 499)
     never = Limits(rolls_back=False)
-    assert decide(GOOD, diagnosed(NAN), budget=spent, states=states, limits=never).steps == ("skip-step", "stop")
+    assert decide(GOOD, diagnosed(NAN), budget=spent, states=states, limits=never).actions == ("skip-step", "stop")
 
 
 SPEAKERS = "non-finite gradient-spike loss-spike not-healing slow-divergence learning-rate-jump poisoned-moments mine"

@@ -53,7 +53,7 @@ def test_layers_at_a_cadence_and_around_an_incident(tmp_path: Path) -> None:
     assert all("names" not in row for row in layers[1:])
     incident = next(row for row in lines(tmp_path) if row.get("kind") == "incident")
     assert incident["step"] == 13
-    assert incident["plan"]["steps"] == ["skip-step"]
+    assert incident["plan"]["actions"] == ["skip-step"]
     assert incident["diagnosis"]["cause"] == "non-finite-loss"
 
 

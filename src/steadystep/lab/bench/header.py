@@ -16,7 +16,7 @@ from steadystep.lab.bench.study import Choice, Row, Study
 from steadystep.version import __version__
 
 _PACKAGE = Path(__file__).parent.parent.parent
-_NO_PART = ("cli", "lint", "pages", "integrations", "lab/bench")  # nothing a study's rows depend on
+_NO_PART = ("cli", "integrations", "lab/bench", "lint", "pages")  # nothing a study's rows depend on
 
 
 @final

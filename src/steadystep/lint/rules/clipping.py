@@ -3,11 +3,10 @@
 import ast
 from collections.abc import Iterator
 
-from steadystep.lint.context import Context, Cycle, hit
-from steadystep.lint.edits import can_move, source_of
+from steadystep.lint.context import Context, Cycle, can_move, hit, source_of
 from steadystep.lint.events import Event, implied, meets
-from steadystep.lint.hit import Hit
-from steadystep.lint.networks import Network, identity, related
+from steadystep.lint.networks import Network, network_identity, related
+from steadystep.lint.report import Hit
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -113,12 +112,12 @@ def _by_identity(context: Context, cycle: Cycle, clip: Event) -> Hit | None:
     """The same by what the networks were made from, where the clip or the step is behind a helper."""
     script = context.script
     clipped = Network(clip.subject, clip.top or script.tree)
-    made = identity(script, clipped) if clip.subject else frozenset()
+    made = network_identity(script, clipped) if clip.subject else frozenset()
     held = [context.stepped(e) for e in _steps_after(cycle, clip)]
     everyone = [context.stepped(e) for e in cycle.root if e.kind in ("step", "scaler-step")]
     if not made or not held or any(networks is None for networks in (*held, *everyone)):
         return None
-    if not any(made == identity(script, n) for networks in everyone for n in networks or ()):
+    if not any(made == network_identity(script, n) for networks in everyone for n in networks or ()):
         return None
     stepped = [n for networks in held for n in networks or ()]
     if any(related(script, clipped, n) is not False for n in stepped):

@@ -1,13 +1,17 @@
-"""In which mode a function evaluates: what it sets itself, what its callers set, and whether gradients are on."""
+"""In which mode a function evaluates, and with gradients or not; SS403: eval() in a training loop, and never back."""
 
 import ast
 import re
+from collections.abc import Iterator
 
+from steadystep.lint.context import Context, hit
 from steadystep.lint.control import is_no_grad
-from steadystep.lint.modules import is_module_class, makes_module
+from steadystep.lint.events import EnteredLoop, Event
 from steadystep.lint.names import last, name_of, path_of
-from steadystep.lint.rules.callers import put_into_eval_before
-from steadystep.lint.script import Function, Scope, Script
+from steadystep.lint.networks import is_module_class, makes_module
+from steadystep.lint.report import Hit
+from steadystep.lint.rules.passes import put_into_eval_before
+from steadystep.lint.script import Function, Script, ScriptScope
 from steadystep.lint.sources import named_sources
 from steadystep.lint.targets import target_of
 
@@ -39,7 +43,7 @@ def no_grad_around(script: Script, node: ast.AST) -> bool:
     return bool(script.calls.get("set_grad_enabled"))
 
 
-def sets_mode(script: Script, scope: Scope) -> str:
+def sets_mode(script: Script, scope: ScriptScope) -> str:
     """`eval`, `train` or nothing: what is called in the same function or in one around it."""
     owner: ast.AST = scope if scope is not None else script.tree
     called = [n for n in ast.walk(owner) if isinstance(n, ast.Call)]
@@ -103,7 +107,7 @@ def stays_in_eval(script: Script, forward: ast.Call) -> bool:
     return (name in owners["eval"] or in_eval) and not trained
 
 
-def evaluated_here(script: Script, scope: Scope, forward: ast.Call) -> bool:
+def evaluated_here(script: Script, scope: ScriptScope, forward: ast.Call) -> bool:
     """`model.eval()` and then `model(x)` in one function, of one that a function of this file, or the loop, trains."""
     called = name_of(forward.func)
     switches = [n for name in ("eval", "train") for n in script.calls.get(name, ()) if script.scope_of(n) is scope]
@@ -126,7 +130,7 @@ def evaluated_here(script: Script, scope: Scope, forward: ast.Call) -> bool:
     return called in switched and last(called) in trained
 
 
-def callers_set_no_mode(script: Script, scope: Scope, seen: set[Function]) -> bool:
+def callers_set_no_mode(script: Script, scope: ScriptScope, seen: set[Function]) -> bool:
     """True when every caller is in this file and none of them calls eval()."""
     if scope is None:
         return True
@@ -146,12 +150,12 @@ def callers_set_no_mode(script: Script, scope: Scope, seen: set[Function]) -> bo
     return True
 
 
-def called_quietly(script: Script, scope: Scope) -> bool:
+def called_quietly(script: Script, scope: ScriptScope) -> bool:
     """Whether a caller has switched gradients off."""
     return scope is not None and any(no_grad_around(script, c) for c in script.calls.get(scope.name, ()))
 
 
-def wants_gradients(script: Script, scope: Scope, at: ast.AST) -> bool:
+def wants_gradients(script: Script, scope: ScriptScope, at: ast.AST) -> bool:
     """Whether a function, or a statement of the module, works with gradients itself, as an attack does."""
     owner: ast.AST = scope if scope is not None else _top(script, at)
     for node in ast.walk(owner):
@@ -177,3 +181,35 @@ def mode_matters(script: Script, forward: ast.Call) -> bool:
     if not local or any(is_module_class(c, script) and len(c.bases) > 1 for c in script.classes.values()):
         return True
     return bool(_RANDOM_LAYERS.search(script.text))
+
+
+def check_left_in_eval(context: Context) -> Iterator[Hit]:
+    """eval() in the loop that also trains, and no train() in it."""
+    trained = {last(e.owner) for e in context.events("train", "mode")}
+    for root in context.roots:
+        for event in root:
+            if event.kind == "eval" and event.loops and not event.last_round:
+                yield from _not_back(context, root, event, trained)
+
+
+def _not_back(context: Context, root: tuple[Event, ...], event: Event, trained: set[str]) -> Iterator[Hit]:
+    loop = next((around for around in reversed(event.loops) if _steps_in(root, around)), None)
+    if loop is None or any(e.kind in ("train", "mode") and loop in e.loops for e in root):
+        return
+    step = _steps_in(root, loop)[0]
+    made = context.roles.optimizer_call(step.local if step.kind == "step" else step.subject, step.node)
+    model = context.roles.model_of(made) if made is not None else ""
+    if last(event.owner) not in trained and last(event.owner) != last(model):
+        return
+    if any(e.kind in ("guard", "opaque") and loop in e.loops for e in root) or may_switch(context.script, loop.node):
+        return
+    diff = ""
+    first = loop.body[0] if loop.body else event.stmt
+    if loop.body and context.script.scope_of(event.node) is context.script.scope_of(first):
+        diff = context.edit().put_before(first, f"{event.local}.train()").diff()
+    snippet = f"{event.local}.train()   # at the start of each epoch, or right after the evaluation"
+    yield hit("SS403", event.node, f"{event.owner}.train() is not called again after this", diff=diff, snippet=snippet)
+
+
+def _steps_in(root: tuple[Event, ...], loop: EnteredLoop) -> list[Event]:
+    return [e for e in root if e.kind in ("step", "scaler-step") and loop in e.loops]

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from steadystep.lint.constructors import made
 from steadystep.lint.context import Context, hit
-from steadystep.lint.hit import Hit
 from steadystep.lint.names import argument, last, name_of, path_of
+from steadystep.lint.report import Hit
 from steadystep.lint.rules.endings import FUNCTIONS, LAYERS, Ending, ending_of
 from steadystep.lint.script import Script
 from steadystep.lint.sources import named_sources

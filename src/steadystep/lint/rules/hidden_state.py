@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
 from steadystep.lint.events import Event
-from steadystep.lint.hit import Hit
-from steadystep.lint.modules import is_model_call
 from steadystep.lint.names import last, looks_like_loss, looks_like_model, name_of, path_of
-from steadystep.lint.rules.kept_states import STATE as _STATE
+from steadystep.lint.networks import is_model_call
+from steadystep.lint.report import Hit
+from steadystep.lint.rules.kept_states import STATE_NAMES as _STATE
 from steadystep.lint.rules.kept_states import half_cut, kept_on_self
 from steadystep.lint.rules.loss import CUTS
 from steadystep.lint.script import Function, Script

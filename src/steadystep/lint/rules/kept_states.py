@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
-from steadystep.lint.hit import Hit
-from steadystep.lint.modules import is_model_call, is_module_class
 from steadystep.lint.names import last, name_of, path_of
+from steadystep.lint.networks import is_model_call, is_module_class
+from steadystep.lint.report import Hit
 from steadystep.lint.script import Script
 from steadystep.lint.targets import target_of
 
-STATE = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
+STATE_NAMES = re.compile(r"^(h|hx|cx|hid|hn|hc)\d*$|hidden|(^|_)states?(_|$)|^memor(y|ies)$|^mems?$|^carry$", re.I)
 """Names of what a recurrent network hands on."""
 
 _CUTS = re.compile(r"detach|\.data\b|repack|clone|no_grad|truncat|stop_grad", re.I)
@@ -79,7 +79,7 @@ def _carried(stmt: ast.Assign) -> str:
         return ""
     given = {path_of(n) for a in (*stmt.value.args, *(k.value for k in stmt.value.keywords)) for n in ast.walk(a)}
     stored = {path_of(n) for t in stmt.targets for n in ast.walk(t)}
-    both = sorted(n for n in given & stored if n.startswith("self.") and STATE.search(last(n)))
+    both = sorted(n for n in given & stored if n.startswith("self.") and STATE_NAMES.search(last(n)))
     return both[0] if both else ""
 
 
@@ -146,7 +146,7 @@ def half_cut(context: Context) -> Iterator[Hit]:
         plain = next((e for e, c in zip(node.value.elts, cut, strict=True) if not c), None)
         targets = {last(path_of(t)) for t in node.targets} if isinstance(node, ast.Assign) else {"state"}
         both = _taken_from_one(context.script, node.value.elts, node)
-        if sum(cut) == 1 and isinstance(plain, ast.Name) and both and any(STATE.search(t) for t in targets if t):
+        if sum(cut) == 1 and isinstance(plain, ast.Name) and both and any(STATE_NAMES.search(t) for t in targets if t):
             fixed = context.edit().replace(plain, f"{plain.id}.detach()").diff()
             yield hit("SS306", node, f"{plain.id} carries the graph of every earlier batch into this one", diff=fixed)
 
@@ -164,4 +164,4 @@ def _taken_from_one(script: Script, parts: list[ast.expr], at: ast.stmt) -> bool
     found = [script.reaching(n, at) for n in names if n]
     stmts = {id(f[0]) for f in found if f is not None}
     source = path_of(found[0][1]) if found and found[0] is not None else ""
-    return len(found) == 2 and len(stmts) == 1 and bool(STATE.search(last(source)))
+    return len(found) == 2 and len(stmts) == 1 and bool(STATE_NAMES.search(last(source)))

@@ -4,12 +4,10 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from steadystep.lint.bindings import parameters
-from steadystep.lint.context import Context, Cycle, hit
-from steadystep.lint.edits import can_move, source_of
+from steadystep.lint.context import Context, Cycle, can_move, hit, source_of
 from steadystep.lint.events import Event, implied, meets
-from steadystep.lint.hit import Hit
-from steadystep.lint.names import looks_like_loss, name_of
+from steadystep.lint.names import looks_like_loss, name_of, parameters
+from steadystep.lint.report import Hit
 from steadystep.lint.rules.loss import cut_at
 from steadystep.lint.rules.stepping import clears, step_name
 from steadystep.lint.targets import target_of

@@ -1,15 +1,20 @@
-"""SS505 in a meter or in the loop: a loss that is dropped or replaced when it is not finite, without a word."""
+"""SS505 in a meter, a mean or the loop: a loss that is dropped or replaced when it is not finite, without a word."""
 
 import ast
 from collections.abc import Iterator
 
-from steadystep.lint.bindings import Function
 from steadystep.lint.context import Context, hit
-from steadystep.lint.hit import Hit
-from steadystep.lint.names import last, name_of
-from steadystep.lint.rules.finite import SAY_SO, asks
+from steadystep.lint.names import Function, last, name_of
+from steadystep.lint.report import Hit
 from steadystep.lint.rules.trained import calls_with_loss, cut_value, trained_losses
-from steadystep.lint.script import Scope, Script
+from steadystep.lint.script import Script, ScriptScope
+
+ASKS_BAD = ("isnan", "isinf")
+ASKS_GOOD = ("isfinite",)
+
+SAY_SO = """if not torch.isfinite(loss):
+    logger.warning("loss is %s at step %d", loss.item(), step)"""
+"""What to do instead of hiding it."""
 
 _TELLS = (
     "print",
@@ -27,7 +32,33 @@ _TELLS = (
 )
 
 
-def dropped(context: Context) -> Iterator[Hit]:
+def asks(test: ast.expr, name: str, *, good: bool) -> bool:
+    """Whether a test is `isnan(name)` or the like; with `good` whether it is true of finite values."""
+    if isinstance(test, ast.BoolOp):
+        return all(asks(part, name, good=good) for part in test.values)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return asks(test.operand, name, good=not good)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and "inf" in ast.unparse(test.comparators[0]):
+        asked_of = name_of(test.left) or ast.unparse(test.left).removeprefix("abs(").removesuffix(")")
+        fine = isinstance(test.ops[0], ast.NotIn | ast.NotEq | ast.Lt)
+        return asked_of == name and fine == good
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:  # only NaN differs from itself
+        twice = name_of(test.left) == name == name_of(test.comparators[0])
+        return twice and isinstance(test.ops[0], ast.Eq if good else ast.NotEq)
+    if not isinstance(test, ast.Call):
+        return False
+    if (
+        last(name_of(test.func)) in ("any", "all", "bool", "item")
+        and not test.args
+        and isinstance(test.func, ast.Attribute)
+    ):
+        return asks(test.func.value, name, good=good)  # torch.isnan(loss).any()
+    asked = last(name_of(test.func))
+    about = [name_of(cut_value(n)) for n in (*test.args, getattr(test.func, "value", test))]
+    return name in about and asked in (ASKS_GOOD if good else ASKS_BAD)
+
+
+def dropped_losses(context: Context) -> Iterator[Hit]:
     """A meter, or the loop itself, that adds a loss up only if it is finite, and says nothing otherwise."""
     script = context.script
     for name, function in calls_with_loss(context):
@@ -40,7 +71,7 @@ def dropped(context: Context) -> Iterator[Hit]:
                 yield hit("SS505", node, f"{name} is left out of the log when it is not finite", snippet=SAY_SO)
 
 
-def _values(context: Context) -> list[tuple[Scope, str]]:
+def _values(context: Context) -> list[tuple[ScriptScope, str]]:
     """Trained losses, and numbers that were read from them after the update."""
     losses = trained_losses(context)
     found = dict.fromkeys(losses)
@@ -150,3 +181,25 @@ def _only_adds(body: list[ast.stmt], name: str) -> bool:
         if not adds and not lists:
             return False
     return any(name in {name_of(n) for n in ast.walk(stmt)} for stmt in body)
+
+
+def left_out_of_means(context: Context) -> Iterator[Hit]:
+    """`np.nanmean(losses)` of a list of training losses, or a list that is filtered before its mean is taken."""
+    script = context.script
+    listed = set()
+    for scope, name in trained_losses(context):
+        for call in script.calls.get("append", ()):
+            if script.scope_of(call) is scope and call.args and name_of(cut_value(call.args[0])) == name:
+                assert isinstance(call.func, ast.Attribute)
+                listed.add((scope, name_of(call.func.value)))
+    for leaf in ("nanmean", "nanmedian", "nansum"):
+        for call in script.calls.get(leaf, ()):
+            if call.args and (script.scope_of(call), name_of(call.args[0])) in listed:
+                held = name_of(call.args[0])
+                yield hit("SS505", call, f"{leaf} leaves the NaN losses in {held} out", snippet=SAY_SO)
+    for node in script.nodes:
+        if isinstance(node, ast.ListComp | ast.GeneratorExp) and len(node.generators) == 1:
+            part = node.generators[0]
+            held, each = name_of(part.iter), name_of(part.target)
+            if (script.scope_of(node), held) in listed and part.ifs and all(asks(t, each, good=True) for t in part.ifs):
+                yield hit("SS505", node, f"the NaN losses in {held} are left out", snippet=SAY_SO)

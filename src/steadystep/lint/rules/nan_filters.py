@@ -4,11 +4,9 @@ import ast
 from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
-from steadystep.lint.hit import Hit
 from steadystep.lint.names import argument, last, looks_like_loss, name_of
-from steadystep.lint.rules.finite import ASKS_BAD, ASKS_GOOD, SAY_SO
-from steadystep.lint.rules.nan_drops import dropped
-from steadystep.lint.rules.nan_means import left_out
+from steadystep.lint.report import Hit
+from steadystep.lint.rules.nan_drops import ASKS_BAD, ASKS_GOOD, SAY_SO, dropped_losses, left_out_of_means
 from steadystep.lint.rules.origins import origins
 from steadystep.lint.rules.trained import cut_value, trained_losses
 
@@ -21,8 +19,8 @@ def check(context: Context) -> Iterator[Hit]:
         return
     yield from _repaired(context)
     yield from _repaired_on_the_way(context)
-    yield from dropped(context)
-    yield from left_out(context)
+    yield from dropped_losses(context)
+    yield from left_out_of_means(context)
 
 
 def _trainer(context: Context) -> Iterator[Hit]:

@@ -9,12 +9,12 @@ from steadystep.lint.targets import forward_of, target_of
 Part = str | int | None
 """Which entry or field of a value is meant; None for the whole."""
 
-Origin = tuple[ast.stmt, ast.expr]
+ValueOrigin = tuple[ast.stmt, ast.expr]
 
 _DEEPEST = 8
 
 
-def origins(script: Script, expr: ast.expr | None, at: ast.AST, part: Part = None, depth: int = 0) -> list[Origin]:
+def origins(script: Script, expr: ast.expr | None, at: ast.AST, part: Part = None, depth: int = 0) -> list[ValueOrigin]:
     """Every expression that a value may be, with its statement; empty when the file does not tell.
 
     `loss` of `loss, acc = step(batch)`, `out["loss"]` and `out.loss` of `out = step(batch)`, `step(batch)["loss"]`.
@@ -57,7 +57,7 @@ def _is_field(script: Script, expr: ast.Attribute, name: str, at: ast.AST) -> bo
     return expr.attr not in ("data", "grad", "T", "mT", "real") and (script.scope_of(at), name) in script.assigned
 
 
-def _of_name(script: Script, name: str, at: ast.AST, part: Part, depth: int) -> list[Origin]:
+def _of_name(script: Script, name: str, at: ast.AST, part: Part, depth: int) -> list[ValueOrigin]:
     found, then = script.reaching(name, at), script.stmt_of(at)
     if found is None or not straight(script, found[0], then):
         return []
@@ -88,13 +88,13 @@ def _changed_between(script: Script, name: str, first: ast.stmt, then: ast.stmt)
     return any(first.lineno < n.lineno <= then.lineno and script.scope_of(n) is scope for n in script.memo[key])
 
 
-def _of_call(script: Script, call: ast.Call, part: Part, depth: int) -> list[Origin]:
+def _of_call(script: Script, call: ast.Call, part: Part, depth: int) -> list[ValueOrigin]:
     function = runs(call, script)
     assert function is not None
     nodes = [n for n in ast.walk(function) if script.scope_of(n) is function]
     if any(isinstance(n, ast.Yield | ast.YieldFrom) for n in nodes):
         return []
-    found: list[Origin] = []
+    found: list[ValueOrigin] = []
     for node in (n for n in nodes if isinstance(n, ast.Return)):
         inner = origins(script, node.value, node, part, depth + 1)
         if not inner:

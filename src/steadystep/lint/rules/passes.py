@@ -1,4 +1,4 @@
-"""Passes over data without training: loops and comprehensions that run a network, and what they go over."""
+"""Passes over data: loops that run a network, which of them train and which only measure, and who calls them."""
 
 import ast
 import re
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
-from steadystep.lint.bindings import parameters, passed
 from steadystep.lint.context import Context
-from steadystep.lint.modules import is_model_call
-from steadystep.lint.names import calls_in, last, name_of
-from steadystep.lint.script import Scope, Script
+from steadystep.lint.events import EnteredLoop, Event
+from steadystep.lint.names import calls_in, last, name_of, parameters, passed
+from steadystep.lint.networks import is_model_call
+from steadystep.lint.script import Function, Script, ScriptScope
 from steadystep.lint.targets import target_of
 
 HELD_OUT = re.compile(
@@ -21,7 +21,28 @@ _TRAINS = re.compile(r"^_?(train|learn|fit|optimi[sz]e|backprop)(_|$)|^_?(g|d|ge
 _GOES_BACK = ("backward", "manual_backward")
 _DEEPEST = 3
 
-Loop = ast.For | ast.AsyncFor
+ForLoop = ast.For | ast.AsyncFor
+_TRAINING_EVENTS = ("backward", "step", "scaler-step", "opaque", "guard", "grad-call")
+_MODES = ("train", "eval", "mode")
+_SHORT = frozenset(["va", "te", "vl", "tst", "vld", "dl_va", "va_dl", "dl_te", "te_dl", "heldout", "held_out"])
+_RANDOM = re.compile(r"mc_|dropout|uncertain|bayes|ensemble|update_bn|recalibrat|calibrate", re.I)
+_HOOKS = frozenset(["training_step", "validation_step", "test_step", "shared_step", "configure_optimizers"])
+_PLAIN_BASES = ("Module", "object", "ABC", "Generic", "Protocol", "Dataset", "NamedTuple", "TestCase")
+_AROUND = (
+    "enumerate",
+    "zip",
+    "tqdm",
+    "trange",
+    "track",
+    "iter",
+    "list",
+    "islice",
+    "reversed",
+    "sorted",
+    "range",
+    "len",
+)
+_PARTS = ("split", "chunk", "unbind", "unfold", "items", "values", "tensor_split", "array_split")
 
 
 @final
@@ -31,7 +52,7 @@ class Pass:
 
     node: ast.AST
     stmt: ast.stmt
-    scope: Scope
+    scope: ScriptScope
     over: frozenset[str]
     """Names of what it goes over, by the callers' names too."""
     forwards: tuple[ast.Call, ...]
@@ -97,7 +118,7 @@ def names_in(node: ast.AST) -> set[str]:
     return found | {str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
-def _over(script: Script, node: ast.expr, scope: Scope) -> set[str]:
+def _over(script: Script, node: ast.expr, scope: ScriptScope) -> set[str]:
     found = names_in(node)
     if scope is None or any(HELD_OUT.search(n) or TRAIN.search(n) for n in found):
         return found
@@ -107,7 +128,7 @@ def _over(script: Script, node: ast.expr, scope: Scope) -> set[str]:
     return found.union(*given) if given and len(held_out) == len(given) else found
 
 
-def _given(script: Script, function: Scope, name: str) -> list[set[str]]:
+def _given(script: Script, function: ScriptScope, name: str) -> list[set[str]]:
     """The names of what each caller gives."""
     if function is None:
         return []
@@ -116,3 +137,137 @@ def _given(script: Script, function: Scope, name: str) -> list[set[str]]:
     sites = [c for c in script.calls.get(function.name, ()) if script.scope_of(c) is not function]
     values = [passed(c, position, name) for c in sites]
     return [names_in(v) if v is not None else set() for v in values]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MeasuredPass:
+    """One pass that runs networks and does not train."""
+
+    loop: EnteredLoop
+    forwards: tuple[Event, ...]
+    root: tuple[Event, ...]
+    twin: bool
+    """The same loop trains when it is met elsewhere, with another flag or in another phase."""
+    held_out: bool
+
+    @property
+    def quiet(self) -> bool:
+        """Gradients are off."""
+        return all(e.no_grad for e in self.forwards)
+
+    def mode(self) -> Event | None:
+        """What was last called of train() and eval() on the network that runs here, before it does."""
+        first = self.forwards[0]
+        before = self.root[: self.root.index(first)]
+        mine = [e for e in before if e.kind in _MODES and _is_about(e, first)]
+        return mine[-1] if mine else None
+
+
+def measured_passes(context: Context) -> Iterator[MeasuredPass]:
+    """All of them."""
+    training = {loop.node for root in context.roots for loop in _trained(root)}
+    for root in context.roots:
+        trained = _trained(root)
+        seen: set[EnteredLoop] = set()
+        for event in root:
+            loop = event.inner
+            if event.kind != "forward" or loop is None or loop in seen or not _is_over_data(loop):
+                continue
+            seen.add(loop)
+            if loop in trained or _is_random(context, loop):
+                continue
+            forwards = tuple(e for e in root if e.kind == "forward" and loop in e.loops)
+            words = loop.over | loop.phases
+            held_out = any(HELD_OUT.search(w) or w in _SHORT for w in words) and not any(TRAIN.search(w) for w in words)
+            yield MeasuredPass(loop, forwards, root, loop.node in training, held_out)
+
+
+def training_loops(root: tuple[Event, ...]) -> list[EnteredLoop]:
+    """The loops that go over the data they train on."""
+    return [loop for loop in _trained(root) if _is_over_data(loop)]
+
+
+def _trained(root: tuple[Event, ...]) -> list[EnteredLoop]:
+    return list(
+        dict.fromkeys(
+            loop for e in root if e.kind in _TRAINING_EVENTS and (e.kind != "opaque" or e.owner) for loop in e.loops
+        )
+    )
+
+
+def _is_over_data(loop: EnteredLoop) -> bool:
+    """Not a count, not a wait: something is taken from somewhere."""
+    if isinstance(loop.node, ast.While):
+        return False
+    over = loop.node.iter if isinstance(loop.node, ast.For | ast.AsyncFor) else loop.node.generators[0].iter
+    return not (isinstance(over, ast.Call) and name_of(over.func) in ("range", "reversed", "trange"))
+
+
+def _is_about(mode: Event, forward: Event) -> bool:
+    """The network itself, or one that it is a part of."""
+    return f"{forward.owner}.".startswith((f"{mode.owner}.", f"{mode.owner}["))
+
+
+def _is_random(context: Context, loop: EnteredLoop) -> bool:
+    scope = context.script.scope_of(loop.node)
+    return scope is not None and bool(_RANDOM.search(scope.name))
+
+
+def run_by_framework(script: Script, scope: ScriptScope) -> bool:
+    """A method of a class whose base, from another file, switches the modes: a LightningModule or the like."""
+    owner = script.class_of(scope) if scope is not None else None
+    if owner is None:
+        return False
+    bases = [last(script.full(base)) for base in owner.bases]
+    if any(base.endswith(("LightningModule", "LightningDataModule")) for base in bases):
+        return True
+    methods = {m.name for m in owner.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef)}
+    unknown = [base for base in bases if base and base not in script.classes and base not in _PLAIN_BASES]
+    return bool(unknown) and bool(methods & _HOOKS)
+
+
+def called_from_elsewhere(script: Script, scope: ScriptScope, forwards: list[ast.Call], loop: ast.AST) -> bool:
+    """Nobody here calls it, it is given the network, and it goes over one batch: what runs it may hold no_grad."""
+    if scope is None or script.calls.get(scope.name) or not forwards:
+        return False
+    given = set(parameters(scope))
+    if not all(name_of(call.func).partition(".")[0] in given - {"self", "cls"} for call in forwards):
+        return False
+    over = loop.iter if isinstance(loop, ast.For | ast.AsyncFor) else None
+    if over is None and isinstance(loop, ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
+        over = loop.generators[0].iter
+    return over is not None and not any(_is_data(script, scope, core) for core in _cores(over))
+
+
+def _cores(over: ast.expr) -> list[ast.expr]:
+    """`loader` of `enumerate(tqdm(loader))`."""
+    if isinstance(over, ast.Starred):
+        return _cores(over.value)
+    if isinstance(over, ast.Call) and last(name_of(over.func)) in _AROUND:
+        return [core for inner in over.args for core in _cores(inner)]
+    return [over]
+
+
+def _is_data(script: Script, scope: Function, core: ast.expr) -> bool:
+    """Something that is gone through once an epoch, not the parts of a batch."""
+    if any(HELD_OUT.search(word) or TRAIN.search(word) or "load" in word.lower() for word in names_in(core)):
+        return True
+    if isinstance(core, ast.Name):
+        return (scope, core.id) not in script.assigned
+    if isinstance(core, ast.Call):
+        return not (isinstance(core.func, ast.Attribute) and core.func.attr in _PARTS)
+    return isinstance(core, ast.Attribute)
+
+
+def put_into_eval_before(script: Script, site: ast.Call) -> bool:
+    """The last that the caller runs above this line and that sets a mode has switched to eval, and not back."""
+    scope = script.scope_of(site)
+    above = [c for calls in script.calls.values() for c in calls if c.lineno < site.lineno]
+    for call in sorted((c for c in above if script.scope_of(c) is scope), key=lambda c: -c.lineno):
+        function = target_of(call, script)
+        around: ast.AST = function if function is not None else call.func
+        words = {n.attr for n in ast.walk(around) if isinstance(n, ast.Attribute)}
+        if words & {"eval", "train"}:
+            return function is not None and not words & {"train", "backward", "step"}
+    return False

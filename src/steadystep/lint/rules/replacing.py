@@ -2,9 +2,8 @@
 
 import ast
 
-from steadystep.lint.bindings import parameters, passed
-from steadystep.lint.modules import is_module_class, makes_module
-from steadystep.lint.names import argument, calls_in, last, path_of
+from steadystep.lint.names import argument, calls_in, last, parameters, passed, path_of
+from steadystep.lint.networks import is_module_class, makes_module
 from steadystep.lint.script import Script
 from steadystep.lint.targets import target_of
 

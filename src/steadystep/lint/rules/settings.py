@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from steadystep.lint.constructors import made, setting
 from steadystep.lint.context import Context, hit
-from steadystep.lint.hit import Hit
 from steadystep.lint.names import argument, last, looks_like_loss, name_of
-from steadystep.lint.numbers import number, written_at
+from steadystep.lint.numbers import number_at, written_at
+from steadystep.lint.report import Hit
 from steadystep.lint.roles import ADAM_LIKE
 from steadystep.lint.rules.decay import groups_of
 from steadystep.lint.script import Script
@@ -65,7 +65,7 @@ def _rates(script: Script, optimizer: ast.Call) -> Iterator[ast.expr]:
 
 
 def _odd(context: Context, call: ast.Call, given: ast.expr, usual: tuple[float, float]) -> Iterator[Hit]:
-    kind, rate = last(made(call, context.script)[0]), number(given, context.script, given)
+    kind, rate = last(made(call, context.script)[0]), number_at(given, context.script, given)
     if rate is None or rate == 0:
         return
     least = usual[0] * (_SUMMED if kind == "SGD" and not _averaged(context) else 1.0)
@@ -124,7 +124,7 @@ def _is_a_factor(context: Context, rate: float, most: float) -> bool:
     if _is_written(context.script):
         return True
     for call in (c for name in _REPLACE for c in context.script.calls.get(name, ())):
-        highest = number(argument(call, 99, "max_lr") or argument(call, 1, "max_lr"), context.script, call)
+        highest = number_at(argument(call, 99, "max_lr") or argument(call, 1, "max_lr"), context.script, call)
         if highest is None or highest <= most:
             return True
     given = [argument(c, 1, "lr_lambda") for c in context.script.calls.get("LambdaLR", ())]
@@ -178,7 +178,7 @@ def _is_for_a_loss(script: Script, call: ast.Call) -> bool:
 
 def _absurd_clips(context: Context) -> Iterator[Hit]:
     for call, given in _limits(context):
-        limit = number(given, context.script, call)
+        limit = number_at(given, context.script, call)
         if limit is None or limit <= 0 or _CLIP[0] <= limit <= _CLIP[1] or limit >= _MEASURES_ONLY:
             continue
         where = written_at(given, context.script, call)

@@ -5,15 +5,17 @@ import re
 from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
-from steadystep.lint.hit import Hit
 from steadystep.lint.names import last, name_of
-from steadystep.lint.rules.evaluation import is_quiet
-from steadystep.lint.rules.measured import measured, training_loops
-from steadystep.lint.rules.passes import HELD_OUT, TRAIN, Pass, passes
-from steadystep.lint.rules.train_loaders import HELD_OUT_DATA, by_loader, by_trainer, data_name
+from steadystep.lint.report import Hit
+from steadystep.lint.rules.evaluation import evaluates_quietly
+from steadystep.lint.rules.passes import HELD_OUT, TRAIN, Pass, measured_passes, passes, training_loops
 from steadystep.lint.script import Script
 from steadystep.lint.targets import target_of
 
+HELD_OUT_DATA = "val_loss = evaluate(model, val_loader)   # data that is not trained on"
+"""What it should look like."""
+
+_SPLITS = ("random_split", "Subset", "SubsetRandomSampler", "train_test_split", "KFold", "StratifiedKFold")
 _SCORE = re.compile(r"^(val|valid|validation|test|dev|eval|heldout|holdout)(_|$)", re.I)
 _VALIDATES = re.compile(r"^_?(run_)?(validat\w*|val_(epoch|loop|loss|acc\w*)|test_(epoch|loop|loss|acc\w*))$", re.I)
 _LABEL = re.compile(r"(^|\W|_)(val|valid|validation|test|dev|held.?out)(\W|_|$)", re.I)
@@ -24,6 +26,82 @@ _MEASURES = re.compile(
 )
 
 
+def data_name(node: ast.expr) -> str:
+    """`train_loader`, and `train` of `loaders["train"]`."""
+    key = getattr(node.slice, "value", None) if isinstance(node, ast.Subscript) else None
+    return key if isinstance(key, str) else last(name_of(node))
+
+
+def by_loader(context: Context) -> Iterator[Hit]:
+    """`val_loader = DataLoader(train_set)`, also as an entry of a table."""
+    script = context.script
+    for call in script.calls.get("DataLoader", ()):
+        source = last(name_of(call.args[0])) if call.args else ""
+        target = _label(script, call)
+        if any(k.arg and "sampler" in k.arg for k in call.keywords) or not HELD_OUT.search(target):
+            continue
+        if not TRAIN.search(source) or HELD_OUT.search(source) or TRAIN.search(target):
+            continue
+        if context.mentions(*_SPLITS) and not _other_half_unused(script, source, call):
+            continue
+        yield hit("SS404", call, f"{target} is made from {source}", snippet=HELD_OUT_DATA)
+
+
+def _label(script: Script, call: ast.Call) -> str:
+    """What a loader is called: by assignment, as an entry, or where it is given by name."""
+    parent = script.parents.get(call)
+    if isinstance(parent, ast.Assign):
+        return last(name_of(parent.targets[0])) or _key(parent.targets[0])
+    if isinstance(parent, ast.Dict):
+        keys = [k for k, v in zip(parent.keys, parent.values, strict=True) if v is call]
+        return str(getattr(keys[0], "value", "")) if keys else ""
+    return parent.arg or "" if isinstance(parent, ast.keyword) else ""
+
+
+def _key(target: ast.expr) -> str:
+    return str(getattr(target.slice, "value", "")) if isinstance(target, ast.Subscript) else ""
+
+
+def _other_half_unused(script: Script, source: str, call: ast.Call) -> bool:
+    """`train_set, val_set = random_split(...)`, and nothing but a length is asked of the second."""
+    scope = script.scope_of(call)
+    for stmt, _ in script.assigned.get((scope, source), ()):
+        target = stmt.targets[0] if isinstance(stmt, ast.Assign) else None
+        names = [name_of(t) for t in target.elts] if isinstance(target, ast.Tuple) else []
+        for other in (n for n in names if HELD_OUT.search(n)):
+            uses = [
+                n for n in script.nodes if isinstance(n, ast.Name) and n.id == other and isinstance(n.ctx, ast.Load)
+            ]
+            if all(_asks_length(script, use) for use in uses):
+                return True
+    return False
+
+
+def _asks_length(script: Script, node: ast.Name) -> bool:
+    parent = script.parents.get(node)
+    return isinstance(parent, ast.Call) and name_of(parent.func) == "len"
+
+
+def by_trainer(context: Context) -> Iterator[Hit]:
+    """Training data that a trainer is told to evaluate on."""
+    script = context.script
+    for node in script.nodes:
+        if isinstance(node, ast.keyword) and node.arg in ("eval_dataset", "val_dataloaders", "validation_data"):
+            name = data_name(node.value)
+            if TRAIN.search(name) and not HELD_OUT.search(name):
+                yield hit("SS404", node, f"{node.arg} is {name}", snippet=HELD_OUT_DATA)
+    for call in script.calls.get("fit", ()):
+        given = [data_name(a) for a in call.args]
+        if len(given) == 3 and given[1] == given[2] and TRAIN.search(given[2]):
+            yield hit("SS404", call, f"validation is on {given[2]} too", snippet=HELD_OUT_DATA)
+    for title in ("val_dataloader", "test_dataloader"):
+        for function in script.functions.get(title, ()):
+            for made in (n for n in ast.walk(function) if isinstance(n, ast.Return) and isinstance(n.value, ast.Call)):
+                source = data_name(made.value.args[0]) if isinstance(made.value, ast.Call) and made.value.args else ""
+                if TRAIN.search(source) and not HELD_OUT.search(source):
+                    yield hit("SS404", made, f"{title} gives {source}", snippet=HELD_OUT_DATA)
+
+
 def check(context: Context) -> Iterator[Hit]:
     """In files that train: by the loop, by the call that measures, by the loader it is measured on."""
     script = context.script
@@ -31,7 +109,7 @@ def check(context: Context) -> Iterator[Hit]:
     if not any(True for _ in context.events("step", "scaler-step")):
         return
     for one in passes(context):
-        quiet = all(is_quiet(script, call) for call in one.forwards)
+        quiet = all(evaluates_quietly(script, call) for call in one.forwards)
         if quiet and any(TRAIN.search(n) for n in one.over) and not any(HELD_OUT.search(n) for n in one.over):
             yield from _in_a_loop(script, one)
     for calls in list(script.calls.values()):
@@ -140,10 +218,6 @@ def _words_before(script: Script, value: ast.FormattedValue) -> list[str]:
     return [str(before.value)] if isinstance(before, ast.Constant) else []
 
 
-def _key(target: ast.expr) -> str:
-    return str(getattr(target.slice, "value", "")) if isinstance(target, ast.Subscript) else ""
-
-
 def _only_measures(context: Context, call: ast.Call) -> bool:
     """A function of this file that switches to eval mode or gradients off, and does not train."""
     function = target_of(call, context.script)
@@ -156,7 +230,7 @@ def _only_measures(context: Context, call: ast.Call) -> bool:
 def _by_phase(context: Context) -> Iterator[Hit]:
     """A pass that measures in the phase of validation, over what is named after the training data, or is the same."""
     script = context.script
-    for one in measured(context):
+    for one in measured_passes(context):
         phase = next((p for p in sorted(one.loop.phases) if HELD_OUT.search(p)), "")
         over = one.loop.over - one.loop.phases
         if phase and any(TRAIN.search(w) for w in over) and not any(HELD_OUT.search(w) for w in over):

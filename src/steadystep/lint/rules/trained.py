@@ -1,16 +1,19 @@
-"""The losses that are trained on: by what name, and who else in the file is given them."""
+"""The losses that are trained on: by what name, who else is given them, and what keeps them with their graph."""
 
 import ast
 from collections.abc import Iterator
 
-from steadystep.lint.bindings import Function, parameters
 from steadystep.lint.context import Context
-from steadystep.lint.names import looks_like_loss, name_of, path_of
-from steadystep.lint.script import Scope, Script
+from steadystep.lint.events import Event
+from steadystep.lint.names import Function, looks_like_loss, name_of, parameters, path_of
+from steadystep.lint.networks import is_model_call
+from steadystep.lint.script import Script, ScriptScope
+from steadystep.lint.sources import loop_values, sources
 from steadystep.lint.targets import target_of
 
 _NUMBERS = ("item", "detach", "cpu", "float", "tolist", "numpy", "data")
 _STEPS = ("training_step", "train_step", "compute_loss")
+_NO_LOSS = ("len", "range", "max", "min", "float", "int", "time", "perf_counter", "next", "item")
 
 
 def cut_value(node: ast.AST) -> ast.AST:
@@ -24,10 +27,10 @@ def cut_value(node: ast.AST) -> ast.AST:
             return node
 
 
-def trained_losses(context: Context) -> list[tuple[Scope, str]]:
+def trained_losses(context: Context) -> list[tuple[ScriptScope, str]]:
     """(function, name) of every loss that backward is called on, or that a framework's step gives back."""
     script = context.script
-    found: dict[tuple[Scope, str], None] = {}
+    found: dict[tuple[ScriptScope, str], None] = {}
     for event in context.events("backward"):
         for name in names_in_sum(event.loss):
             found[script.scope_of(event.node), name] = None
@@ -80,7 +83,7 @@ def _parameter(function: Function, place: int | str) -> str:
     return place if place in names else spread
 
 
-def _parts(context: Context) -> Iterator[tuple[Scope, str]]:
+def _parts(context: Context) -> Iterator[tuple[ScriptScope, str]]:
     """What a trained loss is the sum of, where that has a name."""
     script = context.script
     for scope, name in trained_losses(context):
@@ -90,12 +93,12 @@ def _parts(context: Context) -> Iterator[tuple[Scope, str]]:
                 yield from ((scope, n) for n in names if _is_computed(context, scope, n))
 
 
-def _is_computed(context: Context, scope: Scope, name: str) -> bool:
+def _is_computed(context: Context, scope: ScriptScope, name: str) -> bool:
     values = [v for _, v in context.script.assigned.get((scope, name), ())]
     return bool(values) and all(isinstance(v, ast.Call | ast.BinOp) for v in values)
 
 
-def goes_back(script: Script, total: str, scope: Scope) -> bool:
+def goes_back(script: Script, total: str, scope: ScriptScope) -> bool:
     """Whether the total is itself trained on, directly or through other names, or detached in place."""
     waiting: list[ast.AST] = []
     for name in ("backward", "manual_backward", "detach_"):
@@ -112,3 +115,61 @@ def goes_back(script: Script, total: str, scope: Scope) -> bool:
                 waiting += [value for _, value in script.assigned.get((scope, name), ())]
                 waiting += [n.iter for n in loops if name in {name_of(t) for t in ast.walk(n.target)}]
     return total in seen
+
+
+def loss_names(script: Script, event: Event) -> list[str]:
+    """Of what backward is called on, and of what that is the sum of: `ce` and `kl` of `ce + 0.1 * kl`."""
+    names = names_in_sum(event.loss)
+    found = [script.reaching(name, event.node) for name in names]
+    sums: list[ast.AST] = [value for _, value in (f for f in found if f is not None) if isinstance(value, ast.BinOp)]
+    sums += [event.loss] if isinstance(event.loss, ast.BinOp) else []
+    inside = [n.id for value in sums for n in ast.walk(value) if isinstance(n, ast.Name)]
+    scope = script.scope_of(event.node)
+    made = {n: [v for _, v in script.assigned.get((scope, n), ())] for n in inside}
+    return [*names, *(n for n, values in made.items() if n not in names and values and all(map(_is_made, values)))]
+
+
+def _is_made(value: ast.expr) -> bool:
+    """Computed by a call that is no number and no cut."""
+    if not isinstance(value, ast.Call):
+        return False
+    leaf = value.func.attr if isinstance(value.func, ast.Attribute) else path_of(value.func)
+    return leaf not in (*_NO_LOSS, "detach", "tolist", "numpy")
+
+
+def outputs(script: Script, event: Event, loop: ast.AST) -> list[str]:
+    """What the network gave in this pass, where the loss was computed from it: `out = model(x)`."""
+    scope, found = script.scope_of(event.node), list[str]()
+    losses = [
+        v
+        for n in names_in_sum(event.loss)
+        for s, v in script.assigned.get((scope, n), ())
+        if loop in script.ancestors(s)
+    ]
+    read = {n.id for value in losses for n in ast.walk(value) if isinstance(n, ast.Name)}
+    for name in sorted(read):
+        made = [v for s, v in script.assigned.get((scope, name), ()) if loop in script.ancestors(s)]
+        if made and all(isinstance(v, ast.Call) and is_model_call(v, script) for v in made):
+            found.append(name)
+    return found
+
+
+def is_loss(script: Script, node: ast.expr, names: list[str]) -> bool:
+    """One of these names, or the variable of a short loop over a table that has one of them in it."""
+    if path_of(node) in names:
+        return True
+    if not isinstance(node, ast.Name):
+        return False
+    listed = loop_values(script, node.id, node, lambda e: sources(script, e)) or []
+    return any(path_of(value) in names for value, _ in listed)
+
+
+def bare(script: Script, node: ast.expr, names: list[str]) -> ast.expr | None:
+    """The loss itself in a sum or a product; inside a call it is somebody else's."""
+    if isinstance(node, ast.BinOp):
+        return bare(script, node.left, names) or bare(script, node.right, names)
+    if isinstance(node, ast.IfExp):
+        return bare(script, node.body, names) or bare(script, node.orelse, names)
+    if isinstance(node, ast.List) and len(node.elts) == 1:
+        return bare(script, node.elts[0], names)
+    return node if is_loss(script, node, names) else None

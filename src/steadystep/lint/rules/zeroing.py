@@ -6,15 +6,30 @@ from collections.abc import Iterator
 
 from steadystep.lint.context import Context, Cycle, hit
 from steadystep.lint.events import Event, meets
-from steadystep.lint.hit import Hit
 from steadystep.lint.names import argument, last, name_of
 from steadystep.lint.networks import Network, related
-from steadystep.lint.rules.rescaling import rescales_gradients
-from steadystep.lint.rules.unrelated import unrelated
+from steadystep.lint.report import Hit
+from steadystep.lint.rules.other_network import unrelated
+from steadystep.lint.script import Script
 from steadystep.lint.sources import sources
 
 _LOOSE = ("zeros", "ones", "tensor", "full", "Parameter", "randn", "rand")
 _CLEARS = re.compile(r"(zero|reset|clear|clean)\w*grad", re.I)
+
+
+def rescales_gradients(script: Script) -> bool:
+    """Whether gradients are divided or multiplied by hand."""
+    return script.once("rescales", lambda: _rescales(script))
+
+
+def _rescales(script: Script) -> bool:
+    for node in script.nodes:
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and node.target.attr == "grad":
+            return True
+    for name in ("div_", "mul_", "multiply_grads"):
+        if any("grad" in ast.unparse(call.func) for call in script.calls.get(name, ())):
+            return True
+    return False
 
 
 def check(context: Context) -> Iterator[Hit]:

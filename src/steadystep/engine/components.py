@@ -1,0 +1,147 @@
+"""Parts of a guard that follow from its settings alone, one function each."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from steadystep._utils.text import note, warn
+from steadystep.checkpoints.checkpointing import Checkpointing, Every
+from steadystep.checkpoints.loop_state import LoopState
+from steadystep.checkpoints.run_lock import RunLock
+from steadystep.config import Config, seconds_in
+from steadystep.errors import ConfigError, MisuseError
+from steadystep.incidents import Incidents
+from steadystep.parallel import Ranks
+from steadystep.policy import Budget, Limits
+from steadystep.schedule import Schedule
+from steadystep.snapshots.placement import disk_bytes, memory_bytes, without_replay
+from steadystep.snapshots.recovery import InMemory, NoRecovery, Recovery
+from steadystep.snapshots.replay_buffer import ReplayBuffer
+from steadystep.snapshots.snapshots import Snapshots
+from steadystep.snapshots.tensor_state import TensorState
+from steadystep.state import Stateful
+from steadystep.tracking import Broadcast, NoLog, RunLog, RunStart, Sink, Tracking, default_sinks, named_sinks
+
+
+def check_settings(config: Config, schedule: Schedule | None, run_dir: str | Path | None) -> None:
+    """Raise where settings contradict each other; warn about those without effect."""
+    for key in config.recovery.unused:
+        warn(f"{key} no longer has an effect: how often a state is kept follows from its size; leave it out")
+    if config.monitoring.save_checkpoints and run_dir is None:
+        raise ConfigError("monitoring.save_checkpoints needs a folder: Guard(..., run_dir=...)")
+    if schedule is not None and config.training.lr_scheduler is not None:
+        raise ConfigError("schedule= and training.lr_scheduler both set the learning rate: give one of them")
+
+
+def lock(folder: Path | None, ranks: Ranks, *, force: bool) -> tuple[RunLock | None, str]:
+    """Of the first rank, which writes; and why it is refused, where the other ranks have to know."""
+    try:
+        return (RunLock(folder, force=force) if folder is not None and ranks.rank == 0 else None), ""
+    except MisuseError as error:
+        if ranks.size == 1:
+            raise
+        return None, str(error)
+
+
+def budget(config: Config) -> Budget:
+    """Limits on skips and rollbacks per window."""
+    return Budget(
+        max_skips_in_a_row=config.recovery.max_skips_in_a_row,
+        max_skips=config.recovery.max_skips,
+        max_rollbacks=config.training.max_recovery_attempts,
+    )
+
+
+def sinks(config: Config, folder: Path | None, extra: Sequence[Sink]) -> Sequence[Sink]:
+    """Those of the settings, and the user's own."""
+    asked, here = config.monitoring.sinks, folder is not None
+    return (*(default_sinks(has_folder=here) if asked is None else named_sinks(asked, has_folder=here)), *extra)
+
+
+def tracking(config: Config, folder: Path | None, model: nn.Module, sinks: Sequence[Sink]) -> Tracking:
+    """The run log, and the sinks behind it."""
+    watch, settings = config.monitoring, config.model_dump(mode="json")
+    sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    run = RunStart(
+        name="run" if folder is None else os.path.basename(os.path.realpath(folder)),
+        run_dir=folder,
+        settings=settings,
+        parameters=sum(sizes.values()),
+    )
+    every = watch.log_frequency
+    log = NoLog() if folder is None else RunLog(folder, layers_every=every, settings=settings, parameters=sizes)
+    shown = Broadcast(sinks, run, every=watch.sink_frequency, layers_every=every) if sinks else None
+    return Tracking(log, shown)
+
+
+def incidents(config: Config, folder: Path | None) -> Incidents | None:
+    """Where refused steps are written down; None where they are not."""
+    if folder is None or config.mode == "observe" or not config.recovery.incident_bundles:
+        return None
+    batch_bytes = config.recovery.incident_batch_mb * 1e6
+    return Incidents(folder / "incidents", config=config.model_dump(mode="json"), max_batch_bytes=batch_bytes)
+
+
+def checkpointing(config: Config, folder: Path | None, loop: LoopState, ranks: Ranks) -> Checkpointing | None:
+    """Checkpoints at a cadence; None without a folder for them."""
+    watch = config.monitoring
+    if folder is None or not watch.save_checkpoints:
+        return None
+    seconds = seconds_in(watch.checkpoint_frequency)
+    steps = watch.checkpoint_frequency if isinstance(watch.checkpoint_frequency, int) else None
+    every = Every(steps, seconds)
+    return Checkpointing(folder / "checkpoints", loop, every, keep_last=watch.keep_checkpoints, ranks=ranks)
+
+
+def limits(config: Config, ranks: Ranks) -> Limits:
+    """How deep an intervention cuts and how long it waits."""
+    recovery = config.recovery
+    return Limits(
+        rolls_back=config.training.auto_recovery and recovery.snapshots > 0,
+        trust_steps=recovery.trust_steps,
+        lr_mult=recovery.lr_mult,
+        lr_mult_again=min(recovery.lr_mult, 0.5) if recovery.lr_mult < 1.0 else 1.0,
+        rewarm_steps=recovery.rewarm_steps,
+        skips_batches=recovery.skip_batches,
+        replays=replay_buffer_bytes(config, ranks) > 0,
+    )
+
+
+def replay_buffer_bytes(config: Config, ranks: Ranks) -> float:
+    """What remembered batches may take; 0 where updates cannot be replayed."""
+    # why not several ranks: one whose closure fails when it is run again would leave the others waiting
+    remembers = config.mode == "autopilot" and config.training.auto_recovery and config.recovery.snapshots > 0
+    wanted = remembers and config.recovery.skip_batches and ranks.size == 1
+    return config.recovery.replay_memory_mb * 1e6 if wanted else 0.0
+
+
+def recovery(
+    config: Config,
+    tensor_state: TensorState,
+    parts: dict[str, Stateful],
+    device: torch.device,
+    ranks: Ranks,
+    replay_buffer: ReplayBuffer,
+    folder: Path | None,
+) -> Recovery:
+    """States in memory, where the settings ask for rollbacks."""
+    bounds = limits(config, ranks)
+    if config.mode != "autopilot" or not bounds.rolls_back:
+        return NoRecovery()
+    if ranks.size > 1 and ranks.rank == 0:
+        note(without_replay(config.recovery.trust_steps, f"there are {ranks.size} ranks"))
+    snapshots = Snapshots(
+        tensor_state,
+        count=config.recovery.snapshots,
+        device=device,
+        min_interval=bounds.trust_steps,
+        memory_bytes=memory_bytes(config.recovery.snapshot_memory_gb),
+        disk_bytes=disk_bytes(config.recovery.snapshot_disk_gb, folder),
+        folder=None if folder is None else folder / "snapshots",
+        checkpoints=folder is not None and bool(config.monitoring.save_checkpoints),
+        ranks=ranks,
+    )
+    return InMemory(snapshots, parts, replay_buffer=replay_buffer, trust_steps=bounds.trust_steps, ranks=ranks)

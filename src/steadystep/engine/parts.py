@@ -1,0 +1,72 @@
+"""One guard, taken apart: what `build` makes and the pipeline works with."""
+
+from dataclasses import dataclass
+from typing import final
+
+from steadystep.actions.apply import Updater
+from steadystep.actions.manual_update import Around
+from steadystep.checkpoints.run_lock import RunLock
+from steadystep.diagnosis import RunHistory
+from steadystep.engine.closure_errors import ClosureErrors
+from steadystep.engine.counterfactuals import Counterfactuals
+from steadystep.engine.judge import Judge
+from steadystep.engine.learning_rate import LearningRate
+from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.engine.rollback import Progress, Rollback
+from steadystep.engine.run_state import RunState
+from steadystep.incidents import NaNTracer
+from steadystep.parallel import Ranks
+from steadystep.policy import Budget
+from steadystep.precision import Fp32Islands, Precision
+from steadystep.signals import GradientSamples, Measurer, UpdateProbes
+from steadystep.signals.weight_edits import WeightEdits
+from steadystep.snapshots.recovery import Recovery
+from steadystep.state import Stateful
+from steadystep.tracking import Tracking
+from steadystep.tracking.tracker import NullTracker
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Grouped by the way of the data."""
+
+    progress: Progress
+    ranks: Ranks
+    # MEASURE
+    precision: Precision
+    islands: Fp32Islands
+    runner: MicroBatchRunner
+    measurer: Measurer
+    probes: UpdateProbes
+    edits: WeightEdits
+    gradient_samples: GradientSamples
+    # NOTICE, EXPLAIN, DECIDE
+    judge: Judge
+    counterfactuals: Counterfactuals
+    run_history: RunHistory
+    budget: Budget
+    # ACT
+    learning_rate: LearningRate
+    updater: Updater
+    around: Around
+    recovery: Recovery
+    rollback: Rollback
+    closure_errors: ClosureErrors
+    # RECORD
+    nan_tracer: NaNTracer
+    log: Tracking | NullTracker
+    run_state: RunState
+    lock: RunLock | None
+    stateful: dict[str, Stateful]
+    """What is saved. Precision first: it is the only part that may refuse a state."""
+
+    def close(self) -> None:
+        """Let go of files, hooks and memory."""
+        self.islands.remove()
+        self.edits.remove()
+        self.recovery.forget()
+        self.log.concluded(self.run_history.verdict())
+        self.log.close()
+        if self.lock is not None:
+            self.lock.release()

@@ -1,0 +1,223 @@
+"""One optimizer step: measure ─► judge ─► apply ─► record.
+
+    closure/loss ─► backward ─► MEASURE ─► NOTICE ─► EXPLAIN ─► DECIDE ─► ACT ─► RECORD
+                                measure     └────── judge ──────┘       apply   record
+
+The only orchestrator. `Guard.step` runs it whole (`step`); `Guard.inspect` and `commit` leave `apply` to the loop;
+`watch` splits it around a step of torch's own. Nothing is changed before the decision except gradients and the buffers
+that the forward pass writes by itself, and those are put back when the step is refused: docs/adr/0001.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from torch import Tensor
+
+from steadystep.actions import REFUSALS
+from steadystep.diagnosis import not_repeatable
+from steadystep.engine.closures import Closure
+from steadystep.engine.judge import Judge
+from steadystep.engine.parts import Parts
+from steadystep.engine.verdict import Needs, Verdict, settle
+from steadystep.records import Action, Outcome
+from steadystep.signals import Metrics
+from steadystep.signals.gradients import GradientView
+from steadystep.tracking import GradientSample
+
+
+@final
+class Pipeline:
+    """Knows all stages of one guard, and nothing of how a loop calls it."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.progress = parts.progress
+        self.metrics: dict[str, float | Tensor] = {}
+        """Given for the step at hand."""
+        self._runner, self._group = parts.runner, parts.runner.group
+        self._measurer, self._probes = parts.measurer, parts.probes
+        self._judge, self._edits, self._counterfactuals = parts.judge, parts.edits, parts.counterfactuals
+        self._lr, self._updater, self._rollback = parts.learning_rate, parts.updater, parts.rollback
+        self._budget, self._recovery, self._tracer = parts.budget, parts.recovery, parts.nan_tracer
+        self._history, self._log, self._ranks = parts.run_history, parts.log, parts.ranks
+        self._run_state, self._data = parts.run_state, parts.run_state.data
+        self._samples = parts.gradient_samples if parts.log.wants_samples else None
+
+    def collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
+        """Run one micro-batch; with the last of its group, the step."""
+        progress = self.progress
+        with self._runner:
+            self.metrics.update(metrics)
+            if self._recovery.due is not None and not isinstance(work, Tensor) and not self._group.members:
+                self._recovery.begin(step=progress.attempts, updates=progress.updates)
+            step, every = progress.attempts, self._probes.every
+            if (step < every or step % every == 0) and self._probes.due(step):
+                with self._probes.watching():
+                    member = self._runner.add(work, batch=batch, weight=weight)
+            else:
+                member = self._runner.add(work, batch=batch, weight=weight)
+            if len(self._group.members) < self._group.size:
+                return Outcome(step=progress.attempts, reading=member.loss, stepped=False, pending=True)
+            return self.step()
+
+    def step(self) -> Outcome:
+        """Decide about the group at hand, and do it."""
+        progress = self.progress
+        if self._lr.scheduled:
+            self._lr.place(progress.updates)
+        if self._group.stale and not self._runner.refresh():
+            return self.record(self._updater.drop(progress.attempts, not_repeatable()))
+        view = self.measure(range(len(self._group.members)))
+        if self._samples is not None:
+            self._sample(view)
+        verdict = self.judge(view)
+        return self.record(self.apply(view, verdict))
+
+    def measure(self, kept: Sequence[int]) -> GradientView:
+        """The gradients of these micro-batches of the group, as all ranks see them."""
+        self._runner.finish(kept)
+        members = self._group.members
+        if len(kept) != len(members):
+            members = [members[i] for i in kept]
+        losses, weights, batches = [], [], []
+        for member in members:
+            losses.append(member.loss)
+            weights.append(member.weight)
+            if member.batch is not None:
+                batches.append(member.batch)
+        return self.measure_losses(
+            losses,
+            weights,
+            scale=self.parts.precision.scale(losses[0].device) if self.parts.precision.scales else None,
+            metrics=self.metrics,
+            batches=batches,
+            repeatable=self._group.repeatable,
+        )
+
+    def measure_losses(self, losses: list[Tensor], weights: list[float] | None = None, **more: Any) -> GradientView:
+        """The gradients as they stand, for losses that were computed elsewhere; `more` as for `Measurer.measure`."""
+        view = self._measurer.measure(
+            step=self.progress.attempts,
+            losses=losses,
+            weights=[1.0] * len(losses) if weights is None else weights,
+            refused_in_a_row=self._budget.refused_in_a_row,
+            **more,
+        )
+        return view if self._ranks.size == 1 else self._ranks.agree(view)
+
+    def judge(
+        self, view: GradientView, judge: Judge | None = None, *, careful: bool = False, clipped: bool = False
+    ) -> Verdict:
+        """What is to be done about it; further measurements are made as the judge asks for them."""
+        judge = self._judge if judge is None else judge
+        if self._edits.suspected:
+            self._edits.count()
+        if self._edits.edition != judge.edition:  # other weights: there is nothing to roll back to
+            self._recovery.forget()
+            judge.start_again(self._edits.edition)
+        verdict = judge.judge(
+            view.signals,
+            updates=self.progress.updates,
+            ceiling=self._lr.ceiling.lr,
+            careful=careful,
+            clipped=clipped,
+        )
+        if isinstance(verdict, Needs):
+            return settle(verdict, lambda ask: self._counterfactuals.measure(ask, view))
+        return verdict
+
+    def apply(self, view: GradientView, verdict: Verdict) -> Outcome:
+        """Do what the plan says, remember how it could be replayed, and write down where a refused step went wrong."""
+        if verdict.signals is not view.signals:
+            view = replace(view, signals=verdict.signals)
+        plan, diagnosis = verdict.plan, verdict.diagnosis
+        case = self._tracer.open(plan, view, updates=self.progress.updates) if plan.actions else None
+        remembered = self._runner.micro_batches() if self._recovery.remembers and self._runner.at_hand else ()
+        options = (
+            self._lr.options() if remembered else ()
+        )  # before the update: some optimizers set their own rate in it
+        if not plan.actions:
+            outcome = self._updater.take(plan, view, diagnosis)
+        elif Action.ROLLBACK in plan.actions:
+            outcome = self._rollback.carry_out(plan, view, diagnosis, measure=self.measure)
+        else:
+            outcome = self._intervene(view, verdict)
+        if remembered and outcome.stepped and not outcome.left_out:
+            used = options if outcome.lr_mult == 1.0 else self._lr.times(options, outcome.lr_mult)
+            self._recovery.remember(remembered, outcome, updates=self.progress.updates + 1, options=used)
+        return outcome if case is None else self._tracer.close(outcome, case)
+
+    def _intervene(self, view: GradientView, verdict: Verdict) -> Outcome:
+        """Another update than the one that was asked for, or none."""
+        updater, plan, diagnosis = self._updater, verdict.plan, verdict.diagnosis
+        updater.prepare(plan)
+        if REFUSALS.isdisjoint(plan.actions):
+            return updater.take(plan, view, diagnosis)
+        overflow = Action.BACK_OFF_SCALE in plan.actions
+        if Action.LEAVE_OUT in plan.actions:
+            kept, fresh = self._without_bad(view)
+            if kept:
+                left_out = tuple(i for i in range(len(view.signals.losses)) if i not in kept)
+                return updater.take(plan, fresh, diagnosis, left_out=left_out)
+            overflow = fresh.signals.scaled and math.isfinite(fresh.signals.loss)
+        return updater.refuse(plan, view, diagnosis, overflow=overflow)
+
+    def _without_bad(self, view: GradientView) -> tuple[tuple[int, ...], GradientView]:
+        """The group without its bad micro-batches: which are left, and their gradients."""
+        attempts = self._runner.compute_again(without=view.signals.bad_micro_batches)
+        try:
+            kept = next(attempts)
+            while True:
+                view = self.measure(kept)
+                kept = attempts.send(view.signals.all_finite)
+        except StopIteration as end:
+            return end.value, view
+
+    def record(self, outcome: Outcome) -> Outcome:
+        """One attempt is over: it goes into the history, among the remembered states and into the log."""
+        if outcome.pending:  # its closure raised, and the group goes on without it
+            self._log.record(outcome)
+            return outcome
+        progress, signals = self.progress, outcome.signals
+        progress.attempts += 1
+        progress.updates = progress.updates + outcome.stepped if outcome.restored is None else outcome.restored
+        self._data.is_used = self._data.open
+        self.metrics = {}
+        if self._edits.suspected:
+            self._edits.forget()  # why: what a rollback has put back is no edit of the loop's
+        self._budget.count(outcome)
+        if signals is not None:
+            self._history.opposed = self._judge.turns.are_taken
+            self._history.note(signals, outcome.diagnosis, stepped=outcome.stepped)
+        episode = self._budget.episode
+        self._recovery.after(
+            outcome,
+            updates=progress.updates,
+            # why not while weights are compared: a new state could take the place of the one that is being tried
+            calm=self._judge.trial.finding is None and episode.calm(outcome.step),
+            suspected_since=episode.suspected_since(outcome.step),
+            at_once=self._runner.given_losses,
+        )
+        if self._tracer.keeps_history:
+            self._tracer.note(outcome)
+        self._log.record(outcome)
+        if (believed := self._history.volunteers(outcome.step)) is not None:
+            self._log.volunteered(outcome.step, believed)
+        if Action.STOP in outcome.plan.actions and not outcome.stepped:
+            raise self._budget.halt(outcome)
+        if self._runner.given_losses and not self._data.open:  # the next forward pass is over before we are called
+            self.between()
+        return outcome
+
+    def between(self) -> None:
+        """No step is under way: a checkpoint may be written."""
+        if self._run_state.checkpoints is not None and not self._group.members:
+            self._run_state.between(self.progress.attempts, self.progress.updates)
+
+    def _sample(self, view: GradientView) -> None:
+        """Every so often, and only for a sink: elements of the gradients."""
+        if self._samples is not None and self._samples.due(view.signals.step):
+            values = self._samples.take(view.signals.names, view.grads)
+            self._log.sampled(GradientSample(step=view.signals.step, values=values))

@@ -1,0 +1,113 @@
+"""What a judge says about a step: a verdict, or which further measurement it needs before it can say."""
+
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, final
+
+from steadystep.policy.ladder import TrustedSnapshot
+from steadystep.records import Diagnosis, Plan, Signals
+
+_NOTHING_FOUND, _PROCEED = Diagnosis(), Plan()  # what nearly every step comes to; made once
+
+
+class State(TrustedSnapshot, Protocol):
+    """What the judge needs to know of a state that a rollback could restore."""
+
+    @property
+    def updates(self) -> int:
+        """Contained in its weights."""
+        ...
+
+    @property
+    def largest_lr(self) -> float:
+        """In use until then."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong with a step, and what to do about it."""
+
+    signals: Signals
+    """As measured, and with what was measured since."""
+    diagnosis: Diagnosis = _NOTHING_FOUND
+    plan: Plan = _PROCEED
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One further measurement: `what`, and of which states.
+
+    "states" and "finite-states" (without NaN and infinity) list what a rollback could restore, oldest first, with the
+    multiplier of the last update's learning rate. "weight-norms" adds them to the signals. "norm-now" is the gradient
+    norm after the loop's own clipping. "losses" are those of the batch at hand, under the present weights and then
+    under `states`; "remembered-losses" the pairs of old and current loss of up to `count` remembered batches; "repeats"
+    whether the first batch since a state still has the loss it had. None where it cannot be told.
+    """
+
+    what: str
+    states: Sequence[State] = ()
+    count: int = 0
+    backward: bool = False
+
+
+@final
+class Needs:
+    """The judge cannot tell yet: measure `ask`, and go on with `answer`."""
+
+    __slots__ = ("_rest", "ask")
+
+    def __init__(self, rest: Generator[Ask, Any, Verdict], ask: Ask) -> None:
+        self._rest, self.ask = rest, ask
+
+    def answer(self, measured: Any) -> "Verdict | Needs":
+        """Go on with what was measured."""
+        return go_on(self._rest, measured)
+
+
+def go_on(rest: Generator[Ask, Any, Verdict], measured: Any = None) -> Verdict | Needs:
+    """Run a deliberation up to its next question, or to its end."""
+    try:
+        return Needs(rest, rest.send(measured))
+    except StopIteration as end:
+        verdict: Verdict = end.value
+        return verdict
+
+
+def settle(verdict: Verdict | Needs, measure: Callable[[Ask], Any]) -> Verdict:
+    """Measure whatever the judge asks for, until it has decided."""
+    while isinstance(verdict, Needs):
+        verdict = verdict.answer(measure(verdict.ask))
+    return verdict
+
+
+@final
+class Turns:
+    """Whether guards of one process take turns: a generator and its critic, an actor and its critic.
+
+    The loss of each then depends on the other, and its level says little by itself.
+    """
+
+    _ENOUGH, _MOST, _EACH = 16, 64, 8
+    last: ClassVar["weakref.ref[Turns] | None"] = None
+    """Whose turn it was."""
+
+    def __init__(self) -> None:
+        self.mark = weakref.ref(self)
+        self.count = 0
+        self.are_taken = False
+        """Another guard has stepped between the steps of this one, again and again."""
+
+    def take(self) -> None:
+        """This guard looks at a step; does nothing where `last` is its `mark` and `count` is 0."""
+        last = None if Turns.last is None else Turns.last()
+        if last is self:
+            self.count -= self.count > 0
+        else:
+            Turns.last = self.mark
+            if last is not None:
+                self.count = min(self.count + self._EACH, self._MOST)
+        self.are_taken = self.count >= self._ENOUGH

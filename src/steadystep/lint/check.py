@@ -1,0 +1,101 @@
+"""What a path is, and who checks it: a script by every rule, a config or a run by a module of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from steadystep._utils.text import must_end, text_of
+from steadystep.errors import ConfigError
+from steadystep.lint.checklist import script_checklist
+from steadystep.lint.context import Context
+from steadystep.lint.ignore import Ignored
+from steadystep.lint.report import Hit, Report
+from steadystep.lint.rules import ALL_RULES
+from steadystep.lint.script import Script
+
+_LOG = "run.jsonl"
+_SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages"})
+
+
+def check_script(text: str, path: str = "script.py") -> Report:
+    """Read, never run.
+
+    Raises:
+        ConfigError: it is no Python, or nested so deeply that it cannot be followed.
+    """
+    try:
+        return _check(text, path)
+    except RecursionError:
+        raise ConfigError(f"{path}: could not be read: too deeply nested") from None
+
+
+def _check(text: str, path: str) -> Report:
+    script = Script(text, path)
+    context = Context(script)
+    ignored = Ignored(text)
+    seen: dict[tuple[str, int], Hit] = {}
+    for rule in ALL_RULES:
+        for hit in rule(context):
+            if not ignored.covers(hit.code, hit.line, _end(script, hit.line)):
+                seen.setdefault((hit.code, hit.line), hit)
+    hits = sorted(seen.values(), key=lambda h: (h.line, h.code))
+    return Report(
+        path=path,
+        kind="script",
+        hits=tuple(hits),
+        items=tuple(script_checklist(context)),
+        source=tuple(script.lines),
+    )
+
+
+def _end(script: Script, line: int) -> int:
+    """The last line of the shortest statement that begins there."""
+    ends = [n.end_lineno or line for n in script.nodes if getattr(n, "lineno", 0) == line and hasattr(n, "end_lineno")]
+    return max(ends, default=line) if len(ends) < 200 else line
+
+
+def check_path(path: Path) -> Iterator[Report]:
+    """One report for a script, a config or a run; one per script for a folder of scripts.
+
+    Raises:
+        ConfigError: it is none of them, or cannot be read. In a folder the other scripts come first, and then one
+            error for all that could not be read, a line for each.
+    """
+    must_end(path)
+    if path.is_dir() and (path / _LOG).exists():
+        yield _run(path)
+    elif path.is_dir():
+        scripts = sorted(p for p in path.rglob("*.py") if not _hidden(p.relative_to(path)))
+        if not scripts:
+            raise ConfigError(f"{path}: neither a run ({_LOG}) nor any Python file in it")
+        problems: list[str] = []
+        for script in scripts:
+            try:
+                yield _script(script)
+            except ConfigError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError("\n".join(problems))
+    elif path.suffix in (".yaml", ".yml"):
+        from steadystep.lint.configs import check_config
+
+        yield check_config(path)
+    elif path.suffix == ".jsonl":
+        yield _run(path)
+    elif path.suffix in (".py", ""):
+        yield _script(path)
+    else:
+        raise ConfigError(f"{path}: give a training script (.py), a config (.yaml) or a run's folder")
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part in _SKIPPED for part in path.parts)
+
+
+def _run(path: Path) -> Report:
+    from steadystep.lint.runs import check_run
+
+    return check_run(path)
+
+
+def _script(path: Path) -> Report:
+    return check_script(text_of(path, encoding="utf-8-sig"), str(path))
