@@ -203,9 +203,9 @@ def _caught(outcome: Outcome) -> Table:
 def _done(outcome: Outcome) -> str:
     plan = outcome.plan
     if outcome.restored is not None:
-        again = f" and made the {outcome.replayed} updates since again" if outcome.replayed else ""
+        again = f" and replayed {outcome.replayed} updates" if outcome.replayed else ""
         eased = ", eased back in at a lower learning rate" if plan.lr is not None else ""
-        return f"went back to {state_of(plan.to)}{again}{eased}"
+        return f"rolled back to {state_of(plan.to)}{again}{eased}"
     if "hold-lr" in plan.actions:
         return f"the update is taken with the last trusted learning rate, {plan.lr:.2g}"
     if plan.norm is not None:

@@ -21,13 +21,13 @@ from steadystep.detectors.build import MEASURED_BY_THE_PAST, beta2_of, build_det
 from steadystep.diagnosis import RunHistory
 from steadystep.engine import arguments, components
 from steadystep.engine.closure_errors import ClosureErrors
-from steadystep.engine.counterfactuals import Counterfactuals, Reruns
+from steadystep.engine.counterfactuals import BatchReruns, Counterfactuals
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
 from steadystep.engine.measuring import Measuring, clip_rule, measuring_for, tensor_clip
 from steadystep.engine.parts import Parts
 from steadystep.engine.replay import Replayer
-from steadystep.engine.rollback import Checkpoints, Progress, Rollback
+from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.engine.run_state import RunState
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
@@ -166,7 +166,7 @@ class _Ground:
         rolled_back = self._rolled_back(rule)
         recovery = self._recovery(rolled_back, run_state.data, replay_buffer, limits)
         updater = self._updater(recovery, rule)
-        progress, judge = Progress(), self._judge(budget, limits)
+        progress, judge = RunProgress(), self._judge(budget, limits)
         checkpoints = Checkpoints(run_state.checkpoints, run_state.loop, rolled_back, recovery)
         saved: dict[str, Stateful] = {"replay buffer": replay_buffer, "budget": budget, "run history": history}
         saved |= {"early stopping": run_state.early_stopping, **self._saved(judge)}
@@ -263,11 +263,11 @@ class _Ground:
 
     def _counterfactuals(self, recovery: Recovery) -> Counterfactuals:
         measuring = self.measuring
-        reruns = Reruns(measuring.precision, measuring.buffers, measuring.gradients, measuring.device, self.ranks)
+        reruns = BatchReruns(measuring.precision, measuring.buffers, measuring.gradients, measuring.device, self.ranks)
         return Counterfactuals(recovery, measuring.runner, measuring.measurer, reruns)
 
     def _rollback(
-        self, progress: Progress, updater: Updater, recovery: Recovery, checkpoints: Checkpoints, limits: Limits
+        self, progress: RunProgress, updater: Updater, recovery: Recovery, checkpoints: Checkpoints, limits: Limits
     ) -> Rollback:
         measuring, detectors = self.measuring, self.detectors
         runner, device = measuring.runner, measuring.device

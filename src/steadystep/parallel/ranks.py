@@ -104,7 +104,7 @@ def _options(optimizer: Optimizer) -> dict[str, str]:
 
 
 AskRank = Callable[[], bool]
-OnRank = Callable[[], None]
+RankAction = Callable[[], None]
 NamedTensors = Callable[[], tuple[tuple[str, ...], tuple[Tensor, ...]]]
 """All parameters of the optimizer, with names; the same objects while nothing changes."""
 
@@ -149,7 +149,7 @@ class Ranks(Protocol):
         """
         ...
 
-    def on_all(self, act: OnRank) -> OnRank:
+    def on_all(self, act: RankAction) -> RankAction:
         """To be called by any rank: all of them then do `act`, within the next `agree`. Made as a wish is."""
         ...
 
@@ -224,7 +224,7 @@ class SingleProcess:
         """Granted at once."""
         return wanted
 
-    def on_all(self, act: OnRank) -> OnRank:
+    def on_all(self, act: RankAction) -> RankAction:
         """Done at once."""
         return act
 

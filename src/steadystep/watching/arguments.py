@@ -15,7 +15,7 @@ from steadystep.optimizers import as_one
 from steadystep.records import Outcome
 
 
-def check_optimizer(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> None:
+def check_watched(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> None:
     """One that the loop steps, or several."""
     if optimizer is None:
         raise MisuseError(
@@ -39,17 +39,17 @@ def checked_listener(tell: Callable[[Outcome], None] | None) -> Callable[[Outcom
     return tell
 
 
-def as_torch(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
+def torch_optimizer(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
     """Torch's optimizer, or several of them as one, without what a framework has wrapped around them."""
     one: Optimizer
     if isinstance(optimizer, list | tuple):
-        one = as_one([unwrapped(each) for each in optimizer])
+        one = as_one([inner_optimizer(each) for each in optimizer])
     else:
-        one = unwrapped(optimizer)
+        one = inner_optimizer(optimizer)
     return one
 
 
-def unwrapped(optimizer: Any) -> Any:
+def inner_optimizer(optimizer: Any) -> Any:
     """Torch's optimizer inside what a framework has wrapped around it."""
     inner = getattr(optimizer, "optimizer", None)
     while isinstance(inner, Optimizer):

@@ -27,12 +27,12 @@ from steadystep.records import Outcome
 from steadystep.signals import checked
 from steadystep.watching import listeners
 from steadystep.watching.arguments import (
-    as_torch,
-    check_optimizer,
+    check_watched,
     checked_listener,
     checked_scaler,
     checked_schedulers,
     checked_settings,
+    torch_optimizer,
 )
 from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.hooked_step import HookedStep
@@ -110,13 +110,13 @@ class Watcher:
         signs_scaling: bool = True,
         tell: Callable[[Outcome], None] | None = None,
     ) -> None:
-        check_optimizer(model, optimizer)
+        check_watched(model, optimizer)
         settings = checked_settings(Config.load(config))
         schedulers = checked_schedulers(schedulers)
         detectors = sequence("detectors", detectors)
         checked_scaler(scaler)
         self._tell = checked_listener(tell)
-        one = as_torch(optimizer)
+        one = torch_optimizer(optimizer)
         extra = (*detectors, LossScale()) if scaler is not None and scaler.is_enabled() else tuple(detectors)
         # why force: a watcher writes no checkpoints that another process could write over
         self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True)
