@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import steadystep
 from steadystep._utils.tree import bytes_of, size_of
-from steadystep.engine.closures import BatchClosure, RecordedMicroBatch
+from steadystep.engine.closures import BatchClosure
 from steadystep.lab.tasks import TASKS
 from steadystep.records import Outcome, Signals
-from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
+from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate, ReplayBuffer
 from tests.loops import assert_same, full_state
 
 STEPS = 110
