@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep._utils.rng import all_random_state, restore_all
+from steadystep._utils.tensors import is_expanded
 from steadystep._utils.text import plain_name, warn
 from steadystep.checkpoints.finite import FINITE, FiniteParts
 from steadystep.checkpoints.fit import (
@@ -26,9 +27,7 @@ from steadystep.checkpoints.tensor_file import FOLDER, Spread, laid_out, read_sp
 from steadystep.errors import CheckpointError
 from steadystep.optimizers import each_of, gather_state
 from steadystep.parallel import Ranks, SingleProcess
-from steadystep.snapshots.buffers import is_expanded
-from steadystep.snapshots.snapshots import KeptObject
-from steadystep.state import check
+from steadystep.state import KeptObject, check
 
 
 class Position(Protocol):

@@ -13,7 +13,7 @@ from steadystep.pages.episodes import Headline, headline
 from steadystep.pages.places import RunFolder, glance, places
 from steadystep.pages.report import last_finite
 from steadystep.pages.summary import RunSummary, Spark, spark_path, summary
-from steadystep.runs.event_files import is_event_file, read_events
+from steadystep.runs.json_and_events import is_event_file, read_events
 from steadystep.runs.open import open_run
 from steadystep.runs.run import Run
 from steadystep.runs.run_log import Follower

@@ -302,7 +302,7 @@ def test_what_the_closure_holds_counts_too() -> None:
     row = torch.zeros(3, 4)
 
     def made(closure: Any) -> float:
-        return bytes_of(RecordedMicroBatch(BatchClosure(closure, row, None), None))
+        return bytes_of(row, closure)
 
     rollout, model = torch.zeros(10), nn.Linear(2, 2)
     assert made(lambda x: model(x)) == 48

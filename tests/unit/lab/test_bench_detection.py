@@ -11,7 +11,7 @@ from steadystep.faults import KINDS
 from steadystep.lab.bench import faulty_jobs as faulty
 from steadystep.lab.bench import healthy
 from steadystep.lab.bench.detection import STUDY, summary, table
-from steadystep.lab.bench.faulty_outcomes import Twins, median, worst
+from steadystep.lab.bench.faulty_jobs import Twins, median, worst
 from steadystep.lab.bench.faulty_run import TRIALS, first_step
 from steadystep.lab.bench.healthy import spiked
 from steadystep.lab.bench.recovery import STUDY as RECOVERY

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from steadystep._utils.text import dotted
-from steadystep.runs.run import Incident
+from steadystep.records import Incident
 from steadystep.tracking.log_format import incident_card
 from steadystep.tracking.sink import GradientSample, RunStart, StepRow, need
 

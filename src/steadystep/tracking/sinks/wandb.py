@@ -7,7 +7,7 @@ from typing import Any, final
 from uuid import uuid4
 
 from steadystep.errors import ConfigError
-from steadystep.runs.run import Incident
+from steadystep.records import Incident
 from steadystep.tracking.log_format import incident_card
 from steadystep.tracking.sink import GradientSample, RunStart, StepRow, histogram, need
 
