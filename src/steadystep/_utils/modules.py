@@ -1,11 +1,21 @@
-"""A model without what others have wrapped around it, and a model while it is evaluated."""
+"""A model without what others have wrapped around it, a model while it is evaluated, and a model left as it was found.
 
-from collections.abc import Iterator
+Weights and buffers are copied and copied back. Gradients are not: they are set aside untouched, and the very same
+tensors return. Not covered is what torch, Python and NumPy do not know of: the position of an iterator, a generator of
+your own, attributes a module keeps for itself.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from steadystep._utils.rng import HostRandom, RngState
+from steadystep.errors import MisuseError
 
 _INNER = ("_orig_mod", "_fsdp_wrapped_module", "_forward_module")
 """The child that torch.compile, FSDP1 and Lightning Fabric keep the model in."""
@@ -52,3 +62,107 @@ def _inside(model: nn.Module, *, by_form: bool) -> nn.Module | None:
     if by_form and [name for name, _ in model.named_children()] == ["module"]:
         return None if any(True for _ in model.parameters(recurse=False)) else next(model.children())
     return None
+
+
+@contextmanager
+def left_as_found(
+    model: nn.Module, parameters: Iterable[Parameter] = (), generators: Sequence[torch.Generator] = ()
+) -> Iterator[None]:
+    """Weights, gradients, buffers, training modes and random numbers are afterwards what they were before.
+
+    Inside there are no gradients at first.
+
+    Args:
+        model: its parameters, buffers and modes.
+        parameters: more of them, such as those that only an optimizer knows.
+        generators: random numbers beside torch's, Python's and NumPy's own.
+
+    >>> model = nn.Linear(1, 1)
+    >>> before = model.weight.item()
+    >>> with left_as_found(model):
+    ...     _ = nn.init.zeros_(model.weight)
+    >>> model.weight.item() == before
+    True
+    """
+    parts = (_Weights([*model.parameters(), *parameters]), _Modules(model), _Random(model, generators))
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.put_back()
+
+
+@final
+class _Weights:
+    """Parameters by value, gradients by identity."""
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        self._parameters = list(dict.fromkeys(parameters))
+        if any(nn.parameter.is_lazy(p) for p in self._parameters):
+            raise MisuseError("the model has lazy parameters without a shape: run one forward pass first")
+        self._copies = [TensorCopy(p) for p in self._parameters]
+        self._grads = [p.grad for p in self._parameters]
+        for p in self._parameters:
+            p.grad = None
+
+    def put_back(self) -> None:
+        for p, kept, grad in zip(self._parameters, self._copies, self._grads, strict=True):
+            kept.put_back()
+            p.grad = grad
+
+
+@final
+class _Modules:
+    """Buffers by identity and value, and each module's training mode."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [(module, module.training, dict(module._buffers)) for module in model.modules()]
+        tensors = {id(t): t for _, _, buffers in self._modules for t in buffers.values() if t is not None}
+        self._copies = [TensorCopy(t) for t in tensors.values() if _writable(t)]
+
+    def put_back(self) -> None:
+        for module, training, buffers in self._modules:
+            module.training = training
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        for kept in self._copies:
+            kept.put_back()
+
+
+@final
+class _Random:
+    """torch's random state on every device in use, Python's, NumPy's and that of the given generators."""
+
+    def __init__(self, model: nn.Module, generators: Sequence[torch.Generator]) -> None:
+        devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
+        self._states: list[HostRandom | RngState] = [HostRandom(), *(RngState(device) for device in devices)]
+        self._generators = [(generator, generator.get_state()) for generator in generators]
+
+    def put_back(self) -> None:
+        for state in self._states:
+            state.restore()
+        for generator, position in self._generators:
+            generator.set_state(position)
+
+
+@final
+class TensorCopy:
+    """A tensor and what it held."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._value = tensor.detach().clone()
+        self._version = tensor._version
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Nothing is written where nothing was: a graph made before may still need the tensor."""
+        if self._tensor._version != self._version or not torch.equal(self._tensor, self._value):
+            self._tensor.copy_(self._value)
+
+
+def _writable(tensor: Tensor) -> bool:
+    """An expanded or inference tensor cannot be written, so nobody did."""
+    if tensor.is_inference() or tensor.layout is not torch.strided or nn.parameter.is_lazy(tensor):
+        return False
+    return not any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

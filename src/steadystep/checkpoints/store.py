@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, final
 
 from steadystep._utils.text import warn
-from steadystep.checkpoints.atomic_io import clear_leftovers, remove
 from steadystep.checkpoints.checkpoint import Checkpoint, Manifest, read_checkpoint, read_manifest, write_checkpoint
+from steadystep.checkpoints.files import clear_leftovers, remove
 from steadystep.checkpoints.finite import said
 from steadystep.checkpoints.packing import Packed
 from steadystep.errors import CheckpointError, ConfigError

@@ -9,8 +9,7 @@ from steadystep.detectors.detector import Cooldown, Detector, has_what_it_needs,
 from steadystep.detectors.divergence import EarlyDivergence, ShortWarmup, WorseThanBest
 from steadystep.detectors.gradient_build_up import GrowingGradient
 from steadystep.detectors.gradient_spike import GradientSpike
-from steadystep.detectors.growth import AttentionLogitGrowth, EmbeddingGrowth
-from steadystep.detectors.layers import DeadUnits, UpdateRatio
+from steadystep.detectors.layers import AttentionLogitGrowth, DeadUnits, EmbeddingGrowth, UpdateRatio
 from steadystep.detectors.learning_rate_jump import LearningRateCreep, LearningRateJump
 from steadystep.detectors.loss_spike import LossSpike, NotHealing
 from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection

@@ -9,9 +9,8 @@ from steadystep.faults.data import (
     shuffled_labels,
     stale_batch,
 )
-from steadystep.faults.declaration import parse
 from steadystep.faults.fault import NO_FAULT, Fault, on_rank, since, together
-from steadystep.faults.kinds import KINDS
+from steadystep.faults.kinds import KINDS, parse
 from steadystep.faults.optimizer import (
     bad_gradient,
     creeping_lr,

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from steadystep.errors import MisuseError
-from steadystep.faults.fault import Fault, WithEves, draw, permutation, since
-from steadystep.faults.targets import put, replaced
+from steadystep.faults.fault import Fault, WithEves, draw, permutation, put, replaced, since
 
 
 def scaled_data(*, steps: Container[int], factor: float, part: int | str = 0) -> Fault:

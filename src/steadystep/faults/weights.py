@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.faults.fault import Fault, draw
-from steadystep.faults.targets import Element, hooked, pick_layer, put, trained
+from steadystep.faults.fault import Element, Fault, draw, hooked, pick_layer, put, trained
 
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

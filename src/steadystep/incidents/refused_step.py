@@ -10,10 +10,9 @@ from torch import nn
 
 from steadystep._utils.rng import RngState, random_numbers_kept
 from steadystep.engine.closures import Closure
-from steadystep.incidents import culprit
 from steadystep.incidents.bundle import Draft
 from steadystep.incidents.locate import AgreeOnBad, examine
-from steadystep.incidents.origin import Examination, Origin
+from steadystep.incidents.origin import Examination, Origin, of_weights, sick_weights
 from steadystep.incidents.step_state import device_of
 from steadystep.parallel import Ranks
 from steadystep.precision import Precision
@@ -66,7 +65,7 @@ def second_look(
     With `agree` all ranks do so together: see `examine`.
     """
     if work is None:
-        origin = culprit.of_weights(model, culprit.sick_weights(model))
+        origin = of_weights(model, sick_weights(model))
         return Examination(origin=origin or Origin(what=_NO_FUNCTION))
 
     def run() -> Any:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from steadystep._utils.as_found import left_as_found
-from steadystep._utils.modules import unwrapped
+from steadystep._utils.modules import left_as_found, unwrapped
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init.findings import InitReport, LayerScale, find

@@ -15,8 +15,7 @@ from steadystep._utils.modules import unwrapped
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init import rules
-from steadystep.init.rules import InitMethod, InitRule, choose
-from steadystep.init.slots import Slot, residual_outputs, slots
+from steadystep.init.rules import InitMethod, InitRule, Slot, choose, residual_outputs, slots
 
 
 @final

@@ -1,11 +1,15 @@
 """A feed-forward block with a chosen initialisation."""
 
 import math
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from steadystep.errors import ConfigError
+from steadystep.errors import ConfigError, MisuseError
 from steadystep.init import rules
 from steadystep.init.rules import METHODS, InitMethod
 
@@ -96,3 +100,161 @@ def z_loss(logits: Tensor, coefficient: float = 1e-4, *, mask: Tensor | None = N
     # why: where, not a product, so that an infinity at a masked position stays out
     kept = torch.where(mask.bool(), squares, torch.zeros_like(squares))
     return coefficient * kept.sum() / mask.bool().sum().clamp(min=1)
+
+
+class BoundedEmbedding(nn.Embedding):
+    """`nn.Embedding` with row norms of at most `max_norm`: the same arguments, weights and state_dict.
+
+    Gradients are those of projected descent: by the bounded row, as if no bound were there, so that a row on the bound
+    can leave it again. A row that holds NaN or infinity stays visible as NaN. With `sparse=True` forward bounds the
+    stored rows it looks up, not the whole table.
+
+    >>> table = BoundedEmbedding(10, 4, max_norm=2.0)
+    >>> torch.nn.init.constant_(table.weight, 64.0).norm(dim=1).max().item()
+    128.0
+    >>> bool(table(torch.tensor([3])).norm() <= 2.0), bool(table.weight.norm(dim=1).max() <= 2.0)
+    (True, True)
+    """
+
+    max_norm: float
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float = 1.0,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        _freeze: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if max_norm is None or not 0 < max_norm < math.inf:
+            raise ConfigError(f"max_norm = {max_norm!r}: must be a number greater than 0")
+        if not norm_type >= 1:
+            raise ConfigError(f"norm_type = {norm_type!r}: must be at least 1")
+        if _weight is not None:  # a copy: the caller's tensor is not ours to shrink
+            _weight = bounded(_weight.detach(), max_norm, norm_type)
+        self._seen_version = -1
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx=padding_idx,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            sparse=sparse,
+            _weight=_weight,
+            _freeze=_freeze,
+            device=device,
+            dtype=dtype,
+        )
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, max_norm: float = 1.0, **more: Any
+    ) -> Self:
+        """A table from given rows, bounded; `embeddings` itself is copied, not changed."""
+        rows, columns = embeddings.shape
+        return cls(
+            rows, columns, padding_idx=padding_idx, max_norm=max_norm, _weight=embeddings, _freeze=freeze, **more
+        )
+
+    def reset_parameters(self) -> None:
+        """N(0, 1) as in `nn.Embedding`, then bounded."""
+        super().reset_parameters()
+        self.bound_()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The rows, each with a norm of at most `max_norm`."""
+        if self._may_write():
+            self.bound_(input.flatten() if self.sparse else None)
+        rows = functional.embedding(
+            input, self.weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse
+        )
+        return bounded(rows, self.max_norm, self.norm_type)
+
+    @torch.no_grad()
+    def bound_(self, rows: Tensor | None = None) -> None:
+        """Shrink stored rows that are too long: all, or those with the given numbers."""
+        # why .data: a change that autograd must not refuse. Only rows beyond the bound change, and none does twice.
+        weight = self.weight.data
+        if rows is None:
+            weight.mul_(shrink_factor(weight, self.max_norm, self.norm_type))
+        else:
+            weight[rows] = bounded(weight[rows], self.max_norm, self.norm_type)
+        self._seen_version = -1 if self.weight.is_inference() else self.weight._version
+
+    def bound_after(self, optimizer: Optimizer) -> RemovableHandle:
+        """Bound the table right after every step of `optimizer`; needed for the stored rows of compiled models."""
+        if not any(p is self.weight for group in optimizer.param_groups for p in group["params"]):
+            raise MisuseError("this optimizer does not hold the embedding's weight")
+
+        def after(*_: object) -> None:
+            gradient = self.weight.grad
+            self.bound_(gradient._indices()[0] if gradient is not None and gradient.is_sparse else None)
+
+        return optimizer.register_step_post_hook(after)
+
+    def train(self, mode: bool = True) -> Self:
+        """As in `nn.Module`; the next lookup bounds the table."""
+        self._seen_version = -1
+        return super().train(mode)
+
+    def _may_write(self) -> bool:
+        """Training changes rows at every step, evaluation does not; a compiled or functional call must not write."""
+        if torch.compiler.is_compiling() or not isinstance(self.weight, nn.Parameter) or self.weight.is_inference():
+            return False
+        return self.training or self.weight._version != self._seen_version
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.bound_()
+
+
+def bounded(rows: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    """The rows with those beyond the bound shrunk onto it; differentiable, the factor being a constant."""
+    return (rows * shrink_factor(rows.detach(), max_norm, norm_type)).to(rows.dtype)
+
+
+def shrink_factor(rows: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    """For each row 1, or what brings its norm to just below `max_norm`, rounding included."""
+    exact = torch.float32 if rows.dtype in (torch.bfloat16, torch.float16) else rows.dtype
+    norms = torch.linalg.vector_norm(rows, norm_type, dim=-1, keepdim=True, dtype=exact)
+    margin = torch.finfo(rows.dtype).eps + 8 * torch.finfo(exact).eps
+    # NaN compares false and keeps its row as it is; an infinite norm gives 0.
+    return torch.where(norms > max_norm, max_norm * (1 - margin) / norms, torch.ones_like(norms))
+
+
+def shrink_gradient(x: Tensor, alpha: float) -> Tensor:
+    """`x` unchanged, bit for bit; on the way back the gradient is multiplied by `alpha`.
+
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> shrink_gradient(weight, 0.1).sum().backward()
+    >>> weight.grad
+    tensor([0.1000, 0.1000, 0.1000])
+    """
+    if not 0 <= alpha <= 1:
+        raise ConfigError(f"alpha = {alpha!r}: must be between 0 and 1")
+    shrunk: Tensor = _Shrink.apply(x, alpha)  # type: ignore[no-untyped-call]
+    return shrunk
+
+
+# why: the formula in the paper, alpha * x + (1 - alpha) * x.detach(), rounds and so changes x a little
+class _Shrink(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, alpha: float) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.alpha = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.alpha, None

@@ -1,10 +1,12 @@
 """What there is to know about optimizers that torch has no word for."""
 
-from steadystep.optimizers.combined import CombinedOptimizer, as_one, each_of
-from steadystep.optimizers.internals import (
+from steadystep.optimizers.combined import (
+    CombinedOptimizer,
     OwnValues,
     Trained,
     all_inside,
+    as_one,
+    each_of,
     gather_state,
     own_state,
     put_into,

@@ -11,7 +11,7 @@ from typing import IO, Any, final
 
 import numpy as np
 
-from steadystep._utils.json_numbers import from_json
+from steadystep._utils.numbers import from_json
 from steadystep._utils.text import must_end
 from steadystep.errors import ConfigError
 from steadystep.runs.run import Column, Incident, LayerRows, Run, Series

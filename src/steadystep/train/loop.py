@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from steadystep import faults
-from steadystep._utils.json_numbers import with_words
+from steadystep._utils.numbers import with_words
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.guard import Guard
 from steadystep.parallel.setup import Through

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from steadystep._utils.as_found import left_as_found
+from steadystep._utils.modules import left_as_found
 from steadystep.errors import MisuseError
 
 

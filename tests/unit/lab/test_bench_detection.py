@@ -11,11 +11,11 @@ from steadystep.faults import KINDS
 from steadystep.lab.bench import faulty_jobs as faulty
 from steadystep.lab.bench import healthy
 from steadystep.lab.bench.detection import STUDY, summary, table
-from steadystep.lab.bench.faulty_outcomes import Twins, median, worst
+from steadystep.lab.bench.faulty_jobs import Twins, median, worst
 from steadystep.lab.bench.faulty_run import TRIALS, first_step
 from steadystep.lab.bench.healthy import spiked
 from steadystep.lab.bench.recovery import STUDY as RECOVERY
-from steadystep.lab.bench.rules import Sample
+from steadystep.lab.bench.rival_rules import Sample
 from steadystep.lab.bench.study import Choice, StudyJob
 from steadystep.records import Signals
 from tests.unit.lab.bench_rows import row, twins

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from steadystep.lab.bench import faulty_jobs as faulty
-from steadystep.lab.bench.faulty_outcomes import Twins, identity, median, worst
+from steadystep.lab.bench.faulty_jobs import Twins, identity, median, worst
 from steadystep.lab.bench.faulty_run import TRIALS
 from steadystep.lab.bench.header import stored_rows
 from steadystep.lab.bench.screens import recovery_screens
