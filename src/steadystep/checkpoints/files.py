@@ -2,6 +2,10 @@
 
 A folder is made under a hidden name, reaches the disk, and is renamed. Hidden names carry who made them: what a dead
 process left behind is removed by the next one that opens the place.
+
+Tensors are one safetensors file. It is written by hand in pieces, so that each piece is hashed while it is in the
+cache, the interpreter is free during both, and nothing is copied once more; it is read by the safetensors library,
+which refuses headers that do not add up.
 """
 
 import hashlib

@@ -14,7 +14,7 @@ from steadystep._utils.tensors import local_part
 from steadystep._utils.text import plain_name
 from steadystep.checkpoints.packing import pack
 from steadystep.errors import CheckpointError, SteadystepError
-from steadystep.stats.streaming import LARGEST
+from steadystep.stats import LARGEST
 
 FINITE = "finite"
 """The key of a state under which it says what is to be finite."""

@@ -1,7 +1,7 @@
 """A state as strict JSON and flat tensors, and back: the same values of the same types, never through pickle.
 
 JSON has no form for a tuple, a NaN or a key that is a number: those become `{"$": kind, "v": ...}`. Tensors are named
-after their place in the state, so that any safetensors reader shows something a person can read.
+after their place in the state, for a person to read. On the way back nothing looks up a name that the file chooses.
 """
 
 import math

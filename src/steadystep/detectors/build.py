@@ -56,7 +56,25 @@ def build_detectors(
     training, watch = config.training, config.monitoring
     if not training.stability_monitoring:
         return (NonFinite(), *extra)
-    found: list[Detector] = [
+    found = _for_every_run(config)
+    if not scheduled:
+        found += [LearningRateJump(), LearningRateCreep()]
+    if beta2 is not None:
+        found.append(ShortWarmup(beta2=beta2))
+    if decay is not None:
+        found.append(_rationed(LostMoments(beta2=decay)))
+    if watch.lr_min is not None or watch.lr_max is not None:
+        found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
+    if training.clip_norm is not None:
+        found.append(ClipRate(training.clip_norm, scale_free=scale_free))
+    if training.mixed_precision == "fp16":
+        found.append(LossScale())
+    return (*found, *extra)
+
+
+def _for_every_run(config: Config) -> list[Detector]:
+    watch = config.monitoring
+    return [
         NonFinite(),
         GradientSpike(
             factor=watch.explosion_threshold,
@@ -93,19 +111,6 @@ def build_detectors(
         _rationed(FlatReward()),
         _rationed(MetricBounds()),
     ]
-    if not scheduled:
-        found += [LearningRateJump(), LearningRateCreep()]
-    if beta2 is not None:
-        found.append(ShortWarmup(beta2=beta2))
-    if decay is not None:
-        found.append(_rationed(LostMoments(beta2=decay)))
-    if watch.lr_min is not None or watch.lr_max is not None:
-        found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
-    if training.clip_norm is not None:
-        found.append(ClipRate(training.clip_norm, scale_free=scale_free))
-    if training.mixed_precision == "fp16":
-        found.append(LossScale())
-    return (*found, *extra)
 
 
 def _rationed(detector: Detector) -> Detector:

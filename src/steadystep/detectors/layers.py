@@ -1,4 +1,4 @@
-"""Sizes that leave their beginnings far behind and do not stop."""
+"""Single layers, as probes see them: sizes that grow and do not stop, units that are dead, updates of a wrong size."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

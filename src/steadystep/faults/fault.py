@@ -1,4 +1,4 @@
-"""What a fault is: something that goes wrong at known steps, the same way every time.
+"""What a fault is: something that goes wrong at known steps, the same way every time; and what it may hit in a model.
 
 Any loop can be broken on purpose with three words, and what is broken is mended when the step is over:
 

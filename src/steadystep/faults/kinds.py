@@ -1,4 +1,4 @@
-"""Every kind of fault that can be declared: one closed table, with the keys that each takes."""
+"""Every kind of fault that can be declared, in one closed table; and a declaration, checked before there is a model."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,7 +196,6 @@ KINDS: dict[str, FaultKind] = {
 }
 """By the word that a declaration uses."""
 
-
 COMMON = ("kind", "at", "for", "steps", "rank", "seed")
 """Keys that every kind takes."""
 
@@ -222,17 +221,15 @@ class Declaration:
 
 def declared(entry: Any, *, where: str) -> Declaration:
     """Read one declaration. A `ConfigError` names every mistake in it, one on each line."""
-    problems: list[str] = []
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: expected a mapping with 'kind' and 'at', got {type(entry).__name__}")
     if "kind" not in entry:
         raise ConfigError(f"{where}: the key 'kind' is missing, one of {', '.join(KINDS)}")
     word = entry["kind"]
     if not isinstance(word, str) or word not in KINDS:
-        near = nearest_names(str(word), list(KINDS), count=1)
-        raise ConfigError(f"{where}.kind = {word!r}: unknown{near}")
+        raise ConfigError(f"{where}.kind = {word!r}: unknown{nearest_names(str(word), list(KINDS), count=1)}")
     kind, when, values = KINDS[word], When(()), dict[str, Any]()
-    problems += _unknown(entry, kind)
+    problems = [*_unknown(entry, kind)]
     try:
         when = read_when(entry, lasts=kind.lasts)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a look for the birthplace of a NaN comes back with."""
+"""Where a NaN was born: what a look for it comes back with, made of what the watches saw."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

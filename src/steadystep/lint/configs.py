@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from steadystep._utils.checklist import ChecklistItem, ItemName, asked_for, ordered_items
+from steadystep._utils.settings import read_yaml
 from steadystep._utils.text import text_of
-from steadystep.config import Config, read_yaml
+from steadystep.config import Config
 from steadystep.errors import ConfigError
 from steadystep.lint.report import Hit, Report
 

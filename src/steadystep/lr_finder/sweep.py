@@ -2,6 +2,10 @@
 
 One training step per learning rate, rising geometrically from `min_lr` to `max_lr`:
 lr_k = min_lr * (max_lr / min_lr) ^ (k / (num_steps - 1)).
+
+Everything a training step can change is put back exactly, however the steps ended: the model is left as it was found;
+the optimizer's state and its groups are set aside untouched, the steps work on fresh ones, and the very same objects
+return.
 """
 
 import copy

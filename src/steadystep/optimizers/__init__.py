@@ -9,8 +9,6 @@ from steadystep.optimizers.combined import (
     each_of,
     gather_state,
     own_state,
-    put_into,
-    same_values,
 )
 
 SET_BY_LOOPS = ("lr", "weight_decay", "momentum", "betas", "eps")
@@ -26,6 +24,4 @@ __all__ = [
     "each_of",
     "gather_state",
     "own_state",
-    "put_into",
-    "same_values",
 ]

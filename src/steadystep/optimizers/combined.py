@@ -1,7 +1,8 @@
 """Several optimizers as one: Muon for the matrices and AdamW for the rest, a generator's and its critic's.
 
 Everything else in the package knows one optimizer, with groups, a state and a `step`. This is one, over all of them:
-they step together or not at all, and what is kept, restored or saved is so for all.
+they step together or not at all, and what is kept, restored or saved is so for all. Some optimizers hold others: their
+moments are in two places, or elsewhere than one would look.
 """
 
 import copy
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep._utils.tree import put_into
 from steadystep.errors import CheckpointError, MisuseError
 from steadystep.optimizers import bare_calls
 
@@ -275,32 +277,3 @@ def _is_plain(value: Any, depth: int) -> bool:
     if depth == 0 or not isinstance(value, list | tuple | dict) or len(value) > _MOST_ELEMENTS:
         return False
     return all(_is_plain(each, depth - 1) for each in (value.values() if isinstance(value, dict) else value))
-
-
-def put_into(present: Any, kept: Any) -> Any:
-    """Return `kept` again, in the tensors of `present` where they fit: others may hold them too, or views of them."""
-    if isinstance(kept, Tensor):
-        if isinstance(present, Tensor) and present.shape == kept.shape and present.dtype == kept.dtype:
-            return present.copy_(kept)
-        return kept.clone()
-    if type(kept) is dict:
-        there = present if isinstance(present, dict) else {}
-        return {key: put_into(there.get(key), each) for key, each in kept.items()}
-    if type(kept) in (list, tuple):
-        held = present if isinstance(present, list | tuple) and len(present) == len(kept) else [None] * len(kept)
-        return type(kept)([put_into(now, each) for now, each in zip(held, kept, strict=True)])
-    return copy.deepcopy(kept)
-
-
-def same_values(left: Any, right: Any) -> bool:
-    """Equal to the last bit, tensors in containers too. NaN is equal to itself; what cannot be compared is passed."""
-    if isinstance(left, Tensor) or isinstance(right, Tensor):
-        both = isinstance(left, Tensor) and isinstance(right, Tensor)
-        return both and left.shape == right.shape and torch.equal(left.nan_to_num(), right.nan_to_num())
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same_values(each, right[key]) for key, each in left.items())
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(map(same_values, left, right))
-    if isinstance(left, bool | int | float | str) or isinstance(right, bool | int | float | str):
-        return bool(left == right or (left != left and right != right))
-    return True

@@ -1,4 +1,7 @@
-"""A run made ready for a page: every number is in words here or in the chart data, and nothing is computed later."""
+"""A run, or several over each other, made ready for a page.
+
+Every number is in words here or in the chart data, and nothing is computed later.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Where runs are: one walk through a folder, which never leaves it, not by a symbolic link either."""
+"""The list of runs: one walk through a folder, and a run in one row.
+
+The walk never leaves the folder, not by a symbolic link either.
+"""
 
 import json
 import logging

@@ -1,4 +1,11 @@
-"""Logs of other tools: JSON, and TensorBoard event files."""
+"""Logs of other tools: JSON, and TensorBoard event files.
+
+JSON: lines of one object each, a list of them, a mapping of lists, or a Hugging Face `trainer_state.json`.
+
+Event files: scalars only, read record by record; needs the extra `tensorboard`. A record is a length, a checksum, a
+message and a checksum. Checksums are not verified: in pure Python that costs more than all the rest, and what is
+damaged does not parse.
+"""
 
 import json
 import struct

@@ -1,4 +1,7 @@
-"""Columns of numbers as they stand in a log become a Run: roles given, steps in order, restarts told apart."""
+"""Columns of numbers as they stand in a log become a Run: roles given, steps in order, restarts told apart.
+
+What a column or a tag is about is guessed from its name.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -210,12 +213,7 @@ class LogTable:
 def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Mapping[str, str]) -> Run:
     """The run in a table; ConfigError when there is no curve in it."""
     check_roles(asked)
-    for role, column in asked.items():
-        if column not in table.columns:
-            known = sorted(table.columns)
-            raise ConfigError(
-                f"{path}: --column {role}={column}: there is no such column{nearest_names(column, known)}"
-            )
+    _check_columns(table, path, asked)
     roles = choose(table.columns, asked)
     notes = list(table.notes)
     steps = _row_steps(table, roles.get("step"), notes)
@@ -261,6 +259,13 @@ def check_roles(asked: Mapping[str, str]) -> None:
     for role in asked:
         if role not in ROLES:
             raise ConfigError(f"--column {role}=...: a column can be {', '.join(ROLES)}")
+
+
+def _check_columns(table: LogTable, path: Path, asked: Mapping[str, str]) -> None:
+    for role, column in asked.items():
+        if column not in table.columns:
+            near = nearest_names(column, sorted(table.columns))
+            raise ConfigError(f"{path}: --column {role}={column}: there is no such column{near}")
 
 
 def _row_steps(table: LogTable, column: str | None, notes: list[str]) -> Floats:

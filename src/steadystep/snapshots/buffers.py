@@ -17,8 +17,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from steadystep._utils.tensors import is_expanded
 from steadystep._utils.text import plain_name
-from steadystep.stats.streaming import is_absurd
+from steadystep.stats import is_absurd
 
 _PROBE_EVERY = 1024  # steps; before that at 0, 1, 2, 4, 8, ...
 _ALL_EVERY, _ALL_AT = 20, 7  # steps: quiet ones are looked at together with the weights
@@ -274,11 +275,6 @@ def _is_plain(tensor: Tensor) -> bool:
     if tensor.is_quantized or tensor.is_inference():
         return False
     return not is_expanded(tensor)
-
-
-def is_expanded(tensor: Tensor) -> bool:
-    """Several of its elements share one place in memory, so that it cannot be written to."""
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _is_finite(tensor: Tensor | None) -> bool:

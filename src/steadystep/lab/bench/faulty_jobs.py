@@ -1,4 +1,7 @@
-"""The jobs of detection and recovery: the same run has the same key in both, so it is made once."""
+"""The jobs of detection and recovery: the same run has the same key in both, so it is made once.
+
+And what their rows say together: which runs were harmed, by how much, and how long before the damage somebody spoke.
+"""
 
 import math
 from collections import defaultdict

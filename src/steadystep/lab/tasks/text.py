@@ -1,4 +1,7 @@
-"""Tasks that predict the next byte of English."""
+"""Tasks that predict the next byte of English, and the models for it.
+
+The transformer is a small one in the manner of GPT-2 (Radford et al. 2019): pre-LN, and post-LN if asked for.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

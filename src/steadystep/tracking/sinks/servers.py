@@ -1,4 +1,8 @@
-"""MLflow and Weights & Biases."""
+"""MLflow and Weights & Biases.
+
+MLflow: a server where one is set (`MLFLOW_TRACKING_URI`), else a database in the run's folder. Weights & Biases: where
+to, and whether at all over the network, is W&B's own setting (`WANDB_MODE=offline`).
+"""
 
 import json
 import time

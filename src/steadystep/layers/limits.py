@@ -1,4 +1,14 @@
-"""A feed-forward block with a chosen initialisation."""
+"""A feed-forward block with a chosen initialisation, limits for logits, and an embedding whose rows cannot grow.
+
+`nn.Embedding(max_norm=...)` shrinks the rows it is asked for, in place, during forward. Three things go wrong with
+that: rows only a tied output head uses are never shrunk; a second forward pass in one graph writes to a weight that the
+first one's graph still needs, which autograd refuses; and rows grow freely between lookups. Here
+
+* what is looked up is bounded out of place, always, also under torch.compile and torch.func;
+* what is stored is bounded before the lookup, the whole table at once. Rows within the bound are left bit for bit as
+  they are, so that a second pass in the same graph changes nothing and needs no complaint from autograd;
+* `bound_after(optimizer)` bounds it right after every step instead, so that no one ever sees a longer row.
+"""
 
 import math
 from typing import Any, Self
