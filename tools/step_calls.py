@@ -1,10 +1,12 @@
 """What one healthy `Guard.step` costs in calls, files and kernels, on an MLP of four layers.
 
-    python tools/step_calls.py            files of the package in the order in which a step enters them, with calls
+    python tools/step_calls.py            files of the package in the order in which a step enters them, with the stage
+                                          in which it does, and calls; docs/walk.md tells what each does
     python tools/step_calls.py --kernels  kernel launches against a plain loop with clip_grad_norm_ and .item()
 
 A call is a `call` event of `sys.setprofile` in a file of the package: functions, properties, comprehensions and
 generators. The step that is shown is the median one of a hundred: no look at the weights and no snapshot is due at it.
+A stage begins when the pipeline's method of that name is called.
 
 Operators are all that a dispatch mode sees. Launches are those that compute or copy (views and fresh memory launch
 nothing) plus reads by `.tolist()`, which a CPU does without an operator. Both loops clip at 1.0, and the guard makes no
@@ -19,7 +21,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -30,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import steadystep
 
 PACKAGE = Path(steadystep.__file__).parent
+STAGES = ("collect", "measure", "judge", "apply", "record")
 WARM_UP, COUNTED, KERNEL_STEPS = 300, 100, 400
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "AdamW": lambda model: AdamW(model.parameters(), lr=1e-3),
@@ -79,38 +82,74 @@ class Loop:
         return lambda: guard.step(self.compute).loss
 
 
-def calls_of(step: Callable[[], object]) -> dict[str, int]:
-    """Calls by file of the package, in the order of the first one."""
-    found: Counter[str] = Counter()
-    root = f"{PACKAGE}/"
+class Call(NamedTuple):
+    """One call into the package."""
+
+    stage: str
+    file: str
+    function: str
+    """Its qualified name."""
+
+
+def calls_of(step: Callable[[], object]) -> list[Call]:
+    """Every call of one step, in order."""
+    found: list[Call] = []
+    root, stage = f"{PACKAGE}/", STAGES[0]
+    begins = {f"Pipeline.{name}": name for name in STAGES}
 
     def on_event(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(root):
-            found[frame.f_code.co_filename.removeprefix(root)] += 1
+        nonlocal stage
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(root):
+            stage = begins.get(code.co_qualname, stage)
+            found.append(Call(stage, code.co_filename.removeprefix(root), code.co_qualname))
 
     sys.setprofile(on_event)
     try:
         step()
     finally:
         sys.setprofile(None)
-    return dict(found)
+    return found
+
+
+def recorded(warm_up: int = WARM_UP, counted: int = COUNTED) -> list[list[Call]]:
+    """The calls of healthy steps, those with the fewest first."""
+    step = Loop("AdamW").guarded()
+    for _ in range(warm_up):
+        step()
+    return sorted((calls_of(step) for _ in range(counted)), key=len)
+
+
+def median_step(steps: list[list[Call]]) -> list[Call]:
+    return steps[len(steps) // 2]
+
+
+def files_by_stage(step: list[Call]) -> dict[str, list[str]]:
+    """The files that each stage calls, in the order of its first call of them."""
+    return {stage: list(dict.fromkeys(call.file for call in step if call.stage == stage)) for stage in STAGES}
+
+
+def first_entered(step: list[Call]) -> dict[str, list[str]]:
+    """Each file once, under the stage that calls it first."""
+    stage_of: dict[str, str] = {}
+    for call in step:
+        stage_of.setdefault(call.file, call.stage)
+    return {stage: [file for file, first in stage_of.items() if first == stage] for stage in STAGES}
 
 
 def calls() -> dict[str, Any]:
     """The median step of a hundred, and the mean and the largest of all."""
-    step = Loop("AdamW").guarded()
-    for _ in range(WARM_UP):
-        step()
-    steps = [calls_of(step) for _ in range(COUNTED)]
-    totals = [sum(found.values()) for found in steps]
-    median = sorted(steps, key=lambda found: sum(found.values()))[COUNTED // 2]
+    steps = recorded()
+    median = median_step(steps)
+    by_file = Counter(call.file for call in median)
     return {
-        "files": len(median),
-        "calls": sum(median.values()),
-        "mean_calls": sum(totals) / COUNTED,
-        "max_calls": max(totals),
-        "max_files": max(map(len, steps)),
-        "by_file": median,
+        "files": len(by_file),
+        "calls": len(median),
+        "mean_calls": sum(map(len, steps)) / len(steps),
+        "max_calls": max(map(len, steps)),
+        "max_files": max(len({call.file for call in step}) for step in steps),
+        "by_file": dict(by_file),
+        "by_stage": first_entered(median),
     }
 
 
@@ -185,7 +224,8 @@ def main() -> None:
                 print(f"{name}, {what} per step: {plain:.2f} plain, {guarded:.2f} guarded, ratio {ratio:.4f}")
             print("".join(f"  {more:+8.3f} {op}\n" for op, more in row["more_launches"].items()))
     else:
-        print("".join(f"{count:5} {name}\n" for name, count in found["by_file"].items()))
+        rows = [(stage, file) for stage, files in found["by_stage"].items() for file in files]
+        print("".join(f"{stage:8}{found['by_file'][file]:4} {file}\n" for stage, file in rows))
         print(f"{found['files']} files, {found['calls']} calls in the median step")
         print(
             f"{found['mean_calls']:.1f} calls in the mean; at most {found['max_calls']} in {found['max_files']} files"

@@ -197,7 +197,8 @@ class RecoverySettings(Settings):
     )
     rewarm_steps: Count = Field(50, ge=0, description="updates over which the learning rate rises again; 0 for none")
     skip_batches: Switch = Field(
-        True, description="false: your loop gives the same batches again, so random numbers go back with the weights"
+        True,
+        description="false: your loop gives the same batches again, so random numbers are rolled back with the weights",
     )
     snapshots: Count = Field(4, ge=0, description="states kept in memory, each 12 bytes per parameter with Adam")
     snapshot_memory_gb: Number | None = Field(

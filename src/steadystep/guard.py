@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, final
 
@@ -11,8 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep import state
-from steadystep._utils.rng import host_random_kept
-from steadystep._utils.text import warn
 from steadystep.actions import manual_update
 from steadystep.config import Config
 from steadystep.detectors import Detector
@@ -20,17 +17,15 @@ from steadystep.engine import arguments
 from steadystep.engine.build import build
 from steadystep.engine.closures import Closure
 from steadystep.engine.learning_rate import check_rates
-from steadystep.engine.ownership import claim, needs_closure, refuse_foreign_steps, release
+from steadystep.engine.ownership import claim, refuse_foreign_steps, refuse_step, release, steps_elsewhere
 from steadystep.engine.pipeline import Pipeline
-from steadystep.engine.verdict import Verdict
-from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.errors import MisuseError
 from steadystep.optimizers import as_one
 from steadystep.parallel import Meeting
 from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
-from steadystep.signals.gradients import GradientView
-from steadystep.snapshots.snapshots import KeptObject
+from steadystep.state import KeptObject
 from steadystep.tracking import Sink
 
 Batch = TypeVar("Batch")
@@ -70,34 +65,27 @@ class Guard:
             self.config = Config.load(config)
             if optimizer is None:
                 arguments.check_model(model)
-                manual_update.check_by_hand(
-                    schedule, self.config.training.learning_rate, self.config.training.lr_scheduler
-                )
-                optimizer = manual_update.ByHand(model)
+                training = self.config.training
+                optimizer = manual_update.by_hand(model, schedule, training.learning_rate, training.lr_scheduler)
         self._optimizer: Optimizer = as_one(optimizer)
         self._closed = False
-        self._inspected: tuple[GradientView, Verdict] | None = None
         with meeting.telling(model):
             claim(self, model, self._optimizer)
-        self._foreign = needs_closure(self._optimizer) or isinstance(self._optimizer, manual_update.ByHand)
+        self._foreign = steps_elsewhere(self._optimizer)
         """Steps are the loop's own, or the optimizer's."""
         try:
-            with meeting.telling(model):
-                arguments.check_storage(model)
-                check_rates(self._optimizer)
-            with host_random_kept(), meeting.telling(model):
-                parts = build(
-                    self,
-                    self.config,
-                    model,
-                    self._optimizer,
-                    schedule,
-                    None if run_dir is None else arguments.folder("run_dir", run_dir),
-                    extra_detectors=arguments.sequence("detectors", detectors),
-                    extra_sinks=arguments.sequence("sinks", sinks),
-                    force=force,
-                    meeting=meeting,
-                )
+            parts = build(
+                self,
+                self.config,
+                model,
+                self._optimizer,
+                schedule,
+                run_dir,
+                extra_detectors=detectors,
+                extra_sinks=sinks,
+                force=force,
+                meeting=meeting,
+            )
         except BaseException:
             release(self._optimizer)
             raise
@@ -132,7 +120,7 @@ class Guard:
             metrics: scalars to log with this step; in a group the last value of each name counts.
         """
         if self._foreign or self._closed:
-            self._refuse_step()
+            refuse_step(self._optimizer, closed=self._closed)
         # Before anything is changed: what is wrong with a call costs nothing but that call.
         if self._runner.busy or not (isinstance(closure_or_loss, Tensor) or callable(closure_or_loss)):
             arguments.refuse_inside("step", busy=self._runner.busy)
@@ -142,25 +130,7 @@ class Guard:
         numbers = checked(metrics) if metrics else {}
         if not self._run_state.data.open and not isinstance(closure_or_loss, Tensor):
             self._pipeline.between()
-        try:
-            return self._pipeline.collect(closure_or_loss, batch, number, numbers)
-        except Exception as error:
-            outcome = self._parts.closure_errors.outcome(error, step=self.attempts)
-            if outcome is None:
-                raise
-            return self._pipeline.record(outcome)
-
-    def _refuse_step(self) -> NoReturn:
-        if self._closed:
-            raise MisuseError("this guard was closed: make another")
-        if needs_closure(self._optimizer):
-            raise UnsupportedError(
-                f"{type(self._optimizer).__name__} calls the closure itself, several times per step: "
-                "use steadystep.watch(model, optimizer) and leave the loop as it is"
-            )
-        if isinstance(self._optimizer, manual_update.ByHand):
-            raise MisuseError(manual_update.BY_HAND_USAGE)
-        raise MisuseError("this guard watches a loop that steps by itself: call loss.backward() and optimizer.step()")
+        return self._pipeline.collect(closure_or_loss, batch, number, numbers)
 
     def flush(self) -> Outcome | None:
         """Update with a group that is not full, as at the end of an epoch; None when none is open."""
@@ -168,15 +138,13 @@ class Guard:
             return self._pipeline.step() if self._runner.group.members else None
 
     def validate(self, val_loss: float, **metrics: float) -> None:
-        """How a validation went: for the log, a plateau schedule, early stopping and the best weights.
+        """Tell how a validation went: for the log, a plateau schedule, early stopping and the best weights.
 
         In a distributed run every rank calls it, and the mean counts; one that did not validate gives NaN.
         """
         metrics = {name: arguments.number(name, value) for name, value in metrics.items()}
         loss = self._ranks.validation(arguments.number("val_loss", val_loss))
-        self._parts.learning_rate.validated(loss)
-        self._run_state.validated(loss)
-        self._parts.log.validated(self.attempts, {"val_loss": loss, **metrics})
+        self._pipeline.validated(loss, metrics)
 
     @property
     def should_stop(self) -> bool:
@@ -191,11 +159,7 @@ class Guard:
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The loader's batches, from where a resumed run was; a short last group is flushed when they end."""
         arguments.check_loader(loader)
-        return self._batches(loader)
-
-    def _batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        yield from self._run_state.data.batches(loader, self._pipeline.between)
-        self.flush()
+        return self._run_state.data.batches(loader, self._pipeline.between, at_end=self.flush)
 
     def keep(
         self, name: str, thing: KeptObject, *, check: bool | None = None, update: Callable[[], object] | None = None
@@ -206,10 +170,8 @@ class Guard:
         are made again after a rollback, so is this. With `check`, the default for modules, its tensors are looked at
         every 20 steps together with the weights, and put back by themselves when they are no longer finite.
         """
-        arguments.check_kept(name, thing)
+        arguments.check_kept(name, thing, update)
         self._run_state.check(name, thing)
-        if update is not None and not callable(update):
-            raise MisuseError(f"update = {update!r}: must be a function of no argument that updates {name!r}")
         self._recovery.keep(name, thing, update)
         self._run_state.loop.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check)
 
@@ -236,21 +198,11 @@ class Guard:
         """
         arguments.check_loss("inspect", loss)
         check_rates(self._optimizer)
-        with self._runner:
-            self._parts.learning_rate.place(self.updates)
-            view = self._pipeline.measure_losses([loss.detach().reshape(())])
-            verdict = self._pipeline.judge(view, careful=True)
-            self._inspected = view, verdict
-            return verdict.plan
+        return self._pipeline.inspect(loss.detach().reshape(()))
 
     def commit(self, *, stepped: bool) -> Outcome:
         """Close what `inspect` opened. With `stepped=False` buffers are put back; gradients stay yours to clear."""
-        if self._inspected is None:
-            raise MisuseError("commit() closes an inspect(): call guard.inspect(loss) first")
-        (view, verdict), self._inspected = self._inspected, None
-        view = replace(view, signals=verdict.signals)
-        outcome = self._parts.updater.report(verdict.plan, view, verdict.diagnosis, stepped=stepped)
-        return self._pipeline.record(outcome)
+        return self._pipeline.commit(stepped=stepped)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the guard remembers, ready for JSON. Micro-batches of an open group count as not seen."""
@@ -271,17 +223,35 @@ class Guard:
 
     @classmethod
     def resume(
-        cls, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], *, run_dir: str | Path, **settings: Any
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        run_dir: str | Path,
+        path: str | Path | None = None,
+        config: Config | Mapping[str, Any] | str | Path | None = None,
+        schedule: Schedule | None = None,
+        detectors: Sequence[Detector] = (),
+        sinks: Sequence[Sink] = (),
+        force: bool = False,
     ) -> Self:
-        """A guard that goes on where the newest whole checkpoint of `run_dir` was taken; a new one where there is none.
+        """Return a guard that goes on where the newest whole checkpoint of `run_dir` was taken; a new one without any.
 
-        Takes what `Guard` takes, and `path=` for a certain checkpoint or another folder of them. One process at a time
-        uses a `run_dir`; `force=True` does so although another one does.
+        Takes what `Guard` takes, and `path` for a certain checkpoint or another folder of them. One process at a time
+        uses a `run_dir`; with `force` this one does although another one does.
         """
-        path = settings.pop("path", None)
         with Meeting().telling(model):
-            config = Config.load(settings.pop("config", None)).with_checkpoints()
-        guard = cls(model, optimizer, run_dir=run_dir, config=config, **settings)
+            settings = Config.load(config).with_checkpoints()
+        guard = cls(
+            model,
+            optimizer,
+            config=settings,
+            schedule=schedule,
+            run_dir=run_dir,
+            detectors=detectors,
+            sinks=sinks,
+            force=force,
+        )
         try:
             guard._run_state.resume(None if path is None else Path(path))
         except BaseException:
@@ -315,13 +285,9 @@ class Guard:
     def _end(self, *, save: bool) -> None:
         if not self._closed:
             self._closed = True
-            dropped = self._runner.reset()
-            if dropped:
-                warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
             try:
-                self._run_state.close(self.attempts, self.updates, save=save and not dropped)
-            finally:  # it passes a signal on that came during the last step
-                self._parts.close()
+                self._pipeline.close(save=save)
+            finally:
                 release(self._optimizer)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

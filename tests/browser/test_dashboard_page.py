@@ -62,7 +62,7 @@ def test_an_incident_opens_from_its_mark_and_shows_every_step_around_it(open_pag
     page.locator("[data-panel=loss] circle[data-step='2250']").click()
     case = page.locator("#case-2250")
     assert case.get_attribute("open") is not None
-    assert "went back to the state of step 20" in case.inner_text()
+    assert "rolled back to step 20" in case.inner_text()
     assert case.locator("td.n", has_text="NaN").count() == 2
     case.locator(".near svg path.curve").first.wait_for()
     assert page.url.endswith("#case-2250")

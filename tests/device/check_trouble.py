@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_states_on_disk_come_back_exactly(tmp_path: Path) -> None:
 def test_counts_of_steps_stay_on_the_host_after_a_rollback() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    tensor_state = TensorState(model, optimizer, lambda: list(model.parameters()))
+    tensor_state = TensorState(model, optimizer, SimpleNamespace(parameters=list(model.parameters())))
     kept = Snapshots(tensor_state, count=1, device=torch.device(D))
     closure_of(model)(BATCHES[0]).backward()
     optimizer.step()

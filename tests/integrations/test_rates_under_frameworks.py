@@ -19,7 +19,7 @@ class Rates:
         self.asked: list[float] = []
 
     def before(self, watcher: Watcher, optimizer: Any) -> None:
-        cut(watcher.guard._lr.ceiling, len(self.used), optimizer.param_groups[0]["lr"])
+        cut(watcher.guard._parts.learning_rate.ceiling, len(self.used), optimizer.param_groups[0]["lr"])
 
     def after(self, watcher: Watcher) -> None:
         outcome = watcher.outcome

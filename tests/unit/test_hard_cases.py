@@ -522,6 +522,6 @@ def test_a_large_constant_beside_a_counter_is_not_copied_every_step() -> None:
     guard = guarded(model)
     for _ in range(6):
         guard.step(lambda: model(torch.randn(4, 2)).square().mean())
-    names, _ = guard._measurer._buffers.suspects()
+    names, _ = guard._parts.measurer._buffers.suspects()
     assert "table" not in names
     assert "running_var" in names

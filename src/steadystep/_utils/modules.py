@@ -1,9 +1,4 @@
-"""A model without what others have wrapped around it, a model while it is evaluated, and a model left as it was found.
-
-Weights and buffers are copied and copied back. Gradients are not: they are set aside untouched, and the very same
-tensors return. Not covered is what torch, Python and NumPy do not know of: the position of an iterator, a generator of
-your own, attributes a module keeps for itself.
-"""
+"""A model without what others have wrapped around it, while it is evaluated, and left as it was found."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +65,9 @@ def left_as_found(
 ) -> Iterator[None]:
     """Weights, gradients, buffers, training modes and random numbers are afterwards what they were before.
 
-    Inside there are no gradients at first.
+    Weights and buffers are copied and copied back. Gradients are set aside, and the very same tensors return; inside
+    there are none at first. Not covered is what torch, Python and NumPy do not know of: the position of an iterator, a
+    generator of your own, attributes a module keeps for itself.
 
     Args:
         model: its parameters, buffers and modes.

@@ -58,8 +58,8 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def state_of(step: int | None) -> str:
-    """What a rollback went back to, by the last step that is in it; before the first there is none."""
-    return "the initial state" if step is not None and step < 0 else f"the state of step {step}"
+    """What a rollback restored, by the last step that is in it; before the first there is none."""
+    return "the initial state" if step is not None and step < 0 else f"step {step}"
 
 
 _PACKAGE = str(Path(__file__).parent.parent)

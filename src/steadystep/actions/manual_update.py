@@ -88,9 +88,10 @@ class ByHand(Optimizer):
         raise MisuseError(BY_HAND_USAGE)
 
 
-def check_by_hand(schedule: Any, learning_rate: Any, scheduler: Any) -> None:
-    """A learning rate has nobody to use it."""
+def by_hand(model: nn.Module, schedule: Any, learning_rate: Any, scheduler: Any) -> ByHand:
+    """Return what stands for an optimizer in `Guard(model, None)`; a learning rate would have nobody to use it."""
     if schedule is not None or learning_rate is not None or scheduler is not None:
         raise MisuseError(
             "Guard(model, None): a learning rate or a schedule does nothing without an optimizer; leave it out"
         )
+    return ByHand(model)

@@ -50,8 +50,13 @@ class DataPosition:
         except TypeError:
             return False
 
-    def batches(self, loader: Iterable[Batch], between: Callable[[], None]) -> Iterator[Batch]:
-        """What the loader gives, from where we are. `between` is called when no batch is out."""
+    def batches(
+        self,
+        loader: Iterable[Batch],
+        between: Callable[[], None],
+        at_end: Callable[[], object] = lambda: None,
+    ) -> Iterator[Batch]:
+        """What the loader gives, from where we are. `between` is called when no batch is out, `at_end` in the end."""
         self._loader = loader
         if self.batch and self._sought is None:  # the last pass was left before its end
             self.epoch, self.batch = self.epoch + 1, 0
@@ -81,6 +86,7 @@ class DataPosition:
             self.open = False
             # why: torch waits 5 s for workers that the garbage collector finds, as it does what a guard holds
             self._marks, self._loader = _marks(loader), None
+        at_end()
 
     def saved(self) -> dict[str, Any]:
         """For a checkpoint: plain values and tensors."""

@@ -5,7 +5,7 @@ are masks. So a state says which of its tensors are to be finite.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from steadystep._utils.tensors import local_part
 from steadystep._utils.text import plain_name
 from steadystep.checkpoints.packing import pack
 from steadystep.errors import CheckpointError, SteadystepError
+from steadystep.state import KeptObject
 from steadystep.stats import LARGEST
 
 FINITE = "finite"
@@ -23,14 +24,6 @@ _KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _ALWAYS = ("parameters.", "optimizer.state")
 _PARTS = ("infinite", "buffers", "kept")
 _SHOWN = 3
-
-
-class HasState(Protocol):
-    """Anything with a state."""
-
-    def state_dict(self) -> Any:
-        """Its state."""
-        ...
 
 
 @final
@@ -56,11 +49,11 @@ class KeptTensors:
     """Tensors of kept objects that are to be finite: those that were when the object was first kept."""
 
     def __init__(self) -> None:
-        self._things: dict[str, HasState] = {}
+        self._things: dict[str, KeptObject] = {}
         self.names: tuple[str, ...] = ()
         """As they are called in a state that was taken apart."""
 
-    def add(self, name: str, thing: HasState) -> None:
+    def add(self, name: str, thing: KeptObject) -> None:
         """Check `thing` too."""
         self._things[name] = thing
         held = _tensors_of({name: thing})
@@ -75,7 +68,7 @@ class KeptTensors:
         return {name: held[name] for name in self.names if name in held}
 
 
-def _tensors_of(things: Mapping[str, HasState]) -> dict[str, Tensor]:
+def _tensors_of(things: Mapping[str, KeptObject]) -> dict[str, Tensor]:
     try:
         return pack({"kept": {name: thing.state_dict() for name, thing in things.items()}}).tensors
     except SteadystepError:  # a state without form in a file: there is nothing to check it by

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from steadystep._utils.text import plain_name
 from steadystep.checkpoints.files import Spread
 from steadystep.errors import CheckpointError
-from steadystep.snapshots.snapshots import KeptObject
+from steadystep.state import KeptObject
 
 STATE_PARTS = {
     "parameters": Mapping,

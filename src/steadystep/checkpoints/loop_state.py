@@ -27,8 +27,7 @@ from steadystep.checkpoints.optimizer_fit import FIT_ADVICE, check_optimizer
 from steadystep.errors import CheckpointError
 from steadystep.optimizers import each_of, gather_state
 from steadystep.parallel import Ranks, SingleProcess
-from steadystep.snapshots.snapshots import KeptObject
-from steadystep.state import check
+from steadystep.state import KeptObject, check
 
 
 class Position(Protocol):

@@ -1,4 +1,4 @@
-"""`steadystep demo`: the same small transformer three times: healthy, broken, and broken with a guard."""
+"""`steadystep demo`: the same small transformer three times: healthy, broken in three ways, and broken with a guard."""
 
 import math
 import time
@@ -28,6 +28,7 @@ BROKEN = "norm.weight"
 
 Arm = Literal["no fault", "unguarded", "guarded"]
 OnOutcome = Callable[[Outcome], None]
+_ARMS: tuple[Arm, ...] = ("no fault", "unguarded", "guarded")
 
 
 @final
@@ -107,9 +108,6 @@ def live(story: Story, arm: Arm, *, seed: int, run_dir: Path, watch: OnOutcome) 
 def num_parameters() -> int:
     """Of the model."""
     return sum(p.numel() for p in GPT(SIZE).parameters())
-
-
-_ARMS: tuple[Arm, ...] = ("no fault", "unguarded", "guarded")
 
 
 def run(*, steps: int, seed: int, run_dir: str) -> None:
@@ -205,9 +203,9 @@ def _caught(outcome: Outcome) -> Table:
 def _done(outcome: Outcome) -> str:
     plan = outcome.plan
     if outcome.restored is not None:
-        again = f" and made the {outcome.replayed} updates since again" if outcome.replayed else ""
+        again = f" and replayed {outcome.replayed} updates" if outcome.replayed else ""
         eased = ", eased back in at a lower learning rate" if plan.lr is not None else ""
-        return f"went back to {state_of(plan.to)}{again}{eased}"
+        return f"rolled back to {state_of(plan.to)}{again}{eased}"
     if "hold-lr" in plan.actions:
         return f"the update is taken with the last trusted learning rate, {plan.lr:.2g}"
     if plan.norm is not None:

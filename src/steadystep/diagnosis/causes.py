@@ -116,14 +116,14 @@ ADVICE: dict[Cause, str] = {
     "hundreds of steps: clip the gradient, or use a smaller beta2 (0.95)",
     Cause.LOST_MOMENTS: "what the optimizer had learned about the gradients is gone: load its state together with the "
     "weights, and keep one optimizer for the whole run; if it was meant, warm the learning rate up again",
-    Cause.DAMAGED_WEIGHTS: "the weights themselves have become worse: go back to a checkpoint from before the first "
+    Cause.DAMAGED_WEIGHTS: "the weights themselves have become worse: roll back to a checkpoint from before the first "
     "sign, with a lower learning rate",
     Cause.ODD_REPLICA: "all ranks took the same updates, and their weights differ: suspect the memory or the "
     "accelerator of that rank, and code that changes weights on some ranks only",
     Cause.POLICY_DRIFT: "the policy runs away from its reference: raise the KL coefficient, lower the learning rate, "
     "or take fewer updates per batch of rollouts; the samples of these steps show whether the reward is being gamed",
     Cause.ENTROPY_COLLAPSE: "the policy has stopped exploring: add an entropy bonus, raise the sampling temperature or "
-    "the KL coefficient, lower the learning rate, or go back to a checkpoint from before",
+    "the KL coefficient, lower the learning rate, or roll back to a checkpoint from before",
     Cause.FLAT_REWARD: "a reward that is always the same teaches nothing: check that the reward function reads the "
     "completions, and that within a group some attempts succeed and some fail (easier prompts, larger groups)",
     Cause.METRIC_OUT_OF_BOUNDS: "look at what this metric is computed from: a ratio of zero, an empty mask, log(0)",

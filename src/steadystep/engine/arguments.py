@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from steadystep.errors import MisuseError
 
-NO_PARAMETERS = "the optimizer holds no parameters: give it those of the model, model.parameters()"
 _INSIDE = "was called from inside step(): the closure must only compute the loss"
 _DETECTOR = ("update", "state_dict", "load_state_dict")
 _SINK = ("start", "step", "validation", "layers", "histograms", "incident", "close")
@@ -65,8 +64,8 @@ def number(what: str, value: object) -> float:
         raise MisuseError(f"{what} must be one real number, got {_a(value)}: use .item(), float() or a mean") from None
 
 
-def check_kept(name: object, thing: object) -> None:
-    """Something with a name and a state that can be put back."""
+def check_kept(name: object, thing: object, update: object) -> None:
+    """Something with a name and a state that can be put back, and perhaps what updates it."""
     if not isinstance(name, str) or not name:
         raise MisuseError(f"keep() takes a name first, as in guard.keep('ema', ema); got {_a(name)}")
     lacking = [
@@ -76,6 +75,8 @@ def check_kept(name: object, thing: object) -> None:
         raise MisuseError(
             f"keep({name!r}, ...) got {_a(thing)} without {' and '.join(lacking)}: give an object that has both"
         )
+    if update is not None and not callable(update):
+        raise MisuseError(f"update = {update!r}: must be a function of no argument that updates {name!r}")
 
 
 def saved_state(saved: object) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from typing import final
 from torch import nn
 from torch.optim import Optimizer
 
+from steadystep._utils.rng import host_random_kept
 from steadystep.actions.apply import Updater
 from steadystep.actions.manual_update import Around
 from steadystep.checkpoints.data_position import DataPosition
@@ -18,15 +19,15 @@ from steadystep.config import Config
 from steadystep.detectors import Detector, sees_every_step
 from steadystep.detectors.build import MEASURED_BY_THE_PAST, beta2_of, build_detectors, decay_of, is_scale_free
 from steadystep.diagnosis import RunHistory
-from steadystep.engine import components
+from steadystep.engine import arguments, components
 from steadystep.engine.closure_errors import ClosureErrors
-from steadystep.engine.counterfactuals import Counterfactuals, Reruns
+from steadystep.engine.counterfactuals import BatchReruns, Counterfactuals
 from steadystep.engine.judge import Judge
-from steadystep.engine.learning_rate import LearningRate
+from steadystep.engine.learning_rate import LearningRate, check_rates
 from steadystep.engine.measuring import Measuring, clip_rule, measuring_for, tensor_clip
 from steadystep.engine.parts import Parts
 from steadystep.engine.replay import Replayer
-from steadystep.engine.rollback import Checkpoints, Progress, Rollback
+from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.engine.run_state import RunState
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
@@ -38,9 +39,8 @@ from steadystep.signals import GradientSamples
 from steadystep.signals.weight_edits import WeightEdits
 from steadystep.snapshots.recovery import Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
-from steadystep.snapshots.snapshots import KeptObject
 from steadystep.snapshots.tensor_state import TensorState
-from steadystep.state import DETECTOR, Stateful
+from steadystep.state import DETECTOR, KeptObject, Stateful
 from steadystep.tracking import Sink, Tracking
 from steadystep.tracking.tracker import NullTracker
 
@@ -58,14 +58,36 @@ def build(
     force: bool = False,
     meeting: Meeting | None = None,
 ) -> Parts:
-    """All parts, or an error that leaves model and optimizer as they were."""
-    components.check_settings(config, schedule, run_dir)
-    folder = None if run_dir is None else Path(run_dir).expanduser()
+    """All parts, or an error that leaves model and optimizer as they were; one that all ranks raise."""
+    meeting = Meeting() if meeting is None else meeting
+    with meeting.telling(model):
+        arguments.check_storage(model)
+        check_rates(optimizer)
+    with host_random_kept(), meeting.telling(model):
+        folder = None if run_dir is None else arguments.folder("run_dir", run_dir)
+        detectors, sinks = arguments.sequence("detectors", extra_detectors), arguments.sequence("sinks", extra_sinks)
+        return _build(guard, config, model, optimizer, schedule, folder, detectors, sinks, force=force, meeting=meeting)
+
+
+def _build(
+    guard: KeptObject,
+    config: Config,
+    model: nn.Module,
+    optimizer: Optimizer,
+    schedule: Schedule | None,
+    folder: Path | None,
+    extra_detectors: Sequence[Detector],
+    extra_sinks: Sequence[Sink],
+    *,
+    force: bool,
+    meeting: Meeting,
+) -> Parts:
+    components.check_settings(config, schedule, folder)
     ranks, model = ranks_of(model), unwrapped(model)
     # before the lock: it makes the folder
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)
-    (meeting or Meeting()).compare(ranks, sections(config, model, optimizer, extra_detectors), wrong=wrong)
+    meeting.compare(ranks, sections(config, model, optimizer, extra_detectors), wrong=wrong)
     repeats = folder is not None or components.replay_buffer_bytes(config, ranks) > 0
     measuring = measuring_for(config, model, optimizer, ranks, repeats=repeats)
     islands = Fp32Islands(model, list(config.training.fp32_modules))
@@ -144,13 +166,10 @@ class _Ground:
         rolled_back = self._rolled_back(rule)
         recovery = self._recovery(rolled_back, run_state.data, replay_buffer, limits)
         updater = self._updater(recovery, rule)
-        progress, judge = Progress(), self._judge(budget, limits)
+        progress, judge = RunProgress(), self._judge(budget, limits)
         checkpoints = Checkpoints(run_state.checkpoints, run_state.loop, rolled_back, recovery)
-        saved: dict[str, Stateful] = {} if measuring.memory is None else {"memory": measuring.memory}
-        saved |= {"replay buffer": replay_buffer, "learning_rate": self.learning_rate, "budget": budget}
-        saved |= {"run history": history, "probes": measuring.probes, "inputs": measuring.inputs}
-        saved |= {"early stopping": run_state.early_stopping, "rollback trial": judge.trial}
-        saved |= {"sudden zero": judge.sudden_zero}
+        saved: dict[str, Stateful] = {"replay buffer": replay_buffer, "budget": budget, "run history": history}
+        saved |= {"early stopping": run_state.early_stopping, **self._saved(judge)}
         return Parts(
             progress=progress,
             ranks=ranks,
@@ -177,6 +196,12 @@ class _Ground:
             lock=lock,
             stateful=rolled_back | saved,
         )
+
+    def _saved(self, judge: Judge) -> dict[str, Stateful]:
+        measuring, memory = self.measuring, self.measuring.memory
+        saved: dict[str, Stateful] = {} if memory is None else {"memory": memory}
+        saved |= {"learning_rate": self.learning_rate, "probes": measuring.probes, "inputs": measuring.inputs}
+        return saved | {"rollback trial": judge.trial, "sudden zero": judge.sudden_zero}
 
     def _run_state(self) -> RunState:
         training, ranks, device = self.config.training, self.ranks, self.measuring.device
@@ -238,11 +263,11 @@ class _Ground:
 
     def _counterfactuals(self, recovery: Recovery) -> Counterfactuals:
         measuring = self.measuring
-        reruns = Reruns(measuring.precision, measuring.buffers, measuring.gradients, measuring.device, self.ranks)
+        reruns = BatchReruns(measuring.precision, measuring.buffers, measuring.gradients, measuring.device, self.ranks)
         return Counterfactuals(recovery, measuring.runner, measuring.measurer, reruns)
 
     def _rollback(
-        self, progress: Progress, updater: Updater, recovery: Recovery, checkpoints: Checkpoints, limits: Limits
+        self, progress: RunProgress, updater: Updater, recovery: Recovery, checkpoints: Checkpoints, limits: Limits
     ) -> Rollback:
         measuring, detectors = self.measuring, self.detectors
         runner, device = measuring.runner, measuring.device
@@ -266,13 +291,5 @@ class _Ground:
         return ClosureErrors(budget, updater, self.learning_rate, limits, self.config.mode, most)
 
     def _nan_tracer(self) -> NaNTracer:
-        measuring, incidents = self.measuring, components.incidents(self.config, self.folder)
-        return NaNTracer(
-            self.model,
-            self.optimizer,
-            measuring.precision,
-            measuring.buffers,
-            measuring.runner,
-            incidents,
-            self.ranks,
-        )
+        at, incidents = self.measuring, components.incidents(self.config, self.folder)
+        return NaNTracer(self.model, self.optimizer, at.precision, at.buffers, at.runner, incidents, self.ranks)

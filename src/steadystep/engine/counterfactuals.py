@@ -37,7 +37,7 @@ class Counterfactuals:
     recovery: Recovery
     runner: MicroBatchRunner
     measurer: Measurer
-    reruns: "Reruns"
+    reruns: "BatchReruns"
 
     def measure(self, ask: Ask, view: GradientView) -> Any:
         """The answer to `ask` about the step that `view` shows; None where it cannot be told."""
@@ -96,7 +96,7 @@ class Counterfactuals:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Reruns:
+class BatchReruns:
     """Runs a closure again under other weights, and puts back what each run changes."""
 
     precision: Precision

@@ -23,6 +23,7 @@ from steadystep.diagnosis import (
 )
 from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, go_on
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
+from steadystep.policy.ladder import TrustedSnapshot
 from steadystep.records import Action, Counterfactual, DetectorName, Finding, Severity, Signals
 
 _GRAVE = ("act", "critical")
@@ -37,6 +38,23 @@ _PLANNED = 1.1  # times the learning rate of a state: with that much more by pla
 def notice(detectors: Sequence[Detector], signals: Signals) -> tuple[Finding, ...]:
     """Show the signals to each detector and collect what they say."""
     return tuple([finding for detector in detectors for finding in detector.update(signals)])
+
+
+def conclude(
+    signals: Signals,
+    found: tuple[Finding, ...],
+    *,
+    budget: Budget,
+    limits: Limits,
+    states: Sequence[TrustedSnapshot],
+    mode: Mode = "autopilot",
+    ceiling: float | None = None,
+) -> Verdict:
+    """Explain what was found and decide about it: for a step that is under way, or one in yesterday's log."""
+    diagnosis = explain(signals, found)
+    budget.see(diagnosis)
+    plan = decide(signals, diagnosis, budget=budget, mode=mode, states=states, limits=limits, ceiling=ceiling)
+    return Verdict(signals, diagnosis, plan)
 
 
 @final
@@ -135,22 +153,21 @@ class Judge:
             signals, found = yield from self._compared(signals, found, states, lr_mult)
         if not found:
             return Verdict(signals)
-        diagnosis = explain(signals, found)
-        self.budget.see(diagnosis)
-        plan = decide(
+        verdict = conclude(
             signals,
-            diagnosis,
+            found,
             budget=self.budget,
-            mode="careful" if careful and self.mode == "autopilot" else self.mode,
-            states=states,
             limits=self.limits,
+            states=states,
+            mode="careful" if careful and self.mode == "autopilot" else self.mode,
             ceiling=ceiling,
         )
+        plan = verdict.plan
         if Action.RESTORE_MOMENTS in plan.actions:  # what they fall to is our doing
             self._learn_again((DetectorName.LOST_MOMENTS,))
         if Action.ROLLBACK in plan.actions and self.trial.finding is not None:
             self.trial.close(signals.step)  # what was compared with are other weights from now on
-        return Verdict(signals, diagnosis, plan)
+        return verdict
 
     def _learn_again(self, names: Container[str]) -> None:
         for detector in self.detectors:

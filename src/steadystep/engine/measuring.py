@@ -59,9 +59,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
     precision.check(gradients.parameters)
     buffers = Buffers(model, restores=touches)
     finite = FiniteParts(model, buffers.judged)
-    size = training.gradient_accumulation_steps
-    least = 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1  # it has no variance of one
-    memory = OutOfMemoryRetry(least=least) if touches and training.split_when_out_of_memory else None
+    size, memory = training.gradient_accumulation_steps, _memory(config, model)
     ranks.watch(gradients.named, buffers.names, micro_batches=size)
     runner = MicroBatchRunner(
         optimizer,
@@ -94,6 +92,12 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         probes=probes,
         measurer=Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks),
     )
+
+
+def _memory(config: Config, model: nn.Module) -> OutOfMemoryRetry | None:
+    least = 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1  # it has no variance of one
+    wanted = config.mode != "observe" and config.training.split_when_out_of_memory
+    return OutOfMemoryRetry(least=least) if wanted else None
 
 
 def draws(model: nn.Module) -> bool:

@@ -1,7 +1,6 @@
 """Forward and backward passes of one group of micro-batches: the first time, and again without the bad ones."""
 
-import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, final
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadystep._utils.rng import RngState, random_numbers_kept
+from steadystep._utils.rng import RngState
 from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
@@ -22,6 +21,7 @@ from steadystep.engine.closures import (
     called,
     checked_loss,
 )
+from steadystep.engine.group_reruns import GroupReruns
 from steadystep.engine.microbatch_group import Group, MicroBatch
 from steadystep.errors import MisuseError
 from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
@@ -31,18 +31,10 @@ from steadystep.precision import Precision
 from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 
-# The same batch with the same random numbers gives the same loss; off the host up to kernels that add in any order.
-_SAME_ON_HOST, _SAME_ON_DEVICE = 1e-6, 1e-4
-
-
 _TWICE = "backward through the graph a second time"  # as torch says it
 
 
 _NOTHING = nullcontext()
-
-
-class _NotRepeatableError(Exception):
-    """A closure gave another loss when it was run again."""
 
 
 @final
@@ -73,6 +65,7 @@ class MicroBatchRunner:
         self._precision = precision
         self._buffers = buffers
         self._trained = trained
+        self.reruns = GroupReruns(self, device, self._ranks)
         self._only_loss = OnlyTheLoss(optimizer, trained)
         self._device = device
         self._memory = memory
@@ -104,7 +97,7 @@ class MicroBatchRunner:
         self.busy = False
         self.failed_collecting = kind is not None and self._state == "collecting"
         if kind is not None and self._state != "idle":
-            self._drop_traces()
+            self.drop_traces()
             if self._state == "collecting" and self._rng is not None:
                 self._rng.restore()  # the same micro-batch, given rightly, draws what it would have drawn
             if self._state == "collecting" and self.group.repeatable:
@@ -140,7 +133,7 @@ class MicroBatchRunner:
             if self._keep_recipes:
                 recipe = RepeatableClosure(work, batch, self._rng or RngState(self._device))
             self.at_hand = (work, batch)
-            loss = self._run(work, batch, number, recipe, after=range(len(self.group.members)))
+            loss = self.run(work, batch, number, recipe, after=range(len(self.group.members)))
             if self._draws is not None and self._draws.looked_at is not None:
                 self._draws.after()
         seen = loss.detach()
@@ -179,21 +172,9 @@ class MicroBatchRunner:
         """Forget an open group and its gradients; returns how many micro-batches it had."""
         dropped = len(self.group.members)
         if self._state != "idle":
-            self._drop_traces()
+            self.drop_traces()
         self.close()
         return dropped
-
-    def refresh(self) -> bool:
-        """Compute the gradients again if an interruption spoiled them. False: they could not be."""
-        if not self.group.stale:
-            return True
-        losses = self._losses()
-        with random_numbers_kept(self._device):
-            try:
-                self._run_again(range(len(losses)), losses)
-            except _NotRepeatableError:
-                return False
-        return True
 
     def finish(self, kept: Sequence[int]) -> None:
         """Turn what was collected into the gradients of the weighted mean over `kept`."""
@@ -208,27 +189,6 @@ class MicroBatchRunner:
             if self._ranks.sharded:
                 grads = [local_part(grad) for grad in grads]
             multiply_(grads, layout_of(grads), correction)
-
-    def compute_again(self, *, without: Sequence[int]) -> Generator[Sequence[int], bool, tuple[int, ...]]:
-        """Gradients of the group without its bad members; returns the positions of those that were kept.
-
-        Each time some are in place it yields their positions, and is to be sent whether they are finite. Members known
-        to be bad (`without`) are left out at once. If what remains is still not finite, each member is tried alone.
-        Returns () when nothing usable remains or a closure turns out not to repeat.
-        """
-        losses = self._losses()
-        kept = [i for i in range(len(self.group.members)) if i not in without]
-        try:
-            with random_numbers_kept(self._device):
-                if without and (yield from self._usable(kept, losses)):
-                    return tuple(kept)
-                good: list[int] = []
-                for i in kept:
-                    if (yield from self._usable([i], losses)):
-                        good.append(i)
-                return tuple(good) if (yield from self._usable(good, losses)) else ()
-        except _NotRepeatableError:
-            return ()
 
     def present(self, work: Closure | None, batch: Any, rng: RngState | None = None) -> None:
         """The micro-batch at hand of a loop that runs its passes itself; without `work` it cannot be run again."""
@@ -249,34 +209,7 @@ class MicroBatchRunner:
             return (*self.at_hand, self._rng)
         return None, self.group.members[-1].batch if self.group.members else self._batch, None
 
-    def _usable(self, positions: Sequence[int], losses: Sequence[float]) -> Generator[Sequence[int], bool, bool]:
-        if not self.group.total(positions) > 0:
-            return False
-        self.group.shared_by = len(positions)
-        self._run_again(positions, losses)
-        return (yield positions)
-
-    def _run_again(self, positions: Sequence[int], losses: Sequence[float]) -> None:
-        self._drop_traces()
-        seen = []
-        for number, i in enumerate(positions):
-            member = self.group.members[i]
-            assert member.recipe is not None
-            work, batch = member.recipe.again()
-            loss = self._run(work, batch, member.weight, member.recipe, after=positions[:number])
-            seen.append(loss.detach().reshape(()))
-        self.group.stale = False
-        tolerance = _SAME_ON_HOST if self._device.type == "cpu" else _SAME_ON_DEVICE
-        values = torch.stack(seen).tolist()  # sync: only after trouble
-        same = all(_same(value, losses[i], tolerance) for i, value in zip(positions, values, strict=True))
-        if not self._ranks.all(same):
-            warn(
-                "a closure gave another loss when it was run again, so this group of micro-batches is dropped whole. "
-                "Pass the data as step(closure, batch=...) to make it repeatable."
-            )
-            raise _NotRepeatableError
-
-    def _run(
+    def run(
         self, work: Closure, batch: Any, weight: float, recipe: RepeatableClosure | None, *, after: Sequence[int]
     ) -> Tensor:
         """Forward and backward of one micro-batch; in parts once memory has not sufficed for a whole one.
@@ -295,33 +228,14 @@ class MicroBatchRunner:
                 if batch is None:
                     error.add_note("steadystep: with step(closure, batch=...) the batch would now be split")
                     raise
-            self._undo(after, recipe)  # out here, where the error and what its frames held are gone
+            self.reruns.undo(after, recipe)  # out here, where the error and what its frames held are gone
         return weighted_mean(
             memory.run(
                 lambda part, share: self._pass(work, part, weight * share).detach(),
                 batch,
-                undo=lambda: self._undo(after, recipe),
+                undo=lambda: self.reruns.undo(after, recipe),
             )
         )
-
-    def _undo(self, after: Sequence[int], recipe: RepeatableClosure | None) -> None:
-        """As if the present micro-batch had not begun. Gradients of earlier ones are computed again."""
-        if not after:
-            self._drop_traces()
-        elif not self.group.repeatable:
-            raise MisuseError(
-                "out of memory, and earlier micro-batches of this update cannot be computed again: give all of them "
-                "as closures with batch="
-            )
-        else:
-            try:
-                self._run_again(after, self._losses())
-            except _NotRepeatableError:
-                raise MisuseError(
-                    "out of memory, and an earlier micro-batch of this update gave another loss when it was run again"
-                ) from None
-        if recipe is not None:
-            recipe.rng.restore()
 
     def _pass(self, work: Closure, batch: Any, weight: float) -> Tensor:
         with self._precision.autocast() if self._precision.casts else _NOTHING, self._only_loss:
@@ -329,12 +243,8 @@ class MicroBatchRunner:
         self._backward(loss, weight)
         return loss
 
-    def _losses(self) -> list[float]:
-        """Of this rank's own micro-batches."""
-        losses: list[float] = torch.stack([m.loss for m in self.group.members]).tolist()  # sync: only after trouble
-        return losses
-
-    def _drop_traces(self) -> None:
+    def drop_traces(self) -> None:
+        """Clear the gradients and put the buffers back: no pass of this group has left anything."""
         self._precision.refuse(overflow=False)
         self._optimizer.zero_grad()
         self._buffers.put_back()
@@ -359,9 +269,3 @@ class MicroBatchRunner:
                 "guard could autocast. Pass a closure; or autocast your forward pass yourself and say so with "
                 "autocast: false."
             )
-
-
-def _same(value: float, expected: float, tolerance: float) -> bool:
-    if not math.isfinite(expected):
-        return not math.isfinite(value)
-    return abs(value - expected) <= tolerance * abs(expected)

@@ -9,12 +9,13 @@ import weakref
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from steadystep.actions.manual_update import BY_HAND_USAGE, ByHand
 from steadystep.engine.arguments import check_model
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.optimizers import each_of
@@ -60,6 +61,25 @@ def needs_closure(optimizer: Optimizer) -> bool:
     """An optimizer that cannot step without one evaluates it as often as it likes."""
     found = [inspect.signature(type(each).step).parameters.get("closure") for each in each_of(optimizer)]
     return any(parameter is not None and parameter.default is inspect.Parameter.empty for parameter in found)
+
+
+def steps_elsewhere(optimizer: Optimizer) -> bool:
+    """Whether `Guard.step` has no step to take: the optimizer runs the closure itself, or there is none."""
+    return needs_closure(optimizer) or isinstance(optimizer, ByHand)
+
+
+def refuse_step(optimizer: Optimizer, *, closed: bool) -> NoReturn:
+    """Raise what to call instead of `Guard.step`."""
+    if closed:
+        raise MisuseError("this guard was closed: make another")
+    if needs_closure(optimizer):
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} calls the closure itself, several times per step: "
+            "use steadystep.watch(model, optimizer) and leave the loop as it is"
+        )
+    if isinstance(optimizer, ByHand):
+        raise MisuseError(BY_HAND_USAGE)
+    raise MisuseError("this guard watches a loop that steps by itself: call loss.backward() and optimizer.step()")
 
 
 _PIPELINES = "torch.distributed.pipelining"

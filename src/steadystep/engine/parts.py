@@ -12,7 +12,7 @@ from steadystep.engine.counterfactuals import Counterfactuals
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.microbatches import MicroBatchRunner
-from steadystep.engine.rollback import Progress, Rollback
+from steadystep.engine.rollback import Rollback, RunProgress
 from steadystep.engine.run_state import RunState
 from steadystep.incidents import NaNTracer
 from steadystep.parallel import Ranks
@@ -31,7 +31,7 @@ from steadystep.tracking.tracker import NullTracker
 class Parts:
     """Grouped by the way of the data."""
 
-    progress: Progress
+    progress: RunProgress
     ranks: Ranks
     # MEASURE
     precision: Precision

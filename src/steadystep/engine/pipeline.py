@@ -9,19 +9,21 @@ that the forward pass writes by itself, and those are put back when the step is 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
 from torch import Tensor
 
+from steadystep._utils.text import warn
 from steadystep.actions import REFUSALS
 from steadystep.diagnosis import not_repeatable
 from steadystep.engine.closures import Closure
 from steadystep.engine.judge import Judge
 from steadystep.engine.parts import Parts
 from steadystep.engine.verdict import Needs, Verdict, settle
-from steadystep.records import Action, Outcome
+from steadystep.errors import MisuseError
+from steadystep.records import Action, Outcome, Plan
 from steadystep.signals import Metrics
 from steadystep.signals.gradients import GradientView
 from steadystep.tracking import GradientSample
@@ -36,6 +38,7 @@ class Pipeline:
         self.progress = parts.progress
         self.metrics: dict[str, float | Tensor] = {}
         """Given for the step at hand."""
+        self._inspected: tuple[GradientView, Verdict] | None = None
         self._runner, self._group = parts.runner, parts.runner.group
         self._measurer, self._probes = parts.measurer, parts.probes
         self._judge, self._edits, self._counterfactuals = parts.judge, parts.edits, parts.counterfactuals
@@ -47,6 +50,15 @@ class Pipeline:
 
     def collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
         """Run one micro-batch; with the last of its group, the step."""
+        try:
+            return self._collect(work, batch, weight, metrics)
+        except Exception as error:
+            outcome = self.parts.closure_errors.outcome(error, step=self.progress.attempts)
+            if outcome is None:
+                raise
+            return self.record(outcome)
+
+    def _collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
         progress = self.progress
         with self._runner:
             self.metrics.update(metrics)
@@ -67,7 +79,7 @@ class Pipeline:
         progress = self.progress
         if self._lr.scheduled:
             self._lr.place(progress.updates)
-        if self._group.stale and not self._runner.refresh():
+        if self._group.stale and not self._runner.reruns.refresh():
             return self.record(self._updater.drop(progress.attempts, not_repeatable()))
         view = self.measure(range(len(self._group.members)))
         if self._samples is not None:
@@ -166,7 +178,7 @@ class Pipeline:
 
     def _without_bad(self, view: GradientView) -> tuple[tuple[int, ...], GradientView]:
         """The group without its bad micro-batches: which are left, and their gradients."""
-        attempts = self._runner.compute_again(without=view.signals.bad_micro_batches)
+        attempts = self._runner.reruns.compute_again(without=view.signals.bad_micro_batches)
         try:
             kept = next(attempts)
             while True:
@@ -211,10 +223,42 @@ class Pipeline:
             self.between()
         return outcome
 
+    def inspect(self, loss: Tensor) -> Plan:
+        """Measure and judge gradients that a loop computed; it applies the plan itself, and says so with `commit`."""
+        with self._runner:
+            self._lr.place(self.progress.updates)
+            view = self.measure_losses([loss])
+            verdict = self.judge(view, careful=True)
+            self._inspected = replace(view, signals=verdict.signals), verdict
+            return verdict.plan
+
+    def commit(self, *, stepped: bool) -> Outcome:
+        """Record what the loop did about the plan of `inspect`."""
+        if self._inspected is None:
+            raise MisuseError("commit() closes an inspect(): call guard.inspect(loss) first")
+        (view, verdict), self._inspected = self._inspected, None
+        return self.record(self._updater.report(verdict.plan, view, verdict.diagnosis, stepped=stepped))
+
     def between(self) -> None:
         """No step is under way: a checkpoint may be written."""
         if self._run_state.checkpoints is not None and not self._group.members:
             self._run_state.between(self.progress.attempts, self.progress.updates)
+
+    def validated(self, loss: float, metrics: Mapping[str, float]) -> None:
+        """A validation is over: schedules, the best weights and the log hear of it."""
+        self._lr.validated(loss)
+        self._run_state.validated(loss)
+        self._log.validated(self.progress.attempts, {"val_loss": loss, **metrics})
+
+    def close(self, *, save: bool) -> None:
+        """Save the last state, write the last lines, and let go of files, hooks and memory."""
+        dropped = self._runner.reset()
+        if dropped:
+            warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
+        try:
+            self._run_state.close(self.progress.attempts, self.progress.updates, save=save and not dropped)
+        finally:  # it passes a signal on that came during the last step
+            self.parts.close()
 
     def _sample(self, view: GradientView) -> None:
         """Every so often, and only for a sink: elements of the gradients."""

@@ -32,7 +32,7 @@ _REPEATED = 3  # updates that must go exactly as they went: if not, something el
 _NO_WORSE_LOSS, _NO_WORSE_NORM = 0.02, 2.0  # above what it was, times what it was
 _WIDE = 4.0
 
-Measure = Callable[[Sequence[int]], GradientView]
+MeasureGroup = Callable[[Sequence[int]], GradientView]
 """Measures the gradients of some micro-batches of the group at hand."""
 
 
@@ -50,7 +50,7 @@ class Replayer:
     def replay(
         self,
         missed: Sequence[RecordedUpdate],
-        measure: Measure,
+        measure: MeasureGroup,
         *,
         first_sign: int,
         outside: bool = False,
@@ -93,7 +93,7 @@ class Replayer:
         # why: from the restored state the first ones cannot go another way, if they are what they were
         return len(made) >= _REPEATED
 
-    def _seen(self, done: RecordedUpdate, measure: Measure) -> GradientView | None:
+    def _seen(self, done: RecordedUpdate, measure: MeasureGroup) -> GradientView | None:
         try:
             for work in done.micro_batches:
                 closure, batch = work.recipe.again()

@@ -15,7 +15,7 @@ from steadystep.checkpoints.checkpoint import Checkpoint
 from steadystep.checkpoints.checkpointing import Checkpointing
 from steadystep.checkpoints.loop_state import LoopState
 from steadystep.engine.learning_rate import LearningRate
-from steadystep.engine.replay import Measure, Replayed, Replayer
+from steadystep.engine.replay import MeasureGroup, Replayed, Replayer
 from steadystep.errors import SteadystepError
 from steadystep.records import Action, DetectorName, Diagnosis, Outcome, Plan
 from steadystep.signals import Measurer
@@ -29,7 +29,7 @@ _ABOUT = 8  # steps: how well the beginning of a lasting trouble is known
 
 @final
 @dataclass(slots=True)
-class Progress:
+class RunProgress:
     """How far a run is."""
 
     attempts: int = 0
@@ -43,7 +43,7 @@ class Progress:
 class Rollback:
     """Carries out a plan that asks for one."""
 
-    progress: Progress
+    progress: RunProgress
     updater: Updater
     learning_rate: LearningRate
     recovery: Recovery
@@ -57,7 +57,7 @@ class Rollback:
     """The loop gives the same batches again, so random numbers are rolled back with the weights."""
 
     def carry_out(
-        self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, measure: Measure | None = None
+        self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, measure: MeasureGroup | None = None
     ) -> Outcome:
         """Restore, replay, report. `measure` measures the micro-batches of the group at hand."""
         if plan.to is None:
@@ -130,7 +130,7 @@ class Rollback:
         present: Sequence[RecordedUpdate],
         view: GradientView,
         diagnosis: Diagnosis,
-        measure: Measure,
+        measure: MeasureGroup,
     ) -> tuple[Replayed, bool]:
         """Those of `missed` that go well this time, from the first on, and then the one at hand.
 

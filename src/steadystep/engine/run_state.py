@@ -16,7 +16,7 @@ from steadystep.checkpoints.packing import pack
 from steadystep.errors import CheckpointError, MisuseError
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.policy import EarlyStopping
-from steadystep.snapshots.snapshots import KeptObject
+from steadystep.state import KeptObject
 
 
 @final

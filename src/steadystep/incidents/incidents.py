@@ -5,14 +5,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState
 from steadystep._utils.text import warn
-from steadystep.engine.closures import Closure
 from steadystep.incidents.bundle import HIDDEN, MEGABYTE, Draft, bundles_in, environment, folder_bytes
 from steadystep.incidents.origin import Examination
 from steadystep.incidents.refused_step import History, RefusedStep, as_before, second_look
@@ -20,6 +19,9 @@ from steadystep.incidents.step_state import num_bytes, step_state
 from steadystep.precision import Precision
 from steadystep.records import Action, Outcome, Plan
 from steadystep.snapshots.buffers import Buffers
+
+if TYPE_CHECKING:
+    from steadystep.engine.closures import Closure
 
 _WORDS = {
     Action.STOP: "halt",
@@ -80,7 +82,7 @@ class Incidents:
         updates: int,
         model: nn.Module,
         optimizer: Optimizer | None = None,
-        work: Closure | None = None,
+        work: "Closure | None" = None,
         batch: Any = None,
         rng: RngState | None = None,
         precision: Precision | None = None,

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 from torch.optim import Optimizer
 
-from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.incidents.incidents import Incidents
 from steadystep.incidents.origin import Examination, Origin
 from steadystep.incidents.refused_step import RefusedStep, as_before, second_look, whose
@@ -18,6 +17,9 @@ from steadystep.precision import Precision
 from steadystep.records import Outcome, Plan, Signals
 from steadystep.signals.gradients import GradientView
 from steadystep.snapshots.buffers import Buffers
+
+if TYPE_CHECKING:
+    from steadystep.engine.microbatches import MicroBatchRunner
 
 
 @final
@@ -33,7 +35,7 @@ class NaNTracer:
         optimizer: Optimizer,
         precision: Precision,
         buffers: Buffers,
-        runner: MicroBatchRunner,
+        runner: "MicroBatchRunner",
         incidents: Incidents | None,
         ranks: Ranks | None = None,
     ) -> None:

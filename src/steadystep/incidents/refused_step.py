@@ -4,12 +4,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
 from steadystep._utils.rng import RngState, random_numbers_kept
-from steadystep.engine.closures import Closure
 from steadystep.incidents.bundle import Draft
 from steadystep.incidents.locate import AgreeOnBad, examine
 from steadystep.incidents.origin import Examination, Origin, of_weights, sick_weights
@@ -18,6 +17,9 @@ from steadystep.parallel import Ranks
 from steadystep.precision import Precision
 from steadystep.records import Outcome, Signals
 from steadystep.snapshots.buffers import Buffers
+
+if TYPE_CHECKING:
+    from steadystep.engine.closures import Closure
 
 _NO_FUNCTION = (
     "it cannot be run again without a function that computes this loss: guard.step(function), or "
@@ -52,7 +54,7 @@ def as_before(buffers: Buffers | None) -> Iterator[None]:
 
 def second_look(
     model: nn.Module,
-    work: Closure | None,
+    work: "Closure | None",
     batch: Any,
     *,
     rng: RngState | None = None,

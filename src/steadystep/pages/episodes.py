@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from steadystep._utils.text import NOTHING, number
-from steadystep.records import GRAVE, SEVERITIES, severity_rank
-from steadystep.runs.run import Incident, Run, Series
+from steadystep.records import GRAVE, SEVERITIES, Incident, severity_rank
+from steadystep.runs.run import Run, Series
 
 if TYPE_CHECKING:
     from steadystep.runs.reading import Reading

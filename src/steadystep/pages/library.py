@@ -12,8 +12,8 @@ from steadystep.errors import SteadystepError
 from steadystep.pages.episodes import Headline, headline
 from steadystep.pages.report import last_finite
 from steadystep.pages.run_list import RunFolder, RunSummary, Spark, glance, places, spark_path, summary
+from steadystep.runs.json_and_events import is_event_file, read_events
 from steadystep.runs.open import open_run
-from steadystep.runs.other_logs import is_event_file, read_events
 from steadystep.runs.run import Run
 from steadystep.runs.run_log import Follower
 

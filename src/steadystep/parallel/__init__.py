@@ -2,6 +2,5 @@
 
 from steadystep.parallel.ranks import Ranks, SingleProcess, sections
 from steadystep.parallel.setup import Meeting, Once, ranks_of, unwrapped
-from steadystep.tracking.tracker import NullTracker
 
-__all__ = ["Meeting", "NullTracker", "Once", "Ranks", "SingleProcess", "ranks_of", "sections", "unwrapped"]
+__all__ = ["Meeting", "Once", "Ranks", "SingleProcess", "ranks_of", "sections", "unwrapped"]

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 from zlib import crc32
 
 import torch
@@ -19,10 +19,12 @@ from torch.optim import Optimizer
 from steadystep._utils.tensors import is_sharded
 from steadystep.errors import UnsupportedError
 from steadystep.parallel.payload import PayloadLayout, damaged, decode, encode, mark, same_on_all_ranks
-from steadystep.parallel.ranks import SECTIONS, AskRank, NamedTensors, OnRank, Sections, checksum, difference
+from steadystep.parallel.ranks import SECTIONS, AskRank, NamedTensors, RankAction, Sections, checksum, difference
 from steadystep.parallel.replicas import Replicas, counts_here, healthy_rank, odd_ones, reshard
 from steadystep.records import Probe
-from steadystep.signals.gradients import GradientView
+
+if TYPE_CHECKING:
+    from steadystep.signals.gradients import GradientView
 
 _TEXT = 1024  # bytes
 
@@ -42,7 +44,7 @@ class ProcessGroup:
         self._device = _device_for(model, group)
         self._questions: list[AskRank] = []
         self._granted: tuple[bool, ...] = ()
-        self._after_agreeing: list[OnRank] = []
+        self._after_agreeing: list[RankAction] = []
         self._form: PayloadLayout | None = None
         self._shares: dict[str, bool] = {}
         self._replicas = Replicas(model)
@@ -63,7 +65,7 @@ class ProcessGroup:
                 "do: such a model cannot be guarded. DistributedDataParallel and fully_shard (FSDP2) can"
             )
 
-    def agree(self, view: GradientView) -> GradientView:
+    def agree(self, view: "GradientView") -> "GradientView":
         """One all-reduce of a few numbers per parameter and buffer."""
         self._refuse_join()
         form = self._up_to_date()
@@ -97,7 +99,7 @@ class ProcessGroup:
         self._questions.append(wanted)
         return lambda: place < len(self._granted) and self._granted[place]
 
-    def on_all(self, act: OnRank) -> OnRank:
+    def on_all(self, act: RankAction) -> RankAction:
         """A wish, and what follows when it is granted."""
         asked: list[bool] = []
         granted = self.any_rank(lambda: bool(asked))

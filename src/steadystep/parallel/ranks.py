@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from torch.optim import Optimizer
 
 from steadystep._utils.text import plain_name
 from steadystep.config import Config
-from steadystep.signals.gradients import GradientView
 from steadystep.version import __version__
+
+if TYPE_CHECKING:
+    from steadystep.signals.gradients import GradientView
 
 Sections = Mapping[str, Mapping[str, str]]
 SECTIONS = ("versions", "settings", "parameters", "buffers", "optimizer", "detectors")
@@ -102,7 +104,7 @@ def _options(optimizer: Optimizer) -> dict[str, str]:
 
 
 AskRank = Callable[[], bool]
-OnRank = Callable[[], None]
+RankAction = Callable[[], None]
 NamedTensors = Callable[[], tuple[tuple[str, ...], tuple[Tensor, ...]]]
 """All parameters of the optimizer, with names; the same objects while nothing changes."""
 
@@ -136,7 +138,7 @@ class Ranks(Protocol):
         """Say what is measured, once, before the first `agree`."""
         ...
 
-    def agree(self, view: GradientView) -> GradientView:
+    def agree(self, view: "GradientView") -> "GradientView":
         """The one collective of a step: afterwards `look.signals` is the same on every rank."""
         ...
 
@@ -147,7 +149,7 @@ class Ranks(Protocol):
         """
         ...
 
-    def on_all(self, act: OnRank) -> OnRank:
+    def on_all(self, act: RankAction) -> RankAction:
         """To be called by any rank: all of them then do `act`, within the next `agree`. Made as a wish is."""
         ...
 
@@ -214,7 +216,7 @@ class SingleProcess:
     def watch(self, named: NamedTensors, buffers: Sequence[str], *, micro_batches: int) -> None:
         """Nobody else has to know."""
 
-    def agree(self, view: GradientView) -> GradientView:
+    def agree(self, view: "GradientView") -> "GradientView":
         """As it is."""
         return view
 
@@ -222,7 +224,7 @@ class SingleProcess:
         """Granted at once."""
         return wanted
 
-    def on_all(self, act: OnRank) -> OnRank:
+    def on_all(self, act: RankAction) -> RankAction:
         """Done at once."""
         return act
 

@@ -151,9 +151,9 @@ class Budget:
             did.insert(0, f"rolled back to {', '.join(state_of(to) for to in recent)}")
         where = "the weights are those after the last update that was taken"
         if outcome.restored is not None and outcome.plan.to is not None:
-            where = f"{state_of(outcome.plan.to)} is in place"
+            where = f"the weights of {state_of(outcome.plan.to)} are in place"
         elif outcome.diagnosis.damage is Damage.WEIGHTS:
-            where = "no better weights are in memory or in a checkpoint of this run: go back to one of yours"
+            where = "no better weights are in memory or in a checkpoint of this run: roll back to one of yours"
         where += f"; {outcome.incident} has this step to run again" if outcome.incident else ""
         return TrainingHalted(
             step=outcome.step,

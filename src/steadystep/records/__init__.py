@@ -6,7 +6,7 @@ JSON has no word for them).
 """
 
 from steadystep._deprecated import old_names
-from steadystep.records.decisions import Diagnosis, Finding, Outcome, Plan
+from steadystep.records.decisions import Diagnosis, Finding, Incident, Outcome, Plan
 from steadystep.records.record import (
     GRAVE,
     LOUD,
@@ -32,6 +32,7 @@ __all__ = [
     "DetectorName",
     "Diagnosis",
     "Finding",
+    "Incident",
     "InputStats",
     "Outcome",
     "Plan",

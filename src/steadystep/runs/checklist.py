@@ -191,7 +191,7 @@ def _validation(run: Run) -> ChecklistItem:
 
 def _incidents(run: Run) -> ChecklistItem:
     name = ItemName.INCIDENTS
-    serious = [i for i in run.incidents if i.severity in ("act", "critical")]
+    serious = [i for i in run.incidents if i.severity in GRAVE]
     if not serious:
         return ChecklistItem(name=name, state="present", evidence="none that called for an action")
     causes = sorted({incident.cause for incident in serious})

@@ -10,11 +10,12 @@ from typing import final
 import numpy as np
 
 from steadystep.config import Config
-from steadystep.detectors import Detector, sees_every_step
+from steadystep.detectors import sees_every_step
 from steadystep.detectors.build import build_detectors
 from steadystep.diagnosis import LASTING, explain
-from steadystep.policy import Budget, Limits, decide
-from steadystep.records import Counterfactual, Finding, Outcome, Signals
+from steadystep.engine.judge import conclude, notice
+from steadystep.policy import Budget, Limits
+from steadystep.records import Counterfactual, Outcome, Signals
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
 from steadystep.runs.levels import Floats, trailing_median
@@ -132,7 +133,7 @@ def _stretch(
         signals = Signals(  # a log knows of no tensors, so all of them count as one
             step=i, loss=x, grad_norm=y, norms=(y,), names=("all",), lr=z, refused_in_a_row=budget.refused_in_a_row
         )
-        found = _noticed(made, signals)
+        found = notice(made, signals)
         lasting = next((f for f in found if f.detector in LASTING and f.severity == "act"), None)
         if lasting is not None and lasting.baseline is not None:
             # why: what older weights on the same batches tell a guard, hindsight tells here
@@ -142,10 +143,9 @@ def _stretch(
             )
             found = tuple(replace(f, severity="warn") if f is lasting and then == f.value else f for f in found)
         if found:
+            verdict = conclude(signals, found, budget=budget, limits=limits, states=tuple(states))
             told = explain(replace(signals, counterfactual=None), found).evidence  # nobody has tried older weights
-            diagnosis = replace(explain(signals, found), evidence=told)
-            budget.see(diagnosis)
-            plan = decide(signals, diagnosis, budget=budget, states=tuple(states), limits=limits)
+            plan, diagnosis = verdict.plan, replace(verdict.diagnosis, evidence=told)
             refused = any(s in ("skip-step", "rollback", "stop") for s in plan.actions)
             restored = plan.to if "rollback" in plan.actions else None
             budget.count(
@@ -176,10 +176,6 @@ def _in_steps(text: str, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]") ->
         return f"step {int(steps[place])}" if place < len(steps) else match[0]
 
     return re.sub(r"\bstep (\d+)", logged, text)
-
-
-def _noticed(made: tuple[Detector, ...], signals: Signals) -> tuple[Finding, ...]:
-    return tuple([finding for detector in made for finding in detector.update(signals)])
 
 
 _FEWEST = 12  # points

@@ -21,7 +21,7 @@ _TOO_HIGH = (
     "this run has been"
 )
 _DIVERGED = (
-    "go back to a checkpoint from about step {step} and lower the learning rate; a guard would have spoken early"
+    "roll back to a checkpoint from about step {step} and lower the learning rate; a guard would have spoken early"
 )
 
 

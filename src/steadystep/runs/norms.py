@@ -8,8 +8,8 @@ from steadystep.runs.reading import Pattern
 from steadystep.runs.spikes import norm_before
 
 _ADVICE = (
-    "go back to a checkpoint from before step {step}; look for log(0), 0/0 or weights that have grown too large, lower "
-    "the learning rate, clip the gradient, and use bf16 instead of fp16"
+    "roll back to a checkpoint from before step {step}; look for log(0), 0/0 or weights that have grown too large, "
+    "lower the learning rate, clip the gradient, and use bf16 instead of fp16"
 )
 _ONCE = "such updates must be skipped: steadystep.Guard does, and an fp16 loss scaler does too"
 _WATCHED = "such updates must be skipped: the modes careful and autopilot do, observe only looks"

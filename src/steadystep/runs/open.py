@@ -5,7 +5,7 @@ from pathlib import Path
 
 from steadystep.errors import ConfigError
 from steadystep.runs.csv_file import encoding_of, read_csv
-from steadystep.runs.other_logs import is_event_file, read_events, read_json, read_json_lines, runs_below
+from steadystep.runs.json_and_events import is_event_file, read_events, read_json, read_json_lines, runs_below
 from steadystep.runs.run import Run
 from steadystep.runs.table import check_roles
 

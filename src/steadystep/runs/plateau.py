@@ -220,7 +220,7 @@ _LEAK = (
 )
 _FILTER = (
     "the Hugging Face Trainer logs 0 for a NaN loss unless logging_nan_inf_filter=False: set that, and treat the run "
-    "as one that became NaN here: go back to an earlier checkpoint, lower the learning rate, use bf16 instead of fp16"
+    "as one that became NaN here: roll back to an earlier checkpoint, lower the learning rate, use bf16 instead of fp16"
 )
 
 

@@ -10,6 +10,8 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from steadystep.records import Incident
+
 Source = Literal["steadystep", "tensorboard", "csv", "transformers"]
 
 
@@ -33,30 +35,6 @@ class LayerNorms:
     steps: NDArray[np.int64]
     names: tuple[str, ...]
     norms: NDArray[np.float64]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
-    """One step that was not like the others, as the guard saw it."""
-
-    step: int
-    cause: str
-    severity: str
-    """The highest of its findings: info, warn, act or critical."""
-    evidence: str = ""
-    advice: str = ""
-    done: str = ""
-    """What was done, as a sentence."""
-    stepped: bool = True
-    restored: int | None = None
-    """After a rollback: the number of updates in the restored weights."""
-    origin: str = ""
-    """The first bad module, where the step was run again."""
-    bundle: str = ""
-    """The folder with everything needed to run the step again."""
-    findings: tuple[tuple[str, str, str], ...] = ()
-    """Detector, severity, message."""
 
 
 @final

@@ -13,7 +13,8 @@ import numpy as np
 from steadystep._utils.numbers import from_json, json_lines
 from steadystep._utils.text import must_end
 from steadystep.errors import ConfigError
-from steadystep.runs.run import Column, Incident, LayerRows, Run, Series
+from steadystep.records import Incident
+from steadystep.runs.run import Column, LayerRows, Run, Series
 from steadystep.tracking.log_format import LARGEST_STEP, count_of, incident_of, step_of
 
 

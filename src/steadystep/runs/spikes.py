@@ -83,12 +83,12 @@ _SLOW = (
     "a rollback to a checkpoint from before step {step} would have been quicker; clip the gradient, and watch its norm"
 )
 _SPIKE = (
-    "go back to a checkpoint from before step {step}, skip the batches around it, and go on with a lower learning "
+    "roll back to a checkpoint from before step {step}, skip the batches around it, and go on with a lower learning "
     "rate; clip the gradient (max_grad_norm: 1.0)"
 )
 _DIVERGED = (
-    "go back to a checkpoint well before step {step} and go on with a learning rate 2 to 10 times lower; more warm-up, "
-    "clipping (max_grad_norm: 1.0) or a smaller beta2 (0.95) keep it from coming back"
+    "roll back to a checkpoint well before step {step} and go on with a learning rate 2 to 10 times lower; more "
+    "warm-up, clipping (max_grad_norm: 1.0) or a smaller beta2 (0.95) keep it from coming back"
 )
 
 

@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from steadystep._utils.tensors import Layout, is_sharded, layout_of, local_part
 from steadystep._utils.text import plain_name
-from steadystep.engine.arguments import NO_PARAMETERS
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.records import Signals
+
+NO_PARAMETERS = "the optimizer holds no parameters: give it those of the model, model.parameters()"
 
 
 @final

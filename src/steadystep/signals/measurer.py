@@ -24,6 +24,7 @@ Metrics = Mapping[str, float | Tensor]
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _NO_METRICS: dict[str, float] = {}
 _NOTHING = slice(0, 0)
+_NO_BUFFERS: tuple[list[str], slice, slice] = ([], _NOTHING, _NOTHING)
 _ANNOUNCING = ("initial_lr", "max_lr")
 
 
@@ -80,17 +81,39 @@ class Measurer:
         else:
             norms, layout = self._measure(grads, layout)
             measured = None
+        read = self._read(step, norms, losses, scale=scale, metrics=metrics, batches=batches)
+        each = read["norms"]
+        seen = read["losses"]
+        signals = Signals(
+            step=step,
+            loss=seen[0] if len(seen) == 1 else _mean(seen, weights),
+            grad_norm=math.hypot(*each),
+            names=names,
+            scaled=scale is not None,
+            repeatable=repeatable,
+            loss_eps=_EPS.get(losses[0].dtype, _EPS[torch.float32]),
+            refused_in_a_row=refused_in_a_row,
+            **read,
+        )
+        view = GradientView(signals, grads, layout, norms)
+        return view if signals.all_finite else self._look_closer(view, batches or [], again=measured is None)
+
+    def _read(
+        self,
+        step: int,
+        norms: list[Tensor],
+        losses: list[Tensor],
+        *,
+        scale: Tensor | None,
+        metrics: Metrics | None,
+        batches: list[Any] | None,
+    ) -> dict[str, Any]:
+        """The only host read of a healthy step, everything rides along: fields of `Signals`."""
         lrs, tensor_lrs, announced = self._learning_rates()
-        watched: list[str] = []
-        # The only host read of a healthy step; everything rides along.
         transfer = Transfer(norms, losses)
         of_scale = transfer.add((scale,)) if scale is not None else _NOTHING
         of_lrs = transfer.add(tensor_lrs) if tensor_lrs else _NOTHING
-        of_peaks = of_constants = _NOTHING
-        if self._buffers.modules:
-            watched, buffers = self._buffers.suspects(step)
-            of_peaks = transfer.add(torch._foreach_norm(buffers, torch.inf)) if buffers else _NOTHING  # L2 may overflow
-            of_constants = transfer.add(self._buffers.probe(step))
+        watched, of_peaks, of_constants = self._ask_buffers(step, transfer) if self._buffers.modules else _NO_BUFFERS
         of_metrics = transfer.add([v for v in metrics.values() if isinstance(v, Tensor)]) if metrics else _NOTHING
         due = step % WEIGHTS_EVERY == OFFSET
         of_weights = transfer.add(self._weights.measure()) if due else _NOTHING
@@ -100,51 +123,44 @@ class Measurer:
         samples, first_batches = self._probes.waiting, self._inputs.waiting
         end = len(transfer)
         host = transfer.read([*samples, *first_batches] if samples or first_batches else ())
-
-        count, of_losses = len(norms), len(norms) + len(losses)
-        each, seen, peaks = tuple(host[:count]), tuple(host[count:of_losses]), tuple(host[of_peaks])
+        count, begin = len(norms), end + _count(samples) if samples else end
+        peaks = tuple(host[of_peaks])
         if host[of_constants]:
             self._buffers.learn(host[of_constants])
         lrs += host[of_lrs]
-        weight_norms, state_peaks = tuple(host[of_weights]), tuple(host[of_state])
-        batch_size = host[of_batch]
+        weight_norms, state_peaks, batch_size = tuple(host[of_weights]), tuple(host[of_state]), host[of_batch]
         if size is not None and here:
             batch_size = [float(size)]  # sync: none, it is on the host
-        begin = end + _count(samples) if samples else end
-        signals = Signals(
-            step=step,
-            loss=seen[0] if len(seen) == 1 else _mean(seen, weights),
-            losses=seen,
-            grad_norm=math.hypot(*each),
-            norms=each,
-            names=names,
-            bad_buffers=_not_finite(watched, peaks) if peaks else (),
-            buffers=tuple(watched),
-            buffer_peaks=peaks,
-            weights=self._weights.names() if weight_norms else (),
-            weight_norms=weight_norms,
-            state=self._state.names if state_peaks else (),
-            state_peaks=state_peaks,
-            batch_rms=batch_size[0] if batch_size else None,
-            lr=lrs[0] if len(lrs) == 1 else _largest(lrs),
-            announced_lr=announced,
-            scale=1.0 if scale is None else host[of_scale.start],
-            scaled=scale is not None,
-            repeatable=repeatable,
-            metrics=_named(metrics, host[of_metrics]) if metrics else _NO_METRICS,
-            loss_eps=_EPS.get(losses[0].dtype, _EPS[torch.float32]),
-            refused_in_a_row=refused_in_a_row,
-            probe=self._probes.read(host[end:begin]) if samples or self._probes.record is not None else None,
-            inputs=self._inputs.read(host[begin:]) if first_batches else None,
-        )
-        view = GradientView(signals, grads, layout, norms)
-        return view if signals.all_finite else self._look_closer(view, batches or [], again=measured is None)
+        return {
+            "norms": tuple(host[:count]),
+            "losses": tuple(host[count : count + len(losses)]),
+            "bad_buffers": _not_finite(watched, peaks) if peaks else (),
+            "buffers": tuple(watched),
+            "buffer_peaks": peaks,
+            "weights": self._weights.names() if weight_norms else (),
+            "weight_norms": weight_norms,
+            "state": self._state.names if state_peaks else (),
+            "state_peaks": state_peaks,
+            "batch_rms": batch_size[0] if batch_size else None,
+            "lr": lrs[0] if len(lrs) == 1 else _largest(lrs),
+            "announced_lr": announced,
+            "scale": 1.0 if scale is None else host[of_scale.start],
+            "metrics": _named(metrics, host[of_metrics]) if metrics else _NO_METRICS,
+            "probe": self._probes.read(host[end:begin]) if samples or self._probes.record is not None else None,
+            "inputs": self._inputs.read(host[begin:]) if first_batches else None,
+        }
+
+    def _ask_buffers(self, step: int, transfer: Transfer) -> tuple[list[str], slice, slice]:
+        """Those that the forward pass writes: how large they are, and at some steps which of them it has written."""
+        watched, buffers = self._buffers.suspects(step)
+        of_peaks = transfer.add(torch._foreach_norm(buffers, torch.inf)) if buffers else _NOTHING  # L2 may overflow
+        return watched, of_peaks, transfer.add(self._buffers.probe(step))
 
     def with_weights(self, signals: Signals) -> Signals:
         """With the norms of the weights, which are looked at now if they have not been. Only in trouble."""
         if signals.weight_norms:
             return signals
-        norms = tuple(_read(self._weights.measure()))
+        norms = tuple(Transfer(self._weights.measure()).read())
         return replace(signals, weights=self._weights.names() if norms else (), weight_norms=norms)
 
     def weights(self, signals: Signals) -> dict[str, float]:
@@ -169,7 +185,7 @@ class Measurer:
             # why: a gradient whose dtype changed since the layout was made may have overflowed only in its norm
             layout = self._gradients.regroup(view.grads)
             view = replace(view, layout=layout, norms=measure(view.grads, layout))
-            each = tuple(_read(view.norms))
+            each = tuple(Transfer(view.norms).read())
             signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
         signals = self.with_weights(signals)
         bad = self._buffers.newly_bad(signals.bad_buffers, grave=not signals.is_finite)
@@ -204,10 +220,6 @@ class Measurer:
                 if isinstance(value, float | int) and value > largest:
                     largest = float(value)
         return numbers, tensors, largest
-
-
-def _read(scalars: list[Tensor]) -> list[float]:
-    return Transfer(scalars).read()
 
 
 def _not_finite(names: Sequence[str], peaks: Sequence[float]) -> tuple[str, ...]:

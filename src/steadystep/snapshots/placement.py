@@ -74,7 +74,7 @@ def without_replay(trust_steps: int, why: str) -> str:
     >>> print(without_replay(20, "4 ranks"))
     a rollback loses 20 updates or more here, they are not made again: 4 ranks
     """
-    return f"a rollback loses {trust_steps} updates or more here, they are not made again: {why}"
+    return f"a rollback loses {trust_steps} updates or more here, they are not replayed: {why}"
 
 
 def _states(count: int) -> str:

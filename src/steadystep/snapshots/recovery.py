@@ -10,7 +10,8 @@ from steadystep import state
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.records import WEIGHTS_EVERY, Outcome
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate, ReplayBuffer
-from steadystep.snapshots.snapshots import KeptObject, Snapshot, Snapshots
+from steadystep.snapshots.snapshots import Snapshot, Snapshots
+from steadystep.state import KeptObject
 
 Options = tuple[Mapping[str, Any], ...]
 """The numbers of each parameter group."""

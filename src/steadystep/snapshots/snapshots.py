@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -26,18 +26,7 @@ from steadystep.parallel import Ranks, SingleProcess
 from steadystep.snapshots.placement import to_replace
 from steadystep.snapshots.storage import Rooms, SpillFile
 from steadystep.snapshots.tensor_state import Key, Numbers, TensorState
-
-
-class KeptObject(Protocol):
-    """Anything with a state that should go back together with the weights."""
-
-    def state_dict(self) -> Any:
-        """Its state."""
-        ...
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Back to `state`."""
-        ...
+from steadystep.state import KeptObject
 
 
 @final

@@ -24,6 +24,18 @@ class Stateful(Protocol):
         ...
 
 
+class KeptObject(Protocol):
+    """Anything with a state that should go back together with the weights."""
+
+    def state_dict(self) -> Any:
+        """Its state."""
+        ...
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Back to `state`."""
+        ...
+
+
 def save(parts: Mapping[str, Stateful]) -> dict[str, Any]:
     """One mapping with the state of every part."""
     return {"format": STATE_FORMAT} | {name: part.state_dict() for name, part in parts.items()}

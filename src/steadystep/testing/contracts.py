@@ -12,8 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from steadystep.detectors.detector import Detector
-from steadystep.records import SEVERITIES, Finding, Severity, Signals
-from steadystep.runs.run import Incident
+from steadystep.records import SEVERITIES, Finding, Incident, Severity, Signals
 from steadystep.testing.signal_streams import signal_streams, with_burst
 from steadystep.tracking.sink import GradientSample, RunStart, Sink, StepRow
 

@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING
 
 from steadystep._utils.lazy import lazy_names
-from steadystep.runs.run import Incident, LayerNorms, Run, Series
+from steadystep.records import Incident
 from steadystep.tracking.broadcast import Broadcast
 from steadystep.tracking.log_format import describe
 from steadystep.tracking.run_log import RunLog
@@ -15,6 +15,7 @@ from steadystep.tracking.sinks import MLflow, TensorBoard, WandB, default_sinks,
 from steadystep.tracking.tracker import NoLog, Tracker, Tracking
 
 if TYPE_CHECKING:
+    from steadystep.runs.run import LayerNorms, Run, Series
     from steadystep.runs.run_log import Follower, read
     from steadystep.tracking.terminal import Terminal
 
@@ -43,4 +44,11 @@ __all__ = [
     "read",
 ]
 
-__getattr__ = lazy_names(__name__, {"terminal": ("Terminal",), ".runs.run_log": ("Follower", "read")})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "terminal": ("Terminal",),
+        ".runs.run": ("LayerNorms", "Run", "Series"),
+        ".runs.run_log": ("Follower", "read"),
+    },
+)

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from steadystep.runs.run import Incident
+from steadystep.records import Incident
 from steadystep.tracking.sink import StepRow
 
 _WINDOW_S = 30.0  # over which the speed is measured

@@ -12,8 +12,7 @@ from typing import IO, Any
 
 from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
-from steadystep.records import SEVERITIES, Action, Outcome, severity_rank
-from steadystep.runs.run import Incident
+from steadystep.records import SEVERITIES, Action, Incident, Outcome, severity_rank
 
 logger = logging.getLogger("steadystep")
 
@@ -134,9 +133,9 @@ def did(outcome: Outcome) -> str:
     plan = outcome.plan
     if outcome.restored is not None:
         cut = f", learning rate held at {plan.lr:.3g} or below" if plan.lr is not None else ""
-        how = "bit for bit" if outcome.exact else "not verified bit for bit"
-        again = f", made {outcome.replayed} updates since again ({how})" if outcome.replayed else ""
-        return f"went back to {state_of(plan.to)}{again}{cut}"
+        how = "bit-identical" if outcome.exact else "not verified bit for bit"
+        again = f" and replayed {outcome.replayed} updates ({how})" if outcome.replayed else ""
+        return f"rolled back to {state_of(plan.to)}{again}{cut}"
     done = []
     if Action.RESTORE_MOMENTS in plan.actions:
         done.append(f"optimizer restored to {state_of(plan.to)}")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from steadystep._utils.text import install
 from steadystep.errors import ConfigError
-from steadystep.runs.run import Incident
+from steadystep.records import Incident
 
 
 @final

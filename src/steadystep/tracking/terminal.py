@@ -8,7 +8,7 @@ from typing import final
 from rich.console import Console
 from rich.live import Live
 
-from steadystep.runs.run import Incident
+from steadystep.records import Incident
 from steadystep.tracking import display
 from steadystep.tracking.display import Progress
 from steadystep.tracking.sink import GradientSample, RunStart, StepRow

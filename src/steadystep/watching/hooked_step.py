@@ -157,7 +157,7 @@ class HookedStep:
                 self.decide(loss)
             if self._accepted:
                 return loss
-            self._drop()
+            self._parts.around.drop()
             return -math.inf  # why: with no gradient and no better loss to be had, a line search ends here
 
         return run
@@ -292,11 +292,6 @@ class HookedStep:
         if not losses and any(p.grad is not None for p in self._parts.measurer.parameters):
             raise MisuseError(no_loss_seen())
         return losses, scale
-
-    def _drop(self) -> None:
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
 
     def _versions(self) -> list[int]:
         return [parameter._version for parameter in self._parts.measurer.parameters]

@@ -18,14 +18,22 @@ from torch.optim import Optimizer
 from steadystep._utils.rng import RngState
 from steadystep.config import Config
 from steadystep.detectors import Detector, LossScale
-from steadystep.engine.arguments import check_loss, has_method, sequence
-from steadystep.engine.ownership import IN_BACKWARD, inside_backward, needs_closure, refuse_foreign_steps
-from steadystep.errors import ConfigError, MisuseError, UnsupportedError
+from steadystep.engine.arguments import check_loss, sequence
+from steadystep.engine.ownership import IN_BACKWARD, inside_backward, needs_closure
+from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
-from steadystep.optimizers import CombinedOptimizer, as_one, each_of
+from steadystep.optimizers import CombinedOptimizer, each_of
 from steadystep.records import Outcome
 from steadystep.signals import checked
 from steadystep.watching import listeners
+from steadystep.watching.arguments import (
+    check_watched,
+    checked_listener,
+    checked_scaler,
+    checked_schedulers,
+    checked_settings,
+    torch_optimizer,
+)
 from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.hooked_step import HookedStep
 from steadystep.watching.listeners import Schedulers
@@ -102,21 +110,13 @@ class Watcher:
         signs_scaling: bool = True,
         tell: Callable[[Outcome], None] | None = None,
     ) -> None:
-        if optimizer is None:
-            raise MisuseError(
-                "watch() takes the optimizer that the loop steps; without one: Guard(model, None), inspect, commit"
-            )
-        for each in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
-            refuse_foreign_steps(model, each)
-        settings = _checked_for_watching(Config.load(config))
-        schedulers = _checked_schedulers(schedulers)
+        check_watched(model, optimizer)
+        settings = checked_settings(Config.load(config))
+        schedulers = checked_schedulers(schedulers)
         detectors = sequence("detectors", detectors)
-        if scaler is not None and not (has_method(scaler, "is_enabled") and has_method(scaler, "get_scale")):
-            raise MisuseError(f"scaler = {scaler!r}: must be the torch.amp.GradScaler that the loop uses")
-        if tell is not None and not callable(tell):
-            raise MisuseError(f"tell = {tell!r}: must be a function that takes an Outcome")
-        given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-        one: Optimizer = as_one([unwrapped(each) for each in given]) if given is optimizer else unwrapped(optimizer)
+        checked_scaler(scaler)
+        self._tell = checked_listener(tell)
+        one = torch_optimizer(optimizer)
         extra = (*detectors, LossScale()) if scaler is not None and scaler.is_enabled() else tuple(detectors)
         # why force: a watcher writes no checkpoints that another process could write over
         self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True)
@@ -125,7 +125,6 @@ class Watcher:
         """What became of the last step."""
         self.guard._foreign = True
         self._optimizer = one
-        self._tell = tell
         parts = self.guard._parts
         self._recorder = self._recorded(model, why_not(one, scaler, finds_loss=find_loss))
         self._seen = Collected(parts.measurer.versions, parts.measurer.norms, self._recorder)
@@ -296,35 +295,3 @@ class Watcher:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
-
-
-def unwrapped(optimizer: Any) -> Any:
-    """Torch's optimizer inside what a framework has wrapped around it."""
-    inner = getattr(optimizer, "optimizer", None)
-    while isinstance(inner, Optimizer):
-        optimizer, inner = inner, getattr(inner, "optimizer", None)
-    return optimizer
-
-
-def _checked_schedulers(given: object) -> Sequence[Any]:
-    for scheduler in (found := sequence("schedulers", given)):
-        steps = any(has_method(scheduler, name) for name in dir(scheduler) if name.startswith("step"))
-        if isinstance(scheduler, type) or not steps:  # timm's have a step_update
-            raise MisuseError(f"schedulers: {scheduler!r} has no step(): give the schedulers that the loop steps")
-    return found
-
-
-def _checked_for_watching(config: Config) -> Config:
-    theirs = {
-        "training.mixed_precision": config.training.mixed_precision != "fp32",
-        "training.gradient_accumulation_steps": config.training.gradient_accumulation_steps != 1,
-        "training.fp32_modules": bool(config.training.fp32_modules),
-        "monitoring.save_checkpoints": bool(config.monitoring.save_checkpoints),
-    }
-    named = [key for key, is_set in theirs.items() if is_set]
-    if named:
-        raise ConfigError(
-            f"watch: {', '.join(named)} cannot be honoured here, because the loop does this itself. Leave it out; "
-            "with your own checkpoints save watcher.guard.state_dict()"
-        )
-    return config

@@ -53,7 +53,7 @@ def test_demo_tells_the_story_without_control_codes_in_a_pipe(tmp_path: Path) ->
     assert "step 150 the gradient norm is" in said
     assert "the last trusted learning rate, 0.003" in said
     assert "cause damaged-weights" in said
-    assert "went back to the state of step" in said
+    assert "rolled back to step" in said
     assert done.stderr == ""
     rows = {line.split("│")[1].strip(): line for line in done.stdout.splitlines() if line.startswith("│")}
     assert "NaN" in rows["unguarded"]

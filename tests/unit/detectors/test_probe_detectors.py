@@ -342,7 +342,7 @@ def train(
         (loss * 1e4 if step == bad else loss).backward()
         names, grads, _ = gradients.collect()
         norms = torch._foreach_norm(grads)
-        host = torch.cat([torch.stack([*norms, loss.detach()]), *probes.pending()]).tolist()
+        host = torch.cat([torch.stack([*norms, loss.detach()]), *probes.waiting]).tolist()
         each = tuple(host[: len(norms)])
         look = Signals(
             step=step,

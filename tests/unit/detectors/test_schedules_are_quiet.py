@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
-from steadystep.actions import LearningRate
 from steadystep.config import Config
 from steadystep.detectors.build import build_detectors
+from steadystep.engine.learning_rate import LearningRate
 from steadystep.records import Finding, Signals
 
 STEPS = 3000

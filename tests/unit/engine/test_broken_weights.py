@@ -145,7 +145,7 @@ def test_whoever_does_not_roll_back_halts_at_once(tmp_path: Path, settings: dict
         run.go(60, damage=(25,))
     assert halted.value.step == 27
     assert run.is_finite == saves
-    said = "the state of step 2[05] is in place" if saves else "no better weights are in memory or in a checkpoint"
+    said = "the weights of step 2[05] are in place" if saves else "no better weights are in memory or in a checkpoint"
     assert halted.match(said)
     run.guard.close()
 

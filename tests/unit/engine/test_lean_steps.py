@@ -12,9 +12,9 @@ import steadystep
 from steadystep._utils.tensors import peaks
 from steadystep.config import Config
 from steadystep.detectors.build import build_detectors
-from steadystep.engine.closures import BatchClosure, RecordedMicroBatch
+from steadystep.engine.closures import BatchClosure
 from steadystep.records import Finding, Signals
-from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
+from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate, ReplayBuffer
 from steadystep.watching.undo import may_nest
 from tests.loops import batches, squared
 

@@ -182,7 +182,7 @@ def test_the_guards_own_schedule_is_announced() -> None:
 
 def test_without_a_schedule_nothing_is_announced_by_the_guard() -> None:
     _, guard = trained({}, 1)
-    assert guard._lr.announced == 0.0
+    assert guard._parts.learning_rate.announced == 0.0
 
 
 def test_a_leap_late_in_a_decay_is_held_at_the_last_rate_and_a_restart_is_not() -> None:
@@ -210,7 +210,7 @@ def test_after_a_warm_up_a_run_is_watched_as_any_other(by_hand: bool) -> None:
     model = nn.Linear(6, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     guard = steadystep.Guard(model, optimizer, config={"training": {} if by_hand else {"warmup_steps": 100}})
-    (watching,) = (d for d in guard._judge.detectors if d.name == "slow-divergence")
+    (watching,) = (d for d in guard._parts.judge.detectors if d.name == "slow-divergence")
     x = batches(1)[0]
     for step in range(150):
         if by_hand:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from steadystep.actions import LearningRate
+from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.lr_ceiling import WITHIN, Ceiling
 
 

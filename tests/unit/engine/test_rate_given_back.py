@@ -28,7 +28,7 @@ def test_given_back_under_a_guard(owner: str, tmp_path: Path) -> None:
     for step in range(STEPS):
         if owner == OWNERS[3]:
             optimizer.param_groups[0]["lr"] = LR * (1.0 - step / 5000)
-        cut(guard._lr.ceiling, step, optimizer.param_groups[0]["lr"])
+        cut(guard._parts.learning_rate.ceiling, step, optimizer.param_groups[0]["lr"])
         outcome = guard.step(lambda: loss_of(model))
         assert outcome.signals is not None
         used.append(outcome.lr)
@@ -51,7 +51,7 @@ def test_given_back_under_watch() -> None:
     used, asked = [], []
     with steadystep.watch(model, optimizer) as watcher:
         for step in range(STEPS):
-            cut(watcher.guard._lr.ceiling, step, LR)
+            cut(watcher.guard._parts.learning_rate.ceiling, step, LR)
             optimizer.zero_grad()
             loss_of(model).backward()
             optimizer.step()

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import steadystep
 from steadystep._utils.tree import bytes_of, size_of
-from steadystep.engine.closures import BatchClosure, RecordedMicroBatch
+from steadystep.engine.closures import BatchClosure
 from steadystep.lab.tasks import TASKS
 from steadystep.records import Outcome, Signals
-from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
+from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate, ReplayBuffer
 from tests.loops import assert_same, full_state
 
 STEPS = 110
@@ -302,7 +302,7 @@ def test_what_the_closure_holds_counts_too() -> None:
     row = torch.zeros(3, 4)
 
     def made(closure: Any) -> float:
-        return bytes_of(RecordedMicroBatch(BatchClosure(closure, row, None), None))
+        return bytes_of(row, closure)
 
     rollout, model = torch.zeros(10), nn.Linear(2, 2)
     assert made(lambda x: model(x)) == 48

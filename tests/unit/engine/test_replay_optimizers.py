@@ -178,7 +178,7 @@ def assert_exact(make: Make, **run: Any) -> None:
     assert back.replayed > 20
     assert differing(got, expected) == []
     assert back.exact
-    assert "(bit for bit)" in describe(back)
+    assert "(bit-identical)" in describe(back)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import steadystep
 from steadystep.engine.judge import Judge
+from steadystep.engine.verdict import settle
 from steadystep.policy import Budget, Limits
 from steadystep.records import Finding, Outcome, Signals
 from steadystep.testing import check_detector
@@ -311,7 +312,7 @@ def test_a_loop_that_updates_by_itself_keeps_its_weights_and_its_rate() -> None:
         outcome = guard.commit(stepped=True)
     assert guard.updates == 22
     assert outcome.lr_mult == 1.0
-    assert not guard._lr.ceiling.low
+    assert not guard._parts.learning_rate.ceiling.low
 
 
 def test_a_state_of_damaged_weights_is_no_witness() -> None:
@@ -346,21 +347,19 @@ def test_it_goes_back_to_before_the_first_sign() -> None:
 
 
 def test_a_state_that_is_in_place_already_is_none_to_go_back_to() -> None:
-    recovery = SimpleNamespace(states=[SimpleNamespace(step=9, updates=10, lr=0.1)])
+    states = [SimpleNamespace(step=9, updates=10, lr=0.1, largest_lr=0.1)]
     for updates, goes_back in ((10, False), (11, True)):
         judge = Judge(
             detectors=(),
             steady=(Says("weight-jump", {AT: AT}),),
             budget=Budget(),
-            recovery=recovery,
-            learning_rate=SimpleNamespace(ceiling=SimpleNamespace(lr=None)),
             limits=Limits(),
             mode="autopilot",
-            weigh=lambda signals: signals,
         )
-        view = SimpleNamespace(signals=Signals(step=AT, loss=2.0, grad_norm=1.0, lr=0.1))
-        _, plan = judge.judge(view, updates=updates)
-        assert ("rollback" in plan.actions) is goes_back
+        signals = Signals(step=AT, loss=2.0, grad_norm=1.0, lr=0.1)
+        answers = {"weight-norms": signals, "states": (states, 1.0)}
+        verdict = settle(judge.judge(signals, updates=updates), lambda ask, known=answers: known[ask.what])
+        assert ("rollback" in verdict.plan.actions) is goes_back
 
 
 def test_damage_that_comes_back_is_cut_from_the_ceiling() -> None:

@@ -4,7 +4,7 @@ import gc
 import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from steadystep.diagnosis import RollbackTrial, RollbackTrialResult
 from steadystep.engine.judge import Judge
-from steadystep.engine.ownership import Turns
+from steadystep.engine.verdict import Ask, Turns, Verdict, settle
 from steadystep.policy import Budget, Limits
-from steadystep.records import Diagnosis, Finding, Plan, Severity, Signals
+from steadystep.records import Finding, Severity, Signals
 
 DETECTORS = st.sampled_from(["not-healing", "slow-divergence", "worse-than-best", "weight-jump"])
 LOSSES = st.floats(0.01, 100.0)
@@ -223,71 +223,78 @@ class Speaks:
         return tuple(finding for finding in self.found if finding.step == signals.step)
 
 
+def state(step: int) -> SimpleNamespace:
+    return SimpleNamespace(step=step, updates=step + 1, lr=0.1, largest_lr=0.1)
+
+
 class Memory:
     """Two states, and batches that do as asked under them."""
 
     def __init__(
         self, old_loss: float, current_loss: float, *, repeats: bool | None = True, runs_again: bool = True
     ) -> None:
-        self.states = [SimpleNamespace(step=step, updates=step + 1, lr=0.1) for step in (200, STATE)]
+        self.states = [state(step) for step in (200, STATE)]
         self.pair = (old_loss, current_loss) if runs_again else None
-        self._repeats = repeats
+        self.repeats = repeats
         self.remembered: list[tuple[float, float]] = []
         self.compared: list[int] = []
+        self.tried: list[list[int]] = []
 
-    def finite_states(self) -> list[Any]:
-        return self.states
-
-    def comparable(self, signals: Signals, states: list[Any]) -> list[Any]:
-        return states
-
-    def testify(self, signals: Signals, states: list[Any]) -> None:
-        return None
-
-    def compare(self, state: Any) -> tuple[float, float] | None:
-        self.compared.append(state.step)
-        return self.pair
-
-    def held(self, state: Any, count: int) -> list[tuple[float, float]]:
-        return self.remembered[-count:]
-
-    def repeats(self, state: Any) -> bool | None:
-        return self._repeats
-
-
-def judge_of(memory: Memory, *found: Finding, **more: Any) -> Judge:
-    return Judge(
-        detectors=(),
-        steady=tuple(Speaks(finding) for finding in found),
-        budget=Budget(),
-        recovery=memory,
-        learning_rate=SimpleNamespace(ceiling=SimpleNamespace(lr=None)),
-        limits=Limits(),
-        mode="autopilot",
-        weigh=lambda signals: signals,
-        **more,
-    )
+    def answer(self, ask: Ask, signals: Signals) -> Any:
+        """What the weights would tell; batches that are tried after refused updates cannot be run again."""
+        if ask.what == "weight-norms":
+            return signals
+        if ask.what in ("states", "finite-states"):
+            return self.states, 1.0
+        if ask.what == "losses" and ask.backward:
+            self.tried.append([each.step for each in ask.states])
+            return None
+        if ask.what == "losses":
+            (compared,) = ask.states
+            self.compared.append(compared.step)
+            return None if self.pair is None else [self.pair[1], self.pair[0]]
+        if ask.what == "remembered-losses":
+            return self.remembered[-ask.count :]
+        assert ask.what == "repeats"
+        return self.repeats
 
 
-def run(judge: Judge, *, start: int = 500, steps: int = 30) -> list[tuple[Diagnosis, Plan]]:
-    views = [SimpleNamespace(signals=Signals(step=start + i, loss=3.0, grad_norm=1.0, lr=0.1)) for i in range(steps)]
-    return [judge.judge(view, updates=view.signals.step) for view in views]
+@dataclass
+class Case:
+    """A judge, and who answers it."""
+
+    judge: Judge
+    memory: Memory
+
+    def verdict(self, signals: Signals) -> Verdict:
+        said = self.judge.judge(signals, updates=signals.step)
+        return settle(said, lambda ask: self.memory.answer(ask, signals))
 
 
-def told(judged: list[tuple[Diagnosis, Plan]]) -> list[str]:
+def judge_of(memory: Memory, *found: Finding) -> Case:
+    steady = tuple(Speaks(finding) for finding in found)
+    judge = Judge(detectors=(), steady=steady, budget=Budget(), limits=Limits(), mode="autopilot")
+    return Case(judge, memory)
+
+
+def run(case: Case, *, start: int = 500, steps: int = 30) -> list[Verdict]:
+    return [case.verdict(Signals(step=start + i, loss=3.0, grad_norm=1.0, lr=0.1)) for i in range(steps)]
+
+
+def told(judged: list[Verdict]) -> list[str]:
     """The severities that were heard, notes left out."""
-    return [f.severity for diagnosis, _ in judged for f in diagnosis.findings if f.severity != "info"]
+    return [f.severity for each in judged for f in each.diagnosis.findings if f.severity != "info"]
 
 
 class TestJudge:
     def test_a_loss_that_stays_high_is_acted_on_when_the_state_to_restore_does_better(self) -> None:
         memory = Memory(1.0, 3.0)
         judged = run(judge_of(memory, suspicion()))
-        plans = [plan for _, plan in judged if plan.actions]
+        plans = [each.plan for each in judged if each.plan.actions]
         assert [plan.to for plan in plans] == [STATE]
         assert set(memory.compared) == {STATE}
         assert len(memory.compared) == 8
-        acted = next(diagnosis for diagnosis, plan in judged if plan.actions)
+        acted = next(each.diagnosis for each in judged if each.plan.actions)
         assert (acted.damage, acted.findings[0].step) == ("weights", 507)
         assert "the last 8 batches have a mean loss of 3, and 1 with the weights of step 300" in acted.evidence
         assert told(judged) == ["act"]
@@ -296,7 +303,7 @@ class TestJudge:
     @pytest.mark.parametrize("old_loss", [3.0, 3.5])
     def test_never_when_it_does_not(self, detector: str, old_loss: float) -> None:
         judged = run(judge_of(Memory(old_loss, 3.0), suspicion(detector)))
-        assert not [plan for _, plan in judged if plan.actions]
+        assert not [each.plan for each in judged if each.plan.actions]
         assert told(judged) == ([] if detector == "worse-than-best" else ["warn"])
 
     def test_older_weights_that_do_no_better_on_a_loss_that_has_multiplied_make_it_a_note(self) -> None:
@@ -309,18 +316,18 @@ class TestJudge:
         for memory in (Memory(1.0, 3.0, runs_again=False), Memory(1.0, 3.0)):
             memory.states = memory.states if memory.pair is None else []
             judged = run(judge_of(memory, suspicion(detector)))
-            assert not [plan for _, plan in judged if plan.actions]
+            assert not [each.plan for each in judged if each.plan.actions]
             assert told(judged) == ["warn"]
 
     @pytest.mark.parametrize("detector", ["not-healing", "slow-divergence"])
     def test_nor_when_the_detector_only_warns(self, detector: str) -> None:
         judged = run(judge_of(Memory(1.0, 3.0), suspicion(detector, "warn")))
-        assert not [plan for _, plan in judged if plan.actions]
+        assert not [each.plan for each in judged if each.plan.actions]
         assert told(judged) == ["warn"]
 
     def test_worse_than_best_never(self) -> None:
         judged = run(judge_of(Memory(1.0, 3.0), suspicion("worse-than-best")))
-        assert not [plan for _, plan in judged if plan.actions]
+        assert not [each.plan for each in judged if each.plan.actions]
 
     def test_a_note_opens_nothing(self) -> None:
         memory = Memory(1.0, 3.0)
@@ -332,7 +339,7 @@ class TestJudge:
         for detector in ("not-healing", "slow-divergence"):
             judged = run(judge_of(Memory(1.0, 3.0, repeats=False), suspicion(detector)))
             assert told(judged) == []
-            assert not [plan for _, plan in judged if plan.actions]
+            assert not [each.plan for each in judged if each.plan.actions]
 
     def test_where_that_cannot_be_told_only_a_jump_is_acted_on(self) -> None:
         for detector, heard in (("not-healing", "act"), ("slow-divergence", "warn")):
@@ -343,7 +350,7 @@ class TestJudge:
             jumped = suspicion("weight-jump", "warn", baseline=40.0, limit=60.0)
             judged = run(judge_of(Memory(old_loss, 3.0, repeats=repeats), jumped))
             assert told(judged) == [heard]
-            assert bool([plan for _, plan in judged if "rollback" in plan.actions]) is (heard == "act")
+            assert bool([each for each in judged if "rollback" in each.plan.actions]) is (heard == "act")
 
     def test_a_jump_of_weights_is_confirmed_at_once_where_batches_are_remembered(self) -> None:
         """What damaged them is over, and each step with them is wasted; a loss that stays high is not so sudden."""
@@ -358,12 +365,12 @@ class TestJudge:
             memory = Memory(1.0, 3.0)
             memory.remembered = remembered
             judged = run(judge_of(memory, suspicion("weight-jump", "warn")))
-            assert not [plan for _, plan in judged if plan.actions]
+            assert not [each.plan for each in judged if each.plan.actions]
 
     def test_weights_that_are_no_longer_finite_need_no_comparison(self) -> None:
         memory = Memory(1.0, 3.0)
         judged = run(judge_of(memory, suspicion("weight-jump", value=math.inf)), steps=1)
-        assert judged[0][1].to == STATE
+        assert judged[0].plan.to == STATE
         assert memory.compared == []
 
     def test_guards_that_take_turns_get_notes(self) -> None:
@@ -378,13 +385,13 @@ class TestJudge:
                 judged += run(one, start=step, steps=1)
                 run(other, start=step, steps=1)
             assert told(judged) == []
-            assert not [plan for _, plan in judged if plan.actions]
+            assert not [each.plan for each in judged if each.plan.actions]
 
     def test_a_run_too_young_to_know_its_own_ways_gets_notes_unless_it_is_confirmed(self) -> None:
         early = suspicion(step=90, since=80)
         assert told(run(judge_of(Memory(1.0, 3.0, runs_again=False), early), start=90)) == []
         memory = Memory(1.0, 3.0)
-        memory.states = [SimpleNamespace(step=40, updates=41, lr=0.1)]
+        memory.states = [state(40)]
         assert told(run(judge_of(memory, early), start=90)) == ["act"]
 
     def test_a_state_that_was_given_up_meanwhile_cannot_be_compared(self) -> None:
@@ -394,25 +401,30 @@ class TestJudge:
         memory.states = memory.states[:1]
         judged = run(judge, start=504)
         assert told(judged) == ["warn"]
-        assert not [plan for _, plan in judged if plan.actions]
+        assert not [each.plan for each in judged if each.plan.actions]
 
     def test_a_rollback_for_another_reason_ends_the_comparison(self) -> None:
         """What was compared with are other weights now; seven batches of before must not count against them."""
         memory = Memory(1.0, 3.0)
         broken = suspicion("weight-jump", step=506, since=506, value=math.inf)
-        judge = judge_of(memory, suspicion(), broken)
-        judged = run(judge, steps=7)
-        assert [plan.to for _, plan in judged if plan.actions] == [STATE]
-        assert judge.evidence.finding is None
+        case = judge_of(memory, suspicion(), broken)
+        judged = run(case, steps=7)
+        assert [each.plan.to for each in judged if each.plan.actions] == [STATE]
+        assert case.judge.trial.finding is None
         memory.pair = (1.0, 1.0)
-        assert not [plan for _, plan in run(judge, start=507) if plan.actions]
+        assert not [each for each in run(case, start=507) if each.plan.actions]
 
     def test_what_a_curve_says_beside_refused_updates_is_no_more_than_a_warning(self) -> None:
         refused = Signals(step=500, loss=3.0, grad_norm=math.nan, lr=0.1, refused_in_a_row=2)
-        judge = judge_of(Memory(1.0, 3.0), suspicion(), suspicion("non-finite", "critical", since=None))
-        diagnosis, plan = judge.judge(SimpleNamespace(signals=refused), updates=500)
-        assert plan.actions == ("skip-step",)
-        assert {f.detector: f.severity for f in diagnosis.findings} == {"not-healing": "warn", "non-finite": "critical"}
+        memory = Memory(1.0, 3.0)
+        case = judge_of(memory, suspicion(), suspicion("non-finite", "critical", since=None))
+        verdict = case.verdict(refused)
+        assert memory.tried == [[200, STATE]]
+        assert verdict.plan.actions == ("skip-step",)
+        assert {f.detector: f.severity for f in verdict.diagnosis.findings} == {
+            "not-healing": "warn",
+            "non-finite": "critical",
+        }
 
 
 class TestTurns:
@@ -456,6 +468,6 @@ class TestTurns:
 def test_only_warnings_of_the_same_step_are_compared_with_the_trusted_state() -> None:
     """The newest state that was trusted before the first sign: not one from after it."""
     memory = Memory(1.0, 3.0)
-    memory.states.append(SimpleNamespace(step=480, updates=481, lr=0.1))
+    memory.states.append(state(480))
     run(judge_of(memory, replace(suspicion(), since=490)))
     assert set(memory.compared) == {STATE}

@@ -86,7 +86,7 @@ def test_one_schedule_and_one_ceiling_for_all() -> None:
         optimizer.register_step_pre_hook(lambda o, *_: used.append([group["lr"] for group in o.param_groups]))
     for step, x in enumerate(batches(3)):
         if step == 2:
-            guard._lr.ceiling.limit(0.001, hold=None)
+            guard._parts.learning_rate.ceiling.limit(0.001, hold=None)
         guard.step(lambda x: squared(model, x), batch=x)
     assert used == [[0.01], [0.003], [0.005], [0.0015], [pytest.approx(0.001)], [pytest.approx(0.0003)]]
 

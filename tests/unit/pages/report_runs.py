@@ -65,7 +65,7 @@ def made_incident(step: int, **changes: Any) -> Incident:
         "severity": "critical",
         "evidence": "the loss is NaN",
         "advice": "look at the memory of this machine",
-        "done": "went back to the state of step 20",
+        "done": "rolled back to step 20",
         "findings": (("non-finite", "critical", "the loss is NaN"),),
     }
     return Incident(step=step, **{**facts, **changes})

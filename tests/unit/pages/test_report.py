@@ -155,7 +155,7 @@ def test_the_page_says_it_all() -> None:
         "a run",
         "All is well.",
         "damaged-weights",
-        "went back to the state of step 20",
+        "rolled back to step 20",
         "lr_scheduler = cosine",
     ):
         assert said in text

@@ -66,7 +66,7 @@ def test_large_weights_are_blamed_on_the_beginning_where_no_update_made_them(tim
 
 def test_the_initial_weights_are_not_called_a_step() -> None:
     plan = Plan(actions=("rollback",), reason="divergence", to=-1)
-    assert "went back to the initial state [" in describe(
+    assert "rolled back to the initial state [" in describe(
         Outcome(step=9, reading=1.0, stepped=False, plan=plan, restored=0)
     )
     moments = Plan(actions=("restore-moments",), reason="poisoned-moments", to=-1)
@@ -74,9 +74,7 @@ def test_the_initial_weights_are_not_called_a_step() -> None:
         Outcome(step=9, reading=1.0, stepped=True, plan=moments)
     )
     later = Plan(actions=("rollback",), reason="divergence", to=20)
-    assert "went back to the state of step 20 [" in describe(
-        Outcome(step=30, reading=1.0, stepped=False, plan=later, restored=21)
-    )
+    assert "rolled back to step 20 [" in describe(Outcome(step=30, reading=1.0, stepped=False, plan=later, restored=21))
 
 
 def test_a_halt_does_not_call_weights_good_that_nobody_has_judged() -> None:

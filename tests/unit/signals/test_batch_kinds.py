@@ -178,7 +178,7 @@ def test_the_first_batches_are_looked_at_wherever_the_tensor_is() -> None:
     inputs = Inputs()
     for batch in (Graph(x=X), Record("a", X), Lazy(), X):
         inputs.add(batch)
-    (pending,) = inputs.pending()
+    (pending,) = inputs.waiting
     found = inputs.read(pending.tolist())
     assert found is not None
     assert (found.batches, found.mean) == (3, 2.0)

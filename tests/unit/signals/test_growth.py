@@ -397,7 +397,7 @@ def test_a_probe_holds_all_numbers_in_their_places() -> None:
     watch, tables = AttentionLogits(model), RowNorms(model)
     probes = UpdateProbes(Gradients(model, optimizer), optimizer, attention=watch, tables=tables, every=1)
     x = torch.randint(6, (4, 8))
-    with probes.watching(1):
+    with probes.watching():
         loss = model(x).square().mean()
     expected_bound = watch.pending()[0].tolist()
     loss.backward()
@@ -421,7 +421,7 @@ def test_a_refused_update_leaves_no_bound_behind() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = AttentionLogits(model)
     probes = UpdateProbes(Gradients(model, optimizer), optimizer, attention=watch)
-    with probes.watching(1):
+    with probes.watching():
         model(torch.randn(1, 2, 16))
     assert watch.modules
     probes.cancel()

@@ -26,7 +26,7 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, pro
 
 
 def read(probes: UpdateProbes) -> Probe:
-    rows = probes.pending()
+    rows = probes.waiting
     record = probes.read(torch.cat(rows).tolist() if rows else [])
     assert record is not None
     return record
@@ -182,10 +182,10 @@ def test_a_refused_step_leaves_nothing_behind() -> None:
     model(torch.randn(4, 6)).sum().backward()
     probes.before()
     probes.cancel()
-    assert probes.pending() == []
+    assert probes.waiting == []
     assert probes.read([]) is None
     probes.after(1)
-    assert probes.pending() == [], "after() without before() is nothing"
+    assert probes.waiting == [], "after() without before() is nothing"
 
 
 def test_a_tensor_that_cannot_be_sampled_costs_the_probe_and_not_the_step() -> None:
@@ -228,7 +228,7 @@ def test_what_is_pending_survives_a_save() -> None:
     probes.before()
     optimizer.step()
     probes.after(8)
-    expected = probes._make(torch.cat(probes.pending()).tolist())
+    expected = probes._make(torch.cat(probes.waiting).tolist())
     saved: dict[str, Any] = json.loads(json.dumps(probes.state_dict(), allow_nan=False))
     other = UpdateProbes(Gradients(model, optimizer), optimizer)
     other.load_state_dict(saved)
@@ -242,10 +242,10 @@ def stats(batches: list[Any]) -> InputStats | None:
     inputs = Inputs()
     for batch in batches:
         inputs.add(batch)
-    rows = inputs.pending()
+    rows = inputs.waiting
     found = inputs.read(torch.cat(rows).tolist() if rows else [])
     inputs.add(batches[0])
-    assert inputs.pending() == [], "once"
+    assert inputs.waiting == [], "once"
     return found
 
 
@@ -282,9 +282,9 @@ def test_inputs_that_were_described_are_not_described_again() -> None:
     inputs.load_state_dict({"done": True})
     for _ in range(5):
         inputs.add(torch.rand(2, 2))
-    assert inputs.pending() == []
+    assert inputs.waiting == []
     assert inputs.state_dict() == {"done": True}
     inputs.load_state_dict(json.loads(json.dumps(Inputs().state_dict())))
     for _ in range(4):
         inputs.add(torch.rand(2, 2))
-    assert inputs.pending()
+    assert inputs.waiting

@@ -130,7 +130,7 @@ def test_the_hooks_stay_behind() -> None:
     copied = copy.deepcopy(model)
     copied.load_state_dict(net().state_dict())
     torch.save(model, io.BytesIO())
-    assert guard._judge.edits.edition() == 0
+    assert guard._parts.edits.count() == 0
     guard.close()
     assert not hooks(model)
 
@@ -187,10 +187,10 @@ def test_double_precision_is_no_obstacle() -> None:
     model = net().double()
     guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
     model.load_state_dict(net().double().state_dict())
-    assert guard._judge.edits.edition() == 0  # the same weights
+    assert guard._parts.edits.count() == 0  # the same weights
     with guard.editing():
         reset(model)
-    assert guard._judge.edits.edition() == 1
+    assert guard._parts.edits.count() == 1
 
 
 def test_a_part_of_the_model_that_is_kept_is_no_edit_after_a_rollback() -> None:
@@ -206,17 +206,17 @@ def test_a_part_of_the_model_that_is_kept_is_no_edit_after_a_rollback() -> None:
             assert outcome.restored is not None
         if step == 81:
             assert guard._recovery.states
-            assert guard._judge.edits.edition() == 0
+            assert guard._parts.edits.count() == 0
 
 
 def test_every_judge_of_several_optimizers_hears_of_it() -> None:
     model = net()
     halves = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)]
     watcher = steadystep.watch(model, halves)
-    judges = watcher._judges if hasattr(watcher, "_judges") else [watcher.guard._judge]
-    edits = watcher.guard._judge.edits
+    judges = watcher._judges if hasattr(watcher, "_judges") else [watcher.guard._parts.judge]
+    edits = watcher.guard._parts.edits
     edits.expect()
     reset(model)
-    assert [edits.edition() for _ in range(2)] == [1, 1]  # asking does not use it up
-    assert all(judge.edition == [0] for judge in judges)
+    assert [edits.count() for _ in range(2)] == [1, 1]  # asking does not use it up
+    assert all(judge.edition == 0 for judge in judges)
     watcher.remove()

@@ -4,6 +4,7 @@ import logging
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def made(
 ) -> tuple[nn.Module, torch.optim.Optimizer, Snapshots]:
     model = small_net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    tensor_state = TensorState(model, optimizer, lambda: list(model.parameters()))
+    tensor_state = TensorState(model, optimizer, SimpleNamespace(parameters=list(model.parameters())))
     kept = Snapshots(
         tensor_state, count=4, device=torch.device("cpu"), memory_bytes=memory, disk_bytes=1e12, folder=folder
     )

@@ -3,6 +3,7 @@
 import math
 import time
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ class TestRing:
 
 
 def tensor_state(model: nn.Module, optimizer: Optimizer) -> TensorState:
-    return TensorState(model, optimizer, lambda: [p for p in model.parameters() if p.requires_grad])
+    return TensorState(model, optimizer, SimpleNamespace(parameters=[p for p in model.parameters() if p.requires_grad]))
 
 
 def snapshots(model: nn.Module, optimizer: Optimizer, **options: Any) -> Snapshots:
@@ -252,7 +253,7 @@ class TestGoingBack:
         model, other = small_net(), nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         parameters = list(model.parameters())
-        kept = Snapshots(TensorState(model, optimizer, lambda: parameters), count=2, device=CPU)
+        kept = Snapshots(TensorState(model, optimizer, SimpleNamespace(parameters=parameters)), count=2, device=CPU)
         take(kept, 0)
         optimizer.add_param_group({"params": other.parameters(), "lr": 0.5})
         parameters[:0] = other.parameters()

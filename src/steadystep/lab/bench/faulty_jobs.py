@@ -1,6 +1,6 @@
-"""The jobs of detection and recovery: the same run has the same key in both, so it is made once.
+"""The jobs of detection and recovery, and what their rows say together: who was harmed, and who spoke in time.
 
-And what their rows say together: which runs were harmed, by how much, and how long before the damage somebody spoke.
+The same run has the same key in both studies, so it is made once.
 """
 
 import math
@@ -10,24 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from steadystep.lab.bench.faulty_arms import Guarded, Plain, Ruled, settings
-from steadystep.lab.bench.faulty_run import (
-    EVERY,
-    NATS,
-    NUM_STEPS,
-    SCORED,
-    TRIALS,
-    FaultTrial,
-    Trainer,
-    first_step,
-    run,
-)
+from steadystep.lab.bench.faulty_run import EVERY, NATS, NUM_STEPS, SCORED, TRIALS, FaultTrial, Trainer, first_step, run
 from steadystep.lab.bench.rival_rules import RULES
 from steadystep.lab.bench.study import Choice, Row, StudyJob
 from steadystep.lab.tasks import Task
 
 STORE = "faulty-runs"
 """The results file of both studies."""
-PARTS = ("faulty/", "healthy/", "rules/")
+PARTS = ("faulty_", "healthy", "rival_rule")
 
 JUDGE_SEEDS = range(320, 323)
 """Never looked at while anything was chosen; seeds 0 to 9 are for developing."""

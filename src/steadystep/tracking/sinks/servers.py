@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from steadystep._utils.text import dotted
 from steadystep.errors import ConfigError
-from steadystep.runs.run import Incident
+from steadystep.records import Incident
 from steadystep.tracking.log_format import incident_card
 from steadystep.tracking.sink import GradientSample, RunStart, StepRow, histogram, need
 

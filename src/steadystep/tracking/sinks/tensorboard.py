@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadystep.errors import ConfigError
-from steadystep.records import severity_rank
-from steadystep.runs.run import Incident
+from steadystep.records import Incident, severity_rank
 from steadystep.tracking.log_format import incident_card
 from steadystep.tracking.sink import GradientSample, RunStart, StepRow, histogram, need
 

@@ -1,4 +1,4 @@
-"""Logs of other tools: JSON, and TensorBoard event files.
+"""JSON and TensorBoard's event files.
 
 JSON: lines of one object each, a list of them, a mapping of lists, or a Hugging Face `trainer_state.json`.
 
@@ -21,12 +21,12 @@ from steadystep.runs.run import Run, Source
 from steadystep.runs.table import LogTable, is_held_out, to_run, words
 
 _SUMMARY = "train_runtime"  # the last line of a Hugging Face log: totals, no curve
-_LARGEST_DOCUMENT = 1 << 30  # bytes of one JSON document
+_LARGEST = 1 << 30  # bytes of one JSON document
 
 
 def read_json(path: Path, columns: Mapping[str, str]) -> Run:
     """The run in a JSON document."""
-    if path.stat().st_size > _LARGEST_DOCUMENT:
+    if path.stat().st_size > _LARGEST:
         raise ConfigError(f"{path}: larger than 1 GB; JSON lines or CSV can be read piece by piece")
     try:
         text = path.read_text(encoding=encoding_of(path), errors="replace")
@@ -51,7 +51,7 @@ def read_json_lines(path: Path, columns: Mapping[str, str]) -> Run:
     """The run in a file with one JSON object in each line; lines that are none are skipped and counted."""
     gathering = Gathering()
     with path.open(encoding=encoding_of(path), errors="replace") as file:
-        bad = _gather_lines(file, gathering)
+        bad = _gather(file, gathering)
     if not gathering.count:
         raise ConfigError(f"{path}: no line of it is a JSON object")
     table = gathering.table()
@@ -60,7 +60,7 @@ def read_json_lines(path: Path, columns: Mapping[str, str]) -> Run:
     return to_run(table, name=path.stem, path=path, source="csv", asked=columns)
 
 
-def _gather_lines(lines: Iterable[str], gathering: Gathering) -> int:
+def _gather(lines: Iterable[str], gathering: Gathering) -> int:
     bad = 0
     for line in lines:
         try:

@@ -1,0 +1,26 @@
+"""A healthy step stays short: few files to read, few calls to pay for."""
+
+from tools.step_calls import STAGES, Call, Loop, calls_of, files_by_stage, first_entered, median_step, recorded
+
+from steadystep.engine.pipeline import Pipeline
+
+
+def test_a_healthy_step_calls_at_most_35_files_200_times() -> None:
+    step = median_step(recorded(counted=21))
+    assert len({call.file for call in step}) <= 35
+    assert len(step) <= 200
+
+
+def test_the_stages_are_methods_of_the_pipeline_and_come_in_order() -> None:
+    assert all(callable(getattr(Pipeline, stage)) for stage in STAGES)
+    stages = [call.stage for call in calls_of(Loop("SGD").guarded())]
+    assert list(dict.fromkeys(stages)) == list(STAGES)
+    assert stages == sorted(stages, key=STAGES.index)
+
+
+def test_a_file_belongs_to_the_stage_that_calls_it_first() -> None:
+    step = [Call("collect", "a.py", "f"), Call("measure", "b.py", "g"), Call("measure", "a.py", "f")]
+    none = {"judge": [], "apply": [], "record": []}
+    assert files_by_stage(step) == {"collect": ["a.py"], "measure": ["b.py", "a.py"]} | none
+    assert first_entered(step) == {"collect": ["a.py"], "measure": ["b.py"]} | none
+    assert median_step([step[:1], step[:2], step]) == step[:2]
