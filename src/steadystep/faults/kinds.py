@@ -11,15 +11,7 @@ from torch.optim import Optimizer
 from steadystep._utils.text import nearest_names
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 from steadystep.faults import options as read
-from steadystep.faults.data import (
-    bad_input,
-    bad_loss,
-    constant_data,
-    drifting_loss,
-    scaled_data,
-    shuffled_labels,
-    stale_batch,
-)
+from steadystep.faults import tensors
 from steadystep.faults.fault import Fault, on_rank, together
 from steadystep.faults.optimizer import (
     OVERFLOW,
@@ -34,7 +26,6 @@ from steadystep.faults.optimizer import (
     scaled_moments,
 )
 from steadystep.faults.options import Option, When, read_when
-from steadystep.faults.weights import bad_weight, dead_relus, flipped_bit, frozen_layer, zeroed_layer
 
 
 @final
@@ -107,12 +98,12 @@ KINDS: dict[str, FaultKind] = {
     ),
     "bad-weight": FaultKind(
         about="one weight becomes NaN and stays it",
-        make=lambda g, o: bad_weight(g.model, steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.bad_weight(g.model, steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "parameter": _PARAMETER, "element": _ELEMENT},
     ),
     "bit-flip": FaultKind(
         about="one bit of a weight flips and stays flipped",
-        make=lambda g, o: flipped_bit(g.model, steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.flipped_bit(g.model, steps=g.steps, seed=g.seed, **o),
         options={
             "parameter": _PARAMETER,
             "element": _ELEMENT,
@@ -121,17 +112,17 @@ KINDS: dict[str, FaultKind] = {
     ),
     "frozen-layer": FaultKind(
         about="a layer without gradients whose weights stay",
-        make=lambda g, o: frozen_layer(g.model, steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.frozen_layer(g.model, steps=g.steps, seed=g.seed, **o),
         options={"layer": _LAYER},
     ),
     "zeroed-layer": FaultKind(
         about="all weights of a layer become zero",
-        make=lambda g, o: zeroed_layer(g.model, steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.zeroed_layer(g.model, steps=g.steps, seed=g.seed, **o),
         options={"layer": _LAYER},
     ),
     "dead-relus": FaultKind(
         about="biases so low that no ReLU fires",
-        make=lambda g, o: dead_relus(g.model, steps=g.steps, **o),
+        make=lambda g, o: tensors.dead_relus(g.model, steps=g.steps, **o),
         options={
             "bias": Option(read=read.number, default=-1e3, about="what the biases become"),
             "layer": Option(read=read.name, default=None, about="whose biases; those before each nn.ReLU without it"),
@@ -159,39 +150,39 @@ KINDS: dict[str, FaultKind] = {
     ),
     "bad-loss": FaultKind(
         about="the loss is NaN",
-        make=lambda g, o: bad_loss(steps=g.steps, **o),
+        make=lambda g, o: tensors.bad_loss(steps=g.steps, **o),
         options={"value": _VALUE},
     ),
     "loss-drift": FaultKind(
         about="the loss reads higher with every step, the gradients stay",
-        make=_from_start(lambda g, **o: drifting_loss(**o)),
+        make=_from_start(lambda g, **o: tensors.drifting_loss(**o)),
         options={"per_step": Option(read=read.number, default=0.01, about="what each step adds")},
         lasts="ever",
         once=True,
     ),
     "bad-input": FaultKind(
         about="one number of the batch is NaN",
-        make=lambda g, o: bad_input(steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.bad_input(steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "part": _PART, "element": _ELEMENT},
     ),
     "data-scale": FaultKind(
         about="a part of the batch times a factor",
-        make=lambda g, o: scaled_data(steps=g.steps, **o),
+        make=lambda g, o: tensors.scaled_data(steps=g.steps, **o),
         options={"factor": _FACTOR, "part": _PART},
     ),
     "data-constant": FaultKind(
         about="a part of the batch is one number throughout",
-        make=lambda g, o: constant_data(steps=g.steps, **o),
+        make=lambda g, o: tensors.constant_data(steps=g.steps, **o),
         options={"value": replace(_VALUE, default=0.0), "part": _PART},
     ),
     "shuffled-labels": FaultKind(
         about="labels and inputs no longer belong together",
-        make=lambda g, o: shuffled_labels(steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.shuffled_labels(steps=g.steps, seed=g.seed, **o),
         options={"part": replace(_PART, default=1)},
     ),
     "stale-batch": FaultKind(
         about="the batch of the step before comes again",
-        make=lambda g, o: stale_batch(steps=g.steps),
+        make=lambda g, o: tensors.stale_batch(steps=g.steps),
     ),
 }
 """By the word that a declaration uses."""

@@ -14,7 +14,7 @@ from typing import Any, Self, final
 from torch import nn
 
 from steadystep.config import Config
-from steadystep.detectors.rl import words
+from steadystep.detectors.metrics import words
 from steadystep.engine.arguments import folder
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.integrations._common import ForwardPasses, StepCounts, install_line, without_sinks

@@ -18,7 +18,7 @@ from steadystep.faults import KINDS, NO_FAULT, Fault, parse, scaled_data, shuffl
 from steadystep.faults.fault import Element, draw, pick_layer
 from steadystep.faults.kinds import COMMON, declared
 from steadystep.faults.options import read_when
-from steadystep.faults.weights import flip
+from steadystep.faults.tensors import flip
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1, momentum=0.9)

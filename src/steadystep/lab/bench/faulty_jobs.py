@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from steadystep.lab.bench.faulty_arms import Guarded, Plain, Ruled, settings
-from steadystep.lab.bench.faulty_run import EVERY, NATS, NUM_STEPS, SCORED, TRIALS, FaultTrial, Trainer, first_step, run
+from steadystep.lab.bench.faulty_run import (
+    EVERY,
+    NATS,
+    NUM_STEPS,
+    SCORED,
+    TRIALS,
+    FaultTrial,
+    Trainer,
+    first_step,
+    run,
+)
 from steadystep.lab.bench.rival_rules import RULES
 from steadystep.lab.bench.study import Choice, Row, StudyJob
 from steadystep.lab.tasks import Task
