@@ -203,12 +203,14 @@ class Updater:
         if again:  # what was measured no longer holds, and the host does not know what does
             bound = min(b for b in (limit, self._clip_norm, learned) if b is not None)
             if bound < norm < math.inf:
-                self._scale(replace(view, norms=measure(view.grads, view.layout)), max_norm=bound)
+                self._scale(replace(view, norms=measure(view.grads, view.layout), stacked=None), max_norm=bound)
             return bound < norm
         if self._tensor_clip is not None and math.isfinite(norm):
             clipped = self._tensor_clip.clip_(view)
             if self._clip_norm is not None:  # what was measured no longer holds
-                self._scale(replace(view, norms=measure(view.grads, view.layout)), max_norm=self._clip_norm)
+                self._scale(
+                    replace(view, norms=measure(view.grads, view.layout), stacked=None), max_norm=self._clip_norm
+                )
             return clipped
         fixed = math.inf if self._clip_norm is None else self._clip_norm
         if limit is not None:
@@ -226,7 +228,7 @@ class Updater:
     def _scale(self, view: "GradientView", *, max_norm: float) -> None:
         """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
         if self._sharded is None:
-            scale_by_norm_(view.grads, view.layout, view.norms, max_norm=max_norm)
+            scale_by_norm_(view.grads, view.layout, view.norms, max_norm=max_norm, stacked=view.stacked)
         else:
             clip_global_norm_(self._sharded.parameters, max_norm=max_norm)
 

@@ -1,7 +1,7 @@
 """Runs the micro-batches of one group again: after an interruption, out of memory, or without the bad ones."""
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -42,24 +42,21 @@ class GroupReruns:
                 return False
         return True
 
-    def compute_again(self, *, without: Sequence[int]) -> Generator[Sequence[int], bool, tuple[int, ...]]:
+    def compute_again(self, *, without: Sequence[int], finite: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
         """Gradients of the group without its bad members; returns the positions of those that were kept.
 
-        Each time some are in place it yields their positions, and is to be sent whether they are finite. Members known
-        to be bad (`without`) are left out at once. If what remains is still not finite, each member is tried alone.
-        Returns () when nothing usable remains or a closure turns out not to repeat.
+        `finite` looks at the gradients of some positions once they are in place. Members known to be bad (`without`)
+        are left out at once. If what remains is still not finite, each member is tried alone. Returns () when nothing
+        usable remains or a closure turns out not to repeat.
         """
         losses = self._losses()
-        kept = [i for i in range(len(self._runner.group.members)) if i not in without]
+        kept: Sequence[int] = [i for i in range(len(self._runner.group.members)) if i not in without]
         try:
             with random_numbers_kept(self._device):
-                if without and (yield from self._usable(kept, losses)):
+                if without and self._usable(kept, losses, finite):
                     return tuple(kept)
-                good: list[int] = []
-                for i in kept:
-                    if (yield from self._usable([i], losses)):
-                        good.append(i)
-                return tuple(good) if (yield from self._usable(good, losses)) else ()
+                kept = [i for i in kept if self._usable([i], losses, finite)]
+                return tuple(kept) if self._usable(kept, losses, finite) else ()
         except _NotRepeatableError:
             return ()
 
@@ -82,12 +79,14 @@ class GroupReruns:
         if recipe is not None:
             recipe.rng.restore()
 
-    def _usable(self, positions: Sequence[int], losses: Sequence[float]) -> Generator[Sequence[int], bool, bool]:
+    def _usable(
+        self, positions: Sequence[int], losses: Sequence[float], finite: Callable[[Sequence[int]], bool]
+    ) -> bool:
         if not self._runner.group.total(positions) > 0:
             return False
         self._runner.group.shared_by = len(positions)
         self._run_again(positions, losses)
-        return (yield positions)
+        return finite(positions)
 
     def _run_again(self, positions: Sequence[int], losses: Sequence[float]) -> None:
         self._runner.drop_traces()

@@ -178,14 +178,15 @@ class Pipeline:
 
     def _without_bad(self, view: GradientView) -> tuple[tuple[int, ...], GradientView]:
         """The group without its bad micro-batches: which are left, and their gradients."""
-        attempts = self._runner.reruns.compute_again(without=view.signals.bad_micro_batches)
-        try:
-            kept = next(attempts)
-            while True:
-                view = self.measure(kept)
-                kept = attempts.send(view.signals.all_finite)
-        except StopIteration as end:
-            return end.value, view
+        seen = [view]
+
+        def finite(kept: Sequence[int]) -> bool:
+            seen.append(self.measure(kept))
+            return seen[-1].signals.all_finite
+
+        # why no generator: what a closure raises when it is run again reaches the loop as it is, StopIteration too
+        kept = self._runner.reruns.compute_again(without=view.signals.bad_micro_batches, finite=finite)
+        return kept, seen[-1]
 
     def record(self, outcome: Outcome) -> Outcome:
         """One attempt is over: it goes into the history, among the remembered states and into the log."""

@@ -2,9 +2,9 @@
 
 nothing reached      skip-step, leave-out, back-off-scale or rescale; the learning rate stays
 moments              restore-moments, then the update as usual
-weights, by updates  rollback to a state that does better, catch-up, cut-lr, skip-batches, rewarm
+weights, by updates  rollback to a state that does better, replay, cut-lr, skip-batches, rewarm
 weights, at once     rollback to the first state, a deep cut: the first updates multiplied the loss
-weights, otherwise   rollback to a state before the first sign, catch-up, skip-batches: no learning rate did that
+weights, otherwise   rollback to a state before the first sign, replay, skip-batches: no learning rate did that
 weights, one rank's   copy-replica from a rank that holds what most hold, skip-step
 weights not finite   rollback to any finite state, or to the newest finite checkpoint; without one, stop
 the same again       an older state, a deeper cut

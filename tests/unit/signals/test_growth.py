@@ -426,5 +426,19 @@ def test_a_refused_update_leaves_no_bound_behind() -> None:
     assert watch.modules
     probes.cancel()
     assert watch.modules == ()
-    with probes.watching(3):
-        assert hooks(model) == 0, "not due"
+
+
+def test_hooks_are_there_when_a_probe_is_due_and_else_are_not() -> None:
+    model = StableAttention(16, 2)
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    seen = []
+
+    def loss(x: Tensor) -> Tensor:
+        seen.append(hooks(model) > 0)
+        return model(x).square().mean()
+
+    for _ in range(60):
+        guard.step(loss, batch=torch.randn(1, 2, 16))
+    assert seen == [guard._parts.probes.due(step) for step in range(60)]
+    assert not seen[3]
+    assert sum(seen) > 1
