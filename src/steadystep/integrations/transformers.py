@@ -17,7 +17,7 @@ from steadystep.config import Config
 from steadystep.detectors.metrics import words
 from steadystep.engine.arguments import folder
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.integrations._common import ForwardPasses, StepCounts, install_line, without_sinks
+from steadystep.integrations import ForwardPasses, StepCounts, install_line, without_sinks
 from steadystep.integrations.accelerate import mark_skipped
 from steadystep.records import Outcome
 from steadystep.watching import Watcher

@@ -17,7 +17,7 @@ from steadystep import faults
 from steadystep._utils.numbers import with_words
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.guard import Guard
-from steadystep.parallel.setup import Through
+from steadystep.parallel import Through
 from steadystep.records import Outcome
 from steadystep.tracking import Sink
 from steadystep.train.job import Job, make, split
