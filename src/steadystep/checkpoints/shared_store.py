@@ -14,7 +14,6 @@ from typing import Any, Protocol, final
 import torch
 
 from steadystep._utils.text import warn
-from steadystep.checkpoints.atomic_io import FileMark, mark_of, move_in, sync_folder, write_file
 from steadystep.checkpoints.checkpoint import (
     MANIFEST,
     STATE,
@@ -24,9 +23,9 @@ from steadystep.checkpoints.checkpoint import (
     read_manifest,
     read_state,
 )
+from steadystep.checkpoints.files import FOLDER, FileMark, header, mark_of, move_in, pieces, sync_folder, write_file
 from steadystep.checkpoints.packing import Packed, pack
 from steadystep.checkpoints.store import CheckpointStore, check_finite
-from steadystep.checkpoints.tensor_file import FOLDER, header, pieces
 from steadystep.errors import CheckpointError, ConfigError
 from steadystep.parallel import Ranks
 from steadystep.version import __version__

@@ -18,7 +18,7 @@ from steadystep.config import Config, autopilot, observe
 from steadystep.errors import ConfigError
 from steadystep.faults import Fault, flipped_bit, scaled_gradients, scaled_lr
 from steadystep.guard import Guard
-from steadystep.lab.gpt import GPT, GPTSize, TopicsText
+from steadystep.lab.tasks.text import GPT, GPTSize, TopicsText
 from steadystep.records import Action, Diagnosis, Outcome
 
 SIZE = GPTSize()
@@ -240,8 +240,7 @@ def _verdict(ending: StoryEnd) -> Group:
 def _pages(folder: Path) -> str:
     """The guarded run as a page, and all three over each other."""
     try:
-        from steadystep.pages.compare import compare_page
-        from steadystep.pages.report import report_page
+        from steadystep.pages.report import compare_page, report_page
         from steadystep.runs.comparison import compare
         from steadystep.runs.open import open_run
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Streaming estimators of one number: its level, its tail, its last values and small shifts of it."""
+"""Streaming estimators: plain numbers, safe with NaN, learning only what they are given, resumable through JSON."""
 
 import math
 from bisect import bisect_left, insort

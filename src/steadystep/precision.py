@@ -1,4 +1,4 @@
-"""One setting for number formats, over torch.amp; the order of calls is the one torch's AMP examples prescribe."""
+"""Mixed precision as one setting: fp32, bf16 or fp16, on any device torch.amp supports, CPU included."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -240,3 +240,6 @@ def underflow_share(grads: Iterable[Tensor]) -> Tensor:
         return torch.zeros(())
     device = zeros[0].device
     return torch.stack([z.to(device) for z in zeros]).sum() / torch.stack([t.to(device) for t in total]).sum().clamp(1)
+
+
+__all__ = ["Fp32Islands", "Precision", "ScalerReport", "underflow_share"]
