@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steadystep.checkpoints.atomic_io import mark_of, pieces, read_tensors, write_file
 from steadystep.checkpoints.checkpoint import MANIFEST, STATE, TENSORS, read_manifest
-from steadystep.checkpoints.files import mark_of, pieces, read_tensors, write_file
 
 Path_ = tuple[str | int, ...]
 

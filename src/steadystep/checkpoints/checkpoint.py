@@ -17,7 +17,16 @@ from typing import Any, final
 import torch
 
 from steadystep._utils.numbers import with_words
-from steadystep.checkpoints.files import FOLDER, FileMark, hidden, mark_of, move_in, pieces, read_tensors, write_file
+from steadystep.checkpoints.atomic_io import (
+    FOLDER,
+    FileMark,
+    hidden,
+    mark_of,
+    move_in,
+    pieces,
+    read_tensors,
+    write_file,
+)
 from steadystep.checkpoints.finite import not_finite
 from steadystep.checkpoints.packing import Packed, pack, unpack
 from steadystep.errors import CheckpointError

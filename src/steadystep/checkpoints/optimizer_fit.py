@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadystep.checkpoints.files import Spread
+from steadystep.checkpoints.atomic_io import Spread
 from steadystep.checkpoints.fit import type_name
 from steadystep.errors import CheckpointError
 

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from steadystep._utils.tensors import is_sharded, local_part
 from steadystep._utils.tree import DEEPEST
-from steadystep.checkpoints.files import RESERVED, STORED, Spread, offsets
+from steadystep.checkpoints.atomic_io import RESERVED, STORED, Spread, offsets
 from steadystep.errors import CheckpointError
 
 MARK = "$"

@@ -14,6 +14,7 @@ from typing import Any, Protocol, final
 import torch
 
 from steadystep._utils.text import warn
+from steadystep.checkpoints.atomic_io import FOLDER, FileMark, header, mark_of, move_in, pieces, sync_folder, write_file
 from steadystep.checkpoints.checkpoint import (
     MANIFEST,
     STATE,
@@ -23,7 +24,6 @@ from steadystep.checkpoints.checkpoint import (
     read_manifest,
     read_state,
 )
-from steadystep.checkpoints.files import FOLDER, FileMark, header, mark_of, move_in, pieces, sync_folder, write_file
 from steadystep.checkpoints.packing import Packed, pack
 from steadystep.checkpoints.store import CheckpointStore, check_finite
 from steadystep.errors import CheckpointError, ConfigError

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from steadystep._utils.tensors import copy_to_host_, host_room
 from steadystep._utils.text import warn
+from steadystep.checkpoints.atomic_io import clear_leftovers, remove
 from steadystep.checkpoints.checkpoint import Checkpoint, Manifest, read_checkpoint, read_manifest, write_checkpoint
-from steadystep.checkpoints.files import clear_leftovers, remove
 from steadystep.checkpoints.finite import not_finite, said
 from steadystep.checkpoints.packing import Packed, pack
 from steadystep.errors import CheckpointError, ConfigError, MisuseError

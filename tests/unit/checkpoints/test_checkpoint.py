@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from steadystep.checkpoints import checkpoint as manifests
-from steadystep.checkpoints import files
 from steadystep.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from steadystep.errors import CheckpointError
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from steadystep.checkpoints import files
 from steadystep.checkpoints.store import CheckpointStore
 from steadystep.errors import CheckpointError, ConfigError
 

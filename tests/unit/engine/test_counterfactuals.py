@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import steadystep
 from steadystep.engine.closures import BatchClosure
-from steadystep.engine.counterfactuals import Counterfactuals, Reruns
+from steadystep.engine.counterfactuals import BatchReruns, Counterfactuals
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.engine.verdict import Ask
 from steadystep.parallel import SingleProcess
@@ -47,7 +47,7 @@ def asked(model: nn.Module, recovery: Any = None) -> Asked:
     precision = Precision("fp32", device_type="cpu", autocast=True)
     buffers = Buffers(model, restores=True)
     runner = MicroBatchRunner(optimizer, precision, buffers, trained, size=1, device=CPU, retry=True)
-    reruns = Reruns(precision, buffers, trained, CPU, SingleProcess())
+    reruns = BatchReruns(precision, buffers, trained, CPU, SingleProcess())
     recovery = recovery or SimpleNamespace(weights_of=lambda state: state)
     return Asked(runner, optimizer, Counterfactuals(recovery, runner, None, reruns))  # type: ignore[arg-type]
 

@@ -286,7 +286,7 @@ def test_a_script_is_read_with_nothing_but_the_linter() -> None:
         "print(sorted(ours), [m for m in ('torch', 'numpy', 'pydantic', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SCRIPTS, check=True)
-    assert done.stdout == "['_deprecated', '_utils', 'errors', 'lint', 'version'] []\n"
+    assert done.stdout == "['_deprecated', '_utils', 'errors', 'lint'] []\n"
 
 
 @pytest.mark.usefixtures("_here")

@@ -102,7 +102,7 @@ def test_the_broken_package_is_the_real_one_but_for_one_file() -> None:
 def test_tests_are_found_by_line_and_by_function_once_the_file_has_changed(
     changed: bool, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = "records.py"
+    path = "records/signals.py"
     source = (PACKAGE / path).read_bytes()
     mutant = next(m for m in mutants_of(path, source) if m.kind == "return")
     function = enclosing_function(path, mutant.line)
