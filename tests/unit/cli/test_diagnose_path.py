@@ -46,7 +46,7 @@ def test_trouble_comes_with_step_numbers_and_what_to_do(diverged: Path) -> None:
     assert result.exit_code == 1
     assert result.stdout.startswith("Trouble: it diverged from step 20")
     assert "1. divergence, step 20" in result.stdout
-    assert "do: go back to a checkpoint" in result.stdout
+    assert "do: roll back to a checkpoint" in result.stdout
     assert "A guard would have acted" in result.stdout
     assert "\x1b" not in result.stdout
 
