@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from steadystep.checkpoints import atomic_io
 from steadystep.checkpoints.store import CheckpointStore
 from steadystep.errors import CheckpointError, ConfigError
 
