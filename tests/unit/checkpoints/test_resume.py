@@ -379,7 +379,7 @@ def test_one_process_goes_on_in_the_data_where_two_ranks_were(tmp_path: Path) ->
     _, path = rewritten(tmp_path, ranks=lambda _: 2, data=lambda d: {**d, "batch": 7, "began": began})
     with pytest.warns(UserWarning, match="of 2 ranks and this run has 1"):
         _, guard = small(tmp_path / "other", path=path)
-    assert guard._data.batch == 14
+    assert guard._run_state.data.batch == 14
     guard.close()
 
 
@@ -456,7 +456,7 @@ def test_a_schedule_is_where_its_updates_are(tmp_path: Path) -> None:
 
 
 def test_rolled_back_data_is_given_again_when_batches_are_not_skipped() -> None:
-    position = steadystep.Guard(m := nn.Linear(4, 1), torch.optim.SGD(m.parameters(), lr=0.1))._data
+    position = steadystep.Guard(m := nn.Linear(4, 1), torch.optim.SGD(m.parameters(), lr=0.1))._run_state.data
     seen = []
     for number, batch in enumerate(position.batches(range(10), lambda: None)):
         seen.append(batch)
