@@ -212,7 +212,6 @@ def _plateau_pattern(kind: str, severity: Severity, step: int, evidence: str, ad
 _ZEROS_FEWEST = 3
 _IN_A_ROW = 16
 _REAL = 1e-3  # a loss that was above this was measuring something
-_FELL = 100.0  # times, from one logged point to the next: nothing learns that quickly
 
 _LEAK = (
     "look for the target among the inputs, for a mask that hides every target, and for a loss that no longer depends "
