@@ -21,11 +21,10 @@ from pathlib import Path
 
 import torch
 
-from steadystep.checkpoints.background_writer import BackgroundWriter
-from steadystep.checkpoints.store import CheckpointStore
+from steadystep.checkpoints.store import BackgroundWriter, CheckpointStore
 from steadystep.lab.bench.overhead import never_trim_the_heap, seconds
 from steadystep.lab.bench.overhead_steps import Setup, TimedStep, mlp, plain_step
-from steadystep.lab.gpt import GPT, GPTSize
+from steadystep.lab.tasks.text import GPT, GPTSize
 
 EVERY = 50
 

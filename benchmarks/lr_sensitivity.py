@@ -34,7 +34,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from steadystep.clip import clip_global_norm_
 from steadystep.groups import Rule, param_groups
 from steadystep.init import initialise_
-from steadystep.lab.gpt import GPT, GPTParts, GPTSize, TopicsText
+from steadystep.lab.tasks.text import GPT, GPTParts, GPTSize, TopicsText
 from steadystep.layers import ClippedUpdates, z_loss
 from steadystep.schedule import Schedule, constant, linear, wsd
 from stored.jobs import Row, results

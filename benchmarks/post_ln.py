@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lr_sensitivity import BATCH_SIZE, code, train
-from steadystep.lab.gpt import GPT, NUM_BYTES, GPTParts, GPTSize, TopicsText
+from steadystep.lab.tasks.text import GPT, NUM_BYTES, GPTParts, GPTSize, TopicsText
 from steadystep.schedule import constant, warmup
 from stored.jobs import Row, results
 from stored.table import show

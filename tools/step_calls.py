@@ -160,8 +160,11 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: Counter[str] = Counter()
         self.launched: Counter[str] = Counter()
+        self.dispatched: Counter[str] = Counter()
+        """With the ranges of torch's profiler around `step`, which a guard does not open."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.dispatched[str(func)] += 1
         if func.namespace == "aten":  # torch's profiler has operators too
             self.seen[str(func)] += 1
             if not func.is_view and func.overloadpacket.__name__ not in _FRESH:
@@ -192,9 +195,13 @@ def kernels() -> dict[str, Any]:
         plain, guarded = operators_of(Loop(name).plain()), operators_of(Loop(name).guarded())
         both = sorted({*plain.launched, *guarded.launched})
         apart = {op: (guarded.launched[op] - plain.launched[op]) / KERNEL_STEPS for op in both}
+        with patch("steadystep.signals.measurer.WEIGHTS_EVERY", 10**9):  # no look at weights and optimizer state
+            unchecked = operators_of(Loop(name).guarded())
         found[name] = {
             "operators": _compared(plain.seen, guarded.seen),
             "launches": _compared(plain.launched, guarded.launched),
+            "launches, corruption checks off": _compared(plain.launched, unchecked.launched),
+            "dispatched calls, corruption checks off": _compared(plain.dispatched, unchecked.dispatched),
             "more_launches": {op: more for op, more in apart.items() if more},
         }
     return found
@@ -219,7 +226,7 @@ def main() -> None:
         print(json.dumps(found, indent=2))
     elif asked.kernels:
         for name, row in found.items():
-            for what in ("operators", "launches"):
+            for what in [what for what in row if what != "more_launches"]:
                 plain, guarded, ratio = row[what].values()
                 print(f"{name}, {what} per step: {plain:.2f} plain, {guarded:.2f} guarded, ratio {ratio:.4f}")
             print("".join(f"  {more:+8.3f} {op}\n" for op, more in row["more_launches"].items()))

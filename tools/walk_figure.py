@@ -6,7 +6,7 @@ python tools/walk_figure.py    (writes docs/images/walk.svg; a few seconds)
 from pathlib import Path
 
 FIGURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "walk.svg"
-WIDTH, EDGE, COLUMNS = 800, 16, 3
+WIDTH, EDGE, COLUMNS = 760, 16, 3
 ROW, HEAD, GAP = 19, 34, 40  # a row of files, the head of a box, the arrow between two boxes
 ABOUT = {
     "collect": "closure, autocast, backward",

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadystep.checkpoints.atomic_io import mark_of, write_file
+from steadystep.checkpoints.atomic_io import mark_of, pieces, read_tensors, write_file
 from steadystep.checkpoints.checkpoint import MANIFEST, STATE, TENSORS, read_manifest
-from steadystep.checkpoints.tensor_file import pieces, read_tensors
 
 Path_ = tuple[str | int, ...]
 

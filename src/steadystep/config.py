@@ -3,49 +3,30 @@
 No key is parsed and then ignored in silence.
 """
 
-import difflib
 import math
-import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from steadystep._deprecated import new_settings
-from steadystep._utils.text import text_of
+from steadystep._utils.settings import (
+    Count,
+    Number,
+    Settings,
+    Switch,
+    checked,
+    read_yaml,
+    seconds_in,
+    sections_of,
+    unknown_keys,
+)
 from steadystep.errors import ConfigError
 from steadystep.schedule import NAMES, Schedule, named
 
 DEFAULT_MAX_NORM = 1.0  # what `gradient_clipping: true` means without a number
-
-
-def _no_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("expected a number, got true/false")
-    return value
-
-
-def _only_bool(value: object) -> object:
-    if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):
-        return value
-    raise ValueError("expected true or false")
-
-
-Switch = Annotated[bool, BeforeValidator(_only_bool)]
-Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
-Count = Annotated[int, BeforeValidator(_no_bool)]
 _MOST = 2**31  # of things that are remembered, or added up
-
-
-class Settings(BaseModel):
-    """Base of every section: frozen, and unknown keys are an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-Checked = TypeVar("Checked", bound=Settings)
 
 
 class TrainingSettings(Settings):
@@ -197,20 +178,6 @@ class MonitoringSettings(Settings):
         return value
 
 
-def seconds_in(frequency: int | str) -> float | None:
-    """None for a number of steps; for a time such as "90 s", "10 min" or "1.5 h" its seconds."""
-    if isinstance(frequency, int):
-        return None
-    found = re.fullmatch(r"([0-9.]+) *(s|min|h)", frequency.strip())
-    try:
-        seconds = float(found[1]) * {"s": 1.0, "min": 60.0, "h": 3600.0}[found[2]] if found else 0.0
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0.0:
-        raise ConfigError('a number of steps, or a time above zero such as "90 s", "10 min" or "1.5 h"')
-    return seconds
-
-
 class RecoverySettings(Settings):
     """How much trouble is too much."""
 
@@ -302,21 +269,13 @@ class Config(Settings):
     def from_mapping(cls, raw: Mapping[Any, Any], where: str) -> Self:
         """Settings from a mapping shaped like the YAML; `where` is what messages begin with."""
         # why: an empty section ("training:" and nothing under it) is what is left after commenting keys out
-        filled = {key: {} if value is None and key in _SECTIONS else value for key, value in raw.items()}
+        sections = sections_of(cls)
+        filled = {key: {} if value is None and key in sections else value for key, value in raw.items()}
         filled |= {"recovery": new_settings(filled["recovery"])} if "recovery" in filled else {}
-        problems = [*_unknown_keys(filled)]
+        problems = [*unknown_keys(cls, filled)]
         if problems:
             raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
         return checked(cls, filled, where=where)
-
-
-def checked(kind: type[Checked], raw: Mapping[Any, Any], *, where: str) -> Checked:
-    """`raw` as settings of that kind; every problem is named, with the key and what would be right."""
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        problems = [_say(issue, kind) for issue in error.errors()]
-    raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
 
 
 def observe() -> Config:
@@ -332,122 +291,3 @@ def careful() -> Config:
 def autopilot() -> Config:
     """Everything that keeps the run on course. The default."""
     return Config(mode="autopilot")
-
-
-_SECTIONS: dict[str, type[Settings]] = {
-    "training": TrainingSettings,
-    "monitoring": MonitoringSettings,
-    "recovery": RecoverySettings,
-}
-
-
-def _known_keys() -> list[str]:
-    nested = [f"{name}.{key}" for name, section in _SECTIONS.items() for key in section.model_fields]
-    return [*Config.model_fields, *nested]
-
-
-def _unknown_keys(raw: Mapping[Any, Any]) -> Iterator[str]:
-    for key, value in raw.items():
-        if key not in Config.model_fields:
-            yield f"unknown key {key!r}{nearest(str(key))}"
-        elif key in _SECTIONS and isinstance(value, Mapping):
-            for inner in value:
-                full = f"{key}.{inner}"
-                if inner not in _SECTIONS[key].model_fields:
-                    yield f"unknown key '{full}'{nearest(full)}"
-
-
-# What other tools call it.
-_ALIASES = {
-    "lr": "training.learning_rate",
-    "scheduler": "training.lr_scheduler",
-    "warmup": "training.warmup_steps",
-    "max_steps": "training.total_steps",
-    "precision": "training.mixed_precision",
-    "accumulation_steps": "training.gradient_accumulation_steps",
-    "grad_clip": "training.max_grad_norm",
-    "clip_grad_norm": "training.max_grad_norm",
-}
-
-
-def nearest(key: str, known: Sequence[str] | None = None) -> str:
-    """A clause for an error message: the known key that was probably meant."""
-    known = known or _known_keys()
-    leaf = key.rpartition(".")[2]
-    if leaf in _ALIASES:
-        return f": did you mean '{_ALIASES[leaf]}'?"
-    # A right key in the wrong section is the likeliest slip, then a misspelling.
-    elsewhere = [k for k in known if k.rpartition(".")[2] == leaf]
-    close = elsewhere or difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-    if not close:
-        by_leaf = {k.rpartition(".")[2]: k for k in known}
-        close = [by_leaf[m] for m in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)]
-    sections = sorted(name for name in known if "." not in name)
-    return f": did you mean '{close[0]}'?" if close else f"; known keys: {', '.join(sections)}"
-
-
-def _say(issue: Any, kind: type[Settings]) -> str:
-    path = [str(part) for part in issue["loc"]]
-    key = ".".join(path)
-    owner = _SECTIONS[path[0]].model_fields if len(path) > 1 and path[0] in _SECTIONS else kind.model_fields
-    why = owner[path[-1]].description if path[-1] in owner else None
-    message = issue["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    if issue["type"] == "value_error" and key in _SECTIONS:  # about several keys of a section
-        return f"{key}: {message}"
-    return f"{key} = {issue['input']!r}: {message}" + (f" ({why})" if why else "")
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader that refuses a key written twice: YAML would keep the last and lose the first in silence."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is written twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_DEEPEST = 200  # brackets within brackets
-_TOO_DEEP = "nested too deeply: settings are keys with values below them"
-
-
-def _brackets(text: str) -> int:
-    """The most that are open at once."""
-    depth = most = 0
-    for found in re.finditer(r"[\[\]{}]", text):
-        depth = depth + 1 if found[0] in "[{" else max(0, depth - 1)
-        most = max(most, depth)
-    return most
-
-
-def read_yaml(path: Path) -> Mapping[Any, Any]:
-    """The mapping in a file; a key written twice is an error, and so is anything that is no mapping."""
-    text = text_of(path, largest=1 << 20)
-    if _brackets(text) > _DEEPEST:  # why beforehand: the time that the parser takes grows with the square
-        raise ConfigError(f"{path}: {_TOO_DEEP}")
-    try:
-        raw = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: not valid YAML ({error.problem})") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())[:300]})") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: {_TOO_DEEP}") from None
-    except (ValueError, OverflowError) as error:  # a number of thousands of digits, the 31st of February
-        raise ConfigError(f"{path}: a value that cannot be read ({str(error)[:100]})") from None
-    if raw is None:
-        return {}
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"{path}: expected keys such as 'training:', got a {type(raw).__name__}")
-    return raw

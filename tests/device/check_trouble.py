@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.checkpoints import background_writer
+from steadystep.checkpoints import store
 from steadystep.incidents import replay
 from steadystep.snapshots.snapshots import Snapshots
 from steadystep.snapshots.tensor_state import TensorState
@@ -168,7 +168,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(precision: str, tmp_path
     config = {"training": {"mixed_precision": precision}, "monitoring": {"checkpoint_frequency": 4}}
     expected, *_ = train({"training": config["training"]}, until=12)
     train(config, until=9, run_dir=tmp_path)
-    background_writer._finish()
+    store._finish()
     got, outcomes, _ = train(config, until=12, run_dir=tmp_path)
     assert len(outcomes) == 4
     assert_same(expected, got)

@@ -10,7 +10,7 @@ from tools.walk_figure import FIGURE, figure
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "walk.md").read_text()
-ROW = re.compile(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", re.M)
+ENTRY = re.compile(r"`([\w/]+\.py)`(?:, | \| )`([\w.]+)`")
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +19,10 @@ def step() -> list[Call]:
 
 
 def told() -> dict[str, list[tuple[str, str]]]:
-    """File and function of each row, by stage."""
+    """File and function of each entry, by stage."""
     parts = re.split(r"^##+ (.+)$", PAGE, flags=re.M)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
-    return {stage: ROW.findall(sections[stage]) for stage in STAGES}
+    return {stage: ENTRY.findall(sections[stage]) for stage in STAGES}
 
 
 def test_the_page_lists_the_files_of_the_recorded_step_in_the_order_of_their_first_call(step: list[Call]) -> None:
@@ -47,9 +47,9 @@ def test_the_step_is_no_longer_than_the_page_says(step: list[Call]) -> None:
     assert len(step) <= calls
 
 
-def test_the_other_tables_name_what_is_defined_there() -> None:
+def test_the_other_sections_name_what_is_defined_there() -> None:
     rest = PAGE[PAGE.index("## When something is wrong") :]
-    rows = re.findall(r"`([\w/]+\.py)` \| `([\w.]+)` \|", rest)
+    rows = ENTRY.findall(rest)
     defined = definitions()
     assert [row for row in rows if f"src/steadystep/{row[0]}" not in defined.get(row[1], [])] == []
     assert len(rows) > 25

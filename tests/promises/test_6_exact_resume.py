@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steadystep.checkpoints import background_writer
+from steadystep.checkpoints import store
 from tests.loops import assert_same
 from tests.unit.checkpoints.test_resume import CrashedError, train
 
@@ -27,7 +27,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
     for crash_at in (5, 8):  # why: one write in each; a second one is left out while a slow disk has the first
         with pytest.raises(CrashedError):
             train(tmp_path, crash_at=crash_at, frequency=3)
-        background_writer._finish()  # as at the end of a process
+        store._finish()  # as at the end of a process
     newest = max((tmp_path / "checkpoints").glob("step-*"))
     content = bytearray((newest / file).read_bytes())
     content[len(content) // 2] ^= 1

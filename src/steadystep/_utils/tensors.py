@@ -90,12 +90,17 @@ def peaks(tensors: list[Tensor]) -> list[Tensor]:
     return list(torch.maximum(lowest.neg(), highest).unbind())
 
 
-def total_norm(norms: list[Tensor], layout: Layout) -> Tensor:
-    """The global norm from the norms of the parts, added up in the order torch's clipping uses."""
+def total_norm(norms: list[Tensor], layout: Layout, stacked: Tensor | None = None) -> Tensor:
+    """The global norm from the norms of the parts, added up in the order torch's clipping uses.
+
+    `stacked` are the norms side by side, where somebody has them so: one kernel less.
+    """
     if not norms:
         return torch.zeros(())
-    ordered = norms if len(layout.groups) == 1 else [norms[i] for positions in layout.groups for i in positions]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(ordered), 2.0)
+    if stacked is None or len(layout.groups) != 1:
+        ordered = norms if len(layout.groups) == 1 else [norms[i] for positions in layout.groups for i in positions]
+        stacked = torch.stack(ordered)
+    total: Tensor = torch.linalg.vector_norm(stacked, 2.0)
     return total
 
 

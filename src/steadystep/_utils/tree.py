@@ -1,7 +1,8 @@
 """Tensors inside a batch of any kind: containers, records, graph objects, and things nobody has thought of.
 
 A batch is the user's, and so is the code that runs when it is opened (a lazy mapping, a property that raises). What
-cannot be opened is passed over: looking at a batch never costs a step.
+cannot be opened is passed over: looking at a batch never costs a step. Values of an optimizer are plainer: they are
+compared, and put back into the tensors that hold them.
 """
 
 import copy
@@ -203,4 +204,33 @@ def _is_filled(cell: Any) -> bool:
         cell.cell_contents  # noqa: B018
     except ValueError:
         return False
+    return True
+
+
+def put_into(present: Any, kept: Any) -> Any:
+    """Return `kept` again, in the tensors of `present` where they fit: others may hold them too, or views of them."""
+    if isinstance(kept, Tensor):
+        if isinstance(present, Tensor) and present.shape == kept.shape and present.dtype == kept.dtype:
+            return present.copy_(kept)
+        return kept.clone()
+    if type(kept) is dict:
+        there = present if isinstance(present, dict) else {}
+        return {key: put_into(there.get(key), each) for key, each in kept.items()}
+    if type(kept) in (list, tuple):
+        held = present if isinstance(present, list | tuple) and len(present) == len(kept) else [None] * len(kept)
+        return type(kept)([put_into(now, each) for now, each in zip(held, kept, strict=True)])
+    return copy.deepcopy(kept)
+
+
+def same_values(left: Any, right: Any) -> bool:
+    """Equal to the last bit, tensors in containers too. NaN is equal to itself; what cannot be compared is passed."""
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        both = isinstance(left, Tensor) and isinstance(right, Tensor)
+        return both and left.shape == right.shape and torch.equal(left.nan_to_num(), right.nan_to_num())
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_values(each, right[key]) for key, each in left.items())
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(same_values, left, right))
+    if isinstance(left, bool | int | float | str) or isinstance(right, bool | int | float | str):
+        return bool(left == right or (left != left and right != right))
     return True

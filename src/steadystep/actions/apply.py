@@ -1,17 +1,21 @@
-"""Takes an update, or refuses it without a trace."""
+"""Takes an update, or refuses it without a trace.
+
+Clipping tensor by tensor or unit by unit is from the norms that were measured already.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from torch.optim import Optimizer
 
 from steadystep._utils.tensors import measure
-from steadystep.actions.clip import TensorClip
-from steadystep.clip.global_norm import EPSILON, clamp_, clip_global_norm_, multiply_, scale_by_norm_
+from steadystep.clip import TensorEMAClip
+from steadystep.clip.global_norm import EPSILON, clamp_, clip_global_norm_, multiply_, multiply_each_, scale_by_norm_
 from steadystep.clip.learned import NormRule
-from steadystep.optimizers import bare_calls
+from steadystep.clip.per_tensor import scale_units_
+from steadystep.optimizers import Trained, bare_calls
 from steadystep.precision import Precision
 from steadystep.records import Action, Diagnosis, Outcome, Plan
 
@@ -22,6 +26,47 @@ if TYPE_CHECKING:
     from steadystep.snapshots.buffers import Buffers
     from steadystep.snapshots.recovery import Recovery
     from steadystep.snapshots.replay_buffer import RecordedUpdate
+
+
+class TensorClip(Protocol):
+    """Scales some of the gradients of a look, in place."""
+
+    def clip_(self, view: "GradientView") -> bool:
+        """True when one was known to be scaled."""
+        ...
+
+
+@final
+class ByUnits:
+    """Adaptive gradient clipping. What it scaled stays on the device: asking would cost a second host read."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+
+    def clip_(self, view: "GradientView") -> bool:
+        """Each unit to at most a hundredth of its weights' norm."""
+        scale_units_([p for p in self._trained.parameters if p.grad is not None])
+        return False
+
+
+@final
+class ByTensors:
+    """Each tensor against its own past."""
+
+    def __init__(self, rule: TensorEMAClip) -> None:
+        self._rule = rule
+
+    def clip_(self, view: "GradientView") -> bool:
+        """Learn from the norms and scale the tensors above their limits."""
+        norms = dict(zip(view.signals.names, view.signals.norms, strict=True))
+        limits = self._rule.limits(norms)
+        self._rule.learn(norms)
+        factors = [min(1.0, limits[name] / norm) if norm else 1.0 for name, norm in norms.items()]
+        if all(factor == 1.0 for factor in factors):
+            return False
+        multiply_each_(view.grads, view.layout, factors)
+        return True
+
 
 _MARGIN = 1.0 + 1e-4
 REFUSALS = frozenset((Action.SKIP_STEP, Action.LEAVE_OUT, Action.BACK_OFF_SCALE))
@@ -158,12 +203,14 @@ class Updater:
         if again:  # what was measured no longer holds, and the host does not know what does
             bound = min(b for b in (limit, self._clip_norm, learned) if b is not None)
             if bound < norm < math.inf:
-                self._scale(replace(view, norms=measure(view.grads, view.layout)), max_norm=bound)
+                self._scale(replace(view, norms=measure(view.grads, view.layout), stacked=None), max_norm=bound)
             return bound < norm
         if self._tensor_clip is not None and math.isfinite(norm):
             clipped = self._tensor_clip.clip_(view)
             if self._clip_norm is not None:  # what was measured no longer holds
-                self._scale(replace(view, norms=measure(view.grads, view.layout)), max_norm=self._clip_norm)
+                self._scale(
+                    replace(view, norms=measure(view.grads, view.layout), stacked=None), max_norm=self._clip_norm
+                )
             return clipped
         fixed = math.inf if self._clip_norm is None else self._clip_norm
         if limit is not None:
@@ -181,7 +228,7 @@ class Updater:
     def _scale(self, view: "GradientView", *, max_norm: float) -> None:
         """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
         if self._sharded is None:
-            scale_by_norm_(view.grads, view.layout, view.norms, max_norm=max_norm)
+            scale_by_norm_(view.grads, view.layout, view.norms, max_norm=max_norm, stacked=view.stacked)
         else:
             clip_global_norm_(self._sharded.parameters, max_norm=max_norm)
 

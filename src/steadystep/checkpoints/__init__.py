@@ -1,9 +1,8 @@
 """States on disk: written whole or not at all, resumed exactly; and where a loop is in its data."""
 
-from steadystep.checkpoints.background_writer import BackgroundWriter
 from steadystep.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from steadystep.checkpoints.packing import Packed, pack, unpack
-from steadystep.checkpoints.store import CheckpointStore
+from steadystep.checkpoints.store import BackgroundWriter, CheckpointStore
 
 __all__ = [
     "BackgroundWriter",

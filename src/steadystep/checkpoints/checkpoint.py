@@ -16,11 +16,19 @@ from typing import Any, final
 
 import torch
 
-from steadystep._utils.json_numbers import with_words
-from steadystep.checkpoints.atomic_io import FileMark, hidden, mark_of, move_in, write_file
+from steadystep._utils.numbers import with_words
+from steadystep.checkpoints.atomic_io import (
+    FOLDER,
+    FileMark,
+    hidden,
+    mark_of,
+    move_in,
+    pieces,
+    read_tensors,
+    write_file,
+)
 from steadystep.checkpoints.finite import not_finite
 from steadystep.checkpoints.packing import Packed, pack, unpack
-from steadystep.checkpoints.tensor_file import FOLDER, pieces, read_tensors
 from steadystep.errors import CheckpointError
 from steadystep.version import __version__
 

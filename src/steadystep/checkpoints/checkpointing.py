@@ -13,11 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, final
 
-from steadystep.checkpoints.background_writer import BackgroundWriter
 from steadystep.checkpoints.checkpoint import MANIFEST, Checkpoint, read_checkpoint
 from steadystep.checkpoints.loop_state import LoopState
 from steadystep.checkpoints.shared_store import SharedCheckpointStore, Shelving, read_together
-from steadystep.checkpoints.store import CheckpointStore, check_finite
+from steadystep.checkpoints.store import BackgroundWriter, CheckpointStore, check_finite
 from steadystep.errors import CheckpointError
 from steadystep.parallel import Ranks, SingleProcess
 

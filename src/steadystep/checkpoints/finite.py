@@ -15,7 +15,7 @@ from steadystep._utils.text import plain_name
 from steadystep.checkpoints.packing import pack
 from steadystep.errors import CheckpointError, SteadystepError
 from steadystep.state import KeptObject
-from steadystep.stats.streaming import LARGEST
+from steadystep.stats import LARGEST
 
 FINITE = "finite"
 """The key of a state under which it says what is to be finite."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep._utils.text import plain_name
-from steadystep.checkpoints.tensor_file import Spread
+from steadystep.checkpoints.atomic_io import Spread
 from steadystep.errors import CheckpointError
 from steadystep.state import KeptObject
 

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from steadystep._utils.rng import all_random_state, restore_all
 from steadystep._utils.tensors import is_expanded
 from steadystep._utils.text import plain_name, warn
+from steadystep.checkpoints.atomic_io import FOLDER, Spread, laid_out, read_spread, room_for
 from steadystep.checkpoints.finite import FINITE, FiniteParts
 from steadystep.checkpoints.fit import (
     check_buffers,
@@ -23,7 +24,6 @@ from steadystep.checkpoints.fit import (
     owners,
 )
 from steadystep.checkpoints.optimizer_fit import FIT_ADVICE, check_optimizer
-from steadystep.checkpoints.tensor_file import FOLDER, Spread, laid_out, read_spread, room_for
 from steadystep.errors import CheckpointError
 from steadystep.optimizers import each_of, gather_state
 from steadystep.parallel import Ranks, SingleProcess

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadystep.checkpoints.atomic_io import Spread
 from steadystep.checkpoints.fit import type_name
-from steadystep.checkpoints.tensor_file import Spread
 from steadystep.errors import CheckpointError
 
 FIT_ADVICE = ("capturable", "differentiable", "foreach", "fused")

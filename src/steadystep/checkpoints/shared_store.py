@@ -14,7 +14,7 @@ from typing import Any, Protocol, final
 import torch
 
 from steadystep._utils.text import warn
-from steadystep.checkpoints.atomic_io import FileMark, mark_of, move_in, sync_folder, write_file
+from steadystep.checkpoints.atomic_io import FOLDER, FileMark, header, mark_of, move_in, pieces, sync_folder, write_file
 from steadystep.checkpoints.checkpoint import (
     MANIFEST,
     STATE,
@@ -26,7 +26,6 @@ from steadystep.checkpoints.checkpoint import (
 )
 from steadystep.checkpoints.packing import Packed, pack
 from steadystep.checkpoints.store import CheckpointStore, check_finite
-from steadystep.checkpoints.tensor_file import FOLDER, header, pieces
 from steadystep.errors import CheckpointError, ConfigError
 from steadystep.parallel import Ranks
 from steadystep.version import __version__

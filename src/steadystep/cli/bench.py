@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from steadystep._utils.json_numbers import with_words
+from steadystep._utils.numbers import with_words
 from steadystep.errors import ConfigError
 from steadystep.lab.bench.runner import Results, run, stored
 from steadystep.lab.bench.study import Choice, JobResult, Study

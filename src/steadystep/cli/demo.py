@@ -18,8 +18,8 @@ from steadystep.config import Config, autopilot, observe
 from steadystep.errors import ConfigError
 from steadystep.faults import Fault, flipped_bit, scaled_gradients, scaled_lr
 from steadystep.guard import Guard
-from steadystep.lab.gpt import GPT, GPTSize, TopicsText
-from steadystep.records import Diagnosis, Outcome
+from steadystep.lab.tasks.text import GPT, GPTSize, TopicsText
+from steadystep.records import Action, Diagnosis, Outcome
 
 SIZE = GPTSize()
 BATCH_SIZE = 16
@@ -206,7 +206,7 @@ def _done(outcome: Outcome) -> str:
         again = f" and replayed {outcome.replayed} updates" if outcome.replayed else ""
         eased = ", eased back in at a lower learning rate" if plan.lr is not None else ""
         return f"rolled back to {state_of(plan.to)}{again}{eased}"
-    if "hold-lr" in plan.actions:
+    if Action.HOLD_LR in plan.actions:
         return f"the update is taken with the last trusted learning rate, {plan.lr:.2g}"
     if plan.norm is not None:
         return f"gradient scaled down to {plan.norm:.3g}; the update is taken"
@@ -240,8 +240,7 @@ def _verdict(ending: StoryEnd) -> Group:
 def _pages(folder: Path) -> str:
     """The guarded run as a page, and all three over each other."""
     try:
-        from steadystep.pages.compare import compare_page
-        from steadystep.pages.report import report_page
+        from steadystep.pages.report import compare_page, report_page
         from steadystep.runs.comparison import compare
         from steadystep.runs.open import open_run
     except ImportError as error:

@@ -177,11 +177,13 @@ def clip_global_norm_(params: Params, max_norm: float) -> ClipReport:
 
 
 @torch.no_grad()
-def scale_by_norm_(grads: list[Tensor], layout: Layout, norms: list[Tensor], *, max_norm: float) -> None:
+def scale_by_norm_(
+    grads: list[Tensor], layout: Layout, norms: list[Tensor], *, max_norm: float, stacked: Tensor | None = None
+) -> None:
     """Scale by norms already measured, in torch's arithmetic: on the device, in the dtype torch would hold them."""
     if not grads:
         return
-    factor = _factor(total_norm(norms, layout), max_norm)
+    factor = _factor(total_norm(norms, layout, stacked), max_norm)
     if layout.half:
         rounded = total_norm_in_half(grads, layout)
         # why: a half-precision norm that overflows would make torch zero every gradient

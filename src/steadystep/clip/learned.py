@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol, final
 
-from steadystep._utils import arguments
+from steadystep._utils import numbers
 from steadystep.clip.global_norm import ClipReport, Params, gradients_of, measured, multiply_
 
 
@@ -80,8 +80,8 @@ class PercentileClip:
     """
 
     def __init__(self, *, percentile: float = 10.0, history_steps: int = 1000) -> None:
-        self._share = arguments.real("percentile", percentile, most=100.0, above=0.0) / 100.0
-        self._history_steps = arguments.whole("history_steps", history_steps, least=1)
+        self._share = numbers.real("percentile", percentile, most=100.0, above=0.0) / 100.0
+        self._history_steps = numbers.whole("history_steps", history_steps, least=1)
         self._history: deque[float] = deque()
         self._ranked: list[float] = []
 
@@ -119,8 +119,8 @@ class PercentileClip:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken; a shorter `history_steps` keeps the newest."""
-        arguments.state_keys("PercentileClip", state, "history")
-        history = [arguments.real("history", norm, above=0.0) for norm in state["history"]][-self._history_steps :]
+        numbers.state_keys("PercentileClip", state, "history")
+        history = [numbers.real("history", norm, above=0.0) for norm in state["history"]][-self._history_steps :]
         self._history, self._ranked = deque(history), sorted(history)
 
 
@@ -155,13 +155,13 @@ class ZScoreClip:
         max_norm: float | None = None,
         restart_after_steps: int | None = None,
     ) -> None:
-        self._z_threshold = arguments.real("z_threshold", z_threshold, above=0.0)
-        self._alpha = arguments.fraction("alpha", alpha)
-        self._warmup_steps = arguments.whole("warmup_steps", warmup_steps, least=1)
-        self._max_norm = math.inf if max_norm is None else arguments.real("max_norm", max_norm, above=0.0)
+        self._z_threshold = numbers.real("z_threshold", z_threshold, above=0.0)
+        self._alpha = numbers.fraction("alpha", alpha)
+        self._warmup_steps = numbers.whole("warmup_steps", warmup_steps, least=1)
+        self._max_norm = math.inf if max_norm is None else numbers.real("max_norm", max_norm, above=0.0)
         self._restart_after = math.inf
         if restart_after_steps is not None:
-            self._restart_after = arguments.whole("restart_after_steps", restart_after_steps, least=1)
+            self._restart_after = numbers.whole("restart_after_steps", restart_after_steps, least=1)
         self._begin()
 
     def _begin(self) -> None:
@@ -225,15 +225,15 @@ class ZScoreClip:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken."""
-        arguments.state_keys("ZScoreClip", state, *self.state_dict())
-        warmup = [arguments.real("warmup", norm, above=0.0) for norm in state["warmup"]]
+        numbers.state_keys("ZScoreClip", state, *self.state_dict())
+        warmup = [numbers.real("warmup", norm, above=0.0) for norm in state["warmup"]]
         mean = _level("mean", state["mean"], most=_LARGEST)
         variance = _level("variance", state["variance"], most=_LARGEST * _LARGEST)
-        held_back = arguments.whole("held_back_in_a_row", state["held_back_in_a_row"], least=0)
+        held_back = numbers.whole("held_back_in_a_row", state["held_back_in_a_row"], least=0)
         self._warmup, self._mean, self._variance = warmup, mean, variance
         self._ready, self._held_back_in_a_row = bool(state["ready"]), held_back
 
 
 def _level(key: str, value: object, *, most: float) -> float:
     """Something learned from norms: a finite number, zero included."""
-    return 0.0 if value == 0 else arguments.real(key, value, above=0.0, most=most)
+    return 0.0 if value == 0 else numbers.real(key, value, above=0.0, most=most)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from steadystep._utils import arguments, tensors
+from steadystep._utils import numbers, tensors
 from steadystep.clip.global_norm import ClipReport, Params, measured, multiply_each_, named
 from steadystep.errors import ConfigError, UnsupportedError
 
@@ -55,10 +55,10 @@ class TensorEMAClip:
         warmup_steps: int = 100,
         warmup_max_norm: float = 1.0,
     ) -> None:
-        self._relative_limit = arguments.real("relative_limit", relative_limit, above=1.0)
-        self._beta = arguments.fraction("beta", beta)
-        self._warmup_steps = arguments.whole("warmup_steps", warmup_steps, least=1)
-        self._warmup_max_norm = arguments.real("warmup_max_norm", warmup_max_norm, above=0.0)
+        self._relative_limit = numbers.real("relative_limit", relative_limit, above=1.0)
+        self._beta = numbers.fraction("beta", beta)
+        self._warmup_steps = numbers.whole("warmup_steps", warmup_steps, least=1)
+        self._warmup_max_norm = numbers.real("warmup_max_norm", warmup_max_norm, above=0.0)
         self._past: dict[str, _Past] = {}
 
     def clip_(self, params: Params) -> ClipReport:
@@ -118,12 +118,12 @@ class TensorEMAClip:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken."""
-        arguments.state_keys("TensorEMAClip", state, "tensors")
+        numbers.state_keys("TensorEMAClip", state, "tensors")
         past = {}
         for name, entry in state["tensors"].items():
-            arguments.state_keys(f"TensorEMAClip for {name!r}", entry, "level", "steps")
+            numbers.state_keys(f"TensorEMAClip for {name!r}", entry, "level", "steps")
             past[name] = _Past(
-                arguments.real("level", entry["level"], above=0.0), arguments.whole("steps", entry["steps"], least=1)
+                numbers.real("level", entry["level"], above=0.0), numbers.whole("steps", entry["steps"], least=1)
             )
         self._past = past
 
@@ -149,8 +149,8 @@ def agc_(params: Params, *, clip_factor: float = 0.01, eps: float = 1e-3, exclud
     tensor([[0.0000, 0.0500],
             [0.0000, 0.0010]])
     """
-    arguments.real("clip_factor", clip_factor, above=0.0)
-    arguments.real("eps", eps, above=0.0)
+    numbers.real("clip_factor", clip_factor, above=0.0)
+    numbers.real("eps", eps, above=0.0)
     everything = named(params)
     spared = _spared(everything, exclude)
     holders = {name: p for name, p in everything.items() if p.grad is not None}

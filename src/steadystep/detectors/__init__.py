@@ -1,22 +1,20 @@
-"""NOTICE: one failure mode per file. Plain numbers in, findings out."""
+"""NOTICE: plain numbers in, findings out. Each detector looks for one failure mode."""
 
 from steadystep.detectors.adam_moments import LostMoments, PoisonedMoments, RmsSurprise
-from steadystep.detectors.batches import InputScale, SameBatch
-from steadystep.detectors.bounds import LearningRateBounds, MetricBounds
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.corruption import DamagedState, OddReplica, WeightJump
 from steadystep.detectors.detector import Cooldown, Detector, has_what_it_needs, occasional, sees_every_step
 from steadystep.detectors.divergence import EarlyDivergence, ShortWarmup, WorseThanBest
 from steadystep.detectors.gradient_build_up import GrowingGradient
 from steadystep.detectors.gradient_spike import GradientSpike
-from steadystep.detectors.growth import AttentionLogitGrowth, EmbeddingGrowth
-from steadystep.detectors.layers import DeadUnits, UpdateRatio
+from steadystep.detectors.inputs import InputScale, LearningRateBounds, SameBatch
+from steadystep.detectors.layers import AttentionLogitGrowth, DeadUnits, EmbeddingGrowth, UpdateRatio
 from steadystep.detectors.learning_rate_jump import LearningRateCreep, LearningRateJump
 from steadystep.detectors.loss_spike import LossSpike, NotHealing
+from steadystep.detectors.metrics import EntropyCollapse, FlatReward, KlBlowUp, MetricBounds
 from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection
 from steadystep.detectors.non_finite import BufferJump, LossScale, NonFinite
 from steadystep.detectors.oscillation import Oscillation
-from steadystep.detectors.rl import EntropyCollapse, FlatReward, KlBlowUp
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.vanishing_gradient import SaturatedUnits, VanishingGradient, ZeroGradient
 

@@ -8,7 +8,7 @@ import math
 from collections import deque
 from typing import Any, final
 
-from steadystep.detectors.growth import TensorHistory
+from steadystep.detectors.layers import TensorHistory
 from steadystep.records import Finding, Probe, Signals
 
 _SECOND = "exp_avg_sq of "

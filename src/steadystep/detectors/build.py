@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING
 
 from steadystep.config import Config
 from steadystep.detectors.adam_moments import LostMoments, PoisonedMoments, RmsSurprise
-from steadystep.detectors.batches import InputScale, SameBatch
-from steadystep.detectors.bounds import LearningRateBounds, MetricBounds
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.corruption import DamagedState, OddReplica, WeightJump
 from steadystep.detectors.detector import Cooldown, Detector
 from steadystep.detectors.divergence import EarlyDivergence, ShortWarmup, WorseThanBest
 from steadystep.detectors.gradient_build_up import GrowingGradient
 from steadystep.detectors.gradient_spike import GradientSpike
-from steadystep.detectors.growth import AttentionLogitGrowth, EmbeddingGrowth
-from steadystep.detectors.layers import DeadUnits, UpdateRatio
+from steadystep.detectors.inputs import InputScale, LearningRateBounds, SameBatch
+from steadystep.detectors.layers import AttentionLogitGrowth, DeadUnits, EmbeddingGrowth, UpdateRatio
 from steadystep.detectors.learning_rate_jump import LearningRateCreep, LearningRateJump
 from steadystep.detectors.loss_spike import LossSpike, NotHealing
+from steadystep.detectors.metrics import EntropyCollapse, FlatReward, KlBlowUp, MetricBounds
 from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection
 from steadystep.detectors.non_finite import BufferJump, LossScale, NonFinite
 from steadystep.detectors.oscillation import Oscillation
-from steadystep.detectors.rl import EntropyCollapse, FlatReward, KlBlowUp
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.vanishing_gradient import SaturatedUnits, VanishingGradient, ZeroGradient
 
@@ -57,7 +55,25 @@ def build_detectors(
     training, watch = config.training, config.monitoring
     if not training.stability_monitoring:
         return (NonFinite(), *extra)
-    found: list[Detector] = [
+    found = _for_every_run(config)
+    if not scheduled:
+        found += [LearningRateJump(), LearningRateCreep()]
+    if beta2 is not None:
+        found.append(ShortWarmup(beta2=beta2))
+    if decay is not None:
+        found.append(_rationed(LostMoments(beta2=decay)))
+    if watch.lr_min is not None or watch.lr_max is not None:
+        found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
+    if training.clip_norm is not None:
+        found.append(ClipRate(training.clip_norm, scale_free=scale_free))
+    if training.mixed_precision == "fp16":
+        found.append(LossScale())
+    return (*found, *extra)
+
+
+def _for_every_run(config: Config) -> list[Detector]:
+    watch = config.monitoring
+    return [
         NonFinite(),
         GradientSpike(
             factor=watch.explosion_threshold,
@@ -94,19 +110,6 @@ def build_detectors(
         _rationed(FlatReward()),
         _rationed(MetricBounds()),
     ]
-    if not scheduled:
-        found += [LearningRateJump(), LearningRateCreep()]
-    if beta2 is not None:
-        found.append(ShortWarmup(beta2=beta2))
-    if decay is not None:
-        found.append(_rationed(LostMoments(beta2=decay)))
-    if watch.lr_min is not None or watch.lr_max is not None:
-        found.append(LearningRateBounds(watch.lr_min, watch.lr_max))
-    if training.clip_norm is not None:
-        found.append(ClipRate(training.clip_norm, scale_free=scale_free))
-    if training.mixed_precision == "fp16":
-        found.append(LossScale())
-    return (*found, *extra)
 
 
 def _rationed(detector: Detector) -> Detector:

@@ -3,7 +3,7 @@
 import math
 from typing import Any, final
 
-from steadystep.detectors.rl import words
+from steadystep.detectors.metrics import words
 from steadystep.errors import ConfigError
 from steadystep.records import Finding, Severity, Signals
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from steadystep.records import REPLICAS_EVERY, WEIGHTS_EVERY, Finding, Signals
-from steadystep.stats.streaming import is_absurd
+from steadystep.stats import is_absurd
 
 _ARMED_AFTER = 3  # looks: the first steps change weights more than all later ones
 _HISTORY = 8  # looks

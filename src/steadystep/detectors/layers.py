@@ -1,11 +1,198 @@
-"""Units that put out nothing for any example of a batch: no gradient will ever wake them."""
+"""Single layers, as probes see them: sizes that grow and do not stop, units that are dead, updates of a wrong size."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
 from typing import Any, final
 
 from steadystep.detectors.detector import Runs
 from steadystep.records import Finding, Probe, Signals
+from steadystep.stats import Window
+
+
+@final
+class TensorHistory:
+    """The last `size` values of each name. What is not finite is not learned."""
+
+    def __init__(self, size: int = 8, *, armed_after: int = 4) -> None:
+        self._size = size
+        self._armed_after = armed_after
+        self._windows: dict[str, Window] = {}
+
+    def median(self, name: str) -> float:
+        """The usual value; NaN until enough were seen."""
+        window = self._windows.get(name)
+        return window.median if window is not None and len(window) >= self._armed_after else math.nan
+
+    def last(self, name: str) -> float:
+        """The newest value; NaN where there is none."""
+        window = self._windows.get(name)
+        return window.values()[-1] if window is not None and len(window) else math.nan
+
+    def learn(self, name: str, value: float) -> None:
+        """One more value."""
+        if math.isfinite(value):
+            self._windows.setdefault(name, Window(self._size)).push(value)
+
+    def forget(self, name: str) -> None:
+        """Begin again with this one."""
+        self._windows.pop(name, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {name: window.state_dict() for name, window in self._windows.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._windows = {name: Window(self._size, map(float, values)) for name, values in state.items()}
+
+
+_FACTOR = 4.0
+_PROBES = 4
+_PATIENCE = 3
+
+
+@final
+class Growth:
+    """Follows one size per name, from probe to probe.
+
+    A size is of concern above `floor`, above four times the median of its first four probes, and while it is still
+    rising: above the median of its last four. Each name is told once, after three such probes in a row. What is not
+    finite is passed over: it is another detector's.
+
+    Args:
+        detector: who speaks.
+        floor: below this no size is of concern.
+        say: one clause from the size and what it was at first.
+    """
+
+    def __init__(self, detector: str, *, floor: float, say: Callable[[float, float], str]) -> None:
+        self._detector = detector
+        self._floor = floor
+        self._say = say
+        self._first = TensorHistory(_PROBES, armed_after=_PROBES)
+        self._last = TensorHistory(_PROBES, armed_after=_PROBES)
+        self._runs = Runs(_PATIENCE)
+
+    def findings(self, step: int, names: Sequence[str], values: Sequence[float]) -> tuple[Finding, ...]:
+        """One for all names that have just proved to grow; the largest size is its value."""
+        sizes = dict(zip(names, values, strict=False))
+        where = self._add(sizes)
+        if not where:
+            return ()
+        worst = max(where, key=sizes.__getitem__)
+        began = self._began(worst)
+        return (
+            Finding(
+                detector=self._detector,
+                step=step,
+                severity="warn",
+                value=sizes[worst],
+                limit=self._limit(worst),
+                what=self._say(sizes[worst], began),
+                where=where,
+                baseline=began,
+            ),
+        )
+
+    def _add(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
+        concerns = {}
+        for name, size in sizes.items():
+            if not math.isfinite(size):
+                continue
+            if math.isnan(self._began(name)):
+                self._first.learn(name, size)
+            else:
+                concerns[name] = size > self._limit(name) and size > self._last.median(name)
+            self._last.learn(name, size)
+        return self._runs.add(concerns)
+
+    def _began(self, name: str) -> float:
+        """NaN until enough was seen."""
+        return self._first.median(name)
+
+    def _limit(self, name: str) -> float:
+        return max(self._floor, _FACTOR * self._began(name))
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"first": self._first.state_dict(), "last": self._last.state_dict(), "runs": self._runs.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._first.load_state_dict(state["first"])
+        self._last.load_state_dict(state["last"])
+        self._runs.load_state_dict(state["runs"])
+
+
+# Four times the first rows of torch's N(0, 1) at a width of 256; narrower or smaller beginnings have further to go.
+_ROW_FLOOR = 64.0
+
+
+@final
+class EmbeddingGrowth:
+    """Warns once for each embedding table whose longest row has outgrown its beginnings and still grows."""
+
+    name = "embedding-growth"
+    only_probes = True
+
+    def __init__(self) -> None:
+        self._growth = Growth(self.name, floor=_ROW_FLOOR, say=_row_message)
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all tables that have just proved to grow."""
+        probe = signals.probe
+        if probe is None:
+            return ()
+        return self._growth.findings(signals.step, probe.tables, probe.row_norms)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return self._growth.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._growth.load_state_dict(state)
+
+
+def _row_message(norm: float, began: float) -> str:
+    return f"an embedding's longest row has a norm of {norm:.3g} and grows; at first {began:.3g}"
+
+
+# From here on neighbouring bf16 numbers are 1 apart, a factor e of attention. Small healthy GPTs stay below 64, those
+# with a learning rate that costs them half a nat pass 200, and QK-clip (Kimi Team 2025) begins at a true logit of 100.
+_LOGIT_FLOOR = 128.0
+
+
+@final
+class AttentionLogitGrowth:
+    """Warns once for each attention module whose bound on its logits has outgrown its beginnings and still rises."""
+
+    name = "attention-logit-growth"
+    only_probes = True
+
+    def __init__(self) -> None:
+        self._growth = Growth(self.name, floor=_LOGIT_FLOOR, say=_logit_message)
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all modules that have just proved to grow."""
+        probe = signals.probe
+        if probe is None:
+            return ()
+        return self._growth.findings(signals.step, probe.attentions, probe.logit_bounds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return self._growth.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._growth.load_state_dict(state)
+
+
+def _logit_message(bound: float, began: float) -> str:
+    return f"attention logits may be as large as {bound:.3g} and grow; at first {began:.3g}"
+
 
 _LIMIT = 0.7
 _QUIET_STEPS = 4  # the first probes follow each other too closely to count as lasting

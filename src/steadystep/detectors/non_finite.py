@@ -4,7 +4,7 @@ import math
 from typing import Any, final
 
 from steadystep.records import Finding, Severity, Signals
-from steadystep.stats.streaming import is_absurd
+from steadystep.stats import is_absurd
 
 _LARGEST = 3.4028234663852886e38  # fp32
 _TOLERATED_AFTER, _WITHIN = 3, 200  # losses with finite gradients; steps

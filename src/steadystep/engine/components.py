@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from steadystep._utils.settings import seconds_in
 from steadystep._utils.text import note, warn
 from steadystep.checkpoints.checkpointing import Checkpointing, Every
 from steadystep.checkpoints.loop_state import LoopState
 from steadystep.checkpoints.run_lock import RunLock
-from steadystep.config import Config, seconds_in
+from steadystep.config import Config
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.incidents import Incidents
 from steadystep.parallel import Ranks

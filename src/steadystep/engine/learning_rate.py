@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadystep._utils.text import warn
+from steadystep._utils.tree import put_into, same_values
 from steadystep.engine.lr_ceiling import Ceiling
 from steadystep.errors import MisuseError
-from steadystep.optimizers import SET_BY_LOOPS, put_into, same_values
+from steadystep.optimizers import SET_BY_LOOPS
 from steadystep.schedule import Plateau, Schedule
 from steadystep.signals.gradients import NO_PARAMETERS
 

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, Literal, Protocol, final
 
 from steadystep.policy.ladder import TrustedSnapshot
 from steadystep.records import Diagnosis, Plan, Signals
@@ -36,6 +36,9 @@ class Verdict:
     plan: Plan = _PROCEED
 
 
+Question = Literal["weight-norms", "norm-now", "states", "finite-states", "losses", "remembered-losses", "repeats"]
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -48,7 +51,7 @@ class Ask:
     whether the first batch since a state still has the loss it had. None where it cannot be told.
     """
 
-    what: str
+    what: Question
     states: Sequence[State] = ()
     count: int = 0
     backward: bool = False

@@ -1,17 +1,7 @@
 """Fault injection for any loop: deterministic by step, and nothing is left behind but what the fault itself did."""
 
-from steadystep.faults.data import (
-    bad_input,
-    bad_loss,
-    constant_data,
-    drifting_loss,
-    scaled_data,
-    shuffled_labels,
-    stale_batch,
-)
-from steadystep.faults.declaration import parse
 from steadystep.faults.fault import NO_FAULT, Fault, on_rank, since, together
-from steadystep.faults.kinds import KINDS
+from steadystep.faults.kinds import KINDS, parse
 from steadystep.faults.optimizer import (
     bad_gradient,
     creeping_lr,
@@ -23,7 +13,20 @@ from steadystep.faults.optimizer import (
     scaled_moments,
 )
 from steadystep.faults.scorecard import Scorecard, scorecard
-from steadystep.faults.weights import bad_weight, dead_relus, flipped_bit, frozen_layer, zeroed_layer
+from steadystep.faults.tensors import (
+    bad_input,
+    bad_loss,
+    bad_weight,
+    constant_data,
+    dead_relus,
+    drifting_loss,
+    flipped_bit,
+    frozen_layer,
+    scaled_data,
+    shuffled_labels,
+    stale_batch,
+    zeroed_layer,
+)
 
 __all__ = [
     "KINDS",

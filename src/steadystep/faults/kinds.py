@@ -1,24 +1,18 @@
-"""Every kind of fault that can be declared: one closed table, with the keys that each takes."""
+"""Every kind of fault that can be declared, in one closed table; and a declaration, checked before there is a model."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 from torch import nn
 from torch.optim import Optimizer
 
+from steadystep._utils.text import nearest_names
+from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 from steadystep.faults import options as read
-from steadystep.faults.data import (
-    bad_input,
-    bad_loss,
-    constant_data,
-    drifting_loss,
-    scaled_data,
-    shuffled_labels,
-    stale_batch,
-)
-from steadystep.faults.fault import Fault
+from steadystep.faults import tensors
+from steadystep.faults.fault import Fault, on_rank, together
 from steadystep.faults.optimizer import (
     OVERFLOW,
     UNDERFLOW,
@@ -31,8 +25,7 @@ from steadystep.faults.optimizer import (
     scaled_lr,
     scaled_moments,
 )
-from steadystep.faults.options import Option, When
-from steadystep.faults.weights import bad_weight, dead_relus, flipped_bit, frozen_layer, zeroed_layer
+from steadystep.faults.options import Option, When, read_when
 
 
 @final
@@ -105,12 +98,12 @@ KINDS: dict[str, FaultKind] = {
     ),
     "bad-weight": FaultKind(
         about="one weight becomes NaN and stays it",
-        make=lambda g, o: bad_weight(g.model, steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.bad_weight(g.model, steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "parameter": _PARAMETER, "element": _ELEMENT},
     ),
     "bit-flip": FaultKind(
         about="one bit of a weight flips and stays flipped",
-        make=lambda g, o: flipped_bit(g.model, steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.flipped_bit(g.model, steps=g.steps, seed=g.seed, **o),
         options={
             "parameter": _PARAMETER,
             "element": _ELEMENT,
@@ -119,17 +112,17 @@ KINDS: dict[str, FaultKind] = {
     ),
     "frozen-layer": FaultKind(
         about="a layer without gradients whose weights stay",
-        make=lambda g, o: frozen_layer(g.model, steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.frozen_layer(g.model, steps=g.steps, seed=g.seed, **o),
         options={"layer": _LAYER},
     ),
     "zeroed-layer": FaultKind(
         about="all weights of a layer become zero",
-        make=lambda g, o: zeroed_layer(g.model, steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.zeroed_layer(g.model, steps=g.steps, seed=g.seed, **o),
         options={"layer": _LAYER},
     ),
     "dead-relus": FaultKind(
         about="biases so low that no ReLU fires",
-        make=lambda g, o: dead_relus(g.model, steps=g.steps, **o),
+        make=lambda g, o: tensors.dead_relus(g.model, steps=g.steps, **o),
         options={
             "bias": Option(read=read.number, default=-1e3, about="what the biases become"),
             "layer": Option(read=read.name, default=None, about="whose biases; those before each nn.ReLU without it"),
@@ -157,39 +150,142 @@ KINDS: dict[str, FaultKind] = {
     ),
     "bad-loss": FaultKind(
         about="the loss is NaN",
-        make=lambda g, o: bad_loss(steps=g.steps, **o),
+        make=lambda g, o: tensors.bad_loss(steps=g.steps, **o),
         options={"value": _VALUE},
     ),
     "loss-drift": FaultKind(
         about="the loss reads higher with every step, the gradients stay",
-        make=_from_start(lambda g, **o: drifting_loss(**o)),
+        make=_from_start(lambda g, **o: tensors.drifting_loss(**o)),
         options={"per_step": Option(read=read.number, default=0.01, about="what each step adds")},
         lasts="ever",
         once=True,
     ),
     "bad-input": FaultKind(
         about="one number of the batch is NaN",
-        make=lambda g, o: bad_input(steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.bad_input(steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "part": _PART, "element": _ELEMENT},
     ),
     "data-scale": FaultKind(
         about="a part of the batch times a factor",
-        make=lambda g, o: scaled_data(steps=g.steps, **o),
+        make=lambda g, o: tensors.scaled_data(steps=g.steps, **o),
         options={"factor": _FACTOR, "part": _PART},
     ),
     "data-constant": FaultKind(
         about="a part of the batch is one number throughout",
-        make=lambda g, o: constant_data(steps=g.steps, **o),
+        make=lambda g, o: tensors.constant_data(steps=g.steps, **o),
         options={"value": replace(_VALUE, default=0.0), "part": _PART},
     ),
     "shuffled-labels": FaultKind(
         about="labels and inputs no longer belong together",
-        make=lambda g, o: shuffled_labels(steps=g.steps, seed=g.seed, **o),
+        make=lambda g, o: tensors.shuffled_labels(steps=g.steps, seed=g.seed, **o),
         options={"part": replace(_PART, default=1)},
     ),
     "stale-batch": FaultKind(
         about="the batch of the step before comes again",
-        make=lambda g, o: stale_batch(steps=g.steps),
+        make=lambda g, o: tensors.stale_batch(steps=g.steps),
     ),
 }
 """By the word that a declaration uses."""
+
+COMMON = ("kind", "at", "for", "steps", "rank", "seed")
+"""Keys that every kind takes."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What was declared, every value read."""
+
+    kind: str
+    when: When
+    options: Mapping[str, Any]
+    rank: int | None = None
+    seed: int | None = None
+
+    def made(self, model: nn.Module, optimizer: Optimizer, *, seed: int) -> Fault:
+        """The fault itself; a model that cannot have it raises `MisuseError` or `UnsupportedError`."""
+        own = seed if self.seed is None else self.seed
+        ground = Ground(model=model, optimizer=optimizer, steps=self.when, seed=own)
+        fault = replace(KINDS[self.kind].make(ground, self.options), name=self.kind)
+        return fault if self.rank is None else on_rank(fault, self.rank)
+
+
+def declared(entry: Any, *, where: str) -> Declaration:
+    """Read one declaration. A `ConfigError` names every mistake in it, one on each line."""
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: expected a mapping with 'kind' and 'at', got {type(entry).__name__}")
+    if "kind" not in entry:
+        raise ConfigError(f"{where}: the key 'kind' is missing, one of {', '.join(KINDS)}")
+    word = entry["kind"]
+    if not isinstance(word, str) or word not in KINDS:
+        raise ConfigError(f"{where}.kind = {word!r}: unknown{nearest_names(str(word), list(KINDS), count=1)}")
+    kind, when, values = KINDS[word], When(()), dict[str, Any]()
+    problems = [*_unknown(entry, kind)]
+    try:
+        when = read_when(entry, lasts=kind.lasts)
+    except ValueError as error:
+        problems.append(str(error))
+    if kind.once and len(when.stretches) > 1:
+        problems.append(f".at = {entry['at']!r}: {word} grows from one step on, so it has one start")
+    readers = {key: option.read for key, option in kind.options.items()} | {"rank": read.count, "seed": read.whole}
+    for key in [key for key in readers if key in entry]:
+        try:
+            values[key] = readers[key](entry[key])
+        except ValueError as error:
+            about = f" ({kind.options[key].about})" if key in kind.options else ""
+            problems.append(f".{key} = {entry[key]!r}: {error}{about}")
+    if problems:
+        raise ConfigError("\n".join(f"{where}{problem}" for problem in problems))
+    rank, seed = values.pop("rank", None), values.pop("seed", None)
+    defaults = {key: option.default for key, option in kind.options.items()}
+    return Declaration(kind=word, when=when, options=defaults | values, rank=rank, seed=seed)
+
+
+def _unknown(entry: Mapping[Any, Any], kind: FaultKind) -> Iterator[str]:
+    known = [*kind.options, *COMMON]
+    for key in entry:
+        if key not in known:
+            yield f": unknown key {key!r}{nearest_names(str(key), known, count=1)}"
+
+
+def parse(
+    spec: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, model: nn.Module, optimizer: Optimizer, seed: int = 0
+) -> Fault:
+    """The fault that was declared, or all of them as one. Raises `ConfigError` with every mistake in it.
+
+    Each has a `kind` (see `KINDS`) and an `at`: a step, a list of steps, "first-last" or {start, steps}; `for` (or
+    `steps`) says how long it lasts, a number or "ever". With `rank` it happens on one rank of a distributed run only.
+    What is left open (which element, which order) is drawn from `seed` and the step.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> fault = parse({"kind": "lr-scale", "at": 500, "factor": 10}, model=model, optimizer=optimizer)
+    >>> for step in (499, 500, 501):
+    ...     with fault.at(step):
+    ...         print(step, optimizer.param_groups[0]["lr"])
+    499 0.1
+    500 1.0
+    501 0.1
+    >>> parse({"kind": "lr-scale", "at": 500, "facter": 10}, model=model, optimizer=optimizer)
+    Traceback (most recent call last):
+    ...
+    steadystep.errors.ConfigError: fault: unknown key 'facter': did you mean 'factor'?
+    """
+    if isinstance(spec, Mapping):
+        entries: dict[str, Any] = {"fault": spec}
+    elif isinstance(spec, list | tuple):
+        entries = {f"faults[{i}]": entry for i, entry in enumerate(spec)}
+    else:
+        raise ConfigError(f"faults: expected a mapping or a list of mappings, got {type(spec).__name__}")
+    made, problems = list[Fault](), list[str]()
+    for where, entry in entries.items():
+        try:
+            made.append(declared(entry, where=where).made(model, optimizer, seed=seed))
+        except ConfigError as error:
+            problems.append(str(error))
+        except (MisuseError, UnsupportedError) as error:
+            problems.append(f"{where}: {error}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return together(made)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.faults.fault import Fault, WithEves, since
-from steadystep.faults.targets import Element, hooked, pick_layer, put, trained
+from steadystep.faults.fault import Element, Fault, WithEves, hooked, pick_layer, put, since, trained
 
 
 def bad_gradient(

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from steadystep._utils.arguments import is_number, is_whole
-from steadystep._utils.json_numbers import number_word
+from steadystep._utils.numbers import is_number, is_whole, number_word
 from steadystep.faults.fault import since
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from steadystep._utils.text import nearest_names
 from steadystep.config import Config
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
-from steadystep.faults.declaration import Declaration, declared
-from steadystep.faults.kinds import KINDS
+from steadystep.faults.kinds import KINDS, Declaration, declared
 from steadystep.faults.scorecard_run import run
 from steadystep.faults.scorecard_table import End, ScorecardRow
 

@@ -15,8 +15,8 @@ from steadystep._utils.modules import evaluating
 from steadystep._utils.text import quiet_log
 from steadystep.config import Config
 from steadystep.errors import MisuseError, TrainingHalted, UnsupportedError
-from steadystep.faults.declaration import Declaration
 from steadystep.faults.fault import NO_FAULT, Fault
+from steadystep.faults.kinds import Declaration
 from steadystep.faults.scorecard_table import End
 from steadystep.records import LOUD, Outcome
 

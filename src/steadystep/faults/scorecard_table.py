@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from steadystep._utils.json_numbers import or_null
+from steadystep._utils.numbers import or_null
 
 if TYPE_CHECKING:
     from rich.table import Table

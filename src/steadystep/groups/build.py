@@ -7,8 +7,8 @@ from typing import Any, final
 
 from torch import nn
 
-from steadystep._utils.arguments import is_number
 from steadystep._utils.modules import unwrapped
+from steadystep._utils.numbers import is_number
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError
 from steadystep.groups.rule import NamedParameter, Rule, inventory, near

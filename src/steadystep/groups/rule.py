@@ -10,7 +10,7 @@ from typing import final
 from torch import nn
 from torch.nn import Parameter
 
-from steadystep._utils.arguments import is_number
+from steadystep._utils.numbers import is_number
 from steadystep._utils.text import plain_name
 from steadystep.errors import ConfigError
 

@@ -24,9 +24,9 @@ from typing import Any, final
 import torch
 
 from steadystep._utils.text import must_end, text_of
+from steadystep._utils.tree import tensors_in
 from steadystep.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from steadystep.errors import CheckpointError, ConfigError
-from steadystep.incidents.step_state import num_bytes
 from steadystep.version import __version__
 
 BUNDLE_FORMAT = 1
@@ -232,3 +232,8 @@ def _commit(git: Path) -> str | None:
     packed = (git / "packed-refs").read_text()
     found = re.search(rf"^([0-9a-f]+) {re.escape(name)}$", packed, re.M)
     return found.group(1) if found else None
+
+
+def num_bytes(thing: Any) -> int:
+    """What the tensors inside take."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors_in(thing))

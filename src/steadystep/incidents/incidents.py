@@ -12,10 +12,9 @@ from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState
 from steadystep._utils.text import warn
-from steadystep.incidents.bundle import HIDDEN, MEGABYTE, Draft, bundles_in, environment, folder_bytes
+from steadystep.incidents.bundle import HIDDEN, MEGABYTE, Draft, bundles_in, environment, folder_bytes, num_bytes
 from steadystep.incidents.origin import Examination
-from steadystep.incidents.refused_step import History, RefusedStep, as_before, second_look
-from steadystep.incidents.step_state import num_bytes, step_state
+from steadystep.incidents.refused_step import History, RefusedStep, as_before, second_look, step_state
 from steadystep.precision import Precision
 from steadystep.records import Action, Outcome, Plan
 from steadystep.snapshots.buffers import Buffers

@@ -18,9 +18,20 @@ from torch.nn import Parameter
 from steadystep._utils.rng import HostRandom, RngState
 from steadystep._utils.tensors import layout_of, measure
 from steadystep.errors import MisuseError
-from steadystep.incidents import culprit
 from steadystep.incidents.hooks import BackwardWatch, ForwardWatch
-from steadystep.incidents.origin import Examination, Origin
+from steadystep.incidents.origin import (
+    Examination,
+    Origin,
+    Sick,
+    of_backward,
+    of_buffers,
+    of_forward,
+    of_gradient,
+    of_node,
+    of_scaled_loss,
+    of_weights,
+    sick_weights,
+)
 from steadystep.snapshots.buffers import Buffers
 
 RunAgain = Callable[[], Any]
@@ -73,7 +84,7 @@ def examine(
     is true on every one: a backward pass is run by all or by none.
     """
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
-    sick = culprit.sick_weights(model)
+    sick = sick_weights(model)
     run = _Run(model, work, loss_of, trained, batch, scale, sick, agree)
     with _eagerly(), _nothing_changed(model, trained) as rng:
         try:
@@ -84,7 +95,7 @@ def examine(
             # why: re-entrant checkpointing works under backward() only, which also calls hooks of the user's
             rng.restore()
             found = run(through_grad=False)
-    weights = culprit.of_weights(model, sick) if found.finite else None
+    weights = of_weights(model, sick) if found.finite else None
     return found if weights is None else replace(found, origin=weights)
 
 
@@ -99,7 +110,7 @@ class _Run:
     trained: Sequence[Parameter]
     batch: Any
     scale: float
-    sick: culprit.Sick
+    sick: Sick
     agree: AgreeOnBad | None = None
 
     def __call__(self, *, through_grad: bool) -> Examination:
@@ -109,13 +120,13 @@ class _Run:
             value = float(loss.detach())  # sync: only in trouble
             goes_on = self.agree is None or self.agree(math.isfinite(value * self.scale))
             if not math.isfinite(value):
-                origin = culprit.of_forward(self.model, watch, self.sick, self.batch, loss=loss)
+                origin = of_forward(self.model, watch, self.sick, self.batch, loss=loss)
                 return Examination(origin=origin, loss=value)
             scaled = loss if self.scale == 1.0 else loss * self.scale
             if not math.isfinite(float(scaled.detach())):  # sync: only in trouble
-                return Examination(origin=culprit.of_scaled_loss(self.scale), loss=value)
+                return Examination(origin=of_scaled_loss(self.scale), loss=value)
             if not goes_on:
-                return Examination(origin=culprit.of_buffers(self.model, self.sick) or Origin(), loss=value)
+                return Examination(origin=of_buffers(self.model, self.sick) or Origin(), loss=value)
             back = BackwardWatch(watch)
             watch.judging, watch.recomputed = False, back.attach
             try:
@@ -124,16 +135,16 @@ class _Run:
             finally:
                 back.remove()
         if self.agree is not None:  # what arrived from other ranks is for those to explain
-            named = culprit.of_node(back) or culprit.of_buffers(self.model, self.sick)
+            named = of_node(back) or of_buffers(self.model, self.sick)
             return Examination(origin=named or Origin(), loss=value)
         norms = _norms(grads)
         norm = math.hypot(*norms.values()) if norms else math.nan
-        found = culprit.of_backward(self.model, back, self.trained, grads)
+        found = of_backward(self.model, back, self.trained, grads)
         if found is None and math.isinf(norm):
             largest = max(norms, key=norms.__getitem__)
             what = "every value is finite, but the norm of the gradient is not"
-            found = culprit.of_gradient(self.model, self.trained[largest], what)
-        origin = found or culprit.of_buffers(self.model, self.sick) or Origin()
+            found = of_gradient(self.model, self.trained[largest], what)
+        origin = found or of_buffers(self.model, self.sick) or Origin()
         return Examination(origin=origin, loss=value, grad_norm=norm / self.scale)
 
     def _loss(self, made: Any) -> Tensor:

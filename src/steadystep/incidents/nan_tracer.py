@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 
 from steadystep.incidents.incidents import Incidents
 from steadystep.incidents.origin import Examination, Origin
-from steadystep.incidents.refused_step import RefusedStep, as_before, second_look, whose
-from steadystep.incidents.step_state import gathered, step_state
+from steadystep.incidents.refused_step import RefusedStep, as_before, gathered, second_look, step_state, whose
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.precision import Precision
 from steadystep.records import Outcome, Plan, Signals

@@ -20,7 +20,7 @@ from steadystep.errors import CheckpointError, ConfigError
 from steadystep.incidents.bundle import Bundle, read_bundle
 from steadystep.incidents.locate import examine
 from steadystep.incidents.origin import Examination, Origin
-from steadystep.incidents.step_state import device_of, load_step_state, restore_random_state
+from steadystep.incidents.refused_step import device_of, load_step_state, restore_random_state
 from steadystep.records import Outcome
 
 ReplayFactory = Callable[[], tuple[nn.Module, Callable[..., Any]]]

@@ -1,4 +1,4 @@
-"""How one tensor is filled.
+"""The tensors of a model that can be filled, each once under its plain name, and how one of them is filled.
 
 xavier    U(-a, a) with std sqrt(2 / (fan_in + fan_out)), Glorot and Bengio 2010
 kaiming   N(0, 2 / fan_in), He et al. 2015
@@ -6,16 +6,84 @@ small     N(0, 0.02^2), Radford et al. 2019
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils import parametrize
 
-from steadystep.init.slots import Slot, is_projection
+from steadystep._utils.modules import unwrapped
+from steadystep._utils.text import plain_name
+
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """A place for weights: a parameter, or the value that a parametrization computes from its originals."""
+
+    path: str
+    """The plain name of the module."""
+    module: nn.Module
+    key: str
+    value: Tensor
+    originals: tuple[Tensor, ...] = ()
+    """What a parametrization keeps instead; empty for a plain parameter."""
+    also: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The plain name of the tensor."""
+        return f"{self.path}.{self.key}" if self.path else self.key
+
+    @property
+    def frozen(self) -> bool:
+        """True when nothing here is trained."""
+        return not any(t.requires_grad for t in self.originals or (self.value,))
+
+
+def is_projection(module: nn.Module) -> bool:
+    """A linear map, by any of its common classes."""
+    # why: GPT-2 in transformers uses a class of its own, Conv1D, which is a Linear stored the other way round
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def slots(model: nn.Module) -> list[Slot]:
+    """Every tensor once, in the order of the modules. A tied one belongs to the embedding among its owners."""
+    found: dict[int, Slot] = {}
+    for slot in _all_slots(unwrapped(model)):
+        key = id(slot.originals[0] if slot.originals else slot.value)
+        first = found.get(key)
+        if first is None:
+            found[key] = slot
+        elif isinstance(slot.module, _LOOKUPS) and not isinstance(first.module, _LOOKUPS):
+            slot.also = [first.name, *first.also]
+            found[key] = slot
+        else:
+            first.also.append(slot.name)
+    return list(found.values())
+
+
+def _all_slots(model: nn.Module) -> Iterator[Slot]:
+    for name, module in model.named_modules():
+        if "parametrizations" in name.split("."):
+            continue
+        path = plain_name(name)
+        for key, value in module._parameters.items():
+            if value is not None:
+                yield Slot(path=path, module=module, key=key, value=value)
+        if isinstance(module, nn.Module) and parametrize.is_parametrized(module):
+            lists = module.get_submodule("parametrizations")
+            for key, held in lists.named_children():
+                with torch.no_grad():
+                    value = getattr(module, key)
+                yield Slot(path=path, module=module, key=key, value=value, originals=tuple(held.parameters()))
+
 
 SMALL_STD = 0.02
 

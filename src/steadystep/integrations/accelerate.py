@@ -17,7 +17,7 @@ from torch import nn
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.errors import UnsupportedError
-from steadystep.integrations._common import install_line
+from steadystep.integrations import install_line
 from steadystep.records import Outcome
 from steadystep.watching import Watcher
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from steadystep.config import Config
 from steadystep.detectors import Detector
-from steadystep.integrations._common import install_line
+from steadystep.integrations import install_line
 from steadystep.watching import Watcher
 
 try:

@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 
 from steadystep.config import Config
 from steadystep.engine.arguments import folder, saved_state
-from steadystep.integrations._common import StepCounts, install_line, without_sinks
+from steadystep.integrations import StepCounts, install_line, without_sinks
 from steadystep.records import Outcome
 from steadystep.watching import Watcher
 

@@ -14,10 +14,10 @@ from typing import Any, Self, final
 from torch import nn
 
 from steadystep.config import Config
-from steadystep.detectors.rl import words
+from steadystep.detectors.metrics import words
 from steadystep.engine.arguments import folder
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.integrations._common import ForwardPasses, StepCounts, install_line, without_sinks
+from steadystep.integrations import ForwardPasses, StepCounts, install_line, without_sinks
 from steadystep.integrations.accelerate import mark_skipped
 from steadystep.records import Outcome
 from steadystep.watching import Watcher

@@ -2,8 +2,7 @@
 
 from steadystep.layers.attention import QKClipReport, StableAttention, peak_logits, qk_clip_
 from steadystep.layers.clipped_updates import ClippedUpdates
-from steadystep.layers.embedding import BoundedEmbedding, shrink_gradient
-from steadystep.layers.mlp import StableMLP, softcap, z_loss
+from steadystep.layers.limits import BoundedEmbedding, StableMLP, shrink_gradient, softcap, z_loss
 
 __all__ = [
     "BoundedEmbedding",

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init.rules import METHODS, InitMethod
-from steadystep.layers.mlp import fill_linear_, softcap
+from steadystep.layers.limits import fill_linear_, softcap
 
 
 class StableAttention(nn.Module):

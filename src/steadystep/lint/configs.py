@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from steadystep._utils.checklist import ChecklistItem, ItemName, ordered_items
+from steadystep._utils.checklist import ChecklistItem, ItemName, asked_for, ordered_items
+from steadystep._utils.settings import read_yaml
 from steadystep._utils.text import text_of
-from steadystep.config import Config, read_yaml
+from steadystep.config import Config
 from steadystep.errors import ConfigError
 from steadystep.lint.report import Hit, Report
-from steadystep.runs.settings_checklist import asked_for
 
 WRONG = "SS001"  # a setting that would be refused
 _WHY = "steadystep would refuse this file: no setting is ever ignored in silence"

@@ -1,14 +1,14 @@
 """What there is to know about optimizers that torch has no word for."""
 
-from steadystep.optimizers.combined import CombinedOptimizer, as_one, each_of
-from steadystep.optimizers.internals import (
+from steadystep.optimizers.combined import (
+    CombinedOptimizer,
     OwnValues,
     Trained,
     all_inside,
+    as_one,
+    each_of,
     gather_state,
     own_state,
-    put_into,
-    same_values,
 )
 
 SET_BY_LOOPS = ("lr", "weight_decay", "momentum", "betas", "eps")
@@ -24,6 +24,4 @@ __all__ = [
     "each_of",
     "gather_state",
     "own_state",
-    "put_into",
-    "same_values",
 ]

@@ -1,15 +1,22 @@
 """Several optimizers as one: Muon for the matrices and AdamW for the rest, a generator's and its critic's.
 
 Everything else in the package knows one optimizer, with groups, a state and a `step`. This is one, over all of them:
-they step together or not at all, and what is kept, restored or saved is so for all.
+they step together or not at all, and what is kept, restored or saved is so for all. Some optimizers hold others: their
+moments are in two places, or elsewhere than one would look.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, final
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, final
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep._utils.tree import put_into
 from steadystep.errors import CheckpointError, MisuseError
 from steadystep.optimizers import bare_calls
 
@@ -154,3 +161,119 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
 
 def _count(groups: Sequence[Mapping[str, Any]]) -> int:
     return sum(len(group["params"]) for group in groups)
+
+
+class Trained(Protocol):
+    """Knows which parameters an optimizer holds now: groups come and go."""
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """All of them."""
+        ...
+
+
+def all_inside(optimizer: Optimizer) -> tuple[Optimizer, ...]:
+    """Return the optimizer and those it holds as attributes: Lookahead's inner one, ZeRO's local one.
+
+    >>> import torch
+    >>> adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    >>> adam.inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    >>> [type(each).__name__ for each in all_inside(adam)]
+    ['Adam', 'SGD']
+    """
+    seen: set[int] = set()
+    return tuple([inner for each in each_of(optimizer) for inner in _walk(each, seen)])
+
+
+def gather_state(optimizer: Optimizer) -> None:
+    """Bring a state that is spread over ranks (ZeRO) together on the first of them; all ranks call this."""
+    for each in each_of(optimizer):
+        consolidate = getattr(each, "consolidate_state_dict", None)
+        if consolidate is not None:
+            consolidate(to=0)
+
+
+def own_state(optimizer: Optimizer) -> Any:
+    """Return the state for a file of this rank alone: of an optimizer that is spread over ranks, this rank's part."""
+    if hasattr(optimizer, "consolidate_state_dict"):
+        return [inner.state_dict() for inner in all_inside(optimizer)[1:]]
+    return optimizer.state_dict()
+
+
+def _walk(optimizer: Optimizer, seen: set[int]) -> Iterator[Optimizer]:
+    if id(optimizer) in seen:
+        return
+    seen.add(id(optimizer))
+    yield optimizer
+    for value in tuple(vars(optimizer).values()):
+        for inner in _optimizers_in(value):
+            yield from _walk(inner, seen)
+
+
+def _optimizers_in(value: Any) -> tuple[Optimizer, ...]:
+    if isinstance(value, Optimizer):
+        return (value,)
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Optimizer):
+        return tuple(each for each in value if isinstance(each, Optimizer))
+    return ()
+
+
+_MOST_ELEMENTS = 4096  # of a tensor, or items of a container: what is larger is no counter
+_DEEPEST = 4
+# Torch's own bookkeeping, what a scaler leaves there for the time of a step, and what is kept elsewhere.
+_NOT_THEIRS = frozenset(
+    ("state", "param_groups", "defaults", "step", "zero_grad", "grad_scale", "found_inf", "_step_supports_amp_scaling")
+)
+
+
+@final
+class OwnValues:
+    """What an optimizer holds on itself, as it is now: plain values, small tensors and generators."""
+
+    __slots__ = ("_back", "_optimizer", "values")
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.values: dict[str, Any] = {}
+        self._back: list[Callable[[], Any]] = []
+        for name, value in vars(optimizer).items():
+            if name in _NOT_THEIRS or name.startswith("_optimizer_"):
+                continue
+            generator = _generator(value)
+            if generator is not None:
+                self._back.append(generator)
+            elif _is_plain(value, _DEEPEST):
+                self.values[name] = copy.deepcopy(value)
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """As they were. What appeared since stays."""
+        held = vars(self._optimizer)
+        held.update({name: put_into(held.get(name), kept) for name, kept in self.values.items()})
+        for restore in self._back:
+            restore()
+
+
+def _generator(value: Any) -> Callable[[], Any] | None:
+    """What puts a generator back to where it is now."""
+    if isinstance(value, random.Random):
+        python = value.getstate()
+        return lambda: value.setstate(python)
+    if isinstance(value, torch.Generator):
+        seed = value.get_state().clone()
+        return lambda: value.set_state(seed)
+    if isinstance(value, np.random.Generator):
+        numbers = value.bit_generator.state
+        return lambda: setattr(value.bit_generator, "state", numbers)
+    return None
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype):
+        return True
+    if isinstance(value, Tensor):
+        # why no leaf: a parameter is not the optimizer's to keep
+        return type(value) is Tensor and not value.requires_grad and value.numel() <= _MOST_ELEMENTS
+    if depth == 0 or not isinstance(value, list | tuple | dict) or len(value) > _MOST_ELEMENTS:
+        return False
+    return all(_is_plain(each, depth - 1) for each in (value.values() if isinstance(value, dict) else value))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from steadystep._utils.lazy import lazy_names
 from steadystep.pages.charts import Thinned, thin
-from steadystep.pages.compare import compare_page
-from steadystep.pages.report import report_page
+from steadystep.pages.report import compare_page, report_page
 
 if TYPE_CHECKING:
     from steadystep.pages.library import Library

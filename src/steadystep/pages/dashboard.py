@@ -12,10 +12,9 @@ from starlette.responses import HTMLResponse, Response
 
 from steadystep._utils.text import count
 from steadystep.errors import SteadystepError
-from steadystep.pages.compare import overlay, rows
 from steadystep.pages.episodes import Headline, episodes
 from steadystep.pages.library import CachedRun, Library, RunCache
-from steadystep.pages.report import charts, view
+from steadystep.pages.report import charts, overlay, rows, view
 from steadystep.pages.site import environment, script, style
 from steadystep.runs.comparison import compare
 

@@ -10,9 +10,8 @@ from typing import Self, final
 
 from steadystep.errors import SteadystepError
 from steadystep.pages.episodes import Headline, headline
-from steadystep.pages.places import RunFolder, glance, places
 from steadystep.pages.report import last_finite
-from steadystep.pages.summary import RunSummary, Spark, spark_path, summary
+from steadystep.pages.run_list import RunFolder, RunSummary, Spark, glance, places, spark_path, summary
 from steadystep.runs.json_and_events import is_event_file, read_events
 from steadystep.runs.open import open_run
 from steadystep.runs.run import Run

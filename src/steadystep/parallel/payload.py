@@ -7,7 +7,7 @@ Sums only, so that one all-reduce serves everything and its size does not grow w
     the largest       the fourth root of the mean fourth power: between the mean and the largest
     whether, how many a count
     who               one bit per rank, 48 to a number: adding different powers of two sets bits
-    the same?         see `sameness`
+    the same?         see `same_on_all_ranks`
     the state         how many ranks looked at it, and how many found what no training comes to; which tensors is asked
                       only then, because each rank may hold others
 
@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, final
 
+from steadystep.errors import MisuseError
 from steadystep.records import InputStats, Probe, Signals
-from steadystep.stats.streaming import is_absurd
+from steadystep.stats import is_absurd
 
 _NUMBERS = 1 << 20  # h² of 8,192 ranks add up to less than 2^53
 
@@ -92,6 +93,19 @@ class Agreed:
     damaged: bool
     """The optimizer's state or a kept object of some rank holds what no training comes to."""
 
+    def check(self, *, rank: int, step: int) -> None:
+        """Raise MisuseError when the ranks do not train one model together."""
+        if not self.in_step:
+            raise MisuseError(
+                f"the ranks are out of step: rank {rank} is at step {step} and another is not, or was given "
+                "another number of micro-batches. Every rank must call step() equally often, also after an exception"
+            )
+        if not self.same_settings:
+            raise MisuseError(
+                "learning rates or loss scales differ between ranks, so their weights would drift apart: set them "
+                "alike on every rank"
+            )
+
 
 def encode(
     form: PayloadLayout,
@@ -142,11 +156,8 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
     """What the sums of all ballots mean; `signals` and `probe` are what this rank had put in."""
     size, host = form.size, iter(sums)
     present, loss, repeatable, bad_inputs, good_inputs, looked, spoilt = islice(host, 7)
-    in_step = same_on_all_ranks(next(host), next(host), size) and present == size
-    same_settings = same_on_all_ranks(next(host), next(host), size)
-    same_weights = same_on_all_ranks(next(host), next(host), size)
-    same_metrics = same_on_all_ranks(next(host), next(host), size)
-    probe_fits = same_on_all_ranks(next(host), next(host), size)
+    marks = [same_on_all_ranks(next(host), next(host), size) for _ in range(5)]
+    in_step, same_settings, same_weights, same_metrics, probe_fits = marks
     questions = tuple(question > 0.0 for question in islice(host, form.questions))
     ranks = tuple(_ranks(islice(host, _words(size)), size))
     losses = [total / size for total in islice(host, form.micro_batches)]
@@ -156,29 +167,28 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
     watched = {name: (fourth / seen) ** 0.25 for name, (seen, _, fourth) in buffers.items() if seen}
     inputs = _inputs(next(host), [total / size for total in islice(host, len(_INPUTS))], size)
     metrics = [total / size for total in islice(host, METRICS)]
-    agreed = replace(
-        signals,
-        loss=loss / size,
-        losses=tuple(losses[: len(signals.losses)]),
-        grad_norm=math.hypot(*norms),
-        norms=norms,
-        bad_buffers=tuple(name for name, (_, bad, _) in buffers.items() if bad),
-        buffers=tuple(watched),
-        buffer_peaks=tuple(watched.values()),
-        state=(EVERYTHING,) if looked else (),
-        state_peaks=(0.0,) if looked else (),
-        repeatable=repeatable == size,
-        input_finite=False if bad_inputs else (True if good_inputs else None),
-        metrics=dict(zip(sorted(signals.metrics), metrics, strict=False)) if same_metrics else {},
-        bad_ranks=ranks,
-        batch_rms=None,  # why: each rank has another batch, and what is decided must come from what all know
-        inputs=inputs,
-        probe=None if probe is None else _unflat(probe, [total / size for total in host]),
-    )
     return Agreed(
-        signals=agreed,
+        signals=replace(
+            signals,
+            loss=loss / size,
+            losses=tuple(losses[: len(signals.losses)]),
+            grad_norm=math.hypot(*norms),
+            norms=norms,
+            bad_buffers=tuple(name for name, (_, bad, _) in buffers.items() if bad),
+            buffers=tuple(watched),
+            buffer_peaks=tuple(watched.values()),
+            state=(EVERYTHING,) if looked else (),
+            state_peaks=(0.0,) if looked else (),
+            repeatable=repeatable == size,
+            input_finite=False if bad_inputs else (True if good_inputs else None),
+            metrics=dict(zip(sorted(signals.metrics), metrics, strict=False)) if same_metrics else {},
+            bad_ranks=ranks,
+            batch_rms=None,  # why: each rank has another batch, and what is decided must come from what all know
+            inputs=inputs,
+            probe=None if probe is None else _unflat(probe, [total / size for total in host]),
+        ),
         questions=questions,
-        in_step=in_step,
+        in_step=in_step and present == size,
         same_settings=same_settings,
         same_weights=same_weights,
         probe_fits=probe_fits,

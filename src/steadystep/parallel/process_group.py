@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from steadystep._utils.tensors import is_sharded
-from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.parallel.payload import Agreed, PayloadLayout, damaged, decode, encode, mark, same_on_all_ranks
+from steadystep.errors import UnsupportedError
+from steadystep.parallel.payload import PayloadLayout, damaged, decode, encode, mark, same_on_all_ranks
 from steadystep.parallel.ranks import SECTIONS, AskRank, NamedTensors, RankAction, Sections, checksum, difference
 from steadystep.parallel.replicas import Replicas, counts_here, healthy_rank, odd_ones, reshard
 from steadystep.records import Probe
@@ -80,7 +80,7 @@ class ProcessGroup:
             probe=probe,
         )
         agreed = decode(form, self._summed(ballot), mine, probe=probe)
-        self._check(agreed, mine.step)
+        agreed.check(rank=self.rank, step=mine.step)
         self._granted = agreed.questions
         self.agreements += 1
         for act in self._after_agreeing:
@@ -283,18 +283,6 @@ class ProcessGroup:
         dist.all_reduce(ballot, group=self._group)
         sums: list[float] = ballot.tolist()  # sync: on an accelerator once more per step
         return sums
-
-    def _check(self, agreed: Agreed, step: int) -> None:
-        if not agreed.in_step:
-            raise MisuseError(
-                f"the ranks are out of step: rank {self.rank} is at step {step} and another is not, or was given "
-                "another number of micro-batches. Every rank must call step() equally often, also after an exception"
-            )
-        if not agreed.same_settings:
-            raise MisuseError(
-                "learning rates or loss scales differ between ranks, so their weights would drift apart: set them "
-                "alike on every rank"
-            )
 
 
 def _device_for(model: nn.Module, group: Any) -> torch.device:

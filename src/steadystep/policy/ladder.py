@@ -2,9 +2,9 @@
 
 nothing reached      skip-step, leave-out, back-off-scale or rescale; the learning rate stays
 moments              restore-moments, then the update as usual
-weights, by updates  rollback to a state that does better, catch-up, cut-lr, skip-batches, rewarm
+weights, by updates  rollback to a state that does better, replay, cut-lr, skip-batches, rewarm
 weights, at once     rollback to the first state, a deep cut: the first updates multiplied the loss
-weights, otherwise   rollback to a state before the first sign, catch-up, skip-batches: no learning rate did that
+weights, otherwise   rollback to a state before the first sign, replay, skip-batches: no learning rate did that
 weights, one rank's   copy-replica from a rank that holds what most hold, skip-step
 weights not finite   rollback to any finite state, or to the newest finite checkpoint; without one, stop
 the same again       an older state, a deeper cut
@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeVar
 
 from steadystep.policy.budget import Budget, Limits
 from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
-from steadystep.stats.streaming import is_absurd
+from steadystep.stats import is_absurd
 
 PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]
@@ -73,19 +73,14 @@ def decide(
     """
     if not diagnosis.findings or mode == "observe":
         return PROCEED
-    limits = limits or Limits()
-    if (
-        signals.healthy_rank is not None
-        and mode == "autopilot"
-        and _asked_for(diagnosis, DetectorName.ODD_REPLICA) is not None
-    ):
+    limits, autopilot = limits or Limits(), mode == "autopilot"
+    odd = _asked_for(diagnosis, DetectorName.ODD_REPLICA)
+    if odd is not None and signals.healthy_rank is not None and autopilot:
         # this step's gradient is in part that of the odd weights
         return Plan(actions=(Action.COPY_REPLICA, Action.SKIP_STEP), reason=diagnosis.cause, rank=signals.healthy_rank)
-    if diagnosis.damage is Damage.WEIGHTS and mode == "autopilot" and limits.rolls_back:
-        if (
-            _asked_for(diagnosis, DetectorName.EARLY_DIVERGENCE) is not None
-            and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is None
-        ):
+    if diagnosis.damage is Damage.WEIGHTS and autopilot and limits.rolls_back:
+        at_once = _asked_for(diagnosis, DetectorName.EARLY_DIVERGENCE) is not None
+        if at_once and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is None:
             return _begin_again(signals, diagnosis, budget, states, limits)
         return _roll_back(signals, diagnosis, budget, states, limits, ceiling)
     if has_broken_weights(diagnosis.findings):  # an end, with the weights of a checkpoint in place
@@ -94,35 +89,35 @@ def decide(
     if actions and budget.skips_spent(signals.step):
         # why: where nothing can be run again it may be the weights, and a rollback is the last thing to try; but
         # weights that took updates in between are good ones
-        unknown = (
-            signals.counterfactual is None and budget.last_target(signals.step) is None and budget.refused_in_a_row > 1
-        )
-        if unknown and mode == "autopilot" and limits.rolls_back and not signals.scaled:
+        unknown = signals.counterfactual is None and budget.last_target(signals.step) is None
+        if unknown and budget.refused_in_a_row > 1 and autopilot and limits.rolls_back and not signals.scaled:
             return _roll_back(signals, diagnosis, budget, states, limits, ceiling)
         actions.append(Action.STOP)
-    norm = lr = to = None
+    norm = to = None
     spike = _asked_for(diagnosis, DetectorName.GRADIENT_SPIKE)
     if spike is not None and not actions:
         actions.append(Action.RESCALE)
         norm = spike.baseline
-    jump = _asked_for(diagnosis, DetectorName.LEARNING_RATE_JUMP)
-    if jump is not None and jump.baseline and mode == "autopilot":
-        actions.append(Action.HOLD_LR)
-        lr = jump.baseline
-    creep = _asked_for(diagnosis, DetectorName.LEARNING_RATE_CREEP)
-    if creep is not None and creep.baseline and jump is None and ceiling is None and mode == "autopilot":
-        actions.append(Action.HOLD_LR)
-        lr = creep.baseline
+    lr = _held_lr(diagnosis, ceiling) if autopilot else None
+    actions += [] if lr is None else [Action.HOLD_LR]
     kept: tuple[str, ...] = ()
-    if diagnosis.damage is Damage.MOMENTS and mode == "autopilot":
+    if diagnosis.damage is Damage.MOMENTS and autopilot:
         to = _before_poison(diagnosis, states)
         actions = actions if to is None else [Action.RESTORE_MOMENTS, *actions]
         kept = _damaged(diagnosis)[1] if states else ()
         actions += [Action.RESTORE_KEPT] if kept else []
-    hold = None if lr is None else limits.unmeant_hold
     if not actions:
         return PROCEED
+    hold = None if lr is None else limits.unmeant_hold
     return Plan(actions=tuple(actions), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold)
+
+
+def _held_lr(diagnosis: Diagnosis, ceiling: float | None) -> float | None:
+    """The learning rate from before a jump, or before a creep that nothing limits yet."""
+    jump = _asked_for(diagnosis, DetectorName.LEARNING_RATE_JUMP)
+    creep = _asked_for(diagnosis, DetectorName.LEARNING_RATE_CREEP) if jump is None and ceiling is None else None
+    found = creep if jump is None else jump
+    return None if found is None else found.baseline or None
 
 
 def _damaged(diagnosis: Diagnosis) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -195,26 +190,33 @@ def _roll_back(
     if not good:  # nowhere to go
         actions = refusal + ((Action.STOP,) if refusal and budget.skips_spent(signals.step) else ())
         return Plan(actions=actions, reason=diagnosis.cause) if actions else PROCEED
-    cut = 1.0
+    lr = None
     if _by_updates(diagnosis, budget, limits):
-        cut = limits.lr_mult if again is None else limits.lr_mult_again
-    # why not the ceiling of an older trouble: cuts of cuts would never be given back
-    used = (signals.lr, good[-1].lr) if again is not None or ceiling is None else (signals.lr,)
-    lrs = [lr for lr in (*used, ceiling if again is not None else None) if lr is not None and lr > 0.0]
-    lr = max(cut * min(lrs), limits.lr_floor_mult * signals.lr) if lrs else 0.0
+        lr = _cut_lr(signals.lr, good[-1].lr, ceiling, limits, is_again=again is not None)
     replays = limits.replays
-    actions = (Action.ROLLBACK,) + ((Action.REPLAY,) if replays else ()) + ((Action.CUT_LR,) if cut < 1.0 else ())
+    actions = (Action.ROLLBACK,) + ((Action.REPLAY,) if replays else ()) + (() if lr is None else (Action.CUT_LR,))
     actions += (Action.SKIP_BATCHES,) if limits.skips_batches else ()
-    actions += (Action.REWARM,) if limits.rewarm_steps and cut < 1.0 else ()
+    actions += (Action.REWARM,) if limits.rewarm_steps and lr is not None else ()
     return Plan(
         actions=actions,
         reason=diagnosis.cause,
         to=good[-1].step,
-        lr=lr if cut < 1.0 else None,
+        lr=lr,
         until=before if replays else None,
         outside=replays and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is not None,
         only_whole=replays and again is not None,
     )
+
+
+def _cut_lr(lr: float, then: float, ceiling: float | None, limits: Limits, *, is_again: bool) -> float | None:
+    """A share of the least learning rate that was in use, now or `then`; None where nothing is to be cut."""
+    cut = limits.lr_mult_again if is_again else limits.lr_mult
+    if not cut < 1.0:
+        return None
+    # why not the ceiling of an older trouble: cuts of cuts would never be given back
+    used = (lr, then) if is_again or ceiling is None else (lr,)
+    lrs = [each for each in (*used, ceiling if is_again else None) if each is not None and each > 0.0]
+    return max(cut * min(lrs), limits.lr_floor_mult * lr) if lrs else 0.0
 
 
 def _from_checkpoint(signals: Signals, diagnosis: Diagnosis, budget: Budget, limits: Limits) -> Plan:

@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from steadystep._utils.checklist import NOT_SAID, ChecklistItem, ItemName, ordered_items
+from steadystep._utils.checklist import NOT_SAID, ChecklistItem, ItemName, asked_for, ordered_items
 from steadystep._utils.text import number, share
 from steadystep.records import GRAVE
-from steadystep.runs.roles import higher_is_better
 from steadystep.runs.run import Run
-from steadystep.runs.settings_checklist import asked_for
+from steadystep.runs.table import higher_is_better
 
 _HELD = 200  # steps after a serious incident in which the guard may hold the learning rate down and lift it again
 _ROUNDING = 1e-9

@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from steadystep._utils.json_numbers import with_words
+from steadystep._utils.numbers import with_words
 from steadystep._utils.text import NOTHING, dotted, number
 from steadystep.errors import ConfigError
 from steadystep.runs.run import Run, Series

@@ -17,8 +17,8 @@ from steadystep.runs.levels import (
     trailing_median,
     trailing_noise,
 )
-from steadystep.runs.roles import higher_is_better
 from steadystep.runs.run import Run, Series
+from steadystep.runs.table import higher_is_better
 
 _SHARE = 0.45  # of the variance, at one frequency and its multiples
 _STANDS_OUT = 2.1  # times what noise of the same kind has there

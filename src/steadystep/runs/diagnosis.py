@@ -15,7 +15,7 @@ from steadystep.detectors.build import build_detectors
 from steadystep.diagnosis import LASTING, explain
 from steadystep.engine.judge import conclude, notice
 from steadystep.policy import Budget, Limits
-from steadystep.records import Counterfactual, Outcome, Signals
+from steadystep.records import Action, Counterfactual, Outcome, Signals
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
 from steadystep.runs.levels import Floats, trailing_median
@@ -146,8 +146,8 @@ def _stretch(
             verdict = conclude(signals, found, budget=budget, limits=limits, states=tuple(states))
             told = explain(replace(signals, counterfactual=None), found).evidence  # nobody has tried older weights
             plan, diagnosis = verdict.plan, replace(verdict.diagnosis, evidence=told)
-            refused = any(s in ("skip-step", "rollback", "stop") for s in plan.actions)
-            restored = plan.to if "rollback" in plan.actions else None
+            refused = any(a in (Action.SKIP_STEP, Action.ROLLBACK, Action.STOP) for a in plan.actions)
+            restored = plan.to if Action.ROLLBACK in plan.actions else None
             budget.count(
                 Outcome(step=i, reading=x, stepped=not refused, plan=plan, diagnosis=diagnosis, restored=restored)
             )

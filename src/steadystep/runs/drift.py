@@ -5,8 +5,8 @@ import numpy as np
 from steadystep.runs.curve import Curve, cycle, error_of
 from steadystep.runs.levels import Floats, bend_noise, blocks, means, noise
 from steadystep.runs.reading import Pattern
-from steadystep.runs.roles import higher_is_better
 from steadystep.runs.run import Series
+from steadystep.runs.table import higher_is_better
 
 _DRIFT_FEWEST = 48  # points
 _DRIFT_PARTS = 32

@@ -17,9 +17,8 @@ from typing import Any
 from steadystep._utils.text import install
 from steadystep.errors import ConfigError
 from steadystep.runs.csv_file import Gathering, encoding_of
-from steadystep.runs.roles import is_held_out, words
 from steadystep.runs.run import Run, Source
-from steadystep.runs.table import LogTable, to_run
+from steadystep.runs.table import LogTable, is_held_out, to_run, words
 
 _SUMMARY = "train_runtime"  # the last line of a Hugging Face log: totals, no curve
 _LARGEST = 1 << 30  # bytes of one JSON document

@@ -6,7 +6,7 @@ A step before 0 counts as 0. What is called `floor` is the lowest multiplier: 0.
 import math
 from collections.abc import Callable
 
-from steadystep._utils.arguments import real, whole
+from steadystep._utils.numbers import real, whole
 from steadystep.errors import ConfigError
 
 Schedule = Callable[[int], float]

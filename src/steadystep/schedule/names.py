@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from steadystep._utils.arguments import whole
+from steadystep._utils.numbers import whole
 from steadystep.errors import ConfigError
 from steadystep.schedule import curves
 from steadystep.schedule.curves import Schedule, share, then, wsd

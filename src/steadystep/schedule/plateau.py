@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, SupportsFloat, final
 
-from steadystep._utils.arguments import real, whole
+from steadystep._utils.numbers import real, whole
 from steadystep.errors import ConfigError
 from steadystep.schedule.curves import share, shrink, warmup
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from steadystep._utils.arguments import real
+from steadystep._utils.numbers import real
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.schedule.curves import Schedule
 

@@ -117,10 +117,12 @@ class Transfer:
     ([1.0, 2.0], [3.0])
     """
 
-    __slots__ = ("_scalars",)
+    __slots__ = ("_scalars", "together")
 
     def __init__(self, first: Iterable[Tensor] = (), second: Iterable[Tensor] = ()) -> None:
         self._scalars: list[Tensor] = [*first, *second]
+        self.together: Tensor | None = None
+        """After `read`, all of them side by side on their device; None where they were on several."""
 
     def __len__(self) -> int:
         return len(self._scalars)
@@ -137,10 +139,10 @@ class Transfer:
         if not scalars:
             return []
         try:
-            together = torch.stack(scalars)
+            self.together = torch.stack(scalars)
         except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
             return _read_mixed(scalars, flat)
-        return _read(together, flat)
+        return _read(self.together, flat)
 
 
 def _read(together: Tensor, flat: Sequence[Tensor]) -> list[float]:
@@ -171,6 +173,8 @@ class GradientView:
     layout: Layout
     norms: list[Tensor]
     """Of each gradient, still on the device."""
+    stacked: Tensor | None = None
+    """The same side by side, where they are: what was stacked to be read serves the clipping too."""
 
 
 class Probing(Protocol):

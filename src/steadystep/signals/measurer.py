@@ -81,7 +81,8 @@ class Measurer:
         else:
             norms, layout = self._measure(grads, layout)
             measured = None
-        read = self._read(step, norms, losses, scale=scale, metrics=metrics, batches=batches)
+        transfer = Transfer(norms, losses)
+        read = self._read(transfer, step, len(norms), losses, scale=scale, metrics=metrics, batches=batches)
         each = read["norms"]
         seen = read["losses"]
         signals = Signals(
@@ -95,13 +96,19 @@ class Measurer:
             refused_in_a_row=refused_in_a_row,
             **read,
         )
-        view = GradientView(signals, grads, layout, norms)
+        # why the dtype: a loss of another one has promoted them
+        together = transfer.together
+        stacked = (
+            together[: len(norms)] if together is not None and norms and together.dtype == norms[0].dtype else None
+        )
+        view = GradientView(signals, grads, layout, norms, stacked)
         return view if signals.all_finite else self._look_closer(view, batches or [], again=measured is None)
 
     def _read(
         self,
+        transfer: Transfer,
         step: int,
-        norms: list[Tensor],
+        count: int,
         losses: list[Tensor],
         *,
         scale: Tensor | None,
@@ -110,7 +117,6 @@ class Measurer:
     ) -> dict[str, Any]:
         """The only host read of a healthy step, everything rides along: fields of `Signals`."""
         lrs, tensor_lrs, announced = self._learning_rates()
-        transfer = Transfer(norms, losses)
         of_scale = transfer.add((scale,)) if scale is not None else _NOTHING
         of_lrs = transfer.add(tensor_lrs) if tensor_lrs else _NOTHING
         watched, of_peaks, of_constants = self._ask_buffers(step, transfer) if self._buffers.modules else _NO_BUFFERS
@@ -123,7 +129,7 @@ class Measurer:
         samples, first_batches = self._probes.waiting, self._inputs.waiting
         end = len(transfer)
         host = transfer.read([*samples, *first_batches] if samples or first_batches else ())
-        count, begin = len(norms), end + _count(samples) if samples else end
+        begin = end + _count(samples) if samples else end
         peaks = tuple(host[of_peaks])
         if host[of_constants]:
             self._buffers.learn(host[of_constants])
@@ -184,7 +190,7 @@ class Measurer:
         if again and not math.isfinite(signals.grad_norm):
             # why: a gradient whose dtype changed since the layout was made may have overflowed only in its norm
             layout = self._gradients.regroup(view.grads)
-            view = replace(view, layout=layout, norms=measure(view.grads, layout))
+            view = replace(view, layout=layout, norms=measure(view.grads, layout), stacked=None)
             each = tuple(Transfer(view.norms).read())
             signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
         signals = self.with_weights(signals)

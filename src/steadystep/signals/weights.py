@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from steadystep._utils.tensors import Layout, layout_of, local_part, measure, peaks
 from steadystep._utils.text import plain_name
-from steadystep.layers.embedding import BoundedEmbedding, bounded
+from steadystep.layers.limits import BoundedEmbedding, bounded
 from steadystep.signals.activations import spread
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.samples import is_plain, sample

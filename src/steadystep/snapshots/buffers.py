@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from steadystep._utils.tensors import is_expanded
 from steadystep._utils.text import plain_name
-from steadystep.stats.streaming import is_absurd
+from steadystep.stats import is_absurd
 
 _PROBE_EVERY = 1024  # steps; before that at 0, 1, 2, 4, 8, ...
 _ALL_EVERY, _ALL_AT = 20, 7  # steps: quiet ones are looked at together with the weights

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep._utils.rng import RngState
+from steadystep._utils.tree import put_into
 from steadystep.checkpoints.finite import bad_names
 from steadystep.checkpoints.packing import pack
 from steadystep.errors import MisuseError
-from steadystep.optimizers import put_into
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.snapshots.placement import to_replace
 from steadystep.snapshots.storage import Rooms, SpillFile

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 
 from steadystep._utils.tensors import is_expanded, local_part, spread_like
 from steadystep._utils.text import plain_name
+from steadystep._utils.tree import put_into, same_values
 from steadystep.checkpoints.finite import bad_names
-from steadystep.optimizers import SET_BY_LOOPS, OwnValues, Trained, all_inside, put_into, same_values
+from steadystep.optimizers import SET_BY_LOOPS, OwnValues, Trained, all_inside
 
 Key = tuple[Hashable, ...]
 """Kind, then whose it is, then its name."""

@@ -1,5 +1,9 @@
-"""State that is saved together and loaded together: plain JSON, whole or not at all."""
+"""State that is saved together and loaded together: plain JSON, whole or not at all.
 
+Whether one from outside could have been written by this guard is checked before any part is given its own.
+"""
+
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -10,6 +14,8 @@ STATE_FORMAT = 1
 _FORMATS = 1000  # what lies beyond is none, and may be too long to print
 DETECTOR = "detector "
 """How the names of detectors begin; a later version may have more of them."""
+_AHEAD = 10_000_000  # steps: nothing in a state points further into the future
+_LARGEST = 2**53
 
 
 class Stateful(Protocol):
@@ -58,13 +64,11 @@ def load_checked(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dic
     Raises:
         CheckpointError: it does not fit; every part is as it was.
     """
-    from steadystep.state.validate import validated  # why: its schemas take a while to build; few processes need them
-
     if not isinstance(state, Mapping):
         raise CheckpointError(f"the guard's state is not one of ours: it is a {type(state).__name__}")
     state = {STATE_PARTS.get(name, name): part for name, part in state.items()}
     check(parts, state)
-    copy = validated(parts, state)
+    copy = _validated(parts, state)
     before = save(parts)
     try:
         load(parts, copy)
@@ -89,3 +93,103 @@ def check(names: Iterable[str], state: Mapping[str, Any]) -> None:
         known = str(found) if type(found) is int and 0 <= found < _FORMATS else f"a {type(found).__name__} for it"
         what = f"lacks {', '.join(sorted(missing))}" if missing else f"has format {known}"
         raise CheckpointError(f"this state {what}; this version of steadystep reads format {STATE_FORMAT} whole")
+
+
+def _validated(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `state`, in plain JSON values, with what these parts are to be given.
+
+    Raises:
+        CheckpointError: it names the part, the place in it and what is wrong.
+    """
+    attempts, updates = (_count(state.get(name), name) for name in ("attempts", "updates"))
+    if updates > attempts:
+        raise CheckpointError(f"the guard's state is not one of ours: {updates} updates in {attempts} attempts")
+    copy: dict[str, Any] = {"format": STATE_FORMAT, "attempts": attempts, "updates": updates}
+    for name, part in parts.items():
+        if name in state:
+            copy[name] = _as_json(name, state[name])
+            _check_integers(name, copy[name], attempts + _AHEAD)
+            _check(name, part.state_dict(), copy[name])
+    return copy
+
+
+def _count(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        raise CheckpointError(f"the guard's state is not one of ours: {name} is {str(value)[:80]!r}")
+    return value
+
+
+def _as_json(name: str, value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refusal(name, str(error)) from None
+
+
+def _check(name: str, own: Any, saved: Any) -> None:
+    """Compare a part's state with its schema; a cooldown around a detector has one of its own."""
+    # why here: the schemas take a while to build, and few processes need them
+    from pydantic import TypeAdapter, ValidationError
+
+    from steadystep.state.detectors import DETECTORS
+    from steadystep.state.parts import PART_SCHEMAS
+
+    if type(own) is not type(saved):
+        raise _refusal(name, f"a {type(saved).__name__} and no {type(own).__name__}")
+    if name.startswith(DETECTOR) and {"until", "inner"} == own.keys():
+        if "inner" not in saved:  # from before it had a cooldown
+            own = own["inner"]
+        else:
+            if type(saved.get("until")) is not int or saved["until"] < -1:
+                raise _refusal(name, f"until is {saved.get('until')!r}")
+            own, saved = own["inner"], saved["inner"]
+            if not isinstance(saved, dict):
+                raise _refusal(name, f"inner is a {type(saved).__name__}")
+    kind = DETECTORS.get(name.removeprefix(DETECTOR)) if name.startswith(DETECTOR) else PART_SCHEMAS.get(name)
+    if kind is None:
+        return  # a user's own: it is asked to load the state, and may refuse
+    fields = getattr(kind, "model_fields", {}) if name.startswith(DETECTOR) else {}
+    if not {key for key, field in fields.items() if field.is_required()} <= own.keys():
+        return  # a user's own by the name of one of ours
+    if name == "precision":  # whether there is a scaler is for the part itself to say
+        kind = PART_SCHEMAS[name].__args__[0 if saved else 1]
+    if name == "clip rule":
+        kind = next((k for k in kind.__args__ if k.model_fields.keys() == own.keys()), kind)
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    try:
+        adapter.validate_json(json.dumps(saved))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise _refusal(name, f"{place or 'it'}: {first['msg']}") from None
+    _check_keys(name, kind, own, saved)
+
+
+def _check_keys(name: str, kind: Any, own: dict[str, Any], saved: dict[str, Any]) -> None:
+    fields = getattr(kind, "model_fields", None)
+    if fields is None:
+        return  # by name of a tensor or a metric
+    known = {field.alias or key for key, field in fields.items()}
+    unknown = saved.keys() - known - own.keys()
+    if unknown:
+        raise _refusal(name, f"it has {', '.join(sorted(unknown))[:80]}, which this version does not know")
+    for key in saved.keys() - known:
+        if own[key] is not None and saved[key] is not None and type(own[key]) is not type(saved[key]):
+            raise _refusal(name, f"{key} is a {type(saved[key]).__name__}")
+
+
+def _check_integers(name: str, value: Any, largest: int) -> None:
+    """No count and no step is far ahead of the run."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
+        elif type(item) is int and abs(item) > largest:
+            raise _refusal(name, f"{str(item)[:40]} is no count of this run")
+
+
+def _refusal(name: str, what: str) -> CheckpointError:
+    return CheckpointError(f"the guard's state is not one of ours: {name}: {what}")

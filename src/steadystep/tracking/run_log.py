@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from steadystep._utils.json_numbers import as_json, as_list
+from steadystep._utils.numbers import as_json, as_list
 from steadystep.errors import ConfigError
 from steadystep.records import Diagnosis, Outcome, Signals
 from steadystep.tracking.log_format import dropped, end, incident_line, is_gone, state, write

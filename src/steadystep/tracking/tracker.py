@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol, final
 
-from steadystep.records import Diagnosis, Outcome
+from steadystep.records import Action, Diagnosis, Outcome
 from steadystep.tracking.broadcast import Broadcast
 from steadystep.tracking.log_format import describe
 from steadystep.tracking.sink import GradientSample
@@ -54,7 +54,7 @@ class Repeats:
         text = describe(outcome).partition(": ")[2]
         if text == self._text and not advice and outcome.step == self._last + 1:
             self._last = outcome.step
-            if "stop" in outcome.plan.actions or self._last - self._first >= _MOST:
+            if Action.STOP in outcome.plan.actions or self._last - self._first >= _MOST:
                 self._say()
             return
         self.end()

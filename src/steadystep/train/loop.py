@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from steadystep import faults
-from steadystep._utils.json_numbers import with_words
+from steadystep._utils.numbers import with_words
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.guard import Guard
-from steadystep.parallel.setup import Through
+from steadystep.parallel import Through
 from steadystep.records import Outcome
 from steadystep.tracking import Sink
 from steadystep.train.job import Job, make, split
@@ -197,18 +197,10 @@ def train(
     force: bool = False,
 ) -> Summary:
     """Until `training.total_steps` have been tried, or validation stops improving; resumes by itself."""
-    crew = crew or Crew()
     started, settings = time.perf_counter(), plan.run
-    job = make(settings.task, settings.seed)
-    job.prepare(settings)
-    for declared in crew.faults(settings.faults):  # those of all ranks first: a mistake must be found on every rank
-        fault = faults.parse(declared, model=job.model, optimizer=job.optimizer, seed=settings.seed)
-    crew.spread(job, settings)
-    guard = Guard.resume(job.model, job.optimizer, run_dir=run_dir, config=plan.guard, sinks=sinks, force=force)
-    for name, thing in job.keep.items():
-        guard.keep(name, thing)
-    total = plan.guard.training.total_steps
-    began = guard.attempts
+    job, fault = _prepared(settings, crew or Crew())
+    guard = _guarded(job, run_dir, config=plan.guard, sinks=sinks, force=force)
+    total, began = plan.guard.training.total_steps, guard.attempts
     told, count, last = Told(job, guard, settings.validation_frequency), 0, math.nan
     with guard:
         while guard.attempts < total and not guard.should_stop:
@@ -245,6 +237,23 @@ def train(
         seconds=time.perf_counter() - started,
         diagnosis=tuple(f"{d.cause}: {d.advice}" if d.advice else d.cause for d in guard.diagnose()[:3]),
     )
+
+
+def _prepared(settings: RunSettings, crew: Crew) -> tuple[Job, faults.Fault]:
+    """What is trained on this rank, and what goes wrong on it."""
+    job = make(settings.task, settings.seed)
+    job.prepare(settings)
+    for declared in crew.faults(settings.faults):  # those of all ranks first: a mistake must be found on every rank
+        fault = faults.parse(declared, model=job.model, optimizer=job.optimizer, seed=settings.seed)
+    crew.spread(job, settings)
+    return job, fault
+
+
+def _guarded(job: Job, run_dir: Path, **asked: Any) -> Guard:
+    guard = Guard.resume(job.model, job.optimizer, run_dir=run_dir, **asked)
+    for name, thing in job.keep.items():
+        guard.keep(name, thing)
+    return guard
 
 
 @final

@@ -6,7 +6,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from steadystep.config import Config, Count, Number, Settings, checked, nearest, read_yaml
+from steadystep._utils.settings import Count, Number, Settings, checked, nearest, read_yaml
+from steadystep.config import Config
 from steadystep.errors import ConfigError
 
 

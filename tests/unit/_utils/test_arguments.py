@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from steadystep._utils.arguments import fraction, is_number, is_whole, real, state_keys, whole
+from steadystep._utils.numbers import fraction, is_number, is_whole, real, state_keys, whole
 from steadystep.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from steadystep._utils.json_numbers import as_json, as_list, from_json, number_word, or_null, with_words
+from steadystep._utils.numbers import as_json, as_list, from_json, number_word, or_null, with_words
 
 ODD = [(math.nan, "NaN", "nan"), (math.inf, "Infinity", "inf"), (-math.inf, "-Infinity", "-inf")]
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from steadystep.checkpoints.background_writer import BackgroundWriter
-from steadystep.checkpoints.store import CheckpointStore
+from steadystep.checkpoints.store import BackgroundWriter, CheckpointStore
 from steadystep.errors import CheckpointError, MisuseError
 
 
@@ -241,7 +240,7 @@ END = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import torch
-from steadystep.checkpoints import BackgroundWriter, CheckpointStore, background_writer
+from steadystep.checkpoints import BackgroundWriter, CheckpointStore, store as store_module
 
 def begin(how, folder):
     shelf = CheckpointStore(folder)
@@ -250,7 +249,7 @@ def begin(how, folder):
         time.sleep(0.3) if how == "slow" else threading.Event().wait()
         return put(state, **details)
     shelf.put = slow
-    background_writer._PATIENCE_S = 60.0 if how == "slow" else 0.1
+    store_module._PATIENCE_S = 60.0 if how == "slow" else 0.1
     BackgroundWriter(shelf).save({"w": torch.ones(3)}, step=1, updates=1)
 
 for how in ("slow", "hangs"):

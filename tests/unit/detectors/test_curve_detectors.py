@@ -14,9 +14,9 @@ from torch import nn
 
 import steadystep
 from steadystep.detectors import Detector
-from steadystep.detectors.bounds import LearningRateBounds
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.gradient_build_up import GrowingGradient
+from steadystep.detectors.inputs import LearningRateBounds
 from steadystep.detectors.no_learning import NoLearning, SuspiciousPerfection
 from steadystep.detectors.non_finite import LossScale
 from steadystep.detectors.oscillation import Oscillation

@@ -38,14 +38,13 @@ from steadystep.detectors import (
     WorseThanBest,
     ZeroGradient,
 )
-from steadystep.detectors.batches import InputScale, SameBatch
-from steadystep.detectors.bounds import LearningRateBounds
 from steadystep.detectors.build import build_detectors
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.corruption import WeightJump
 from steadystep.detectors.detector import Cooldown
 from steadystep.detectors.divergence import EarlyDivergence
 from steadystep.detectors.gradient_build_up import GrowingGradient
+from steadystep.detectors.inputs import InputScale, LearningRateBounds, SameBatch
 from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection
 from steadystep.detectors.non_finite import BufferJump, LossScale
 from steadystep.detectors.oscillation import Oscillation

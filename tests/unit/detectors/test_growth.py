@@ -15,7 +15,7 @@ from torch.nn import functional
 import steadystep
 from steadystep.detectors import AttentionLogitGrowth, Detector, EmbeddingGrowth
 from steadystep.diagnosis import ADVICE, Cause, RunHistory, explain
-from steadystep.lab.gpt import TopicsText
+from steadystep.lab.tasks.text import TopicsText
 from steadystep.layers import BoundedEmbedding, StableAttention
 from steadystep.records import Diagnosis, Finding, Probe, Signals
 

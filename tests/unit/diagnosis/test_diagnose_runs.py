@@ -25,7 +25,7 @@ from steadystep.detectors.oscillation import Oscillation
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.vanishing_gradient import SaturatedUnits, VanishingGradient, ZeroGradient
 from steadystep.diagnosis import RunHistory, explain
-from steadystep.lab.gpt import GPT, GPTSize, TopicsText
+from steadystep.lab.tasks.text import GPT, GPTSize, TopicsText
 from steadystep.records import InputStats, Probe, Signals
 
 Batch = tuple[Tensor, ...]

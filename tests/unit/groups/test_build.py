@@ -10,7 +10,7 @@ from torch import nn
 
 from steadystep import ConfigError
 from steadystep.groups import Rule, embed_and_attention, param_groups, table
-from steadystep.lab.gpt import GPT, GPTSize
+from steadystep.lab.tasks.text import GPT, GPTSize
 from tests.reference import groups as twin
 
 LEAVES = {

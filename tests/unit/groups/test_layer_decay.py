@@ -10,7 +10,7 @@ from torch import nn
 
 from steadystep import ConfigError
 from steadystep.groups import LayerDecay, Rule, param_groups
-from steadystep.lab.gpt import GPT, GPTSize
+from steadystep.lab.tasks.text import GPT, GPTSize
 
 
 def rates(model: nn.Module, **options) -> dict[str, float]:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import steadystep
 from steadystep.init import InitReport, LayerScale, check_init, findings, initialise_
-from steadystep.lab.gpt import GPT, GPTSize
+from steadystep.lab.tasks.text import GPT, GPTSize
 from steadystep.layers import BoundedEmbedding, StableAttention, StableMLP
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 
 import steadystep
 from steadystep.init import initialise_
-from steadystep.lab.gpt import GPT, GPTSize
+from steadystep.lab.tasks.text import GPT, GPTSize
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -15,7 +15,7 @@ from steadystep.lab.bench.faulty_jobs import Twins, median, worst
 from steadystep.lab.bench.faulty_run import TRIALS, first_step
 from steadystep.lab.bench.healthy import spiked
 from steadystep.lab.bench.recovery import STUDY as RECOVERY
-from steadystep.lab.bench.rules import Sample
+from steadystep.lab.bench.rival_rules import Sample
 from steadystep.lab.bench.study import Choice, StudyJob
 from steadystep.records import Signals
 from tests.unit.lab.bench_rows import row, twins

@@ -7,9 +7,19 @@ import torch
 from torch import nn
 
 from steadystep.lab.bench.faulty_arms import Ruled, times_zero
-from steadystep.lab.bench.rules import RULES, RuleAlarm, Sample
-from steadystep.lab.bench.rules.norms import AdaGC, AutoClip, FixedClip, KillLossSpike, SkipStep, SpikeDetection, ZClip
-from steadystep.lab.bench.rules.rule import Spam, clip_units, measured, one_group_each, shrink_updates
+from steadystep.lab.bench.rival_rule import Spam, clip_units, measured, one_group_each, shrink_updates
+from steadystep.lab.bench.rival_rules import (
+    RULES,
+    AdaGC,
+    AutoClip,
+    FixedClip,
+    KillLossSpike,
+    RuleAlarm,
+    Sample,
+    SkipStep,
+    SpikeDetection,
+    ZClip,
+)
 from steadystep.lab.tasks import TASKS, Task
 
 NAN = math.nan

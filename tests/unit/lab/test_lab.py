@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steadystep.lab.gpt import GPT, GPTParts, GPTSize
 from steadystep.lab.tasks import JUDGED, TASKS, Task
+from steadystep.lab.tasks.text import GPT, GPTParts, GPTSize
 from steadystep.layers import BoundedEmbedding, StableAttention
 
 TINY = GPTSize(d_model=16, num_layers=2, num_heads=2, context=8)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
-from steadystep.lab.gpt import TopicsText
+from steadystep.lab.tasks.text import TopicsText
 from steadystep.lr_finder import LRCurve, SweepShape, find_lr
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import steadystep
 from steadystep.errors import ConfigError
-from steadystep.lab.gpt import GPT, GPTSize
+from steadystep.lab.tasks.text import GPT, GPTSize
 from steadystep.memory import checkpoint_blocks
 
 WIDTH = 12

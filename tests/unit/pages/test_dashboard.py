@@ -9,9 +9,8 @@ from starlette.testclient import TestClient
 
 from steadystep.errors import ConfigError
 from steadystep.pages.library import Library
-from steadystep.pages.places import glance, places
+from steadystep.pages.run_list import QUIET_S, RunSummary, glance, places, spark_path
 from steadystep.pages.server import COOKIE, address, listen, make_app
-from steadystep.pages.summary import QUIET_S, RunSummary, spark_path
 from steadystep.runs.run import Series
 from tests.unit.pages.report_runs import made_run, steadystep, write_log
 

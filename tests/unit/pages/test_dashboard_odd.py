@@ -14,9 +14,9 @@ from starlette.datastructures import URL
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from steadystep.pages import places as places_module
+from steadystep.pages import run_list as places_module
 from steadystep.pages.library import Library
-from steadystep.pages.places import glance, places
+from steadystep.pages.run_list import glance, places
 from steadystep.pages.server import address, listen, make_app, serve
 from steadystep.tracking.sinks.tensorboard import EventFile
 from tests.unit.pages.report_runs import made_run, write_log

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from steadystep.pages.charts import heat, panels
 from steadystep.pages.episodes import Headline, Mark, episodes, headline
 from steadystep.pages.report import report_page, view
+from steadystep.pages.run_list import summary
 from steadystep.pages.site import environment, island, script, style
-from steadystep.pages.summary import summary
 from steadystep.runs.checklist import checklist
 from steadystep.runs.comparison import compare
 from steadystep.runs.run import LayerNorms, Run, Series

@@ -10,8 +10,8 @@ from steadystep._utils.checklist import ChecklistItem
 from steadystep.pages.charts import heat
 from steadystep.pages.episodes import Headline
 from steadystep.pages.report import view
+from steadystep.pages.run_list import summary
 from steadystep.pages.site import environment
-from steadystep.pages.summary import summary
 from steadystep.runs.checklist import checklist
 from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.run import LayerNorms, Run, Series

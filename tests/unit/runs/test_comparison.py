@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steadystep.errors import ConfigError
-from steadystep.pages.compare import compare_page
+from steadystep.pages.report import compare_page
 from steadystep.runs.comparison import compare, curve_level, differing
 from steadystep.runs.run import Series
 from tests.unit.pages.report_runs import SETTINGS, made_run, steadystep, write_log

@@ -15,7 +15,7 @@ from steadystep.errors import ConfigError
 from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.open import find_runs, open_run
 from steadystep.runs.reading import Reading
-from steadystep.runs.roles import guess
+from steadystep.runs.table import guess
 
 LOSSES = [round(2.0 / (1 + i / 10), 6) for i in range(60)]
 

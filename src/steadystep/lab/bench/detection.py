@@ -11,7 +11,7 @@ from steadystep.lab.bench import faulty_jobs as faulty
 from steadystep.lab.bench import healthy
 from steadystep.lab.bench.faulty_jobs import Twins, is_slow, median
 from steadystep.lab.bench.faulty_run import NATS, TRIALS
-from steadystep.lab.bench.rules import RULES
+from steadystep.lab.bench.rival_rules import RULES
 from steadystep.lab.bench.screens import detection_screens
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
 

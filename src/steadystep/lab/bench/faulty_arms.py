@@ -10,8 +10,8 @@ import steadystep
 from steadystep.config import Config
 from steadystep.errors import TrainingHalted
 from steadystep.lab.bench.faulty_run import BatchLoss, Stopped, Tick
-from steadystep.lab.bench.rules import RuleAlarm, RuleInfo, Sample
-from steadystep.lab.bench.rules.rule import measured, one_group_each
+from steadystep.lab.bench.rival_rule import measured, one_group_each
+from steadystep.lab.bench.rival_rules import RuleAlarm, RuleInfo, Sample
 from steadystep.lab.tasks import Task
 from steadystep.records import LOUD, Outcome, Signals
 

@@ -10,14 +10,24 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from steadystep.lab.bench.faulty_arms import Guarded, Plain, Ruled, settings
-from steadystep.lab.bench.faulty_run import EVERY, NATS, NUM_STEPS, SCORED, TRIALS, FaultTrial, Trainer, first_step, run
-from steadystep.lab.bench.rules import RULES
+from steadystep.lab.bench.faulty_run import (
+    EVERY,
+    NATS,
+    NUM_STEPS,
+    SCORED,
+    TRIALS,
+    FaultTrial,
+    Trainer,
+    first_step,
+    run,
+)
+from steadystep.lab.bench.rival_rules import RULES
 from steadystep.lab.bench.study import Choice, Row, StudyJob
 from steadystep.lab.tasks import Task
 
 STORE = "faulty-runs"
 """The results file of both studies."""
-PARTS = ("faulty_", "healthy", "rules/")
+PARTS = ("faulty_", "healthy", "rival_rule")
 
 JUDGE_SEEDS = range(320, 323)
 """Never looked at while anything was chosen; seeds 0 to 9 are for developing."""

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from steadystep._utils.text import quiet_log
 from steadystep.faults import NO_FAULT, Fault, parse
 from steadystep.faults.scorecard_run import weights_finite
-from steadystep.lab.bench.rules import RULES, Sample
+from steadystep.lab.bench.rival_rules import RULES, Sample
 from steadystep.lab.tasks import TASKS, Task
 
 BatchLoss = Callable[[Any], Tensor]

@@ -11,7 +11,7 @@ from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.detectors.build import build_detectors
 from steadystep.lab.bench.faulty_arms import Guarded, settings
-from steadystep.lab.bench.rules import RULES, RivalRule, Sample
+from steadystep.lab.bench.rival_rules import RULES, RivalRule, Sample
 from steadystep.lab.bench.study import Choice, Row, StudyJob
 from steadystep.lab.tasks import JUDGED, TASKS
 from steadystep.records import LOUD, Signals

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import steadystep
-from steadystep.lab.gpt import GPT, GPTSize
+from steadystep.lab.tasks.text import GPT, GPTSize
 
 Setup = tuple[nn.Module, Callable[[], Tensor]]
 """A model and its loss on a fixed batch."""

@@ -19,11 +19,10 @@ from rich.table import Table
 from torch import Tensor
 
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
-from steadystep.lab.gpt import GPT, GPTSize, TopicsText
 from steadystep.lab.tasks.task import evaluating
+from steadystep.lab.tasks.text import GPT, GPTSize, TopicsText
 from steadystep.memory.recompute import count_saved
-from steadystep.precision import Precision, underflow_share
-from steadystep.precision.precision import Format
+from steadystep.precision import Format, Precision, underflow_share
 
 FORMATS: dict[str, tuple[Format, bool]] = {
     "fp32": ("fp32", False),

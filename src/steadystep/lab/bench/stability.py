@@ -22,8 +22,8 @@ from steadystep.errors import TrainingHalted
 from steadystep.guard import Guard
 from steadystep.init import initialise_
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
-from steadystep.lab.gpt import GPT, GPTParts, GPTSize, TopicsText
 from steadystep.lab.tasks.task import evaluating
+from steadystep.lab.tasks.text import GPT, GPTParts, GPTSize, TopicsText
 from steadystep.schedule import warmup
 
 SIZE = GPTSize(num_layers=6)

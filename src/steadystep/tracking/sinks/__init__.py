@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 
 from steadystep.errors import ConfigError
 from steadystep.tracking.sink import Sink, is_installed
-from steadystep.tracking.sinks.mlflow import MLflow
+from steadystep.tracking.sinks.servers import MLflow, WandB
 from steadystep.tracking.sinks.tensorboard import TensorBoard
-from steadystep.tracking.sinks.wandb import WandB
 
 __all__ = ["MLflow", "TensorBoard", "WandB", "default_sinks", "named_sinks"]
 

@@ -1,4 +1,8 @@
-"""MLflow: a server where one is set (`MLFLOW_TRACKING_URI`), else a database in the run's folder."""
+"""MLflow and Weights & Biases.
+
+MLflow: a server where one is set (`MLFLOW_TRACKING_URI`), else a database in the run's folder. Weights & Biases: where
+to, and whether at all over the network, is W&B's own setting (`WANDB_MODE=offline`).
+"""
 
 import json
 import time
@@ -6,13 +10,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, final
+from uuid import uuid4
 
 from steadystep._utils.text import dotted
+from steadystep.errors import ConfigError
 from steadystep.records import Incident
 from steadystep.tracking.log_format import incident_card
-from steadystep.tracking.sink import GradientSample, RunStart, StepRow, need
+from steadystep.tracking.sink import GradientSample, RunStart, StepRow, histogram, need
 
-_ID = "mlflow-id"
+_MLFLOW_ID = "mlflow-id"
 _BATCH = 1000  # points in one transaction, as many as MLflow takes: a commit costs as much as hundreds of them
 _EVERY_S = 2.0
 
@@ -87,11 +93,11 @@ class MLflow:
         params = [self._entities.Param(_clean(name), json.dumps(value)[:500]) for name, value in settings]
         self._client.log_batch(made.info.run_id, params=params)
         if run.run_dir is not None:
-            (run.run_dir / _ID).write_text(made.info.run_id)
+            (run.run_dir / _MLFLOW_ID).write_text(made.info.run_id)
         return str(made.info.run_id)
 
     def _go_on(self, folder: Path | None) -> str:
-        path = None if folder is None else folder / _ID
+        path = None if folder is None else folder / _MLFLOW_ID
         if path is None or not path.exists():
             return ""
         run_id = path.read_text().strip()
@@ -114,3 +120,78 @@ class MLflow:
 def _clean(name: str) -> str:
     """MLflow takes letters, digits and a few marks."""
     return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
+
+
+_WANDB_ID = "wandb-id"
+
+
+@final
+class WandB:
+    """Logs to a run of its own, which a resumed process goes on with.
+
+    Args:
+        project: as W&B calls it.
+        options: anything else that `wandb.init` takes.
+    """
+
+    def __init__(self, project: str = "steadystep", **options: Any) -> None:
+        need("wandb")
+        self._project = project
+        self._options = options
+        self._wandb: Any = None
+        self._run: Any = None
+
+    def start(self, run: RunStart) -> None:
+        """Begin, or go on."""
+        self._wandb = import_module("wandb")
+        folder = {} if run.run_dir is None else {"dir": str(run.run_dir)}
+        options = {"name": run.name, "id": _identity(run.run_dir), "resume": "allow", **folder, **self._options}
+        config = {"parameters": run.parameters, **run.settings}
+        self._run = self._wandb.init(project=self._project, config=config, **options)
+        if self._run is None:
+            raise ConfigError("wandb.init gave no run")
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")  # its own counter knows nothing of a resume
+
+    def step(self, row: StepRow) -> None:
+        """One point per curve."""
+        scale = {} if row.scale is None else {"scale": row.scale}
+        curves = {"loss/train": row.loss, "grad/norm": row.grad_norm, "lr": row.lr}
+        self._run.log({"step": row.step, **curves, **scale, **row.metrics})
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One point per metric."""
+        names = {"val_loss": "loss/validation"}
+        points = {names.get(name, f"validation/{name}"): value for name, value in metrics.items()}
+        self._run.log({"step": step, **points})
+
+    def layers(self, step: int, norms: Mapping[str, float]) -> None:
+        """A curve per layer."""
+        self._run.log({"step": step, **{f"grad/layer/{name}": norm for name, norm in norms.items()}})
+
+    def histograms(self, sample: GradientSample) -> None:
+        """The distribution of each layer's gradient."""
+        counted = {name: histogram(values) for name, values in sample.values.items()}
+        made = {f"grad/values/{n}": self._wandb.Histogram(np_histogram=found) for n, found in counted.items() if found}
+        self._run.log({"step": sample.step, **made})
+
+    def incident(self, incident: Incident) -> None:
+        """A point, and a text."""
+        self._run.log(
+            {"step": incident.step, f"incidents/{incident.cause}": 1, "incidents/text": incident_card(incident)}
+        )
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._run is not None:
+            self._run.finish()
+
+
+def _identity(folder: Path | None) -> str:
+    """The same for every process that works in a folder."""
+    if folder is None:
+        return uuid4().hex[:8]
+    path = folder / _WANDB_ID
+    if not path.exists():
+        path.write_text(uuid4().hex[:8])
+    return path.read_text().strip()
