@@ -7,7 +7,7 @@ They are listed once, in `__init__.pyi`.
 from pathlib import Path
 
 from steadystep import _deprecated
-from steadystep._utils.lazy import load_quietly, stub_homes
+from steadystep._utils import load_quietly, stub_homes
 
 _deprecated.install()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from steadystep.pages.episodes import Headline
+from steadystep.pages.incident_groups import Headline
 from steadystep.pages.report import report_page
 from tests.unit.pages.report_runs import made_run
 

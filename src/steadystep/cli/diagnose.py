@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from steadystep.lint import Report
-    from steadystep.pages.episodes import Headline
+    from steadystep.pages.incident_groups import Headline
     from steadystep.runs.reading import Reading
     from steadystep.runs.run import Run
 
@@ -74,7 +74,7 @@ def diagnose(
     """
     from rich.console import Console
 
-    from steadystep.pages.episodes import headline
+    from steadystep.pages.incident_groups import headline
     from steadystep.runs.diagnosis import diagnose as read_curves
     from steadystep.runs.open import find_runs, open_run
 
@@ -148,7 +148,7 @@ def _tell(
 
 def _tell_incidents(line: "Callable[[str, str], None]", run: "Run") -> None:
     """What the guard of this run did: nothing has to be supposed here."""
-    from steadystep.pages.episodes import episodes, interventions
+    from steadystep.pages.incident_groups import episodes, interventions
 
     acted = interventions(run, episodes(run))
     if not acted:

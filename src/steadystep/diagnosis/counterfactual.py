@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any, Literal, final
 
-from steadystep.diagnosis.explain import is_worse
+from steadystep.diagnosis.damage import is_worse
 from steadystep.records import Counterfactual, DetectorName, Finding, Severity, Signals
 
 _FEWEST, _MOST = 8, 24  # batches

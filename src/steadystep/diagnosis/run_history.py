@@ -5,8 +5,8 @@ from typing import Any, final
 
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.curves import Layers, LossCurve
-from steadystep.diagnosis.evidence_rules import rank
 from steadystep.diagnosis.facts import Facts, Occurrences
+from steadystep.diagnosis.ranking import rank
 from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Signals
 
 _FIRST = 64

@@ -20,11 +20,11 @@ from steadystep.detectors import Detector, sees_every_step
 from steadystep.detectors.build import MEASURED_BY_THE_PAST, beta2_of, build_detectors, decay_of, is_scale_free
 from steadystep.diagnosis import RunHistory
 from steadystep.engine import arguments, components
-from steadystep.engine.closure_errors import ClosureErrors
+from steadystep.engine.closures import ClosureErrors
+from steadystep.engine.components import Measuring, clip_rule, measuring_for, tensor_clip
 from steadystep.engine.counterfactuals import BatchReruns, Counterfactuals
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
-from steadystep.engine.measuring import Measuring, clip_rule, measuring_for, tensor_clip
 from steadystep.engine.parts import Parts
 from steadystep.engine.replay import Replayer
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress

@@ -1,4 +1,4 @@
-"""A closure that can be run again later and still means the same batch.
+"""A closure that can be run again later and still means the same batch; and one that raises.
 
 `for x, y in loader: guard.step(lambda: loss_fn(model(x), y))` has a trap: the lambda looks `x` up when it runs, and by
 the end of an accumulation group `x` is another batch. So the names a closure reads, and those that functions of the
@@ -7,17 +7,21 @@ state, so that dropout repeats too. What cannot be bound (an attribute, a buffer
 another loss.
 """
 
+import math
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from steadystep._utils.rng import RngState
-from steadystep.errors import MisuseError
-from steadystep.optimizers import Trained
+from steadystep.actions.apply import Updater
+from steadystep.diagnosis import exception_in_step
+from steadystep.engine.learning_rate import LearningRate
+from steadystep.errors import SteadystepError
+from steadystep.policy import Budget, Limits, Mode
+from steadystep.records import Action, Outcome, Plan
 
 Closure = Callable[..., Tensor]
 
@@ -140,112 +144,46 @@ def _names_read(code: types.CodeType) -> Iterator[str]:
             yield from _names_read(constant)
 
 
-_TOUCHED = (
-    "the closure called backward or zero_grad itself: return the loss, and leave backward, clipping, the step and "
-    "zero_grad to the guard"
-)
+_HALVED = 0.5
 
 
 @final
-class OnlyTheLoss:
-    """A context around the closure; as cheap as two entries of a dictionary."""
+@dataclass(frozen=True, slots=True)
+class ClosureErrors:
+    """Skips the step that raised and halves the learning rate; the one exception too many is for the caller."""
 
-    def __init__(self, optimizer: Optimizer, trained: Trained) -> None:
-        self._optimizer = optimizer
-        self._trained = trained
-        self._step: Any = None
-        self._marks: tuple[int | None, int | None] = (None, None)
+    budget: Budget
+    updater: Updater
+    learning_rate: LearningRate
+    limits: Limits
+    mode: Mode
+    most: int
+    """In 1,000 steps; 0 catches none."""
 
-    def __enter__(self) -> None:
-        # why not a hook: it would stay, and torch steps more slowly with one
-        self._step = self._optimizer.__dict__.get("step")
-        self._optimizer.__dict__["step"] = _refuse
-        self._marks = self._now()
+    def outcome(self, error: Exception, *, step: int) -> Outcome | None:
+        """What became of the step; None when `error` is to be raised.
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._step is None:
-            del self._optimizer.__dict__["step"]
-        else:
-            self._optimizer.__dict__["step"] = self._step
-        if kind is None and self._now() != self._marks:
-            raise MisuseError(_TOUCHED)
-
-    def _now(self) -> tuple[int | None, int | None]:
-        """A gradient's counter moves when something is added to it; the first and the last stand for all."""
-        parameters = self._trained.parameters
-        first, last = parameters[0].grad, parameters[-1].grad
-        return None if first is None else first._version, None if last is None else last._version
-
-
-def _refuse(*_: object, **__: object) -> NoReturn:
-    raise MisuseError("the closure called optimizer.step itself: return the loss and leave the step to the guard")
-
-
-_ON_META = "the loss is on the meta device and holds no number: give the model and the batch a real device"
-
-
-def called(work: Closure, batch: Any) -> Any:
-    """What the closure returns for its batch; a closure that cannot be called so is the caller's mistake."""
-    try:
-        return work() if batch is None else work(batch)
-    except TypeError as error:
-        trace = error.__traceback__
-        inside = trace is not None and trace.tb_next is not None
-        if inside and not isinstance(work, nn.Module):  # the closure's own error
-            raise
-        what = "the model" if isinstance(work, nn.Module) else "a closure that cannot be called so"
-        how = "guard.step(lambda: loss_fn(model(x), y)), or guard.step(lambda batch: ..., batch=batch)"
-        raise MisuseError(f"step() was given {what} ({error}): give one that computes the loss, {how}") from error
-
-
-def checked_loss(loss: Any) -> Tensor:
-    """One real number with a graph, or an error that says what to return instead."""
-    if not isinstance(loss, Tensor):
-        raise MisuseError(f"the closure returned {type(loss).__name__}, expected the loss as a tensor of one element")
-    if loss.numel() != 1 or not loss.is_floating_point():
-        shape = "x".join(str(n) for n in loss.shape)
-        raise MisuseError(
-            f"the loss must be one real number, got a {loss.dtype} tensor of shape [{shape}]: take its mean"
-        )
-    if not loss.requires_grad:
-        raise MisuseError(
-            "the loss has no graph to differentiate: was it computed under no_grad, detached, turned into a number, or "
-            "is every parameter frozen? Give the loss as the model's output makes it"
-        )
-    if loss.is_meta:
-        raise MisuseError(_ON_META)
-    return loss
-
-
-_FIRST, _EVERY = 8, 256  # passes
-
-
-@final
-class Draws:
-    """`before` and `after` each pass. A state is given where it is known, or still has to be found out, to matter."""
-
-    __slots__ = ("_count", "_device", "_numpy", "_python", "_torch", "looked_at")
-
-    def __init__(self, device: torch.device, *, by_modules: bool) -> None:
-        self._device = device
-        self._torch, self._python, self._numpy = by_modules, False, False
-        self._count = 0
-        self.looked_at: RngState | None = None
-        """What the pass at hand began with, while it is to be found out whether that matters."""
-
-    def before(self) -> RngState | None:
-        """What the pass begins with."""
-        self._count += 1
-        if self._count <= _FIRST or self._count % _EVERY == 0:
-            self.looked_at = RngState(self._device, python=True, numpy=True)
-            return self.looked_at
-        if self._torch or self._python or self._numpy:
-            return RngState(self._device, python=self._python, numpy=self._numpy)
-        return None
-
-    def after(self, *, last: bool = False) -> None:
-        """The pass is over; `last` says that its update is too."""
-        if self.looked_at is not None:
-            drawn, python, numpy = self.looked_at.moved()
-            self._torch, self._python, self._numpy = self._torch or drawn, self._python or python, self._numpy or numpy
-            self.looked_at = None if last else self.looked_at
+        Micro-batches that came before it in its group are kept, where they can be run again.
+        """
+        ours = isinstance(error, SteadystepError) or not self.updater.runner.failed_collecting
+        if not self.most or self.mode == "observe" or ours:
+            return None
+        count = self.budget.raised(step)
+        if count > self.most:
+            error.add_note(
+                f"steadystep: {count} exceptions in the last 1,000 steps, and recovery.max_exceptions = {self.most}; "
+                "no update was taken from those steps, and the weights are those of the last accepted one"
+            )
+            return None
+        plan = Plan(actions=(Action.SKIP_STEP,))
+        asked = max((float(options["lr"]) for options in self.learning_rate.options()), default=0.0)
+        if self.mode == "autopilot" and self.limits.rolls_back and asked > 0.0:
+            in_use = asked * self.learning_rate.ceiling.multiplier(asked)
+            lr = max(_HALVED * in_use, self.limits.lr_floor_mult * asked)
+            plan = Plan(actions=(Action.SKIP_STEP, Action.CUT_LR), lr=lr)
+        self.updater.prepare(plan)
+        diagnosis = exception_in_step(error)
+        if self.updater.runner.group.members:
+            plan = replace(plan, reason=diagnosis.cause)
+            return Outcome(step=step, reading=math.nan, stepped=False, pending=True, plan=plan, diagnosis=diagnosis)
+        return self.updater.drop(step, diagnosis, plan=plan)

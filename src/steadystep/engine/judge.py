@@ -23,7 +23,7 @@ from steadystep.diagnosis import (
 )
 from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, go_on
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
-from steadystep.policy.ladder import TrustedSnapshot
+from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Action, Counterfactual, DetectorName, Finding, Severity, Signals
 
 _GRAVE = ("act", "critical")

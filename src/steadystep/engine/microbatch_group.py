@@ -1,4 +1,4 @@
-"""The arithmetic of one update over several micro-batches.
+"""One micro-batch: its closure is called and its loss looked at; and the arithmetic of an update over several.
 
 With weights w_i (token counts; 1 without) the update is the gradient of sum(w_i * loss_i) / sum(w_i). The sum of
 weights is known only at the end, so each backward pass uses factor_i = w_i / (r * N) and the gradients are corrected
@@ -13,13 +13,17 @@ Several ranks share r and the correction: their gradients have been averaged, so
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NoReturn, final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from steadystep._utils.rng import RngState
 from steadystep.engine.arguments import number
-from steadystep.engine.closures import RepeatableClosure
+from steadystep.engine.closures import Closure, RepeatableClosure
 from steadystep.errors import MisuseError
+from steadystep.optimizers import Trained
 
 
 @final
@@ -128,3 +132,114 @@ class Group:
         # why both: the largest is saved by one rank only, so it has to be the same on all when a group is over
         total, self.largest_weight = self._mean([own, self.largest_weight])
         return total
+
+
+_TOUCHED = (
+    "the closure called backward or zero_grad itself: return the loss, and leave backward, clipping, the step and "
+    "zero_grad to the guard"
+)
+
+
+@final
+class OnlyTheLoss:
+    """A context around the closure; as cheap as two entries of a dictionary."""
+
+    def __init__(self, optimizer: Optimizer, trained: Trained) -> None:
+        self._optimizer = optimizer
+        self._trained = trained
+        self._step: Any = None
+        self._marks: tuple[int | None, int | None] = (None, None)
+
+    def __enter__(self) -> None:
+        # why not a hook: it would stay, and torch steps more slowly with one
+        self._step = self._optimizer.__dict__.get("step")
+        self._optimizer.__dict__["step"] = _refuse
+        self._marks = self._now()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._step is None:
+            del self._optimizer.__dict__["step"]
+        else:
+            self._optimizer.__dict__["step"] = self._step
+        if kind is None and self._now() != self._marks:
+            raise MisuseError(_TOUCHED)
+
+    def _now(self) -> tuple[int | None, int | None]:
+        """A gradient's counter moves when something is added to it; the first and the last stand for all."""
+        parameters = self._trained.parameters
+        first, last = parameters[0].grad, parameters[-1].grad
+        return None if first is None else first._version, None if last is None else last._version
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise MisuseError("the closure called optimizer.step itself: return the loss and leave the step to the guard")
+
+
+_ON_META = "the loss is on the meta device and holds no number: give the model and the batch a real device"
+
+
+def called(work: Closure, batch: Any) -> Any:
+    """What the closure returns for its batch; a closure that cannot be called so is the caller's mistake."""
+    try:
+        return work() if batch is None else work(batch)
+    except TypeError as error:
+        trace = error.__traceback__
+        inside = trace is not None and trace.tb_next is not None
+        if inside and not isinstance(work, nn.Module):  # the closure's own error
+            raise
+        what = "the model" if isinstance(work, nn.Module) else "a closure that cannot be called so"
+        how = "guard.step(lambda: loss_fn(model(x), y)), or guard.step(lambda batch: ..., batch=batch)"
+        raise MisuseError(f"step() was given {what} ({error}): give one that computes the loss, {how}") from error
+
+
+def checked_loss(loss: Any) -> Tensor:
+    """One real number with a graph, or an error that says what to return instead."""
+    if not isinstance(loss, Tensor):
+        raise MisuseError(f"the closure returned {type(loss).__name__}, expected the loss as a tensor of one element")
+    if loss.numel() != 1 or not loss.is_floating_point():
+        shape = "x".join(str(n) for n in loss.shape)
+        raise MisuseError(
+            f"the loss must be one real number, got a {loss.dtype} tensor of shape [{shape}]: take its mean"
+        )
+    if not loss.requires_grad:
+        raise MisuseError(
+            "the loss has no graph to differentiate: was it computed under no_grad, detached, turned into a number, or "
+            "is every parameter frozen? Give the loss as the model's output makes it"
+        )
+    if loss.is_meta:
+        raise MisuseError(_ON_META)
+    return loss
+
+
+_FIRST, _EVERY = 8, 256  # passes
+
+
+@final
+class Draws:
+    """`before` and `after` each pass. A state is given where it is known, or still has to be found out, to matter."""
+
+    __slots__ = ("_count", "_device", "_numpy", "_python", "_torch", "looked_at")
+
+    def __init__(self, device: torch.device, *, by_modules: bool) -> None:
+        self._device = device
+        self._torch, self._python, self._numpy = by_modules, False, False
+        self._count = 0
+        self.looked_at: RngState | None = None
+        """What the pass at hand began with, while it is to be found out whether that matters."""
+
+    def before(self) -> RngState | None:
+        """What the pass begins with."""
+        self._count += 1
+        if self._count <= _FIRST or self._count % _EVERY == 0:
+            self.looked_at = RngState(self._device, python=True, numpy=True)
+            return self.looked_at
+        if self._torch or self._python or self._numpy:
+            return RngState(self._device, python=self._python, numpy=self._numpy)
+        return None
+
+    def after(self, *, last: bool = False) -> None:
+        """The pass is over; `last` says that its update is too."""
+        if self.looked_at is not None:
+            drawn, python, numpy = self.looked_at.moved()
+            self._torch, self._python, self._numpy = self._torch or drawn, self._python or python, self._numpy or numpy
+            self.looked_at = None if last else self.looked_at

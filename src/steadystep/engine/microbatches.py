@@ -12,17 +12,9 @@ from steadystep._utils.rng import RngState
 from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
-from steadystep.engine.closures import (
-    BatchClosure,
-    Closure,
-    Draws,
-    OnlyTheLoss,
-    RepeatableClosure,
-    called,
-    checked_loss,
-)
+from steadystep.engine.closures import BatchClosure, Closure, RepeatableClosure
 from steadystep.engine.group_reruns import GroupReruns
-from steadystep.engine.microbatch_group import Group, MicroBatch
+from steadystep.engine.microbatch_group import Draws, Group, MicroBatch, OnlyTheLoss, called, checked_loss
 from steadystep.errors import MisuseError
 from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
 from steadystep.optimizers import Trained

@@ -6,7 +6,7 @@ import gc
 import inspect
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import CodeType
 from typing import Any, NoReturn
@@ -179,3 +179,13 @@ def _is_a_stage(model: nn.Module) -> bool:
     # why: a stage knows its module, and the module nothing of its stage
     stages = [thing for thing in gc.get_objects() if issubclass(type(thing), base)]
     return any(getattr(stage, "submod", None) is model for stage in stages)
+
+
+def check_watched(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> None:
+    """One that the loop steps, or several."""
+    if optimizer is None:
+        raise MisuseError(
+            "watch() takes the optimizer that the loop steps; without one: Guard(model, None), inspect, commit"
+        )
+    for each in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
+        refuse_foreign_steps(model, each)

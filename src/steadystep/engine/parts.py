@@ -7,7 +7,7 @@ from steadystep.actions.apply import Updater
 from steadystep.actions.manual_update import Around
 from steadystep.checkpoints.run_lock import RunLock
 from steadystep.diagnosis import RunHistory
-from steadystep.engine.closure_errors import ClosureErrors
+from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.counterfactuals import Counterfactuals
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, final
 
-from steadystep.policy.ladder import TrustedSnapshot
+from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Diagnosis, Plan, Signals
 
 _NOTHING_FOUND, _PROCEED = Diagnosis(), Plan()  # what nearly every step comes to; made once

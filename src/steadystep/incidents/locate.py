@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from steadystep._utils.rng import HostRandom, RngState
 from steadystep._utils.tensors import layout_of, measure
 from steadystep.errors import MisuseError
-from steadystep.incidents.hooks import BackwardWatch, ForwardWatch
+from steadystep.incidents.autograd_hooks import BackwardWatch, ForwardWatch
 from steadystep.incidents.origin import (
     Examination,
     Origin,

@@ -17,7 +17,7 @@ from steadystep._utils.tree import tensors_in
 from steadystep.records import Record
 
 if TYPE_CHECKING:
-    from steadystep.incidents.hooks import BackwardWatch, ForwardWatch, Suspect
+    from steadystep.incidents.autograd_hooks import BackwardWatch, ForwardWatch, Suspect
 
 
 Phase = Literal["forward", "backward", "loss", "weights", "input", "none"]

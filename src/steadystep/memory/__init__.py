@@ -5,7 +5,7 @@ Activation checkpointing loads on first use: it brings torch's compiler with it,
 
 from typing import TYPE_CHECKING
 
-from steadystep._utils.lazy import lazy_names
+from steadystep._utils import lazy_names
 from steadystep.memory.recompute import SavedBytes
 from steadystep.memory.retry import Attempt, OutOfMemoryRetry, is_out_of_memory, weighted_mean
 from steadystep.memory.split import BatchPart, scale_lr, split_batch

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from steadystep._utils.lazy import lazy_names
+from steadystep._utils import lazy_names
 from steadystep.pages.charts import Thinned, thin
 from steadystep.pages.report import compare_page, report_page
 

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from steadystep._utils.text import count
 from steadystep.errors import SteadystepError
-from steadystep.pages.episodes import Headline, episodes
+from steadystep.pages.incident_groups import Headline, episodes
 from steadystep.pages.library import CachedRun, Library, RunCache
 from steadystep.pages.report import charts, overlay, rows, view
 from steadystep.pages.site import environment, script, style

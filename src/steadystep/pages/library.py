@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self, final
 
 from steadystep.errors import SteadystepError
-from steadystep.pages.episodes import Headline, headline
+from steadystep.pages.incident_groups import Headline, headline
 from steadystep.pages.report import last_finite
 from steadystep.pages.run_list import RunFolder, RunSummary, Spark, glance, places, spark_path, summary
 from steadystep.runs.json_and_events import is_event_file, read_events

@@ -13,7 +13,7 @@ import numpy as np
 from steadystep._utils.checklist import ChecklistItem
 from steadystep._utils.text import NOTHING, count, number, share, short
 from steadystep.pages.charts import heat, is_wide, left_out, panels, thin, typical
-from steadystep.pages.episodes import Headline, IncidentGroup, episodes, headline, interventions
+from steadystep.pages.incident_groups import Headline, IncidentGroup, episodes, headline, interventions
 from steadystep.pages.site import self_contained
 from steadystep.runs.checklist import checklist
 from steadystep.runs.comparison import Comparison, compare, labels

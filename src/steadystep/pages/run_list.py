@@ -17,7 +17,7 @@ from typing import Literal, final
 import numpy as np
 
 from steadystep.pages.charts import is_wide, thin
-from steadystep.pages.episodes import Headline, episodes, gravest, interventions
+from steadystep.pages.incident_groups import Headline, episodes, gravest, interventions
 from steadystep.pages.report import last_finite
 from steadystep.runs.run import Run, Series
 

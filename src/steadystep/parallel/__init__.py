@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from steadystep._utils.modules import data_parallel_of
 from steadystep.errors import ConfigError, SteadystepError
-from steadystep.parallel.ranks import AskRank, Ranks, Sections, SingleProcess, sections
+from steadystep.parallel.single_process import AskRank, Ranks, Sections, SingleProcess, sections
 
 __all__ = ["Meeting", "Once", "Ranks", "SingleProcess", "Through", "ranks_of", "sections", "unwrapped"]
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -19,8 +18,16 @@ from torch.optim import Optimizer
 from steadystep._utils.tensors import is_sharded
 from steadystep.errors import UnsupportedError
 from steadystep.parallel.payload import PayloadLayout, damaged, decode, encode, mark, same_on_all_ranks
-from steadystep.parallel.ranks import SECTIONS, AskRank, NamedTensors, RankAction, Sections, checksum, difference
 from steadystep.parallel.replicas import Replicas, counts_here, healthy_rank, odd_ones, reshard
+from steadystep.parallel.single_process import (
+    SECTIONS,
+    AskRank,
+    NamedTensors,
+    RankAction,
+    Sections,
+    checksum,
+    difference,
+)
 from steadystep.records import Probe
 
 if TYPE_CHECKING:
@@ -58,7 +65,7 @@ class ProcessGroup:
         self._named, self._buffers, self._micro_batches = named, tuple(buffers), micro_batches
         if self._wrapped is not None or self.sharded:  # torch has seen to it
             return
-        names = float(crc32("\n".join(named()[0]).encode()))
+        names = float(zlib.crc32("\n".join(named()[0]).encode()))
         if self.least(names) != -self.least(-names):
             raise UnsupportedError(
                 "the ranks hold parameters of different names, as the stages of a pipeline or the experts of a mixture "

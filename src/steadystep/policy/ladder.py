@@ -13,41 +13,19 @@ budget spent         stop
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 from steadystep.policy.budget import Budget, Limits
+from steadystep.policy.trusted_snapshots import TrustedSnapshot, restorable
 from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
 from steadystep.stats import is_absurd
 
 PROCEED = Plan()
 Mode = Literal["observe", "careful", "autopilot"]
 
-_UNTRAINED = 64  # updates: after so many, the state from before the first one is nothing to go back to
 _CLEAN = 10.0  # times the usual second moments: poison begins at a hundred
 _EARLY_CUT = 0.1  # of a learning rate whose first updates multiplied the loss by a hundred
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
-
-
-class TrustedSnapshot(Protocol):
-    """A state one could go back to."""
-
-    @property
-    def step(self) -> int:
-        """The step after which it was taken."""
-        ...
-
-    @property
-    def lr(self) -> float:
-        """The learning rate that was in use."""
-        ...
-
-    @property
-    def second_moment(self) -> float | None:
-        """Adam's v, added up; None when that is not known."""
-        ...
-
-
-_Remembered = TypeVar("_Remembered", bound=TrustedSnapshot)
 
 
 def decide(
@@ -258,21 +236,6 @@ def _begin_again(
         lr=max(_EARLY_CUT * _EARLY_CUT if again else _EARLY_CUT, limits.lr_floor_mult) * signals.lr,
         hold=limits.early_hold,
     )
-
-
-def restorable(
-    states: Sequence[_Remembered], *, before: int, step: int, budget: Budget, limits: Limits, retreats: bool = True
-) -> list[_Remembered]:
-    """States that were trusted when the trouble began at `before`, oldest first; after a rollback only older ones.
-
-    Without `retreats` the one that was restored last may be so again.
-
-    The untrained state is one of them only while hardly anything can have been learned.
-    """
-    young = step < _UNTRAINED
-    good = [s for s in states if (s.step >= 0 and s.step + limits.trust_steps <= before) or (s.step < 0 and young)]
-    again = budget.last_target(step) if retreats else None
-    return good if again is None else [s for s in good if s.step < again] or good[:1]
 
 
 def _by_updates(diagnosis: Diagnosis, budget: Budget, limits: Limits) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steadystep._utils.lazy import lazy_names
+from steadystep._utils import lazy_names
 
 if TYPE_CHECKING:
     from steadystep.runs.comparison import Comparison, compare

@@ -5,7 +5,7 @@ Steps count updates from 0. Everything here but `as_torch` and `from_torch` runs
 
 from typing import TYPE_CHECKING
 
-from steadystep._utils.lazy import lazy_names
+from steadystep._utils import lazy_names
 from steadystep.schedule.curves import (
     Schedule,
     constant,

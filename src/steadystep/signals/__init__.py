@@ -2,9 +2,9 @@
 
 from steadystep.signals.activations import Activations
 from steadystep.signals.attention_logits import AttentionLogits
-from steadystep.signals.batches import Inputs
+from steadystep.signals.batches import Inputs, Metrics, checked
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.measurer import Measurer, Metrics, checked
+from steadystep.signals.measurer import Measurer
 from steadystep.signals.probes import UpdateProbes
 from steadystep.signals.weights import GradientSamples, RowNorms, StatePeaks, WeightNorms
 

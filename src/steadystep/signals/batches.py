@@ -1,13 +1,16 @@
 """Is the batch itself finite? Looked at only after something went wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from steadystep._utils.tree import is_readable, tensors_in
+from steadystep.errors import MisuseError
 from steadystep.records import InputStats
+
+Metrics = Mapping[str, float | Tensor]
 
 
 def batch_is_finite(batch: Any) -> bool | None:
@@ -174,3 +177,30 @@ def _merge(seen: Tensor) -> Tensor:
     constant = 1.0 - varies.to(mean.dtype).mean()
     finite = (low.isfinite() & high.isfinite()).all().to(mean.dtype)
     return torch.stack((overall, std, largest, constant, spread, finite))
+
+
+def checked(metrics: Metrics) -> dict[str, float | Tensor]:
+    """Each metric as a number or as a tensor with no dimension and no graph; refused before anything is computed."""
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise MisuseError(f"metrics = {str(metrics)[:60]}: must be names with a number each, as in {{'reward': 1.0}}")
+    return {name: _scalar(name, value) for name, value in metrics.items()}
+
+
+def _scalar(name: str, value: float | Tensor) -> float | Tensor:
+    if not isinstance(value, Tensor):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise MisuseError(f"metrics[{name!r}] must be one real number, got {type(value).__name__}") from None
+    if value.numel() != 1 or value.is_complex() or value.is_meta:
+        shape = f"{list(value.shape)} on {value.device}"
+        raise MisuseError(f"metrics[{name!r}] must be one real number, got a tensor of shape {shape}")
+    plain = value.detach().reshape(())
+    # why: stacked with fp32 norms, a large whole number would lose its last digits
+    return plain if plain.is_floating_point() or plain.device.type == "mps" else plain.double()
+
+
+def as_numbers(metrics: Metrics, read: list[float]) -> dict[str, float]:
+    """Each metric as a number; those that were tensors have been `read`, in their order."""
+    numbers = iter(read)
+    return {name: next(numbers) if isinstance(value, Tensor) else value for name, value in metrics.items()}

@@ -1,7 +1,7 @@
 """The one look: everything a step is judged by, in one pass over the gradients and one transfer to the host."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, final
 
@@ -11,21 +11,74 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep._utils.tensors import Layout, measure
-from steadystep.errors import MisuseError
 from steadystep.records import WEIGHTS_EVERY, Signals
-from steadystep.signals.batches import Inputs, batch_is_finite, batch_rms
-from steadystep.signals.gradients import Gradients, GradientView, Transfer
+from steadystep.signals.batches import Inputs, Metrics, as_numbers, batch_is_finite, batch_rms
+from steadystep.signals.gradients import Gradients, GradientView
 from steadystep.signals.probes import UpdateProbes
 from steadystep.signals.weights import OFFSET, StatePeaks, WeightNorms
 from steadystep.snapshots.buffers import Buffers
-
-Metrics = Mapping[str, float | Tensor]
 
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _NO_METRICS: dict[str, float] = {}
 _NOTHING = slice(0, 0)
 _NO_BUFFERS: tuple[list[str], slice, slice] = ([], _NOTHING, _NOTHING)
 _ANNOUNCING = ("initial_lr", "max_lr")
+
+
+@final
+class Transfer:
+    """One read for many numbers: `add` says where each will be, `read` brings them.
+
+    >>> transfer = Transfer([torch.tensor(1.0), torch.tensor(2.0)])
+    >>> losses = transfer.add([torch.tensor(3.0)])
+    >>> values = transfer.read()
+    >>> values[:2], values[losses]
+    ([1.0, 2.0], [3.0])
+    """
+
+    __slots__ = ("_scalars", "together")
+
+    def __init__(self, first: Iterable[Tensor] = (), second: Iterable[Tensor] = ()) -> None:
+        self._scalars: list[Tensor] = [*first, *second]
+        self.together: Tensor | None = None
+        """After `read`, all of them side by side on their device; None where they were on several."""
+
+    def __len__(self) -> int:
+        return len(self._scalars)
+
+    def add(self, scalars: Iterable[Tensor]) -> slice:
+        """Tensors of no dimension; the place they will have in what `read` returns."""
+        start = len(self._scalars)
+        self._scalars.extend(scalars)
+        return slice(start, len(self._scalars))
+
+    def read(self, flat: Sequence[Tensor] = ()) -> list[float]:
+        """All of them, then the elements of `flat`, tensors of one dimension each."""
+        scalars = self._scalars
+        if not scalars:
+            return []
+        try:
+            self.together = torch.stack(scalars)
+        except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
+            return _read_mixed(scalars, flat)
+        return _read(self.together, flat)
+
+
+def _read(together: Tensor, flat: Sequence[Tensor]) -> list[float]:
+    if flat:
+        together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
+    values: list[float] = together.tolist()  # sync: once per look
+    return values
+
+
+def _read_mixed(scalars: Sequence[Tensor], flat: Sequence[Tensor]) -> list[float]:
+    """Numbers of the host are read where they are; the others ride together from the first one's device."""
+    away = [scalar for scalar in scalars if not scalar.is_cpu]
+    if not away:
+        return _read(torch.stack(list(scalars)), flat)
+    values = _read(torch.stack([scalar.to(away[0].device) for scalar in away]), flat)
+    read = iter(values)
+    return [float(s) if s.is_cpu else next(read) for s in scalars] + values[len(away) :]  # sync: none on the host
 
 
 class Announces(Protocol):
@@ -151,7 +204,7 @@ class Measurer:
             "lr": lrs[0] if len(lrs) == 1 else _largest(lrs),
             "announced_lr": announced,
             "scale": 1.0 if scale is None else host[of_scale.start],
-            "metrics": _named(metrics, host[of_metrics]) if metrics else _NO_METRICS,
+            "metrics": as_numbers(metrics, host[of_metrics]) if metrics else _NO_METRICS,
             "probe": self._probes.read(host[end:begin]) if samples or self._probes.record is not None else None,
             "inputs": self._inputs.read(host[begin:]) if first_batches else None,
         }
@@ -232,12 +285,6 @@ def _not_finite(names: Sequence[str], peaks: Sequence[float]) -> tuple[str, ...]
     return tuple([name for name, peak in zip(names, peaks, strict=True) if not math.isfinite(peak)])
 
 
-def _named(metrics: Metrics, read: list[float]) -> dict[str, float]:
-    """Each metric as a number; those that were tensors have been `read`, in their order."""
-    numbers = iter(read)
-    return {name: next(numbers) if isinstance(value, Tensor) else value for name, value in metrics.items()}
-
-
 def _count(tensors: list[Tensor]) -> int:
     return sum([tensor.numel() for tensor in tensors])
 
@@ -251,24 +298,3 @@ def _mean(losses: tuple[float, ...], weights: list[float]) -> float:
     if not counted:
         return math.nan
     return sum(loss * weight for loss, weight in counted) / sum(weight for _, weight in counted)
-
-
-def checked(metrics: Metrics) -> dict[str, float | Tensor]:
-    """Each metric as a number or as a tensor with no dimension and no graph; refused before anything is computed."""
-    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
-        raise MisuseError(f"metrics = {str(metrics)[:60]}: must be names with a number each, as in {{'reward': 1.0}}")
-    return {name: _scalar(name, value) for name, value in metrics.items()}
-
-
-def _scalar(name: str, value: float | Tensor) -> float | Tensor:
-    if not isinstance(value, Tensor):
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise MisuseError(f"metrics[{name!r}] must be one real number, got {type(value).__name__}") from None
-    if value.numel() != 1 or value.is_complex() or value.is_meta:
-        shape = f"{list(value.shape)} on {value.device}"
-        raise MisuseError(f"metrics[{name!r}] must be one real number, got a tensor of shape {shape}")
-    plain = value.detach().reshape(())
-    # why: stacked with fp32 norms, a large whole number would lose its last digits
-    return plain if plain.is_floating_point() or plain.device.type == "mps" else plain.double()

@@ -23,7 +23,7 @@ from steadystep.checkpoints.finite import bad_names
 from steadystep.checkpoints.packing import pack
 from steadystep.errors import MisuseError
 from steadystep.parallel import Ranks, SingleProcess
-from steadystep.snapshots.placement import to_replace
+from steadystep.snapshots.rotation import to_replace
 from steadystep.snapshots.storage import Rooms, SpillFile
 from steadystep.snapshots.tensor_state import Key, Numbers, TensorState
 from steadystep.state import KeptObject

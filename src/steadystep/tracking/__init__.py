@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from steadystep._utils.lazy import lazy_names
+from steadystep._utils import lazy_names
 from steadystep.records import Incident
 from steadystep.tracking.broadcast import Broadcast
 from steadystep.tracking.log_format import describe

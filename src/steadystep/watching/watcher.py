@@ -18,27 +18,27 @@ from torch.optim import Optimizer
 from steadystep._utils.rng import RngState
 from steadystep.config import Config
 from steadystep.detectors import Detector, LossScale
-from steadystep.engine.arguments import check_loss, sequence
-from steadystep.engine.ownership import IN_BACKWARD, inside_backward, needs_closure
+from steadystep.engine.arguments import (
+    check_loss,
+    checked_listener,
+    checked_scaler,
+    checked_schedulers,
+    checked_settings,
+    sequence,
+    torch_optimizer,
+)
+from steadystep.engine.ownership import IN_BACKWARD, check_watched, inside_backward, needs_closure
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
 from steadystep.optimizers import CombinedOptimizer, each_of
 from steadystep.records import Outcome
 from steadystep.signals import checked
 from steadystep.watching import listeners
-from steadystep.watching.arguments import (
-    check_watched,
-    checked_listener,
-    checked_scaler,
-    checked_schedulers,
-    checked_settings,
-    torch_optimizer,
-)
 from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.hooked_step import HookedStep
-from steadystep.watching.listeners import Schedulers
 from steadystep.watching.recorder import Again, Recorder, Reruns, say_what_is_lost, why_not
 from steadystep.watching.rounds import Rounds, judges_for
+from steadystep.watching.schedulers import Schedulers
 from steadystep.watching.undo import Undo, closure_of, is_nested, may_nest, with_closure
 
 

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from steadystep.checkpoints import atomic_io
 from steadystep.checkpoints import checkpoint as manifests
 from steadystep.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from steadystep.errors import CheckpointError
@@ -297,7 +298,7 @@ def fail_at(number: int, do: Callable[[], object]) -> bool:
 def test_a_full_disk_at_any_moment_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_step: bool
 ) -> None:
-    monkeypatch.setattr(files, "_PIECE", 64)
+    monkeypatch.setattr(atomic_io, "_PIECE", 64)
     write_checkpoint(tmp_path, a_state(1.0), step=1, updates=1)
     step = 1 if same_step else 2
     number = 1

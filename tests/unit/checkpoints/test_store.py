@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from steadystep.checkpoints import atomic_io
 from steadystep.checkpoints.store import CheckpointStore
 from steadystep.errors import CheckpointError, ConfigError
 
@@ -161,7 +162,7 @@ def leftover(folder: Path, part: str, *, host: str, pid: int, birth: str, age_s:
 def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path: Path) -> None:
     filled(tmp_path, [10])
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    here, me, dead = files._HOST, os.getpid(), int(done.stdout)
+    here, me, dead = atomic_io._HOST, os.getpid(), int(done.stdout)
     removed = [
         leftover(tmp_path, "new", host=here, pid=dead, birth="00000000"),
         leftover(tmp_path, "old", host=here, pid=dead, birth="00000000"),
@@ -170,7 +171,7 @@ def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path
         leftover(tmp_path, "new", host="elsewhere", pid=dead, birth="00000000", age_s=90_000),
     ]
     stay = [
-        leftover(tmp_path, "new", host=here, pid=me, birth=files._BIRTH),
+        leftover(tmp_path, "new", host=here, pid=me, birth=atomic_io._BIRTH),
         leftover(tmp_path, "new", host=here, pid=os.getppid(), birth="00000000"),
         leftover(tmp_path, "gone", host="elsewhere", pid=dead, birth="00000000"),
     ]
@@ -185,10 +186,10 @@ KILLED = """
 import json, os, shutil, signal, sys, warnings
 from pathlib import Path
 import torch
-from steadystep.checkpoints import CheckpointStore, files, read_checkpoint
+from steadystep.checkpoints import CheckpointStore, atomic_io, read_checkpoint
 warnings.simplefilter("error")
 torch.set_num_threads(1)
-files._PIECE = 2048
+atomic_io._PIECE = 2048
 CALLS = {"open", "write", "flush", "fsync", "mkdir", "rename", "unlink", "rmdir"}
 
 def state(number):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import steadystep
 from steadystep.cli.app import app
 from steadystep.lint import check_script
-from steadystep.pages.episodes import headline
+from steadystep.pages.incident_groups import headline
 from steadystep.runs.checklist import asked_rates
 from steadystep.runs.open import open_run
 

@@ -162,7 +162,7 @@ def test_the_reader_survives_any_failure_and_says_it_once(
     write_log(tmp_path / "bad", made_run(40, name="bad"))
     write_log(tmp_path / "good", made_run(40, name="good"))
     from steadystep.pages import library
-    from steadystep.pages.episodes import headline
+    from steadystep.pages.incident_groups import headline
 
     def fails(run: Any) -> Any:
         if run.name == "bad":

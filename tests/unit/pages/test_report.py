@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadystep.pages.charts import heat, panels
-from steadystep.pages.episodes import Headline, Mark, episodes, headline
+from steadystep.pages.incident_groups import Headline, Mark, episodes, headline
 from steadystep.pages.report import report_page, view
 from steadystep.pages.run_list import summary
 from steadystep.pages.site import environment, island, script, style

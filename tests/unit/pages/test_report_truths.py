@@ -8,7 +8,7 @@ import pytest
 
 from steadystep._utils.checklist import ChecklistItem
 from steadystep.pages.charts import heat
-from steadystep.pages.episodes import Headline
+from steadystep.pages.incident_groups import Headline
 from steadystep.pages.report import view
 from steadystep.pages.run_list import summary
 from steadystep.pages.site import environment

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from steadystep.config import Config
-from steadystep.parallel.ranks import SECTIONS, checksum, difference, sections
+from steadystep.parallel.single_process import SECTIONS, checksum, difference, sections
 
 
 def told(
