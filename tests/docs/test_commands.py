@@ -22,6 +22,7 @@ BY_HAND = {
     r"steadystep bench (detection|recovery|overhead|stability)": "half an hour each; tests/unit has --quick",
     r"steadystep bench stability --(quick|json)": "minutes where results are missing",
     r"torchrun .*": "tests/distributed, in `make test-all`",
+    r"python tools/step_calls.py": "needs a checkout; tests/docs/test_walk.py has its step",
     r"python -c .*scorecard.*": "21 faults, twice: half a minute of an idle machine",
 }
 

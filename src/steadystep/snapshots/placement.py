@@ -71,7 +71,7 @@ def without_replay(trust_steps: int, why: str) -> str:
     """What a rollback costs where updates cannot be made again.
 
     >>> print(without_replay(20, "4 ranks"))
-    a rollback loses 20 updates or more here, they are not made again: 4 ranks
+    a rollback loses 20 updates or more here, they are not replayed: 4 ranks
     """
     return f"a rollback loses {trust_steps} updates or more here, they are not replayed: {why}"
 
