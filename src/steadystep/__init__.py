@@ -4,14 +4,14 @@ Public names load on first use: `import steadystep` itself imports nothing heavy
 They are listed once, in `__init__.pyi`.
 """
 
-from pathlib import Path
+import pkgutil
 
 from steadystep import _deprecated
 from steadystep._utils import load_quietly, stub_homes
 
 _deprecated.install()
 
-_homes = stub_homes(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+_homes = stub_homes((pkgutil.get_data(__name__, "__init__.pyi") or b"").decode())  # also from a zip
 
 __all__ = sorted(_homes)  # type checkers read the stub
 

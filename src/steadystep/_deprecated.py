@@ -12,8 +12,10 @@ from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
+
+_NOT_THE_USER = frozenset(("steadystep", "importlib", "contextlib", "dataclasses", "pydantic"))
 
 MODULES: dict[str, str] = {
     "steadystep.recovery": "steadystep.checkpoints",
@@ -25,6 +27,8 @@ MODULES: dict[str, str] = {
     "steadystep.dashboard": "steadystep.pages",
     "steadystep.probe": "steadystep.lr_finder",
     "steadystep.check": "steadystep.lint",
+    "steadystep.dist": "steadystep.parallel",
+    "steadystep.rng": "steadystep._utils.rng",
 }
 """What a module is called now."""
 
@@ -86,9 +90,18 @@ ACTIONS: dict[str, str] = {"catch-up": "replay"}
 """What a plan of before asked for."""
 
 
-def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Say that `old` is called `new`, at the line that used it."""
-    warnings.warn(f"{old} is now {new}; the old name goes with steadystep 0.2", DeprecationWarning, stacklevel)
+def warn_renamed(old: str, new: str) -> None:
+    """Say that `old` is called `new`, at the line that used it: the first one outside this package and importlib."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_globals.get("__name__") or "").partition(".")[0] in _NOT_THE_USER:
+        frame = frame.f_back
+    text = f"{old} is now {new}; the old name goes with steadystep 0.2"
+    if frame is None:
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return
+    where, module = frame.f_code.co_filename, frame.f_globals.get("__name__")
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, DeprecationWarning, where, frame.f_lineno, module, registry)
 
 
 def old_names(module: str) -> Callable[[str], object]:
@@ -136,7 +149,7 @@ def new_settings(section: Any) -> Any:
     """The section `recovery` with the keys of this version; what is no mapping is for others to refuse."""
     if isinstance(section, Mapping):
         for old in SETTINGS.keys() & section.keys():
-            warn_renamed(f"recovery.{old}", f"recovery.{SETTINGS[old]}", stacklevel=5)
+            warn_renamed(f"recovery.{old}", f"recovery.{SETTINGS[old]}")
             section = {SETTINGS.get(key, key): value for key, value in section.items()}
     return section
 
@@ -169,7 +182,7 @@ class _OldModules(MetaPathFinder, Loader):
         """Give it a `__getattr__`."""
         old = module.__name__
         new, elsewhere = import_module(MODULES[old]), ELSEWHERE.get(old, {})
-        warn_renamed(old, MODULES[old], stacklevel=6)
+        warn_renamed(old, MODULES[old])
 
         def find(name: str) -> object:
             if name.startswith("__"):

@@ -151,3 +151,21 @@ def test_the_new_names_say_nothing() -> None:
         warnings.simplefilter("error")
         assert PLAIN.all_finite
         assert Config.load({"recovery": {"replay_memory_mb": 7}}).recovery.replay_memory_mb == 7
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import steadystep.track",
+        "from steadystep.curves import open_run",
+        "from steadystep import track",
+        "steadystep.track",
+    ],
+)
+def test_the_warning_points_at_the_users_line(line: str) -> None:
+    for name in ("steadystep.track", "steadystep.curves"):
+        sys.modules.pop(name, None)
+    steadystep.__dict__.pop("track", None)
+    with pytest.warns(DeprecationWarning, match="is now") as caught:
+        exec(compile(line, "loop.py", "exec"), {"steadystep": steadystep, "__name__": "loop"})
+    assert {warning.filename for warning in caught} == {"loop.py"}

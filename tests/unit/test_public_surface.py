@@ -6,6 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,13 @@ def test_importing_steadystep_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_it_is_imported_from_a_zip_too(tmp_path: Path) -> None:
+    package, archive = Path(steadystep.__file__).parent, tmp_path / "steadystep.zip"
+    with zipfile.ZipFile(archive, "w") as zipped:
+        for path in [*package.rglob("*.py"), *package.rglob("*.pyi")]:
+            zipped.write(path, Path("steadystep") / path.relative_to(package))
+    code = f"import sys; sys.path.insert(0, {str(archive)!r})\nimport steadystep as s\nprint(s.__file__, s.Config)"
+    said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert str(archive) in said

@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from steadystep.records import (
     GRAVE,
     LOUD,
     SEVERITIES,
-    Action,
+    ActionName,
     Damage,
     Diagnosis,
     Finding,
@@ -67,7 +68,7 @@ diagnoses = st.builds(
     evidence=words,
     advice=words,
 )
-plans = st.builds(Plan, actions=st.lists(st.sampled_from(Action), max_size=3).map(tuple), reason=words)
+plans = st.builds(Plan, actions=st.lists(st.sampled_from(get_args(ActionName)), max_size=3).map(tuple), reason=words)
 outcomes = st.builds(
     Outcome,
     step=st.integers(0, 10**12),

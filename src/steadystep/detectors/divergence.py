@@ -2,7 +2,8 @@
 
 Nothing is known yet about how this run's losses scatter, so they are compared with the very first one. In healthy runs
 of 17 kinds the loss of the first 64 steps stayed below 8 times the first one; here it takes a hundred times. A value
-function whose first targets are zero does that too, so what follows is for weights from before to decide: `testimony`.
+function whose first targets are zero does that too, so what follows is for weights from before to decide
+(`diagnosis/counterfactual.py`).
 """
 
 import math

@@ -137,7 +137,7 @@ class GrowingGradient:
     Gradients that are never cleared add up, n(t) = |g_1 + ... + g_t|, so the mean norm of steps 1, 2, 3-4, 5-8, 9-16
     and 17-32 grows by a factor of nearly two each time. An explosion grows faster and faster, a warm-up or a drift
     far more slowly. Later on a healthy net that leaves a flat region can grow like that; there norms must also have
-    become smoother than those of single batches are (detectors/piling.py).
+    become smoother than those of single batches are (`Piling`).
     """
 
     name = "growing-gradient"

@@ -74,7 +74,7 @@ class NotHealing:
     It warns at 36, or at 18 where half of what was learned is lost, and not before twice the longest stretch that has
     healed by itself; nor where the loss is coming down again, nor where it has been negative, as with policy gradients,
     whose level means little. Harder data does the same, so a warning is a reason to compare weights
-    (diagnosis/evidence.py).
+    (diagnosis/counterfactual.py).
     """
 
     name = "not-healing"

@@ -51,7 +51,7 @@ class SlowDivergence:
     sigma up, because bursts are over by then (128 to 512 steps and a whole sigma where sigma is a quarter of the level
     or more: SGD on few samples); and six times the largest rise that the level of this run has come back from, if it
     wanders at all. There is none while nothing has been learned. It is a reason to compare weights
-    (diagnosis/evidence.py).
+    (diagnosis/counterfactual.py).
     """
 
     name = "slow-divergence"

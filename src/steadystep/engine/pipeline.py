@@ -108,13 +108,20 @@ class Pipeline:
             repeatable=self._group.repeatable,
         )
 
-    def measure_losses(self, losses: list[Tensor], weights: list[float] | None = None, **more: Any) -> GradientView:
+    def measure_losses(
+        self,
+        losses: list[Tensor],
+        weights: list[float] | None = None,
+        *,
+        refused_in_a_row: int | None = None,
+        **more: Any,
+    ) -> GradientView:
         """The gradients as they stand, for losses that were computed elsewhere; `more` as for `Measurer.measure`."""
         view = self._measurer.measure(
             step=self.progress.attempts,
             losses=losses,
             weights=[1.0] * len(losses) if weights is None else weights,
-            refused_in_a_row=self._budget.refused_in_a_row,
+            refused_in_a_row=self._budget.refused_in_a_row if refused_in_a_row is None else refused_in_a_row,
             **more,
         )
         return view if self._ranks.size == 1 else self._ranks.agree(view)
@@ -228,7 +235,7 @@ class Pipeline:
         """Measure and judge gradients that a loop computed; it applies the plan itself, and says so with `commit`."""
         with self._runner:
             self._lr.place(self.progress.updates)
-            view = self.measure_losses([loss])
+            view = self.measure_losses([loss], refused_in_a_row=0)  # why: nothing is run again here to look closer
             verdict = self.judge(view, careful=True)
             self._inspected = replace(view, signals=verdict.signals), verdict
             return verdict.plan

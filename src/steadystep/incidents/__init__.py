@@ -1,6 +1,7 @@
 """What went wrong, kept so that it can be run again: where a NaN was born, bundles on disk, replay."""
 
 from steadystep._deprecated import old_names
+from steadystep._utils.rng import RngState
 from steadystep.incidents.bundle import Bundle, read_bundle, write_bundle
 from steadystep.incidents.incidents import Incidents
 from steadystep.incidents.locate import examine, locate
@@ -18,6 +19,7 @@ __all__ = [
     "Origin",
     "RefusedStep",
     "Replay",
+    "RngState",
     "examine",
     "locate",
     "read_bundle",

@@ -17,7 +17,7 @@ from typing import Literal
 
 from steadystep.policy.budget import Budget, Limits
 from steadystep.policy.trusted_snapshots import TrustedSnapshot, restorable
-from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
+from steadystep.records import Action, ActionName, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
 from steadystep.stats import is_absurd
 
 PROCEED = Plan()
@@ -119,7 +119,7 @@ def _before_poison(diagnosis: Diagnosis, states: Sequence[TrustedSnapshot]) -> i
     return clean[-1] if clean else None
 
 
-def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[Action, ...]:
+def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[ActionName, ...]:
     """How the update is refused, if it is."""
     refuse = Action.LEAVE_OUT if signals.repeatable and len(signals.losses) > 1 else Action.SKIP_STEP
     if any(f.severity == "critical" for f in diagnosis.findings):

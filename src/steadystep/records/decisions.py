@@ -6,7 +6,7 @@ from typing import Annotated, SupportsFloat, final
 from pydantic import PlainSerializer, PlainValidator
 
 from steadystep._deprecated import old_arguments, old_fields
-from steadystep.records.record import JSON, Action, Damage, Record, Severity
+from steadystep.records.record import JSON, ActionName, Damage, Record, Severity
 from steadystep.records.signals import Signals
 
 
@@ -53,7 +53,7 @@ class Plan(Record):
 
     __pydantic_config__ = JSON
 
-    actions: Annotated[tuple[Action, ...], PlainSerializer(list)] = ()
+    actions: tuple[ActionName, ...] = ()
     reason: str = ""
     norm: float | None = None
     """With "rescale": the gradient norm to come down to."""

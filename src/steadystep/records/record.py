@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from enum import StrEnum
 from functools import cache
-from typing import Any, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -34,70 +34,84 @@ class Damage(StrEnum):
     WEIGHTS = "weights"
 
 
-class Action(StrEnum):
-    """What a plan may ask for."""
-
-    SKIP_STEP = "skip-step"
-    LEAVE_OUT = "leave-out"
-    BACK_OFF_SCALE = "back-off-scale"
-    RESCALE = "rescale"
-    RESTORE_MOMENTS = "restore-moments"
-    RESTORE_KEPT = "restore-kept"
-    COPY_REPLICA = "copy-replica"
-    ROLLBACK = "rollback"
-    REPLAY = "replay"
-    CUT_LR = "cut-lr"
-    HOLD_LR = "hold-lr"
-    SKIP_BATCHES = "skip-batches"
-    REWARM = "rewarm"
-    STOP = "stop"
-
-    __repr__ = str.__repr__  # why: plans are printed, and a user compares them with plain text
+ActionName = Literal[
+    "skip-step",
+    "leave-out",
+    "back-off-scale",
+    "rescale",
+    "restore-moments",
+    "restore-kept",
+    "copy-replica",
+    "rollback",
+    "replay",
+    "cut-lr",
+    "hold-lr",
+    "skip-batches",
+    "rewarm",
+    "stop",
+]
 
 
-class DetectorName(StrEnum):
+class Action:
+    """What a plan may ask for. Plain texts, as they stand in plans and logs; a misspelt name is a type error."""
+
+    SKIP_STEP: Final[ActionName] = "skip-step"
+    LEAVE_OUT: Final[ActionName] = "leave-out"
+    BACK_OFF_SCALE: Final[ActionName] = "back-off-scale"
+    RESCALE: Final[ActionName] = "rescale"
+    RESTORE_MOMENTS: Final[ActionName] = "restore-moments"
+    RESTORE_KEPT: Final[ActionName] = "restore-kept"
+    COPY_REPLICA: Final[ActionName] = "copy-replica"
+    ROLLBACK: Final[ActionName] = "rollback"
+    REPLAY: Final[ActionName] = "replay"
+    CUT_LR: Final[ActionName] = "cut-lr"
+    HOLD_LR: Final[ActionName] = "hold-lr"
+    SKIP_BATCHES: Final[ActionName] = "skip-batches"
+    REWARM: Final[ActionName] = "rewarm"
+    STOP: Final[ActionName] = "stop"
+
+
+class DetectorName:
     """The detectors that come with the package; one of a user's own has any other name."""
 
-    ATTENTION_LOGIT_GROWTH = "attention-logit-growth"
-    BUFFER_JUMP = "buffer-jump"
-    CLIP_RATE = "clip-rate"
-    CONSTANT_PREDICTION = "constant-prediction"
-    DAMAGED_STATE = "damaged-state"
-    DEAD_UNITS = "dead-units"
-    EARLY_DIVERGENCE = "early-divergence"
-    EMBEDDING_GROWTH = "embedding-growth"
-    ENTROPY_COLLAPSE = "entropy-collapse"
-    FLAT_REWARD = "flat-reward"
-    GRADIENT_SPIKE = "gradient-spike"
-    GROWING_GRADIENT = "growing-gradient"
-    INPUT_SCALE = "input-scale"
-    KL_BLOW_UP = "kl-blow-up"
-    LEARNING_RATE_BOUNDS = "learning-rate-bounds"
-    LEARNING_RATE_CREEP = "learning-rate-creep"
-    LEARNING_RATE_JUMP = "learning-rate-jump"
-    LOSS_SCALE = "loss-scale"
-    LOSS_SPIKE = "loss-spike"
-    LOST_MOMENTS = "lost-moments"
-    METRIC_BOUNDS = "metric-bounds"
-    NO_LEARNING = "no-learning"
-    NON_FINITE = "non-finite"
-    NOT_HEALING = "not-healing"
-    ODD_REPLICA = "odd-replica"
-    OSCILLATION = "oscillation"
-    POISONED_MOMENTS = "poisoned-moments"
-    RMS_SURPRISE = "rms-surprise"
-    SAME_BATCH = "same-batch"
-    SATURATED_UNITS = "saturated-units"
-    SHORT_WARMUP = "short-warmup"
-    SLOW_DIVERGENCE = "slow-divergence"
-    SUSPICIOUS_PERFECTION = "suspicious-perfection"
-    UPDATE_RATIO = "update-ratio"
-    VANISHING_GRADIENT = "vanishing-gradient"
-    WEIGHT_JUMP = "weight-jump"
-    WORSE_THAN_BEST = "worse-than-best"
-    ZERO_GRADIENT = "zero-gradient"
-
-    __repr__ = str.__repr__
+    ATTENTION_LOGIT_GROWTH: Final = "attention-logit-growth"
+    BUFFER_JUMP: Final = "buffer-jump"
+    CLIP_RATE: Final = "clip-rate"
+    CONSTANT_PREDICTION: Final = "constant-prediction"
+    DAMAGED_STATE: Final = "damaged-state"
+    DEAD_UNITS: Final = "dead-units"
+    EARLY_DIVERGENCE: Final = "early-divergence"
+    EMBEDDING_GROWTH: Final = "embedding-growth"
+    ENTROPY_COLLAPSE: Final = "entropy-collapse"
+    FLAT_REWARD: Final = "flat-reward"
+    GRADIENT_SPIKE: Final = "gradient-spike"
+    GROWING_GRADIENT: Final = "growing-gradient"
+    INPUT_SCALE: Final = "input-scale"
+    KL_BLOW_UP: Final = "kl-blow-up"
+    LEARNING_RATE_BOUNDS: Final = "learning-rate-bounds"
+    LEARNING_RATE_CREEP: Final = "learning-rate-creep"
+    LEARNING_RATE_JUMP: Final = "learning-rate-jump"
+    LOSS_SCALE: Final = "loss-scale"
+    LOSS_SPIKE: Final = "loss-spike"
+    LOST_MOMENTS: Final = "lost-moments"
+    METRIC_BOUNDS: Final = "metric-bounds"
+    NO_LEARNING: Final = "no-learning"
+    NON_FINITE: Final = "non-finite"
+    NOT_HEALING: Final = "not-healing"
+    ODD_REPLICA: Final = "odd-replica"
+    OSCILLATION: Final = "oscillation"
+    POISONED_MOMENTS: Final = "poisoned-moments"
+    RMS_SURPRISE: Final = "rms-surprise"
+    SAME_BATCH: Final = "same-batch"
+    SATURATED_UNITS: Final = "saturated-units"
+    SHORT_WARMUP: Final = "short-warmup"
+    SLOW_DIVERGENCE: Final = "slow-divergence"
+    SUSPICIOUS_PERFECTION: Final = "suspicious-perfection"
+    UPDATE_RATIO: Final = "update-ratio"
+    VANISHING_GRADIENT: Final = "vanishing-gradient"
+    WEIGHT_JUMP: Final = "weight-jump"
+    WORSE_THAN_BEST: Final = "worse-than-best"
+    ZERO_GRADIENT: Final = "zero-gradient"
 
 
 class Record:

@@ -1,4 +1,4 @@
-"""Is the batch itself finite? Looked at only after something went wrong."""
+"""What comes with a step: is the batch finite, how large is it, what do the first ones look like; and metrics."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -75,7 +75,6 @@ def _sized_tensor(batch: Any) -> Tensor | None:
 
 _BATCHES = 4
 _MOST = 1 << 20  # elements of one batch that are looked at
-# of containers
 
 
 @final

@@ -30,7 +30,7 @@ _MEASURED_IN = {
 class WeightEdits:
     """Compares the norms of all weights before the first `load_state_dict` since the last step with those after it.
 
-    A healthy step costs one comparison with None. On several ranks only what is announced counts: a hook that one of
+    A healthy step costs one look at a flag. On several ranks only what is announced counts: a hook that one of
     them missed would part them.
     """
 

@@ -77,11 +77,6 @@ class Rounds:
         return self.place(optimizer) != self._leader
 
     @property
-    def is_whole(self) -> bool:
-        """The decision at hand is about all of them."""
-        return len(self._included) == len(self._all)
-
-    @property
     def all_stepped(self) -> bool:
         """Every one that the decision at hand is about has been stepped."""
         return self._included <= self._stepped

@@ -71,3 +71,14 @@ def test_refusals_by_hand_count_towards_the_budget() -> None:
         else:
             guard.commit(stepped=False)
     assert guard.attempts == 2
+
+
+def test_refusals_do_not_count_as_signs_of_damage() -> None:
+    """Nothing is run again for a loop of one's own, so a row of them says nothing about the weights."""
+    model = nn.Linear(2, 1)
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(4):
+        loss = model(torch.full((4, 2), float("nan"))).mean()
+        loss.backward()
+        guard.inspect(loss)
+        assert guard.commit(stepped=False).signals.refused_in_a_row == 0
