@@ -213,7 +213,7 @@ class RecoverySettings(Settings):
     replay_memory_mb: Number = Field(
         256.0,
         ge=0,
-        description="batches given as batch= are remembered for a rollback to make their updates again; 0 for none",
+        description="batches given as batch= are remembered, so that a rollback can replay their updates; 0 for none",
     )
     incident_bundles: Switch = Field(
         True, description="with a run_dir: write what is needed to run a refused step again to run_dir/incidents"

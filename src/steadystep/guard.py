@@ -164,10 +164,10 @@ class Guard:
     def keep(
         self, name: str, thing: KeptObject, *, check: bool | None = None, update: Callable[[], object] | None = None
     ) -> None:
-        """Let something else with a state (EMA weights, a scheduler) be saved and go back together with the weights.
+        """Let something else with a state (EMA weights, a scheduler) be saved and rolled back with the weights.
 
         `update` is what your loop does to it after each step (`lambda: ema.update_parameters(model)`): where updates
-        are made again after a rollback, so is this. With `check`, the default for modules, its tensors are looked at
+        are replayed after a rollback, so is this. With `check`, the default for modules, its tensors are looked at
         every 20 steps together with the weights, and put back by themselves when they are no longer finite.
         """
         arguments.check_kept(name, thing, update)

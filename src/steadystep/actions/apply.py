@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TensorClip(Protocol):
-    """Scales some of the gradients of a look, in place."""
+    """Scales some of the gradients of a view, in place."""
 
     def clip_(self, view: "GradientView") -> bool:
         """True when one was known to be scaled."""

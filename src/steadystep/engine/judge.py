@@ -91,7 +91,7 @@ class Judge:
 
         Args:
             signals: what was measured.
-            updates: how many the weights contain: going back to those in place would change nothing.
+            updates: how many the weights contain: rolling back to those in place would change nothing.
             ceiling: over the learning rate, from an older trouble.
             careful: whoever asks cannot roll back.
             clipped: the loop has clipped the gradients since they were measured.
@@ -225,7 +225,7 @@ class Judge:
                 self.trial.add(old_loss=old, current_loss=current)
 
     def _severity(self, result: RollbackTrialResult, state: State, suspected: Finding) -> Generator[Ask, Any, Severity]:
-        """Going back pays where the objective is still what it was: no adversary, no target network has moved.
+        """A rollback pays where the objective is still what it was: no adversary, no target network has moved.
 
         Where that cannot be told, only a jump is acted upon.
         """

@@ -146,7 +146,7 @@ class MicroBatchRunner:
         self._state = "idle"
 
     def micro_batches(self) -> tuple[RecordedMicroBatch, ...]:
-        """What it takes to make this update again, later; nothing if a micro-batch came without `batch=`."""
+        """What it takes to replay this update, later; nothing if a micro-batch came without `batch=`."""
         members, weighted = self.group.members, self.group.weighted
         if self._offered:
             return self._offered
@@ -188,7 +188,7 @@ class MicroBatchRunner:
         self._rng, self._batch = rng, batch
 
     def offer(self, micro_batches: tuple[RecordedMicroBatch, ...]) -> None:
-        """What it takes to make the update at hand again, of a loop that runs its passes itself."""
+        """What it takes to replay the update at hand, of a loop that runs its passes itself."""
         self._offered = micro_batches
 
     def suspect(self, bad: Sequence[int]) -> tuple[Closure | None, Any, RngState | None]:

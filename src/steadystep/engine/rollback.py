@@ -167,7 +167,7 @@ class Rollback:
 
 
 def as_carried_out(plan: Plan, *, whole: bool, some: bool, innocent: bool) -> Plan:
-    """What became of a plan to replay: with all updates made again there is nothing to recover from.
+    """What became of a plan to replay: with all updates replayed there is nothing to recover from.
 
     And where no update did the damage (`innocent`), the learning rate had no part in it.
     """

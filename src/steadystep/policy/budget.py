@@ -134,9 +134,9 @@ class Limits:
     early_hold: int = 1600
     """Updates before a learning rate is tried again whose first updates multiplied the loss."""
     skips_batches: bool = True
-    """False: the loop will give the same batches again, so random numbers go back too."""
+    """False: the loop will give the same batches again, so random numbers are rolled back too."""
     replays: bool = False
-    """After going back, remembered batches are run again."""
+    """After a rollback, remembered batches are replayed."""
 
 
 @final

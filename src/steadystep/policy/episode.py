@@ -19,7 +19,7 @@ _AT_ONCE = (DetectorName.NON_FINITE, DetectorName.DAMAGED_STATE)  # they foretel
 
 @final
 class Episode:
-    """Signs of trouble that belong together. A state to go back to must be older than the *first* of them."""
+    """Signs of trouble that belong together. A state to roll back to must be older than the *first* of them."""
 
     def __init__(self) -> None:
         self.first_sign: int | None = None

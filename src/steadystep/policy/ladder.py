@@ -158,7 +158,7 @@ def _roll_back(
     if broken and not any(state.step >= 0 for state in good):  # anything finite that has learned is better than that
         good = [state for state in states if state.step >= 0] or good
     if again is not None and signals.counterfactual is None and not refusal and not signals.odd_replicas and not broken:
-        # Nobody could be asked, and going back has not helped: it is the data, or cannot be helped.
+        # Nobody could be asked, and a rollback has not helped: it is the data, or cannot be helped.
         return PROCEED
     if budget.rollbacks_spent(signals.step):
         stop = (Action.ROLLBACK, Action.STOP) if good or broken else (Action.SKIP_STEP, Action.STOP)
@@ -198,7 +198,7 @@ def _cut_lr(lr: float, then: float, ceiling: float | None, limits: Limits, *, is
 
 
 def _from_checkpoint(signals: Signals, diagnosis: Diagnosis, budget: Budget, limits: Limits) -> Plan:
-    """The learning rate is cut where trouble was seen coming, or comes back: nothing is made again that could tell."""
+    """The learning rate is cut where trouble was seen coming, or comes back: nothing is replayed that could tell."""
     again = budget.last_target(signals.step) is not None
     cut = 1.0 if budget.episode.sudden else limits.lr_mult_again if again else limits.lr_mult
     if not cut < 1.0 or not signals.lr > 0.0:
@@ -217,7 +217,7 @@ def _begin_again(
 ) -> Plan:
     """Back to before the first sign of a loss that multiplied at once, with a tenth of the learning rate.
 
-    Nothing is made again: it was one of those updates, and nothing was learned from them. The last rollback of a window
+    Nothing is replayed: it was one of those updates, and nothing was learned from them. The last rollback of a window
     is kept for later: a run that cannot be helped is told so, and goes on.
     """
     before = signals.step if budget.episode.first_sign is None else budget.episode.first_sign
@@ -241,7 +241,7 @@ def _begin_again(
 def _by_updates(diagnosis: Diagnosis, budget: Budget, limits: Limits) -> bool:
     """Whether updates can have caused the damage: not where weights jumped between two of them, or NaN came at once.
 
-    Where updates are made again it shows whether the jump comes back, and with nothing lost nothing is cut.
+    Where updates are replayed it shows whether the jump comes back, and with nothing lost nothing is cut.
     """
     if any(f.detector in (DetectorName.WEIGHT_JUMP, DetectorName.ODD_REPLICA) for f in diagnosis.findings):
         return limits.replays

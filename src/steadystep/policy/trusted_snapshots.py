@@ -5,11 +5,11 @@ from typing import Protocol, TypeVar
 
 from steadystep.policy.budget import Budget, Limits
 
-_UNTRAINED = 64  # updates: after so many, the state from before the first one is nothing to go back to
+_UNTRAINED = 64  # updates: after so many, the state from before the first one is nothing to roll back to
 
 
 class TrustedSnapshot(Protocol):
-    """A state one could go back to."""
+    """A state that a rollback could restore."""
 
     @property
     def step(self) -> int:

@@ -69,12 +69,12 @@ class Plan(Record):
     hold: int | None = None
     """With "cut-lr" and "hold-lr": healthy updates before it is lifted; the usual number without it."""
     until: int | None = None
-    """With "replay": the step of the first sign. After going back, updates of remembered batches are made again; from
+    """With "replay": the step of the first sign. After a rollback, updates of remembered batches are replayed; from
     this step on only where they go better this time."""
     outside: bool = False
-    """With "replay": something else than updates has changed the weights, so that all may be made again."""
+    """With "replay": the weights were modified outside the optimizer, so that all may be replayed."""
     only_whole: bool = False
-    """With "replay": unless all of them can be made again, none is."""
+    """With "replay": unless all of them can be replayed, none is."""
 
     @property
     def proceeds(self) -> bool:
@@ -116,7 +116,7 @@ class Outcome(Record):
     restored: int | None = None
     """After a rollback: the number of updates in the weights now."""
     replayed: int = 0
-    """Of these, how many were made again from remembered batches."""
+    """Of these, how many were replayed from remembered batches."""
     exact: bool = False
     """These came out bit for bit as they had, compared up to the first sign of trouble; False where it is not known."""
 

@@ -26,7 +26,7 @@ OFFSET = 7  # not at the round numbers where people save, validate and change th
 
 @final
 class WeightNorms:
-    """One pass over the weights when it is due; its numbers ride along with the look's host read."""
+    """One pass over the weights when it is due; its numbers ride along with the step's host read."""
 
     def __init__(self, gradients: Gradients, *, wanted: bool = True, infinite: Container[str] = ()) -> None:
         """`infinite` names parameters whose norm is so on purpose: they are left out."""
@@ -112,7 +112,7 @@ _KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @final
 class StatePeaks:
-    """One pass when it is due, with that over the weights; its numbers ride along with the look's host read."""
+    """One pass when it is due, with that over the weights; its numbers ride along with the step's host read."""
 
     def __init__(
         self,

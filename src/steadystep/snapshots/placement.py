@@ -68,7 +68,7 @@ def protection(placed: Placement, *, interval: int, trust_steps: int, checkpoint
 
 
 def without_replay(trust_steps: int, why: str) -> str:
-    """What a rollback costs where updates cannot be made again.
+    """What a rollback costs where updates cannot be replayed.
 
     >>> print(without_replay(20, "4 ranks"))
     a rollback loses 20 updates or more here, they are not replayed: 4 ranks

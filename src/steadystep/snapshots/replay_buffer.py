@@ -1,4 +1,4 @@
-"""The last updates, in a form that can be made again: closures, batches and what came of them.
+"""The last updates, in a form that can be replayed: closures, batches and what came of them.
 
 After a rollback the batches since are not lost: they are run once more, from the restored weights on. It holds
 references, no copies; what a step costs is a look at the size of its batch.
@@ -13,7 +13,7 @@ from typing import Any, Protocol, final
 from steadystep._utils.tree import bytes_of
 from steadystep.records import Signals
 
-_MOST = 512  # updates: no state that one goes back to is older
+_MOST = 512  # updates: no state that is rolled back to is older
 _LUMP = 16  # updates whose batches are weighed together: one by one, with cold caches, took three times as long
 
 

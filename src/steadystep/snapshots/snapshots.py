@@ -81,7 +81,7 @@ class Snapshots:
         self._ranks = ranks or SingleProcess()
         self._states: list[Snapshot] = []
         self._passed_over: list[Snapshot] = []
-        """Younger than what was restored: what updates that are made again should lead to."""
+        """Younger than what was restored: what updates that are replayed should lead to."""
         self._kept: dict[str, KeptObject] = {}
         self._updates: dict[str, Callable[[], object]] = {}
         self._last_step = 0
@@ -108,7 +108,7 @@ class Snapshots:
         return tuple(self._states)
 
     def keep(self, name: str, thing: KeptObject, update: Callable[[], object] | None = None) -> None:
-        """Let `thing` go back together with the weights. States from before do not know it: `forget` them."""
+        """Let `thing` be rolled back together with the weights. States from before do not know it: `forget` them."""
         self._kept[name] = thing
         self._updates.pop(name, None)
         if update is not None:
@@ -121,7 +121,7 @@ class Snapshots:
 
     @property
     def leaves_behind(self) -> bool:
-        """Whether something that is kept holds tensors and cannot follow updates that are made again."""
+        """Whether something that is kept holds tensors and cannot follow updates that are replayed."""
         others = [thing for name, thing in self._kept.items() if name not in self._updates]
         return any(_holds_tensors(thing.state_dict()) for thing in others)
 

@@ -31,7 +31,7 @@ class Stateful(Protocol):
 
 
 class KeptObject(Protocol):
-    """Anything with a state that should go back together with the weights."""
+    """Anything with a state that should be rolled back together with the weights."""
 
     def state_dict(self) -> Any:
         """Its state."""

@@ -107,7 +107,7 @@ class Collected:
                 self.norms[0] = torch.add(first, total_norm.detach().to(first.device, first.dtype), alpha=0)
 
     def micro_batches(self, *, unchanged: bool) -> tuple[RecordedMicroBatch, ...]:
-        """What it takes to make this update again; nothing where part of what the loop did was not seen.
+        """What it takes to replay this update; nothing where part of what the loop did was not seen.
 
         `unchanged` says that the gradients are known to be those of the last backward pass.
         """

@@ -65,7 +65,7 @@ class HookedStep:
         self._options: tuple[Mapping[str, Any], ...] = ()
         self._taken: tuple[tuple[RecordedMicroBatch, ...], Outcome, int, tuple[Mapping[str, Any], ...]] | None = None
         self.busy = False
-        """A step of the optimizer is the guard's own: an update is made again."""
+        """A step of the optimizer is the guard's own: an update is replayed."""
         self._undo: Undo | None = None
         self._view: GradientView | None = None
         self._evaluations = 0
@@ -194,7 +194,7 @@ class HookedStep:
         return outcome
 
     def remember(self) -> None:
-        """The update that was closed can be made again as it was taken: by all that it is about."""
+        """The update that was closed can be replayed as it was taken: by all that it is about."""
         taken, self._taken = self._taken, None
         if taken is not None:
             micro_batches, outcome, updates, options = taken
@@ -223,7 +223,7 @@ class HookedStep:
             parts.runner.given_losses = True
 
     def _measure_again(self, kept: Sequence[int]) -> GradientView:
-        """At the gradients of an update that is made again. Its losses were divided by the loop."""
+        """Measure the gradients of an update that is replayed. Its losses were divided by the loop."""
         parts = self._parts
         losses = [parts.runner.group.members[i].loss for i in kept]
         losses = losses if len(losses) == 1 else [loss * len(losses) for loss in losses]

@@ -66,7 +66,7 @@ class Schedulers:
         self._places = self._now()
 
     def advance(self, count: int) -> None:
-        """So many updates were made again after a rollback: those that move with every step follow."""
+        """So many updates were replayed after a rollback: those that move with every step follow."""
         for scheduler, moves in zip(self.known, self._moving, strict=False):
             if moves and isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
                 for _ in range(count):

@@ -154,7 +154,7 @@ class Watcher:
         Args:
             loss: one real number, before it is scaled or divided.
             batch: kept in an incident, and given to `again` as its argument.
-            again: computes this loss again, to find out where a NaN came from and whether going back would help.
+            again: computes this loss again, to find out where a NaN came from and whether a rollback would help.
         """
         check_loss("watcher.loss", loss)
         if again is not None and not callable(again):
@@ -275,7 +275,7 @@ class Watcher:
         self._schedulers.after_step(refused=not outcome.stepped and updates == self.guard.updates)
 
     def _recorded(self, model: nn.Module, obstacle: str) -> Recorder | None:
-        """Where updates can be made again."""
+        """Where updates can be replayed."""
         parts = self.guard._parts
         if obstacle:
             say_what_is_lost(self.guard.config, obstacle)
