@@ -88,8 +88,7 @@ def _sample(package: str, mutants: list[Mutant], options: argparse.Namespace) ->
 def jobs_for(mutants: Iterable[Mutant], options: argparse.Namespace) -> Iterator[Job]:
     """Each mutant with the tests that reach it, as many as the time for one allows."""
     files = test_files(options.tests)
-    for file in files:
-        record(file)
+    record(files, at_once=options.jobs)
     reach = Reach()
     reach.load(files)
     for mutant in mutants:

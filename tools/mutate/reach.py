@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -104,27 +105,52 @@ class Recorder:
         }
 
 
-def record(test_file: str) -> None:
-    """Writes down what the tests of one file reach, unless that is known."""
+def record(test_files: Iterable[str], *, at_once: int) -> None:
+    """Write down what the tests of each file reach, several files at a time, unless it is known."""
+    waiting = [file for file in test_files if not _is_known(file)]
+    running: list[_Recording] = []
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            running.append(_Recording(waiting.pop(0)))
+        running = [one for one in running if not one.ended()]
+        time.sleep(0.01)
+
+
+def _is_known(test_file: str) -> bool:
     target = _target(test_file)
-    mark = _mark(ROOT / test_file)
-    if target.is_file() and json.loads(target.read_text())["mark"] == mark:
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    print(f"recording {test_file}", flush=True)
-    with overlay(UNCHANGED, (PACKAGE / UNCHANGED).read_bytes()) as folder:
+    return target.is_file() and json.loads(target.read_text())["mark"] == _mark(ROOT / test_file)
 
-        def task() -> int:
-            recorder = Recorder(folder)
-            run_pytest([f"{test_file}", "--maxfail=1000"], [recorder])
-            paths = {path for test in recorder.tests.values() for path in test["lines"]}
-            sources = {path: _mark(PACKAGE / path) for path in sorted(paths)}
-            written = {"mark": mark, "sources": sources, "tests": recorder.tests}
-            target.write_text(json.dumps(written, separators=(",", ":")))
-            return 0
 
-        if Child(folder, task, limit_s=_LIMIT_S).wait() != 0:
-            sys.exit(f"not recorded: {test_file}\n{(folder / 'said').read_text()[-2000:]}")
+class _Recording:
+    """One test file that is being run under the tracer, in a child."""
+
+    def __init__(self, test_file: str) -> None:
+        print(f"recording {test_file}", flush=True)
+        self._test_file = test_file
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(overlay(UNCHANGED, (PACKAGE / UNCHANGED).read_bytes()))
+        self._child = Child(self._folder, self._task, limit_s=_LIMIT_S)
+
+    def _task(self) -> int:
+        recorder = Recorder(self._folder)
+        run_pytest([self._test_file, "--maxfail=1000"], [recorder])
+        paths = {path for test in recorder.tests.values() for path in test["lines"]}
+        sources = {path: _mark(PACKAGE / path) for path in sorted(paths)}
+        written = {"mark": _mark(ROOT / self._test_file), "sources": sources, "tests": recorder.tests}
+        target = _target(self._test_file)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(written, separators=(",", ":")))
+        return 0
+
+    def ended(self) -> bool:
+        """Tell whether it is over; a file that cannot be recorded ends the program."""
+        code = self._child.poll()
+        if code is None:
+            return False
+        if code != 0:
+            sys.exit(f"not recorded: {self._test_file}\n{(self._folder / 'said').read_text()[-2000:]}")
+        self._stack.close()
+        return True
 
 
 def _target(test_file: str) -> Path:
