@@ -18,6 +18,7 @@ from steadystep._utils.text import quiet_log
 ROOT = Path(__file__).parent.parent.parent
 BY_HAND = {
     # what takes minutes, or changes the machine; `test_make_targets_named_in_the_documents_exist` knows the targets
+    r"pip install .*": "tests/release installs the wheel",
     r"make .*": "the targets are what CI and the one who releases run",
     r"steadystep bench (detection|recovery|overhead|stability)": "half an hour each; tests/unit has --quick",
     r"steadystep bench stability --(quick|json)": "minutes where results are missing",
@@ -79,7 +80,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert made is not None
         (folder / "training.py").write_text("from torch import nn\n\n\n" + made.group())
         (folder / "made.py").write_text(bundle)
-        first = block_of("README.md", 'run_dir="runs/first"')
+        first = block_of("docs/quickstart.md", 'run_dir="runs/first"')
         for name in ("first", "a", "b"):
             (folder / "made_run.py").write_text(first.replace("runs/first", f"runs/{name}"))
             with quiet_log():
@@ -88,7 +89,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             runpy.run_path("made.py")
         for script in (folder / "made.py", folder / "made_run.py"):
             script.unlink()
-        settings = re.search(r"^```yaml\n(mode: .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+        settings = re.search(r"^```yaml\n(mode: .*?)^```", (ROOT / "docs" / "config.md").read_text(), re.M | re.S)
         assert settings is not None
         (folder / "run.yaml").write_text(settings.group(1))
         for name in ("examples", "benchmarks/results", "tests/data/lint/develop"):

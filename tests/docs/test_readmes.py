@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.index_readme import for_index
 
 ROOT = Path(__file__).parent.parent.parent
 ENGLISH, CHINESE = "README.md", "README.zh-CN.md"
@@ -34,9 +35,9 @@ def targets(name: str) -> list[str]:
 
 
 def numbers(name: str) -> list[list[list[str]]]:
-    """The numbers in each cell of each row of the tables."""
+    """The numbers in each cell of each row of the tables; within a cell languages order them differently."""
     rows = re.findall(r"^\|(.*)\|$", prose(name), re.M)
-    return [[_NUMBER.findall(cell) for cell in row.split("|")] for row in rows]
+    return [[sorted(_NUMBER.findall(cell)) for cell in row.split("|")] for row in rows]
 
 
 def test_the_headings_have_the_same_levels_in_the_same_order() -> None:
@@ -72,6 +73,24 @@ def test_places_in_the_same_page_are_headings_of_it(name: str) -> None:
     headings = {
         re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")) for title in re.findall(r"^#+ (.+)$", text, re.M)
     }
-    places = re.findall(r"\]\(#([^)\s]+)\)", text)
-    assert places
-    assert set(places) <= headings
+    assert set(re.findall(r"\]\(#([^)\s]+)\)", text)) <= headings
+
+
+def test_it_is_read_in_a_minute() -> None:
+    assert len((ROOT / ENGLISH).read_text().split()) <= 900
+
+
+def test_on_a_package_index_every_link_and_picture_is_an_address() -> None:
+    text = (ROOT / ENGLISH).read_text()
+    shown = for_index(text, {"GITHUB_REPOSITORY": "owner/name", "GITHUB_SHA": "abc"})
+    found = re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", shown)
+    assert len(found) == len(re.findall(r"\]\(", text))
+    assert all(target.startswith("https://") for _, target in found)
+    assert ("!", "https://raw.githubusercontent.com/owner/name/abc/docs/images/report.png") in found
+    assert ("", "https://github.com/owner/name/blob/abc/docs/benchmarks.md#overhead") in found
+
+
+def test_a_build_that_knows_no_repository_links_nowhere() -> None:
+    shown = for_index((ROOT / ENGLISH).read_text(), {})
+    assert all(target.startswith("https://") for target in re.findall(r"\]\(([^)\s]+)\)", shown))
+    assert "Quickstart · tutorial" in shown

@@ -67,6 +67,8 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert not [name for name in names if re.search(r"(^|/)(tests?|benchmarks|examples|__pycache__)/", name)]
     assert (metadata["Name"], metadata["Version"]) == ("steadystep", steadystep.__version__)
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "](docs/" not in metadata.get_payload()  # tools/index_readme.py: no link that an index cannot follow
 
 
 def test_it_is_this_one_and_it_is_light(installed: Path, tmp_path: Path) -> None:
