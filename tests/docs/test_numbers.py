@@ -225,8 +225,7 @@ def _methods() -> dict[str, Figure]:
     told, undone = _summary(detection), _summary(recovery)
     detected: dict[str, Columns] = {
         who["name"]: {
-            "detected|noticed|发现|检出": ((who["noticed"], who["runs"]),),
-            "recall|召回": ((100 * who["recall"],), (who["noticed"], who["runs"])),
+            "detected|noticed|发现|检出|recall|召回": ((100 * who["recall"],), (who["noticed"], who["runs"])),
             "alarm|报警|误报": ((who["alarms_per_10k"],),),
         }
         for who in told["who"]
@@ -255,7 +254,7 @@ def _methods() -> dict[str, Figure]:
         patterns=(r"over ([\d,]+) healthy steps of ten tasks", r"十个任务的 ([\d,]+) 个健康步"),
         allowed=((told["healthy_steps"],),),
     )
-    table = Table(header="recall|召回|recovered|within|share|恢复|达标", rows=by_name)
+    table = Table(header="detected|noticed|发现|检出|recall|召回|recovered|within|share|恢复|达标", rows=by_name)
     return {
         "detection and recovery: methods": Figure(parts=(table,)),
         "detection and recovery: runs": Figure(parts=(of_all, share)),
@@ -274,8 +273,7 @@ def _later() -> Columns:
         for some in (healthy, healthy + _rows("alarms"))
     ]
     return {
-        "detected|noticed|发现|检出": ((hits, runs),),
-        "recall|召回": ((hits, runs), (100 * hits / runs,)),
+        "detected|noticed|发现|检出|recall|召回": ((hits, runs), (100 * hits / runs,)),
         "recovered|within|恢复|达标|share|比例": ((undone, 75), (100 * undone / 75,)),
         "alarm|报警|误报": tuple((rate,) for rate in alarms),
     }
