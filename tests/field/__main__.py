@@ -21,7 +21,7 @@ _NUMBERS = ("plain_score", "guarded_score", "clean_score", "start_score", "sprea
 
 
 def main() -> int:
-    """Run what is missing, then print the table. Returns 1 when a run offends."""
+    """Run what is missing, then print the table. Return 1 if a run fails."""
     asked = _arguments()
     if asked.table is not None:
         print(table.report(_chosen(list(read(asked.table).values()), asked)))  # noqa: T201
@@ -64,8 +64,8 @@ def _make(wanted: Sequence[Run], asked: argparse.Namespace) -> dict[int, Row]:
                 lines.write(json.dumps(for_json(row)) + "\n")
         minutes = (time.monotonic() - began) / 60
         left = minutes / number * (len(jobs) - number)
-        offends = "OFFENDS " + table.line_of(row) if table.offends(row) else ""
-        _say(f"{number}/{len(jobs)} run {index} {row['seconds']:.0f} s, {left:.0f} min left {offends}")
+        failing = "FAILS " + table.line_of(row) if table.offends(row) else ""
+        _say(f"{number}/{len(jobs)} run {index} {row['seconds']:.0f} s, {left:.0f} min left {failing}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The rows as tables in markdown, and every run that was not as it should be."""
+"""Markdown tables of the rows, and one line for every failing run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -6,37 +6,41 @@ from typing import Any
 from tests.field.verdict import Row
 
 Cells = list[str]
+_HEADINGS = {"face": "interface"}
 
 
 def report(rows: Sequence[Row]) -> str:
-    """Everything there is to say."""
+    """Return the tables and the failing runs as markdown, as benchmarks/field.md has them."""
     healthy = [row for row in rows if row["fault"] is None and row["fit"]]
     unfit = [row for row in rows if row["fault"] is None and not row["fit"]]
     faulty = [row for row in rows if row["fault"] is not None]
-    offenders = [row for row in rows if offends(row)]
+    failing = [row for row in rows if offends(row)]
     parts = [
         f"# Field: {len(rows)} runs, {len({row['code'] for row in rows})} version(s) of the code",
-        f"## Healthy: {len(healthy)} runs judged, {len(unfit)} left out because the plain program does not learn",
+        f"## Healthy: {len(healthy)} runs, {sum(row['num_steps'] for row in healthy):,} steps",
         _healthy_table(healthy, "task"),
         _healthy_table(healthy, "face"),
         f"## Faulty: {len(faulty)} runs",
         _faulty_table(faulty, "fault"),
         _faulty_table(faulty, "face"),
-        f"## Offenders: {len(offenders)}",
-        "\n".join(line_of(row) for row in offenders) or "none",
+        f"## Failing runs: {len(failing)}",
+        "\n".join(line_of(row) for row in failing) or "none",
     ]
     if unfit:
-        parts += ["## Left out", "\n".join(line_of(row) for row in unfit)]
+        parts += [
+            f"## Left out because the plain program does not learn: {len(unfit)}",
+            "\n".join(line_of(row) for row in unfit),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
 def offends(row: Row) -> bool:
-    """A healthy run that was touched or alarmed about, or any run that ended worse for being guarded."""
+    """Return whether a healthy run was changed or got a false alarm, or any run ended worse with a guard."""
     return bool(row["harm"]) or (row["fault"] is None and bool(row["fit"]) and not row["ok"])
 
 
 def line_of(row: Row) -> str:
-    """One run in one line."""
+    """Return one run as one line."""
     program = ", ".join(row[key] for key in ("task", "schedule", "optimizer", "face"))
     who = f"- {row['index']} {program}, {row['num_steps']} steps"
     if row["fault"]:
@@ -46,8 +50,8 @@ def line_of(row: Row) -> str:
     facts = [
         f"HARM in {row['harm_seeds']} of 5 seeds" if row["harm"] else "",
         row["error"].splitlines()[0] if row["error"] else "",
-        f"{row['warnings']} warnings: {', '.join(said)}" if said else "",
-        f"{row['acts']} acts: {', '.join(did)}" if did else "",
+        f"{_count(row['warnings'], 'warning')}: {', '.join(said)}" if said else "",
+        f"{_count(row['acts'], 'intervention')}: {', '.join(did)}" if did else "",
         "weights differ" if row["identical"] is False else "",
         f"diagnosed {row['cause']}" if not row["cause"].startswith("healthy") else "",
         f"score {_short(row['plain_score'])} plain, {_short(row['guarded_score'])} guarded, "
@@ -57,8 +61,17 @@ def line_of(row: Row) -> str:
 
 
 def _healthy_table(rows: Sequence[Row], key: str) -> str:
-    head = [key, "runs", "steps", "warnings /10k", "acts /10k", "bit-identical", "diagnosed healthy", "halted", "harm"]
-    return _table(head, _by(rows, key, _healthy_cells))
+    head = [
+        "runs",
+        "steps",
+        "warnings /10k",
+        "interventions /10k",
+        "bit-identical",
+        "diagnosed healthy",
+        "halted",
+        "harm",
+    ]
+    return _table([_HEADINGS.get(key, key), *head], _by(rows, key, _healthy_cells))
 
 
 def _healthy_cells(rows: Sequence[Row]) -> Cells:
@@ -76,8 +89,8 @@ def _healthy_cells(rows: Sequence[Row]) -> Cells:
 
 
 def _faulty_table(rows: Sequence[Row], key: str) -> str:
-    head = [key, "runs", "unguarded worse than clean", "guarded better", "equal", "worse", "halted", "acts"]
-    return _table(head, _by(rows, key, _faulty_cells))
+    head = ["runs", "unguarded worse than clean", "guarded better", "equal", "worse", "halted", "interventions"]
+    return _table([_HEADINGS.get(key, key), *head], _by(rows, key, _faulty_cells))
 
 
 def _faulty_cells(rows: Sequence[Row]) -> Cells:
@@ -106,6 +119,10 @@ def _share(rows: Sequence[Row], holds: Callable[[Row], Any]) -> str:
 def _table(head: Cells, lines: Iterable[Cells]) -> str:
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _short(value: float) -> str:
