@@ -191,7 +191,7 @@ class Reach:
                 self._at_function.setdefault((_NO_LONGER if path in old else path, function), set()).add(name)
 
     def of(self, mutant: Mutant) -> list[str]:
-        """The tests that may notice, the most particular first."""
+        """The tests that may notice, the likeliest first."""
         statement = _statement(mutant.path, mutant.line)
         found = self._through(mutant.path, _lines(statement))
         if isinstance(statement, Function):  # a default value
@@ -202,7 +202,13 @@ class Reach:
             for name in _owners(mutant.path, mutant.line):
                 for path, line in _mentions(name):
                     found |= self._through(path, [line])
-        return sorted(found, key=lambda name: (self.tests[name].size, self.tests[name].seconds, name))
+        mirror = f"tests/unit/{mutant.package}/"
+
+        def order(name: str) -> tuple[bool, int, float, str]:
+            """Tests of the same room first: they know most about it."""
+            return not name.startswith(mirror), self.tests[name].size, self.tests[name].seconds, name
+
+        return sorted(found, key=order)
 
     def _through(self, path: str, lines: Iterable[int]) -> set[str]:
         """Tests that run through one of these lines, as far as is known."""
