@@ -1,4 +1,4 @@
-"""An Accelerate loop with one line more. Run it: python examples/accelerate_loop.py (a few seconds)."""
+"""An Accelerate loop with one added line. Run it: python examples/accelerate_loop.py (a few seconds)."""
 
 import math
 
@@ -10,7 +10,7 @@ from steadystep.integrations import accelerate as steady
 
 
 def main(*, guarded: bool = True) -> tuple[bool, int]:
-    """One batch of hundred holds a NaN. Returns whether the weights are finite, and how many steps were refused."""
+    """Train with a NaN in one of 100 batches; return whether the weights are finite, and the skipped steps."""
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
@@ -19,7 +19,7 @@ def main(*, guarded: bool = True) -> tuple[bool, int]:
     model, optimizer, loader = accelerator.prepare(
         net, torch.optim.Adam(net.parameters(), lr=1e-2), torch.utils.data.DataLoader(data, batch_size=None)
     )
-    watcher = steady.watch(accelerator, model, optimizer) if guarded else None  # <- the line
+    watcher = steady.watch(accelerator, model, optimizer) if guarded else None  # <- the added line
 
     for x in loader:
         with accelerator.accumulate(model):

@@ -1,7 +1,7 @@
-"""Four micro-batches per update, and a bad one among them.
+"""Gradient accumulation: four micro-batches per update, one of them bad.
 
-Run it: `python examples/accumulation.py`. Look at: 40 updates from 160 micro-batches. The group that holds the broken
-row updates without that micro-batch.
+Run it: `python examples/accumulation.py`. Look at the output: 40 updates from 160 micro-batches. The group that holds
+the bad row is updated without that micro-batch.
 """
 
 import torch
@@ -13,7 +13,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -21,12 +21,12 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[int, int]:
-    """Trains, and returns the updates and how many of them left a micro-batch out."""
+    """Train and return the number of updates, and how many of them left out a micro-batch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rows = data(1024, seed=1)
-    rows.tensors[0][7] = float("nan")  # one broken row
+    rows.tensors[0][7] = float("nan")  # one bad row
     loader = DataLoader(rows, batch_size=32, shuffle=True)
 
     def loss_of(batch: list[Tensor]) -> Tensor:
@@ -37,7 +37,7 @@ def main() -> tuple[int, int]:
     guard = steadystep.Guard(model, optimizer, config=config)
     left_out = 0
     for _ in range(5):
-        for batch in guard.batches(loader):  # flushes a short last group
+        for batch in guard.batches(loader):  # flushes an incomplete last group
             outcome = guard.step(loss_of, batch=batch, weight=len(batch[0]))
             left_out += bool(outcome.left_out)
 

@@ -1,6 +1,6 @@
-"""The loop that the other examples change by a few lines.
+"""The plain training loop that the other examples modify by a few lines.
 
-Run it: `python examples/base_loop.py`. Look at `main`: nothing of steadystep is in it yet.
+Run it: `python examples/base_loop.py`. Look at `main`: it does not use steadystep yet.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -18,7 +18,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> float:
-    """Trains, and returns the error on data it has not seen."""
+    """Train and return the held-out error."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -1,7 +1,8 @@
-"""Stopped in the middle of an epoch, started again, and the same bits in the end.
+"""Stop in the middle of an epoch, resume, and end with bit-identical weights.
 
-Run it: `python examples/checkpoint_resume.py`. Look at: `train`, which is the whole program. It is started three
-times: to the end, to update 70, and again. After a power cut what was not saved is done again, with the same bits.
+Run it: `python examples/checkpoint_resume.py`. Look at `train`, the whole program. It is started three times: to the
+end, to update 70, and again. After a power cut the updates since the last checkpoint are computed again,
+bit-identical.
 """
 
 import tempfile
@@ -16,7 +17,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -24,7 +25,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def train(run_dir: Path, stop_at: int | None = None) -> tuple[int, nn.Module]:
-    """Goes on where the folder's newest checkpoint is; returns the updates of this start, and the model."""
+    """Resume from the newest checkpoint of the folder; return the updates of this start, and the model."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -45,7 +46,7 @@ def train(run_dir: Path, stop_at: int | None = None) -> tuple[int, nn.Module]:
 
 
 def main() -> tuple[list[int], bool]:
-    """Returns the updates of each start, and whether the weights are those of the run that was never stopped."""
+    """Return the updates of each start, and whether the weights equal those of the uninterrupted run."""
     with tempfile.TemporaryDirectory() as folder:
         (whole, model), (first, _) = train(Path(folder, "a")), train(Path(folder, "b"), stop_at=70)
         second, resumed = train(Path(folder, "b"))

@@ -1,7 +1,7 @@
-"""Clipping to a global norm, and how often it happened.
+"""Clipping by global norm, and how often it applied.
 
-Run it: `python examples/clipping.py`. Look at: the share of clipped updates, and the norms before clipping, which the
-plain call throws away.
+Run it: `python examples/clipping.py`. Look at the number of clipped updates and the norms before clipping, which a
+plain loop usually discards.
 """
 
 import torch
@@ -13,7 +13,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -21,7 +21,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[int, float]:
-    """Trains, and returns the number of clipped updates and the largest norm before clipping."""
+    """Train and return the number of clipped updates and the largest norm before clipping."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -1,7 +1,7 @@
-"""All settings from a file.
+"""All settings from a YAML file.
 
-Run it: `python examples/config_yaml.py`. Look at: config_yaml.yaml beside this. And at the message for a key that
-does not exist.
+Run it: `python examples/config_yaml.py`. Look at config_yaml.yaml next to it, and at the error message for an unknown
+key.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -23,7 +23,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[int, float, str]:
-    """Trains; returns the updates, the last learning rate and what is said about a misspelt key."""
+    """Train and return the updates, the last learning rate and the message for a misspelled key."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,4 +1,4 @@
-"""DistributedDataParallel with a guard: one rank gets a NaN, all ranks refuse that step together.
+"""DistributedDataParallel with a guard: one rank gets a NaN, and all ranks skip that step together.
 
 torchrun --nproc-per-node 2 examples/ddp.py      # python examples/ddp.py does the same
 """
@@ -18,16 +18,16 @@ STEPS, BAD_STEP, BAD_RANK = 200, 60, 1
 
 
 def main() -> None:
-    """One rank's part."""
+    """Train on one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")  # "cpu:gloo,cuda:nccl" on GPUs
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    guard = steadystep.Guard(model, optimizer)  # it sees the other ranks by itself
+    guard = steadystep.Guard(model, optimizer)  # finds the other ranks by itself
 
-    data = torch.Generator().manual_seed(rank)  # other batches on every rank
+    data = torch.Generator().manual_seed(rank)  # different batches on every rank
     refused = []
     for step in range(STEPS):
         x = torch.randn(32, 8, generator=data)

@@ -1,7 +1,7 @@
-"""Stops when validation no longer improves, with the best weights in place.
+"""Early stopping when validation no longer improves, with the best weights restored.
 
-Run it: `python examples/early_stopping.py`. Look at: 64 rows are soon learned by heart. When three validations
-in a row have brought nothing, the run ends, long before its 200 epochs.
+Run it: `python examples/early_stopping.py`. Look at the number of epochs: the model soon overfits its 64 rows. After
+three validations in a row without improvement the run ends, long before its 200 epochs.
 """
 
 import torch
@@ -13,7 +13,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -21,7 +21,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[int, float]:
-    """Trains, and returns the epochs and the error on data it has not seen."""
+    """Train and return the epochs and the held-out error."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -1,7 +1,7 @@
-"""Which faults does this training survive, with a guard and without?
+"""Fault injection: which faults does this training survive, with a guard and without?
 
-Run it: `python examples/fault_injection.py`. Look at: the columns "unguarded" and "guarded": the error over that of
-the run without a fault. `kinds` is all of them by default.
+Run it: `python examples/fault_injection.py`. Look at the columns "unguarded" and "guarded": the error relative to the
+run without a fault. By default `kinds` is all of them.
 """
 
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from steadystep import faults
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -23,7 +23,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def training(seed: int) -> SimpleNamespace:
-    """The base loop without its loop: model, optimizer, batches, loss and a held-out score."""
+    """Return model, optimizer, batches, loss and a held-out score: the parts of the base loop."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -41,7 +41,7 @@ def training(seed: int) -> SimpleNamespace:
 
 
 def main() -> faults.Scorecard:
-    """Trains once healthy and twice per fault; returns the card."""
+    """Train once without a fault and twice per fault; return the scorecard."""
     kinds = ["bad-gradient", "bit-flip", {"kind": "lr-scale", "factor": 100, "for": 20}]
     card = faults.scorecard(training, steps=120, kinds=kinds)
     print(card)

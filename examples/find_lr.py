@@ -1,7 +1,7 @@
-"""A learning rate from a range probe that leaves no trace.
+"""A learning rate from a range test that leaves model and optimizer unchanged.
 
-Run it: `python examples/find_lr.py`. Look at: the curve that is printed. The suggestion is a good start instead of a
-bad guess, and not the end of tuning: 1e-2 as in base_loop.py does better here.
+Run it: `python examples/find_lr.py`. Look at the printed curve. The suggestion is a good starting point, not the end
+of tuning: 1e-2, as in base_loop.py, does better here.
 """
 
 import torch
@@ -13,7 +13,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -21,7 +21,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[float, float]:
-    """Trains at the suggested rate; returns that rate and the error on data it has not seen."""
+    """Train at the suggested rate; return that rate and the held-out error."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # a bad guess

@@ -1,7 +1,7 @@
-"""The guard: one broken row in the data cannot hurt the weights.
+"""Guard: one bad row in the data does not damage the weights.
 
-Run it: `python examples/guard.py`. Look at: one refused update per epoch, its cause, and an error like that of
-base_loop.py. The plain loop would end with NaN.
+Run it: `python examples/guard.py`. Look at the output: one skipped update per epoch with its cause, and a held-out
+error close to that of base_loop.py. The plain loop would end with NaN weights.
 """
 
 import torch
@@ -13,7 +13,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -21,12 +21,12 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[list[tuple[int, str]], float]:
-    """Trains, and returns the refused steps and the error on data it has not seen."""
+    """Train and return the skipped steps and the held-out error."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rows = data(1024, seed=1)
-    rows.tensors[0][7] = float("nan")  # one broken row
+    rows.tensors[0][7] = float("nan")  # one bad row
     loader = DataLoader(rows, batch_size=32, shuffle=True)
 
     def loss_of(batch: list[Tensor]) -> Tensor:

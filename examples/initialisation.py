@@ -1,7 +1,7 @@
-"""First weights by a named recipe, and a look before the first step.
+"""Initialization by a named recipe, and a check before the first step.
 
-Run it: `python examples/initialisation.py`. Look at: the report of fifteen sigmoid layers as torch makes them, which
-hardly pass a gradient, and of ReLUs with "kaiming".
+Run it: `python examples/initialisation.py`. Look at the two reports: fifteen sigmoid layers with torch's default
+initialization pass hardly any gradient; ReLU layers with "kaiming" have no findings.
 """
 
 import torch
@@ -14,7 +14,7 @@ from steadystep.init import check_init, initialise_
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -22,7 +22,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[list[str], bool]:
-    """Returns what was found in the first model, and whether the second is healthy; trains that."""
+    """Train the second model; return the findings of the first, and whether the second is healthy."""
     torch.manual_seed(0)
 
     def deep(activation: type[nn.Module]) -> nn.Sequential:
@@ -34,7 +34,7 @@ def main() -> tuple[list[str], bool]:
     model = deep(nn.ReLU)
     initialise_(model, "kaiming", seed=0)
     after = check_init(model, (batch[0], batch[1]))
-    print(f"sigmoid: {before.findings[0].what}\nReLU: {len(after.findings)} findings")  # print(before) has all layers
+    print(f"sigmoid: {before.findings[0].what}\nReLU: {len(after.findings)} findings")  # print(before) lists all layers
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(data(1024, seed=1), batch_size=32, shuffle=True)
 

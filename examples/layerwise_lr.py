@@ -1,6 +1,6 @@
-"""Slower towards the input, no decay on biases, by parameter groups.
+"""Layer-wise learning rates and no weight decay on biases, by parameter groups.
 
-Run it: `python examples/layerwise_lr.py`. Look at: the table: three equal blocks, each with half the learning rate of
+Run it: `python examples/layerwise_lr.py`. Look at the table: three equal blocks, each with half the learning rate of
 the next, and the head at the full rate.
 """
 
@@ -14,7 +14,7 @@ from steadystep.groups import LayerDecay, param_groups, table
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -22,7 +22,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> list[float]:
-    """Trains, and returns the learning rates of all groups."""
+    """Train and return the learning rates of all groups."""
     torch.manual_seed(0)
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
     model = nn.Sequential(blocks, nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))

@@ -1,4 +1,4 @@
-"""A Fabric loop with one line more. Run it: python examples/lightning_fabric.py (a few seconds)."""
+"""A Fabric loop with one added line. Run it: python examples/lightning_fabric.py (a few seconds)."""
 
 import math
 
@@ -10,12 +10,12 @@ from steadystep.integrations import fabric as steady
 
 
 def main(*, guarded: bool = True) -> tuple[bool, int]:
-    """One batch of hundred holds a NaN. Returns whether the weights are finite, and how many steps were refused."""
+    """Train with a NaN in one of 100 batches; return whether the weights are finite, and the skipped steps."""
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu")
     net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
     model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters(), lr=1e-2))
-    watcher = steady.watch(fabric, model, optimizer) if guarded else None  # <- the line
+    watcher = steady.watch(fabric, model, optimizer) if guarded else None  # <- the added line
 
     for step in range(100):
         x = torch.randn(32, 8)

@@ -1,4 +1,4 @@
-"""Lightning's `Trainer` with one callback more. Run it: python examples/lightning_trainer.py (a few seconds)."""
+"""Lightning's `Trainer` with one added callback. Run it: python examples/lightning_trainer.py (a few seconds)."""
 
 import math
 import tempfile
@@ -13,23 +13,27 @@ from steadystep.integrations.lightning import StabilityCallback
 
 
 class Regression(LightningModule):
-    """Learns to add eight numbers."""
+    """Learn to add eight numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the predicted sums."""
+        return self.net(x).squeeze(-1)
+
     def training_step(self, x: Tensor, number: int) -> Tensor:
-        """The loss of one batch."""
-        return (self.net(x).squeeze(-1) - x.sum(-1)).square().mean()
+        """Return the loss of one batch. Through `self(x)` the forward pass is recorded and can be run again."""
+        return (self(x) - x.sum(-1)).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Return Adam."""
         return torch.optim.Adam(self.parameters(), lr=1e-2)
 
 
 def main(folder: Path, *, guarded: bool = True) -> tuple[bool, Any]:
-    """One batch of hundred holds a NaN. Returns whether the weights are finite, and the callback."""
+    """Train with a NaN in one of 100 batches; return whether the weights are finite, and the callback."""
     torch.manual_seed(0)
     data = [torch.randn(32, 8) for _ in range(100)]
     data[40][0, 0] = math.nan
@@ -43,7 +47,7 @@ def main(folder: Path, *, guarded: bool = True) -> tuple[bool, Any]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[callback] if guarded else [],  # <- the line
+        callbacks=[callback] if guarded else [],  # <- the added line
     )
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None))
     return all(bool(p.isfinite().all()) for p in module.parameters()), callback

@@ -1,7 +1,7 @@
-"""fp16 with the loss scaler, as one setting.
+"""fp16 with a loss scaler, by one setting.
 
-Run it: `python examples/mixed_precision.py`. Look at: the loss scale. An overflow halved it once, as it
-must. Five losses were NaN, which no scale cures, and did not move it; the plain recipe would halve it for each.
+Run it: `python examples/mixed_precision.py`. Look at the loss scale: one overflow halved it, as it should. Five losses
+were NaN, which no scale can fix, and did not change it; a plain GradScaler would halve it for each of them.
 """
 
 import torch
@@ -14,7 +14,7 @@ from steadystep.precision import ScalerReport
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -22,12 +22,12 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> ScalerReport:
-    """Trains, and returns what the loss scaler went through."""
+    """Train and return the report of the loss scaler."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rows = data(1024, seed=1)
-    rows.tensors[0][7] = float("nan")  # one broken row
+    rows.tensors[0][7] = float("nan")  # one bad row
     loader = DataLoader(rows, batch_size=32, shuffle=True)
 
     def loss_of(batch: list[Tensor]) -> Tensor:
@@ -43,7 +43,7 @@ def main() -> ScalerReport:
         error = loss_of(data(512, seed=2).tensors).item()
     print(f"held-out error {error:.3f} after {guard.updates} updates")
     told = guard.precision.report()
-    print(f"loss scale {told.scale:g}, {told.overflows} overflows, {told.bad_losses} losses that were not finite")
+    print(f"loss scale {told.scale:g}, {told.overflows} overflows, {told.bad_losses} non-finite losses")
     return told
 
 

@@ -1,7 +1,7 @@
-"""From a NaN to the module that made it, and the same step again from a file.
+"""Find the module that produced a NaN, and run the same step again from a file.
 
-Run it: `python examples/nan_forensics.py`. Look at: `outcome.origin`. The row of zeros is finite, the weights too; the
-module that divides by its length is named. The bundle runs elsewhere as well, as the printed command says.
+Run it: `python examples/nan_forensics.py`. Look at `outcome.origin`: the row of zeros and the weights are finite; the
+module that divides by the norm is named. The printed command runs the incident bundle again, also on another machine.
 """
 
 from collections.abc import Callable
@@ -17,27 +17,27 @@ from steadystep.incidents import replay
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers; one row is empty."""
+    """Return a smooth function of four of eight features; one row is all zeros."""
     x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed))
     x[7] = 0.0
     return TensorDataset(x, torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4])
 
 
 class UnitLength(nn.Module):
-    """Divides each row by its length. A row of zeros has none."""
+    """Divide each row by its norm, which is zero for a row of zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x / x.norm(dim=1, keepdim=True)
 
 
 def make() -> tuple[nn.Module, Callable[[list[Tensor]], Tensor]]:
-    """The model and its loss: all that a replay needs."""
+    """Return the model and its loss: all that a replay needs."""
     model = nn.Sequential(UnitLength(), nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     return model, lambda batch: functional.mse_loss(model(batch[0]), batch[1])
 
 
 def main() -> tuple[str, bool]:
-    """Trains until a step is refused; returns its origin, and whether a replay shows it again."""
+    """Train until a step is skipped; return its origin, and whether a replay reproduces it."""
     torch.manual_seed(0)
     model, loss_of = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

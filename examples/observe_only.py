@@ -1,7 +1,7 @@
-"""Looks at everything and touches nothing: for a run that must not be changed.
+"""Observe mode: every check runs, and the training is never changed.
 
-Run it: `python examples/observe_only.py`. Look at: the weights are NaN in the end, as they are without it; the step
-where that began was said at once, with its cause.
+Run it: `python examples/observe_only.py`. Look at the output: the weights end as NaN, as they would without a guard.
+The step where it began was reported at once, with its cause.
 """
 
 import torch
@@ -13,7 +13,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -21,12 +21,12 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[int, float]:
-    """Trains, and returns the step of the first alarm and the error on data it has not seen."""
+    """Train and return the step of the first alarm and the held-out error."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rows = data(1024, seed=1)
-    rows.tensors[0][7] = float("nan")  # one broken row
+    rows.tensors[0][7] = float("nan")  # one bad row
     loader = DataLoader(rows, batch_size=32, shuffle=True)
 
     def loss_of(batch: list[Tensor]) -> Tensor:
@@ -35,7 +35,7 @@ def main() -> tuple[int, float]:
 
     guard = steadystep.Guard(model, optimizer, config=steadystep.observe())
     alarms = []
-    for batch in loader:  # one epoch will do
+    for batch in loader:  # one epoch is enough
         outcome = guard.step(loss_of, batch=batch)
         alarms += [(f.step, outcome.diagnosis) for f in outcome.findings if f.severity == "critical"]
 

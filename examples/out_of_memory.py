@@ -1,7 +1,7 @@
-"""A batch that does not fit is tried again in halves, with the same update.
+"""A batch that does not fit in memory is retried in halves, with the same update.
 
-Run it: `python examples/out_of_memory.py`. Look at: the sizes. A device that is too small is played here by an error
-above 16 rows; 32 come in, 160 updates come out.
+Run it: `python examples/out_of_memory.py`. Look at the batch sizes. The example simulates a small device by raising an
+error above 16 rows: batches of 32 rows go in, and all 160 updates are applied.
 """
 
 import torch
@@ -13,7 +13,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -21,7 +21,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[list[int], float]:
-    """Trains, and returns the sizes of the first passes and the error on data it has not seen."""
+    """Train and return the sizes of the first passes and the held-out error."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -1,8 +1,8 @@
-"""Metrics of reinforcement learning are logged and watched.
+"""Reinforcement-learning metrics are logged and monitored.
 
-Run it: `python examples/rl_metrics.py`. Look at: REINFORCE on eight arms that pay alike. The loss says nothing; with
-a learning rate that is far too high the policy settles on one arm, the entropy collapses, and that is said. With
-`lr=0.03` nothing is.
+Run it: `python examples/rl_metrics.py`. Look at the warning: REINFORCE on eight arms with equal rewards, where the
+loss is not informative. With a learning rate far too high the policy settles on one arm and the entropy collapses,
+which is reported. With `lr=0.03` nothing is.
 """
 
 import torch
@@ -13,7 +13,7 @@ import steadystep
 
 
 def main(lr: float = 10.0) -> list[str]:
-    """Trains, and returns what was noticed."""
+    """Train and return what was noticed."""
     torch.manual_seed(0)
     model = nn.Linear(1, 8, bias=False)  # the logits of a policy over eight arms
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)

@@ -1,7 +1,7 @@
-"""Warm-up, then a cosine. A refused update does not move the schedule.
+"""Warmup, then cosine decay. A skipped update does not advance the schedule.
 
-Run it: `python examples/schedule.py`. Look at: the last learning rate. Five updates were refused, so the schedule
-stands at update 155 and not at 160.
+Run it: `python examples/schedule.py`. Look at the last learning rate: five updates were skipped, so the schedule is at
+update 155, not 160.
 """
 
 import torch
@@ -14,7 +14,7 @@ from steadystep.schedule import cosine, then, warmup
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -22,12 +22,12 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> list[float]:
-    """Trains, and returns the learning rates."""
+    """Train and return the learning rates."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rows = data(1024, seed=1)
-    rows.tensors[0][7] = float("nan")  # one broken row
+    rows.tensors[0][7] = float("nan")  # one bad row
     loader = DataLoader(rows, batch_size=32, shuffle=True)
 
     def loss_of(batch: list[Tensor]) -> Tensor:

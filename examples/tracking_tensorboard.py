@@ -1,7 +1,7 @@
 """Curves, layers and incidents in TensorBoard.
 
-Run it: `python examples/tracking_tensorboard.py`. Look at: `tensorboard --logdir runs`. It needs `pip install
-'steadystep[tensorboard]'`; wandb and mlflow go by their names the same way.
+Run it: `python examples/tracking_tensorboard.py`. Look at the result with `tensorboard --logdir runs`. It needs `pip
+install 'steadystep[tensorboard]'`; wandb and mlflow work the same way, by name.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ import steadystep
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -23,12 +23,12 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> list[Path]:
-    """Trains, and returns the event files."""
+    """Train and return the event files."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rows = data(1024, seed=1)
-    rows.tensors[0][7] = float("nan")  # one broken row
+    rows.tensors[0][7] = float("nan")  # one bad row
     loader = DataLoader(rows, batch_size=32, shuffle=True)
 
     def loss_of(batch: list[Tensor]) -> Tensor:

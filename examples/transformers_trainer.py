@@ -1,6 +1,6 @@
-"""Hugging Face `Trainer` with one callback more. Run it: python examples/transformers_trainer.py (half a minute).
+"""Hugging Face `Trainer` with one added callback. Run it: python examples/transformers_trainer.py (half a minute).
 
-A tiny GPT-2 made from a config learns to count; nothing is downloaded. One training sample holds a NaN.
+A tiny GPT-2 created from a config learns to count; nothing is downloaded. One training sample holds a NaN.
 """
 
 import math
@@ -18,7 +18,7 @@ from steadystep.integrations.transformers import StabilityCallback
 
 
 def rows(bad: int | None) -> list[dict[str, torch.Tensor]]:
-    """Sequences that count upwards, as embeddings, so that one of them can hold a NaN."""
+    """Return sequences that count upwards, as embeddings, so that one of them can hold a NaN."""
     table = torch.randn(16, 16, generator=torch.Generator().manual_seed(0)) * 0.1
     found = []
     for i in range(64):
@@ -31,7 +31,7 @@ def rows(bad: int | None) -> list[dict[str, torch.Tensor]]:
 
 
 def main(output_dir: Path, *, guarded: bool = True, steps: int = 32) -> tuple[bool, Any]:
-    """Returns whether the weights are finite, and the callback."""
+    """Train and return whether the weights are finite, and the callback."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=16, n_positions=12, n_embd=16, n_layer=2, n_head=2, loss_type="ForCausalLM")
     callback = StabilityCallback()
@@ -49,7 +49,7 @@ def main(output_dir: Path, *, guarded: bool = True, steps: int = 32) -> tuple[bo
             dataloader_pin_memory=False,
         ),
         train_dataset=rows(bad=7),
-        callbacks=[callback] if guarded else [],  # <- the line
+        callbacks=[callback] if guarded else [],  # <- the added line
     )
     trainer.train()
     return all(bool(p.isfinite().all()) for p in trainer.model.parameters()), callback

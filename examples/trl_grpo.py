@@ -1,7 +1,8 @@
 """GRPO with TRL and the callback. Run it: python examples/trl_grpo.py (under a minute on a CPU).
 
-A tiny model made from a config learns to say "a"; nothing is downloaded. KL, entropy and reward, as TRL logs them, are
-watched. With `flat=True` every completion gets the same reward, which teaches nothing, and that is said.
+A tiny model created from a config learns to say "a"; nothing is downloaded. KL, entropy and reward, as logged by TRL,
+are monitored. With `flat=True` every completion gets the same reward, which carries no training signal, and that is
+reported.
 """
 
 import os
@@ -25,7 +26,7 @@ WORDS = ["<pad>", "<eos>", "say", "a", "b", "c", "d"]
 
 
 def main(folder: Path, *, guarded: bool = True, flat: bool = False, steps: int = 20) -> tuple[list[float], Any, Any]:
-    """Returns the rewards, the callback and the model."""
+    """Train and return the rewards, the callback and the model."""
     torch.manual_seed(0)
     vocabulary = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
     vocabulary.pre_tokenizer = Whitespace()
@@ -37,7 +38,7 @@ def main(folder: Path, *, guarded: bool = True, flat: bool = False, steps: int =
     def reward(completions: list[str], **_: Any) -> list[float]:
         return [0.5 if flat else text.split().count("a") / 6 for text in completions]
 
-    start = folder / "start"  # the reference of the KL is loaded from here
+    start = folder / "start"  # the reference model of the KL term is loaded from here
     GPT2LMHeadModel(config).save_pretrained(start)
     callback = StabilityCallback()
     trainer = GRPOTrainer(
@@ -62,7 +63,7 @@ def main(folder: Path, *, guarded: bool = True, flat: bool = False, steps: int =
             dataloader_pin_memory=False,
             seed=0,
         ),
-        callbacks=[callback] if guarded else [],  # <- the line
+        callbacks=[callback] if guarded else [],  # <- the added line
     )
     trainer.train()
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]

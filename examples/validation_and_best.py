@@ -1,7 +1,7 @@
-"""Validates each epoch, logs it, and ends with the weights of the best one.
+"""Validate after each epoch, log the result, and end with the best weights.
 
-Run it: `python examples/validation_and_best.py`. Look at: with 64 rows it soon learns them by heart, so that the last
-epoch is not the best; runs/validation_and_best has the curve (`steadystep report runs/validation_and_best`).
+Run it: `python examples/validation_and_best.py`. Look at the validation losses: the model overfits its 64 rows, so the
+last epoch is not the best. `steadystep report runs/validation_and_best` shows the curve.
 """
 
 import torch
@@ -14,7 +14,7 @@ from steadystep.tracking import read
 
 
 def data(rows: int, seed: int) -> TensorDataset:
-    """A smooth function of four of eight numbers, and a little noise."""
+    """Return a smooth function of four of eight features, plus noise."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 8, generator=rng)
     y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + x[:, 3:4] + 0.1 * torch.randn(rows, 1, generator=rng)
@@ -22,7 +22,7 @@ def data(rows: int, seed: int) -> TensorDataset:
 
 
 def main() -> tuple[list[float], float]:
-    """Trains, and returns the validations and the error on data it has not seen."""
+    """Train and return the validations and the held-out error."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -1,6 +1,6 @@
-"""A loop of your own, guarded with one line. Run it: python examples/watch.py (a few seconds on a CPU).
+"""Your own loop, guarded by one added line. Run it: python examples/watch.py (a few seconds on a CPU).
 
-One batch holds a NaN, and one time the gradients come out a thousand times too large. Without the marked line the
+One batch holds a NaN, and the gradients of one step are a thousand times too large. Without the marked line the
 weights are NaN from step 60 on.
 """
 
@@ -13,12 +13,12 @@ import steadystep
 
 
 def main(*, guarded: bool = True, steps: int = 200) -> float:
-    """Trains, breaks things on purpose, and returns the loss on data it has not seen."""
+    """Train with injected faults and return the held-out loss."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    watcher = steadystep.watch(model, optimizer) if guarded else None  # <- the line
+    watcher = steadystep.watch(model, optimizer) if guarded else None  # <- the added line
 
     for step in range(steps):
         x = torch.randn(32, 8)

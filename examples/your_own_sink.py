@@ -1,7 +1,7 @@
-"""A tracker of your own: any object with these methods.
+"""A custom tracker: any object with these seven methods.
 
-Run it: `python examples/your_own_sink.py`. Look at: `Diary`. A background thread calls it, so a slow one does not hold
-training up; and when one raises it is dropped, not the run.
+Run it: `python examples/your_own_sink.py`. Look at `Diary`. A background thread calls it, so a slow sink does not
+delay training; a sink that raises is dropped, and the run continues.
 """
 
 import torch
@@ -15,7 +15,7 @@ from steadystep.tracking import GradientSample, Incident, RunStart, StepRow
 
 
 class Diary:
-    """Keeps losses and incidents in lists."""
+    """Collect losses and incidents in lists."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -35,14 +35,14 @@ class Diary:
 
 
 def main() -> Diary:
-    """Trains, and returns what was written down."""
-    check_sink(Diary)  # raises where it breaks
+    """Train and return the collected records."""
+    check_sink(Diary)  # raises if the contract is broken
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     x = torch.randn(1024, 8)
     rows = TensorDataset(x, torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3])
-    x[7] = float("nan")  # one broken row
+    x[7] = float("nan")  # one bad row
 
     def loss_of(batch: list[Tensor]) -> Tensor:
         return functional.mse_loss(model(batch[0]), batch[1])

@@ -25,6 +25,9 @@ def blocks() -> list:
     return found
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # these three are Lightning's, about itself
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("block", blocks())
 def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block is run from top to bottom in an empty folder; it shows its results with assert."""
