@@ -14,6 +14,8 @@ settings.register_profile(
 )
 # why: the same examples on every machine keep CI repeatable; now and then new ones must be tried (`make test-all`)
 settings.register_profile("search", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
+# why fewer: one breakage meets many tests, and one that an example notices is mostly noticed by the first few
+settings.register_profile("mutants", parent=settings.get_profile("ci"), max_examples=8)
 settings.load_profile(os.environ.get("STEADYSTEP_HYPOTHESIS", "ci"))
 
 

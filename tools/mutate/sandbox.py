@@ -32,7 +32,7 @@ _BATCHES = (8, 32)  # the likeliest to notice go first, so that a child seldom i
 
 def warm_up() -> None:
     """Imports what every child needs and nothing of ours."""
-    os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", STEADYSTEP_HYPOTHESIS="mutants")
     for name in ("torch", "numpy", "hypothesis", "pydantic", "rich", "yaml", "safetensors.torch", "torch.distributed"):
         importlib.import_module(name)
     assert not any(name.split(".")[0] == "steadystep" for name in sys.modules)
