@@ -1,10 +1,8 @@
 """Runs an incident again from its bundle, here and now."""
 
-import importlib
 import inspect
 import json
 import math
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from steadystep._utils import object_at
 from steadystep._utils.rng import random_numbers_kept
 from steadystep._utils.tree import mapped
 from steadystep.errors import CheckpointError, ConfigError
@@ -103,12 +102,8 @@ def load_factory(name: str) -> ReplayFactory:
     path, colon, attribute = name.partition(":")
     if not (path and colon and attribute):
         raise ConfigError(f"--factory {name!r}: write it as package.module:function")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        factory = importlib.import_module(path)
-        for part in attribute.split("."):
-            factory = getattr(factory, part)
+        factory: ReplayFactory = object_at(name)
     except Exception as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"--factory {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(factory):
