@@ -82,30 +82,29 @@ def left_as_found(
     >>> model.weight.item() == before
     True
     """
-    parts = (_Weights([*model.parameters(), *parameters]), _Modules(model), _Random(model, generators))
+    weights = list(dict.fromkeys([*model.parameters(), *parameters]))
+    if any(nn.parameter.is_lazy(p) for p in weights):
+        raise MisuseError("the model has lazy parameters without a shape: run one forward pass first")
+    copies = [TensorCopy(p) for p in weights]
+    parts: list[TensorCopy | _Modules | _Random] = [*copies, _Modules(model), _Random(model, generators)]
+    with gradients_aside(weights):
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.put_back()
+
+
+@contextmanager
+def gradients_aside(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Inside there are none at first, out of reach of whoever clears gradients; the very same tensors return."""
+    grads = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
     try:
         yield
     finally:
-        for part in parts:
-            part.put_back()
-
-
-@final
-class _Weights:
-    """Parameters by value, gradients by identity."""
-
-    def __init__(self, parameters: Iterable[Parameter]) -> None:
-        self._parameters = list(dict.fromkeys(parameters))
-        if any(nn.parameter.is_lazy(p) for p in self._parameters):
-            raise MisuseError("the model has lazy parameters without a shape: run one forward pass first")
-        self._copies = [TensorCopy(p) for p in self._parameters]
-        self._grads = [p.grad for p in self._parameters]
-        for p in self._parameters:
-            p.grad = None
-
-    def put_back(self) -> None:
-        for p, kept, grad in zip(self._parameters, self._copies, self._grads, strict=True):
-            kept.put_back()
+        for p, grad in zip(parameters, grads, strict=True):
             p.grad = grad
 
 
