@@ -24,6 +24,7 @@ from steadystep.errors import MisuseError
 
 _MANY = 1_000_000  # parts; beyond that it is no batch
 _PLAIN = (str, int, float, bool, complex, type(None))
+_USUAL = (tuple, list, dict)
 _CLOSED = (
     *(str, bytes, bytearray, int, float, complex, type(None), np.ndarray, np.generic, torch.device, torch.dtype),
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial),
@@ -68,7 +69,7 @@ def _found(
 
 def _parts(thing: Any, most: int, *, objects: bool) -> list[tuple[str, Any]]:
     try:
-        if isinstance(thing, _CLOSED):
+        if type(thing) not in _USUAL and isinstance(thing, _CLOSED):
             return []
         inner = children(thing, most)
         if inner is None and objects:
@@ -80,9 +81,7 @@ def _parts(thing: Any, most: int, *, objects: bool) -> list[tuple[str, Any]]:
 
 def children(thing: Any, most: int = _MANY) -> list[tuple[str, Any]] | None:
     """The parts of a mapping, list, tuple or dataclass with what to add to its name; None for anything else."""
-    if type(thing) in _PLAIN:  # why first: to ask whether something is a Mapping is slow
-        return None
-    if isinstance(thing, Mapping):
+    if type(thing) not in (list, tuple) and isinstance(thing, Mapping):  # why: to ask for a Mapping is slow
         return [(f"[{key!r}]", part) for key, part in islice(thing.items(), most)]
     if isinstance(thing, list | tuple):
         return [(f"[{i}]", part) for i, part in enumerate(islice(thing, most))]
@@ -93,8 +92,10 @@ def children(thing: Any, most: int = _MANY) -> list[tuple[str, Any]] | None:
 
 def rebuilt(thing: Any, parts: Sequence[Any]) -> Any:
     """A container of the same class with these in place of its `children`. The one given stays as it is."""
+    if type(thing) in (list, tuple):
+        return type(thing)(parts)
     if isinstance(thing, Mapping):
-        if not isinstance(thing, MutableMapping):
+        if type(thing) is dict or not isinstance(thing, MutableMapping):
             return dict(zip(thing, parts, strict=True))
         twin = copy.copy(thing)  # why: keeps the class, and what a subclass needs to be built
         for key, part in zip(thing, parts, strict=True):
@@ -118,12 +119,16 @@ def mapped(thing: Any, change: Callable[[Any], Any], kind: type = Tensor, depth:
     """
     if isinstance(thing, kind):
         return change(thing)
-    inner = children(thing)
-    if inner is None:
-        return thing
+    parts: Any = thing.values() if type(thing) is dict else thing
+    if type(thing) not in _USUAL:  # why apart, as plain parts are: what a loop calls is mapped at every step
+        inner = children(thing)
+        if inner is None:
+            return thing
+        parts = [part for _, part in inner]
     if depth > DEEPEST:
         raise MisuseError(f"nested more than {DEEPEST} deep: does it contain itself?")
-    return rebuilt(thing, [mapped(part, change, kind, depth + 1) for _, part in inner])
+    made = [part if type(part) in _PLAIN else mapped(part, change, kind, depth + 1) for part in parts]
+    return rebuilt(thing, made)
 
 
 def is_readable(tensor: Tensor) -> bool:
