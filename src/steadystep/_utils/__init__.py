@@ -2,9 +2,13 @@
 
 import random
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _EXPORT = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
@@ -29,6 +33,14 @@ def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[st
 def stub_homes(stub: str) -> dict[str, str]:
     """Return the module of each name that a stub re-exports, one per line as `from module import name as name`."""
     return {name: module for module, name in _EXPORT.findall(stub)}
+
+
+def object_at(name: str) -> Any:
+    """Return what `package.module:name` names; modules in the working directory are found too."""
+    module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return attrgetter(attribute)(import_module(module))
 
 
 def load_quietly(module: str) -> ModuleType:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from steadystep._utils.rng import HostRandom, RngState
+from steadystep._utils.rng import HostRandom, RngState, generator_back
+from steadystep._utils.tensors import is_writable, local_part
 from steadystep.errors import MisuseError
 
 _INNER = ("_orig_mod", "_fsdp_wrapped_module", "_forward_module")
@@ -81,30 +82,29 @@ def left_as_found(
     >>> model.weight.item() == before
     True
     """
-    parts = (_Weights([*model.parameters(), *parameters]), _Modules(model), _Random(model, generators))
+    weights = list(dict.fromkeys([*model.parameters(), *parameters]))
+    if any(nn.parameter.is_lazy(p) for p in weights):
+        raise MisuseError("the model has lazy parameters without a shape: run one forward pass first")
+    copies = [TensorCopy(p) for p in weights]
+    parts: list[TensorCopy | _Modules | _Random] = [*copies, _Modules(model), _Random(model, generators)]
+    with gradients_aside(weights):
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.put_back()
+
+
+@contextmanager
+def gradients_aside(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Inside there are none at first, out of reach of whoever clears gradients; the very same tensors return."""
+    grads = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
     try:
         yield
     finally:
-        for part in parts:
-            part.put_back()
-
-
-@final
-class _Weights:
-    """Parameters by value, gradients by identity."""
-
-    def __init__(self, parameters: Iterable[Parameter]) -> None:
-        self._parameters = list(dict.fromkeys(parameters))
-        if any(nn.parameter.is_lazy(p) for p in self._parameters):
-            raise MisuseError("the model has lazy parameters without a shape: run one forward pass first")
-        self._copies = [TensorCopy(p) for p in self._parameters]
-        self._grads = [p.grad for p in self._parameters]
-        for p in self._parameters:
-            p.grad = None
-
-    def put_back(self) -> None:
-        for p, kept, grad in zip(self._parameters, self._copies, self._grads, strict=True):
-            kept.put_back()
+        for p, grad in zip(parameters, grads, strict=True):
             p.grad = grad
 
 
@@ -115,7 +115,7 @@ class _Modules:
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, module.training, dict(module._buffers)) for module in model.modules()]
         tensors = {id(t): t for _, _, buffers in self._modules for t in buffers.values() if t is not None}
-        self._copies = [TensorCopy(t) for t in tensors.values() if _writable(t)]
+        self._copies = [TensorCopy(t) for t in tensors.values() if is_writable(t)]
 
     def put_back(self) -> None:
         for module, training, buffers in self._modules:
@@ -133,33 +133,46 @@ class _Random:
     def __init__(self, model: nn.Module, generators: Sequence[torch.Generator]) -> None:
         devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
         self._states: list[HostRandom | RngState] = [HostRandom(), *(RngState(device) for device in devices)]
-        self._generators = [(generator, generator.get_state()) for generator in generators]
+        self._generators = [generator_back(generator) for generator in generators]
 
     def put_back(self) -> None:
         for state in self._states:
             state.restore()
-        for generator, position in self._generators:
-            generator.set_state(position)
+        for back in filter(None, self._generators):
+            back()
 
 
 @final
 class TensorCopy:
-    """A tensor and what it held."""
+    """A tensor and what it held, or this rank's part of it."""
+
+    __slots__ = ("_tensor", "_value", "_version")
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
-        self._value = tensor.detach().clone()
+        self._value = local_part(tensor).detach().clone()
         self._version = tensor._version
 
-    @torch.no_grad()
+    @property
+    def differs(self) -> bool:
+        """It holds something else than it held."""
+        now = local_part(self._tensor).detach()
+        return not self._fits(now) or not torch.equal(now, self._value)
+
     def put_back(self) -> None:
         """Nothing is written where nothing was: a graph made before may still need the tensor."""
-        if self._tensor._version != self._version or not torch.equal(self._tensor, self._value):
-            self._tensor.copy_(self._value)
+        if self._tensor._version != self._version or self.differs:
+            self.write()
 
+    @torch.no_grad()
+    def write(self) -> None:
+        """Write in any case, and in place where it still has the shape, dtype and device."""
+        now = local_part(self._tensor)
+        if self._fits(now):
+            now.copy_(self._value)
+        else:
+            self._tensor.data = self._value
 
-def _writable(tensor: Tensor) -> bool:
-    """An expanded or inference tensor cannot be written, so nobody did."""
-    if tensor.is_inference() or tensor.layout is not torch.strided or nn.parameter.is_lazy(tensor):
-        return False
-    return not any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    def _fits(self, now: Tensor) -> bool:
+        kept = self._value
+        return now.shape == kept.shape and now.dtype == kept.dtype and now.device == kept.device

@@ -1,7 +1,7 @@
 """Random numbers, put back to an earlier moment."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -18,19 +18,21 @@ class RngState:
     def __init__(self, device: torch.device, *, python: bool = False, numpy: bool = False) -> None:
         self._device = device
         self._cpu = torch.get_rng_state()
-        self._on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+        self._on_device = _on_device(device)
         self._python: Any = random.getstate() if python else None
         self._numpy: Any = np.random.get_state(legacy=False) if numpy else None  # 0.3 ms
 
     def restore(self) -> None:
         """Put it back."""
-        torch.set_rng_state(self._cpu)
-        if self._on_device is not None:
-            torch.get_device_module(self._device).set_rng_state(self._on_device, self._device)
+        _set_torch(self._cpu, self._on_device, self._device)
         if self._python is not None:
             random.setstate(self._python)
         if self._numpy is not None:
             np.random.set_state(self._numpy)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Torch's part of it, for a file; `restore_torch` takes it."""
+        return {"host": self._cpu, "device": self._on_device, "kind": self._device.type}
 
     def moved(self) -> tuple[bool, bool, bool]:
         """Whether numbers have been drawn since from torch, Python, NumPy; False for one whose state is not known."""
@@ -93,12 +95,11 @@ def random_numbers_kept(device: torch.device) -> Iterator[RngHold]:
 
 def all_random_state(device: torch.device) -> dict[str, Any]:
     """Of Python, NumPy and torch, on the host and on one device: plain values, arrays and tensors."""
-    on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        "device": on_device,
+        "device": _on_device(device),
     }
 
 
@@ -107,9 +108,38 @@ def restore_all(state: dict[str, Any], device: torch.device) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"].to("cpu"))
-    if state["device"] is not None and device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(state["device"].to("cpu"), device)
+    on_device = state["device"] if device.type != "cpu" else None
+    _set_torch(state["torch"].to("cpu"), None if on_device is None else on_device.to("cpu"), device)
+
+
+def restore_torch(kept: Mapping[str, Any] | None, device: torch.device) -> None:
+    """Set torch's random state to what `RngState.as_dict` gave, on the host and on a device of the same kind."""
+    if kept is not None:
+        _set_torch(kept["host"], kept["device"] if kept["kind"] == device.type else None, device)
+
+
+def _on_device(device: torch.device) -> Any:
+    return None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+
+def _set_torch(host: torch.Tensor, on_device: torch.Tensor | None, device: torch.device) -> None:
+    torch.set_rng_state(host)
+    if on_device is not None:
+        torch.get_device_module(device).set_rng_state(on_device, device)
+
+
+def generator_back(value: Any) -> Callable[[], Any] | None:
+    """What puts a generator of Python, torch or NumPy back to where it is now; None for anything else."""
+    if isinstance(value, random.Random):
+        python = value.getstate()
+        return lambda: value.setstate(python)
+    if isinstance(value, torch.Generator):
+        seed = value.get_state().clone()
+        return lambda: value.set_state(seed)
+    if isinstance(value, np.random.Generator):
+        numbers = value.bit_generator.state
+        return lambda: setattr(value.bit_generator, "state", numbers)
+    return None
 
 
 def _is_same(left: Any, right: Any) -> bool:

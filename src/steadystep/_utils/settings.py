@@ -1,6 +1,5 @@
 """What settings of any kind share: their base, messages a person can act on, and the YAML file they are written in."""
 
-import difflib
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from steadystep._utils.text import text_of
+from steadystep._utils.text import alike, text_of
 from steadystep.errors import ConfigError
 
 
@@ -104,10 +103,10 @@ def nearest(key: str, known: Sequence[str]) -> str:
         return f": did you mean '{_ALIASES[leaf]}'?"
     # A right key in the wrong section is the likeliest slip, then a misspelling.
     elsewhere = [k for k in known if k.rpartition(".")[2] == leaf]
-    close = elsewhere or difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    close = elsewhere or alike(key, known, cutoff=0.75)
     if not close:
         by_leaf = {k.rpartition(".")[2]: k for k in known}
-        close = [by_leaf[m] for m in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)]
+        close = [by_leaf[m] for m in alike(leaf, by_leaf, cutoff=0.6)]
     sections = sorted(name for name in known if "." not in name)
     return f": did you mean '{close[0]}'?" if close else f"; known keys: {', '.join(sections)}"
 

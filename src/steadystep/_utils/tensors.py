@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast, final
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from steadystep.errors import UnsupportedError
@@ -217,6 +218,18 @@ def copy_to_host_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
     for device in {source.device for source in sources if source.device.type != "cpu"}:
         torch.accelerator.synchronize(device)  # sync: once per device and call, not once per tensor
+
+
+def is_writable(tensor: Tensor) -> bool:
+    """Dense memory of its own. Sparse, expanded, quantized, lazy and inference tensors are constants to us."""
+    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_inference():
+        return False
+    return not is_expanded(tensor)
+
+
+def device_of(tensors: Iterable[Tensor]) -> torch.device:
+    """Where the first of them lives; the host without any."""
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def is_expanded(tensor: Tensor) -> bool:

@@ -6,7 +6,7 @@ import math
 import stat
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,15 @@ from typing import Any
 from steadystep.errors import ConfigError
 
 
+def alike(wanted: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.5) -> list[str]:
+    """The known names that `wanted` may stand for, the likeliest first."""
+    return difflib.get_close_matches(wanted, list(known), n=count, cutoff=cutoff)
+
+
 def nearest_names(wanted: str, known: Sequence[str], *, count: int = 3) -> str:
     """A clause for an error message: the known names nearest to `wanted`, or the first few."""
-    close = difflib.get_close_matches(wanted.strip("*."), [name for name in known if name], n=count, cutoff=0.4)
-    shown = close or [name for name in known if name][:count]
+    named = [name for name in known if name]
+    shown = alike(wanted.strip("*."), named, count=count, cutoff=0.4) or named[:count]
     return f": did you mean {', '.join(repr(name) for name in shown)}?" if shown else ""
 
 

@@ -23,6 +23,8 @@ from steadystep._utils.tensors import is_sharded
 from steadystep.errors import MisuseError
 
 _MANY = 1_000_000  # parts; beyond that it is no batch
+_PLAIN = (str, int, float, bool, complex, type(None))
+_USUAL = (tuple, list, dict)
 _CLOSED = (
     *(str, bytes, bytearray, int, float, complex, type(None), np.ndarray, np.generic, torch.device, torch.dtype),
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial),
@@ -39,36 +41,47 @@ def tensors_in(thing: Any, name: str = "", *, most_parts: int = _MANY) -> Iterat
 
     At most `most_parts` parts of any one container, and of them all, are opened.
     """
+    return _found(thing, Tensor, name, most_parts, objects=True)
+
+
+def held_in(thing: Any, kinds: type | tuple[type, ...] = Tensor) -> Iterator[Any]:
+    """Every tensor, or thing of other `kinds`, in nested containers and dataclasses, in order; objects stay closed."""
+    return (part for _, part in _found(thing, kinds, "", _MANY, objects=False))
+
+
+def _found(
+    thing: Any, kinds: type | tuple[type, ...], name: str, most_parts: int, *, objects: bool
+) -> Iterator[tuple[str, Any]]:
     waiting: list[tuple[str, Any]] = [(name, thing)]
     opened: dict[int, Any] = {}  # why the things too: an id is free again once its thing is gone
     for _ in range(most_parts):
         if not waiting:
             return
         name, part = waiting.pop()
-        if issubclass(type(part), Tensor):  # why not isinstance: it may ask the thing, and that may raise
+        if issubclass(type(part), kinds):  # why not isinstance: it may ask the thing, and that may raise
             yield name, part
         elif id(part) not in opened:
-            inner = _parts(part, most_parts)
+            inner = _parts(part, most_parts, objects=objects)
             if inner:
                 opened[id(part)] = part
                 waiting.extend((name + key, held) for key, held in reversed(inner))
 
 
-def _parts(thing: Any, most: int) -> list[tuple[str, Any]]:
+def _parts(thing: Any, most: int, *, objects: bool) -> list[tuple[str, Any]]:
     try:
-        if isinstance(thing, _CLOSED):
+        if type(thing) not in _USUAL and isinstance(thing, _CLOSED):
             return []
         inner = children(thing, most)
-        if inner is None:
+        if inner is None and objects:
             return [(f".{key}", part) for key, part in islice(getattr(thing, "__dict__", {}).items(), most)]
-        return inner
+        return inner or []
     except Exception:  # why all: it is the user's code that raised, and the step does not depend on it
         return []
 
 
 def children(thing: Any, most: int = _MANY) -> list[tuple[str, Any]] | None:
     """The parts of a mapping, list, tuple or dataclass with what to add to its name; None for anything else."""
-    if isinstance(thing, Mapping):
+    if type(thing) not in (list, tuple) and isinstance(thing, Mapping):  # why: to ask for a Mapping is slow
         return [(f"[{key!r}]", part) for key, part in islice(thing.items(), most)]
     if isinstance(thing, list | tuple):
         return [(f"[{i}]", part) for i, part in enumerate(islice(thing, most))]
@@ -79,8 +92,10 @@ def children(thing: Any, most: int = _MANY) -> list[tuple[str, Any]] | None:
 
 def rebuilt(thing: Any, parts: Sequence[Any]) -> Any:
     """A container of the same class with these in place of its `children`. The one given stays as it is."""
+    if type(thing) in (list, tuple):
+        return type(thing)(parts)
     if isinstance(thing, Mapping):
-        if not isinstance(thing, MutableMapping):
+        if type(thing) is dict or not isinstance(thing, MutableMapping):
             return dict(zip(thing, parts, strict=True))
         twin = copy.copy(thing)  # why: keeps the class, and what a subclass needs to be built
         for key, part in zip(thing, parts, strict=True):
@@ -94,20 +109,26 @@ def rebuilt(thing: Any, parts: Sequence[Any]) -> Any:
     return twin
 
 
-def mapped(thing: Any, change: Callable[[Tensor], Any], depth: int = 0) -> Any:
-    """The same tree with each tensor replaced by what `change` makes of it; what is no container stays.
+def mapped(thing: Any, change: Callable[[Any], Any], kind: type = Tensor, depth: int = 0) -> Any:
+    """The same tree with each tensor, or thing of another `kind`, replaced by what `change` makes of it.
+
+    What is no container stays.
 
     Raises:
         MisuseError: more than `DEEPEST` containers inside each other.
     """
-    if isinstance(thing, Tensor):
+    if isinstance(thing, kind):
         return change(thing)
-    inner = children(thing)
-    if inner is None:
-        return thing
+    parts: Any = thing.values() if type(thing) is dict else thing
+    if type(thing) not in _USUAL:  # why apart, as plain parts are: what a loop calls is mapped at every step
+        inner = children(thing)
+        if inner is None:
+            return thing
+        parts = [part for _, part in inner]
     if depth > DEEPEST:
         raise MisuseError(f"nested more than {DEEPEST} deep: does it contain itself?")
-    return rebuilt(thing, [mapped(part, change, depth + 1) for _, part in inner])
+    made = [part if type(part) in _PLAIN else mapped(part, change, kind, depth + 1) for part in parts]
+    return rebuilt(thing, made)
 
 
 def is_readable(tensor: Tensor) -> bool:
@@ -119,7 +140,6 @@ def is_readable(tensor: Tensor) -> bool:
 
 _HANDLE = 1 << 20  # bytes: a tensor in shared memory keeps a file open, and a process may have 1,024 of them
 _MOST_PARTS = 256  # a batch of more than these is not looked through at every step
-_PLAIN = (str, int, float, bool, complex, type(None))
 
 
 def bytes_of(batch: Any, closure: Any) -> float:
@@ -205,6 +225,11 @@ def _is_filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def copied(thing: Any) -> Any:
+    """The same tree with copies of its tensors; what is neither container nor tensor is shared."""
+    return mapped(thing, lambda tensor: tensor.detach().clone())
 
 
 def put_into(present: Any, kept: Any) -> Any:

@@ -17,7 +17,7 @@ from steadystep._utils.text import nearest_names
 from steadystep.cli.diagnose import printable
 from steadystep.errors import ConfigError, TrainingHalted
 from steadystep.incidents.replay import Replay, load_factory, replay
-from steadystep.lab.tasks import TASKS
+from steadystep.lab.tasks import FACTORIES
 from steadystep.lr_finder import find_lr
 from steadystep.tracking import Terminal
 from steadystep.train import RunPlan, Summary, train
@@ -41,7 +41,7 @@ def run(config: Path, *, run_dir: str, resume: bool, force: bool, as_json: bool)
     screen = Terminal(console, total=plan.guard.training.total_steps)
     try:
         with _messages_on(console):
-            summary = train(plan, folder, sinks=[screen], crew=crew, force=force)
+            summary = train(plan, folder, sinks=[screen], crew=crew, force=force, tasks=FACTORIES)
     except TrainingHalted as halt:
         console.print(f"[red]{halt}[/red]", soft_wrap=True)
         return 1
@@ -112,10 +112,10 @@ def _table(summary: Summary) -> Table:
 
 def run_find_lr(task: str, *, seed: int, steps: int, as_json: bool) -> None:
     """Sweep, and print the curve with what it says."""
-    if task not in TASKS:
-        raise ConfigError(f"task {task!r} is not built in{nearest_names(task, list(TASKS))}")
+    if task not in FACTORIES:
+        raise ConfigError(f"task {task!r} is not built in{nearest_names(task, list(FACTORIES))}")
     torch.set_num_threads(1)  # why: matrices this small are slower on two threads
-    made = TASKS[task].make(seed)
+    made = FACTORIES[task](seed)
     curve = find_lr(made.model, made.optimizer, lambda: made.loss(made.batch()), num_steps=steps)
     console = Console(soft_wrap=True, highlight=False)
     console.print(curve.to_json() if as_json else str(curve), markup=False)

@@ -7,7 +7,6 @@ then:     h_i = min(1, lambda_rel * gamma_i / norm_i),   gamma_i <- beta * gamma
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, final
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from steadystep._utils import numbers, tensors
+from steadystep._utils.text import alike
 from steadystep.clip.global_norm import ClipReport, Params, measured, multiply_each_, named
 from steadystep.errors import ConfigError, UnsupportedError
 
@@ -264,5 +264,5 @@ def _matches_nothing(item: str | Parameter, everything: dict[str, Parameter]) ->
         return f"exclude: a parameter of shape {list(item.shape)} is not among those given to agc_"
     if all(name.isdigit() for name in everything):
         return f"exclude = {item!r}: to exclude by name, give agc_ model.named_parameters()"
-    near = get_close_matches(item, everything, n=3, cutoff=0.3) or list(everything)[-3:]
+    near = alike(item, everything, count=3, cutoff=0.3) or list(everything)[-3:]
     return f"exclude = {item!r}: matches no parameter; near: {', '.join(near)}"

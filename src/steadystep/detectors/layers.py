@@ -1,7 +1,8 @@
 """Single layers, as probes see them: sizes that grow and do not stop, units that are dead, updates of a wrong size."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from statistics import median_low
 from typing import Any, final
 
@@ -52,31 +53,34 @@ _PROBES = 4
 _PATIENCE = 3
 
 
-@final
-class Growth:
+class Growth(ABC):
     """Follows one size per name, from probe to probe.
 
     A size is of concern above `floor`, above four times the median of its first four probes, and while it is still
     rising: above the median of its last four. Each name is told once, after three such probes in a row. What is not
     finite is passed over: it is another detector's.
-
-    Args:
-        detector: who speaks.
-        floor: below this no size is of concern.
-        say: one clause from the size and what it was at first.
     """
 
-    def __init__(self, detector: str, *, floor: float, say: Callable[[float, float], str]) -> None:
-        self._detector = detector
-        self._floor = floor
-        self._say = say
+    name: str
+    only_probes = True
+    floor: float
+    """Below this no size is of concern."""
+    what: str
+    """One clause with places for the size and what it was at first."""
+
+    def __init__(self) -> None:
         self._first = TensorHistory(_PROBES, armed_after=_PROBES)
         self._last = TensorHistory(_PROBES, armed_after=_PROBES)
         self._runs = Runs(_PATIENCE)
 
-    def findings(self, step: int, names: Sequence[str], values: Sequence[float]) -> tuple[Finding, ...]:
-        """One for all names that have just proved to grow; the largest size is its value."""
-        sizes = dict(zip(names, values, strict=False))
+    @abstractmethod
+    def _sizes(self, probe: Probe) -> Iterable[tuple[str, float]]: ...
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """One finding for all that have just proved to grow; the largest size is its value."""
+        if signals.probe is None:
+            return ()
+        sizes = dict(self._sizes(signals.probe))
         where = self._add(sizes)
         if not where:
             return ()
@@ -84,12 +88,12 @@ class Growth:
         began = self._began(worst)
         return (
             Finding(
-                detector=self._detector,
-                step=step,
+                detector=self.name,
+                step=signals.step,
                 severity="warn",
                 value=sizes[worst],
                 limit=self._limit(worst),
-                what=self._say(sizes[worst], began),
+                what=self.what.format(sizes[worst], began),
                 where=where,
                 baseline=began,
             ),
@@ -112,7 +116,7 @@ class Growth:
         return self._first.median(name)
 
     def _limit(self, name: str) -> float:
-        return max(self._floor, _FACTOR * self._began(name))
+        return max(self.floor, _FACTOR * self._began(name))
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -125,73 +129,32 @@ class Growth:
         self._runs.load_state_dict(state["runs"])
 
 
-# Four times the first rows of torch's N(0, 1) at a width of 256; narrower or smaller beginnings have further to go.
-_ROW_FLOOR = 64.0
-
-
 @final
-class EmbeddingGrowth:
+class EmbeddingGrowth(Growth):
     """Warns once for each embedding table whose longest row has outgrown its beginnings and still grows."""
 
     name = "embedding-growth"
-    only_probes = True
+    # Four times the first rows of torch's N(0, 1) at a width of 256; narrower or smaller beginnings have further to go.
+    floor = 64.0
+    what = "an embedding's longest row has a norm of {:.3g} and grows; at first {:.3g}"
 
-    def __init__(self) -> None:
-        self._growth = Growth(self.name, floor=_ROW_FLOOR, say=_row_message)
-
-    def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all tables that have just proved to grow."""
-        probe = signals.probe
-        if probe is None:
-            return ()
-        return self._growth.findings(signals.step, probe.tables, probe.row_norms)
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
-        return self._growth.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self._growth.load_state_dict(state)
-
-
-def _row_message(norm: float, began: float) -> str:
-    return f"an embedding's longest row has a norm of {norm:.3g} and grows; at first {began:.3g}"
-
-
-# From here on neighbouring bf16 numbers are 1 apart, a factor e of attention. Small healthy GPTs stay below 64, those
-# with a learning rate that costs them half a nat pass 200, and QK-clip (Kimi Team 2025) begins at a true logit of 100.
-_LOGIT_FLOOR = 128.0
+    def _sizes(self, probe: Probe) -> Iterable[tuple[str, float]]:
+        return zip(probe.tables, probe.row_norms, strict=False)
 
 
 @final
-class AttentionLogitGrowth:
+class AttentionLogitGrowth(Growth):
     """Warns once for each attention module whose bound on its logits has outgrown its beginnings and still rises."""
 
     name = "attention-logit-growth"
-    only_probes = True
+    # From here on neighbouring bf16 numbers are 1 apart, a factor e of attention. Small healthy GPTs stay below 64,
+    # those with a learning rate that costs them half a nat pass 200, and QK-clip (Kimi Team 2025) begins at a true
+    # logit of 100.
+    floor = 128.0
+    what = "attention logits may be as large as {:.3g} and grow; at first {:.3g}"
 
-    def __init__(self) -> None:
-        self._growth = Growth(self.name, floor=_LOGIT_FLOOR, say=_logit_message)
-
-    def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all modules that have just proved to grow."""
-        probe = signals.probe
-        if probe is None:
-            return ()
-        return self._growth.findings(signals.step, probe.attentions, probe.logit_bounds)
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
-        return self._growth.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self._growth.load_state_dict(state)
-
-
-def _logit_message(bound: float, began: float) -> str:
-    return f"attention logits may be as large as {bound:.3g} and grow; at first {began:.3g}"
+    def _sizes(self, probe: Probe) -> Iterable[tuple[str, float]]:
+        return zip(probe.attentions, probe.logit_bounds, strict=False)
 
 
 _LIMIT = 0.7

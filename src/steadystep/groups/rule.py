@@ -1,6 +1,5 @@
 """Which parameters a rule speaks of, and what it says about them."""
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
@@ -11,7 +10,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from steadystep._utils.numbers import is_number
-from steadystep._utils.text import plain_name
+from steadystep._utils.text import alike, plain_name
 from steadystep.errors import ConfigError
 
 _NORM_CLASS = re.compile(r"Norm(\dd)?$")
@@ -170,8 +169,8 @@ def _near_paths(glob: str, paths: list[str]) -> list[str]:
     core = re.sub(r"[*?!\[\]]", "", glob).strip(". ")
     inside = [path for path in paths if core and core.lower() in path.lower()]
     by_end = {path.rpartition(".")[2]: path for path in reversed(paths)}
-    ends = difflib.get_close_matches(core, by_end, n=2, cutoff=0.5)
-    return [*inside[:2], *difflib.get_close_matches(core, paths, n=2, cutoff=0.6), *(by_end[end] for end in ends)]
+    ends = alike(core, by_end, count=2)
+    return [*inside[:2], *alike(core, paths, count=2, cutoff=0.6), *(by_end[end] for end in ends)]
 
 
 def _at(match: Match, home: Home) -> bool:

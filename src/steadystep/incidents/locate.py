@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from steadystep._utils.modules import gradients_aside
 from steadystep._utils.rng import HostRandom, RngState
-from steadystep._utils.tensors import layout_of, measure
+from steadystep._utils.tensors import device_of, layout_of, measure
 from steadystep.errors import MisuseError
 from steadystep.incidents.autograd_hooks import BackwardWatch, ForwardWatch
 from steadystep.incidents.origin import (
@@ -164,18 +165,12 @@ class _Run:
 
 @contextmanager
 def _nothing_changed(model: nn.Module, trained: Sequence[Parameter]) -> Iterator[RngState]:
-    parameters = list({id(p): p for p in (*model.parameters(), *trained)}.values())
-    rng = RngState(parameters[0].device if parameters else torch.device("cpu"))
-    host = HostRandom()
-    grads = [p.grad for p in parameters]
-    for parameter in parameters:
-        parameter.grad = None  # out of reach of a closure that clears gradients
+    parameters = list(dict.fromkeys([*model.parameters(), *trained]))
+    rng, host = RngState(device_of(parameters)), HostRandom()
     try:
-        with Buffers(model).untouched():
+        with gradients_aside(parameters), Buffers(model).untouched():
             yield rng
     finally:
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
         rng.restore()
         host.restore()
 

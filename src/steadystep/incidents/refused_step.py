@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from steadystep._utils.modules import unwrapped
 from steadystep._utils.rng import RngState, random_numbers_kept
-from steadystep._utils.tensors import is_sharded
+from steadystep._utils.tensors import device_of, is_sharded
 from steadystep._utils.text import nearest_names, plain_name
 from steadystep._utils.tree import mapped
 from steadystep.errors import ConfigError
@@ -42,7 +42,7 @@ def step_state(model: nn.Module, optimizer: Optimizer | None, rng: RngState | No
         "buffers": {plain_name(n): b.detach() for n, b in model.named_buffers() if not nn.parameter.is_lazy(b)},
         "evaluating": [plain_name(n) for n, m in model.named_modules() if not m.training],
         "optimizer": None if optimizer is None else own_state(optimizer),
-        "random": random_state(model, rng),
+        "random": None if rng is None else rng.as_dict(),
     }
 
 
@@ -59,23 +59,6 @@ def gathered(state: Any, *, keep: bool) -> Any:
         return together.cpu() if keep else None  # sync: only in trouble
 
     return mapped(state, whole)
-
-
-def random_state(model: nn.Module, rng: RngState | None) -> dict[str, Any] | None:
-    """The random state as tensors: that of `rng`, or none when it was not kept."""
-    if rng is None:
-        return None
-    device = device_of(model)
-    with random_numbers_kept(device):
-        rng.restore()
-        on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-        return {"host": torch.get_rng_state(), "device": on_device, "kind": device.type}
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where the first parameter lives."""
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def load_step_state(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -112,15 +95,6 @@ def _fill(kind: str, here: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> 
     for name, tensor in kept.items():
         mine = here[name]
         mine.data = tensor.to(mine.device, copy=True) if mine.dtype != tensor.dtype else mine.data.copy_(tensor)
-
-
-def restore_random_state(kept: Mapping[str, Any] | None, device: torch.device) -> None:
-    """Set torch's random state to what a bundle holds, on the host and on a device of the same kind."""
-    if kept is None:
-        return
-    torch.set_rng_state(kept["host"])
-    if kept["device"] is not None and kept["kind"] == device.type:
-        torch.get_device_module(device).set_rng_state(kept["device"], device)
 
 
 _NO_FUNCTION = (
@@ -183,7 +157,7 @@ def second_look(
         asked = True
         return agree is None or agree(flag)
 
-    with random_numbers_kept(device_of(model)):
+    with random_numbers_kept(device_of(model.parameters())):
         if rng is not None:
             rng.restore()
         try:

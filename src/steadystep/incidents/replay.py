@@ -1,10 +1,8 @@
 """Runs an incident again from its bundle, here and now."""
 
-import importlib
 import inspect
 import json
 import math
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,13 +12,15 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from steadystep._utils.rng import random_numbers_kept
+from steadystep._utils import object_at
+from steadystep._utils.rng import random_numbers_kept, restore_torch
+from steadystep._utils.tensors import device_of
 from steadystep._utils.tree import mapped
 from steadystep.errors import CheckpointError, ConfigError
 from steadystep.incidents.bundle import Bundle, read_bundle
 from steadystep.incidents.locate import examine
 from steadystep.incidents.origin import Examination, Origin
-from steadystep.incidents.refused_step import device_of, load_step_state, restore_random_state
+from steadystep.incidents.refused_step import load_step_state
 from steadystep.records import Outcome
 
 ReplayFactory = Callable[[], tuple[nn.Module, Callable[..., Any]]]
@@ -103,12 +103,8 @@ def load_factory(name: str) -> ReplayFactory:
     path, colon, attribute = name.partition(":")
     if not (path and colon and attribute):
         raise ConfigError(f"--factory {name!r}: write it as package.module:function")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        factory = importlib.import_module(path)
-        for part in attribute.split("."):
-            factory = getattr(factory, part)
+        factory: ReplayFactory = object_at(name)
     except Exception as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"--factory {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(factory):
@@ -141,7 +137,7 @@ def _run(
     model: nn.Module, closure: Callable[..., Any], kept: Bundle, dtype: torch.dtype | None, scale: float
 ) -> Examination:
     assert kept.state is not None
-    device = device_of(model)
+    device = device_of(model.parameters())
     batch = mapped(kept.batch, lambda tensor: tensor.to(device))
     wanted = _num_required(closure)
     if wanted and not kept.has_batch:
@@ -154,7 +150,7 @@ def _run(
 
     with random_numbers_kept(device):
         try:
-            restore_random_state(kept.state["random"], device)
+            restore_torch(kept.state["random"], device)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{kept.path / 'state'} holds no random state ({str(error)[:200]})") from error
         try:

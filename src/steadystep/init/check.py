@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from steadystep._utils.modules import left_as_found, unwrapped
 from steadystep._utils.text import plain_name
+from steadystep._utils.tree import held_in
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init.findings import InitReport, LayerScale, find
 
@@ -101,14 +102,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 def float_tensors(value: Any) -> Iterator[Tensor]:
     """The floating-point tensors in whatever a layer takes or returns."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, dict):
-        yield from float_tensors(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from float_tensors(part)
+    return (tensor for tensor in held_in(value) if tensor.is_floating_point())
 
 
 def rms(tensor: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal, final, get_args
 
@@ -16,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from steadystep._utils.modules import unwrapped
-from steadystep._utils.text import plain_name
+from steadystep._utils.text import alike, plain_name
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.init import rules
 from steadystep.init.rules import InitMethod, InitRule, Slot, choose, is_projection, slots
@@ -279,7 +278,7 @@ def _match(globs: Sequence[str], modules: dict[str, nn.Module]) -> list[str]:
     for glob in globs:
         hits = [name for name in holders if fnmatchcase(name, glob)]
         if not hits:
-            near = get_close_matches(glob, holders, n=3, cutoff=0.3)
+            near = alike(glob, holders, count=3, cutoff=0.3)
             raise ConfigError(f"residual: {glob!r} matches no layer; near it: {', '.join(near) or 'none'}")
         found.update(dict.fromkeys(hits))
     return list(found)

@@ -158,7 +158,7 @@ RULES: dict[str, LintRule] = {
 
 def nearest_code(code: str) -> str:
     """A clause for an error message about an unknown code."""
-    import difflib
+    from steadystep._utils.text import alike
 
-    close = difflib.get_close_matches(code.upper(), RULES, n=1, cutoff=0.5)
+    close = alike(code.upper(), RULES)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(RULES)}"

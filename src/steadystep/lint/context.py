@@ -108,6 +108,11 @@ class Cycle:
         """The events of these kinds."""
         return [event for event in self.events if event.kind in kinds]
 
+    @property
+    def leaves_the_file(self) -> bool:
+        """Something that the file does not show has a part in it."""
+        return bool(self.of("opaque", "guard"))
+
     def before(self, event: Event) -> list[Event]:
         """What comes earlier in the same pass, the latest first."""
         return list(reversed(self.events[: self.events.index(event)]))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.modules import TensorCopy, left_as_found
+from steadystep._utils.tensors import device_of
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 from steadystep.lr_finder.curve import LRCurve, read
 
@@ -43,7 +44,7 @@ def _from_closure(closure: Callable[[], Tensor]) -> Iterator[Tensor]:
 
 
 def _from_batches(batches: Iterable[Any], model: nn.Module, loss_fn: LossFn) -> Iterator[Tensor]:
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model.parameters())
     seen = 0
     while True:
         before = seen

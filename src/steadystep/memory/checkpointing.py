@@ -5,7 +5,6 @@ backward: about a third more compute, for memory that no longer grows with what 
 random numbers again from the same state, so dropout repeats. What torch leaves to us is in recompute.py.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from steadystep._utils.text import plain_name
+from steadystep._utils.text import alike, plain_name
 from steadystep.errors import ConfigError
 from steadystep.memory.recompute import SavedBytes, SecondRun, count_saved
 
@@ -38,7 +37,7 @@ def find_blocks(model: nn.Module, match: str | Sequence[str] | None = None) -> B
     for glob in globs:
         hits = {name: module for name, module in names.items() if fnmatchcase(name, glob)}
         if not hits:
-            near = difflib.get_close_matches(glob, names, n=4, cutoff=0.3) or list(names)[:4]
+            near = alike(glob, names, count=4, cutoff=0.3) or list(names)[:4]
             raise ConfigError(f"match = {glob!r}: no module has such a name; near ones: {', '.join(near)}")
         found |= hits
     outermost = {name: found[name] for name in names if name in found and not _inside_any(name, found)}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep._utils.rng import RngState
+from steadystep._utils.tensors import device_of
 from steadystep._utils.text import warn
 from steadystep.errors import MisuseError, TrainingHalted
 from steadystep.memory.split import BatchPart, split_batch
@@ -244,7 +245,7 @@ class Attempt:
     def __init__(self, model: nn.Module) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buffers = Buffers(model)
-        self._device = next((p.device for p in self._parameters), torch.device("cpu"))
+        self._device = device_of(self._parameters)
         self._rng = RngState(self._device)
         self._before: list[Tensor | None] = []
 

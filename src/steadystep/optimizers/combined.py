@@ -6,16 +6,15 @@ moments are in two places, or elsewhere than one would look.
 """
 
 import copy
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from steadystep._utils.rng import generator_back
 from steadystep._utils.tree import put_into
 from steadystep.errors import CheckpointError, MisuseError
 from steadystep.optimizers import bare_calls
@@ -239,7 +238,7 @@ class OwnValues:
         for name, value in vars(optimizer).items():
             if name in _NOT_THEIRS or name.startswith("_optimizer_"):
                 continue
-            generator = _generator(value)
+            generator = generator_back(value)
             if generator is not None:
                 self._back.append(generator)
             elif _is_plain(value, _DEEPEST):
@@ -252,20 +251,6 @@ class OwnValues:
         held.update({name: put_into(held.get(name), kept) for name, kept in self.values.items()})
         for restore in self._back:
             restore()
-
-
-def _generator(value: Any) -> Callable[[], Any] | None:
-    """What puts a generator back to where it is now."""
-    if isinstance(value, random.Random):
-        python = value.getstate()
-        return lambda: value.setstate(python)
-    if isinstance(value, torch.Generator):
-        seed = value.get_state().clone()
-        return lambda: value.set_state(seed)
-    if isinstance(value, np.random.Generator):
-        numbers = value.bit_generator.state
-        return lambda: setattr(value.bit_generator, "state", numbers)
-    return None
 
 
 def _is_plain(value: Any, depth: int) -> bool:

@@ -49,8 +49,11 @@ def environment() -> Environment:
 
 @cache
 def style() -> str:
-    """All of the style."""
-    return "\n".join(_asset(name) for name in _STYLE)
+    """All of the style; dark by choice, and where the system is and nothing was chosen."""
+    dark = _asset("dark.css")
+    unchosen = dark.replace('[data-theme="dark"]', ":not([data-theme])")
+    both = f"{dark}@media (prefers-color-scheme: dark) {{\n{unchosen}}}"
+    return "\n".join([both, *map(_asset, _STYLE)])
 
 
 @cache

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import is_sharded
+from steadystep._utils.tensors import device_of, is_sharded
 from steadystep.errors import UnsupportedError
 from steadystep.parallel.payload import PayloadLayout, damaged, decode, encode, mark, same_on_all_ranks
 from steadystep.parallel.replicas import Replicas, counts_here, healthy_rank, odd_ones, reshard
@@ -296,5 +296,4 @@ def _device_for(model: nn.Module, group: Any) -> torch.device:
     """Host memory where the group can send it: then agreeing does not wait for the accelerator."""
     if "cpu" in str(dist.get_backend_config(group)) or dist.get_backend(group) == "gloo":
         return torch.device("cpu")
-    first: Tensor | None = next(iter(model.parameters()), None)
-    return torch.device("cpu") if first is None else first.device
+    return device_of(model.parameters())

@@ -1,6 +1,5 @@
 """Schedules by the names people know from transformers and torch, as a YAML file gives them."""
 
-import difflib
 import inspect
 import math
 import re
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from steadystep._utils.numbers import whole
+from steadystep._utils.text import alike
 from steadystep.errors import ConfigError
 from steadystep.schedule import curves
 from steadystep.schedule.curves import Schedule, share, then, wsd
@@ -178,7 +178,7 @@ def _key(name: str) -> str:
     plain = re.sub(r"[\s-]+", "_", str(name).strip().lower())
     key = _ALIASES.get(plain, plain)
     if key not in _BUILDERS:
-        close = difflib.get_close_matches(plain, [*_BUILDERS, *_ALIASES], n=1, cutoff=0.5)
+        close = alike(plain, [*_BUILDERS, *_ALIASES])
         hint = f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(NAMES)}"
         raise ConfigError(f"schedule {name!r} is unknown: {hint}")
     return key

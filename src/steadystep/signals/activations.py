@@ -5,6 +5,7 @@ LeakyReLU and ELU are left out because a gradient always passes.
 """
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, final
@@ -57,35 +58,23 @@ _CALLS = 4  # of one module in one forward pass: blocks share a ReLU, a recurren
 _FEWEST = 16  # values per unit: with fewer, a healthy unit that is often silent looks dead
 
 
-@final
-class Activations:
-    """Watches activation modules during one forward pass and keeps two numbers of each, on its device.
-
-    A hook can never break the forward pass: a module whose output cannot be measured is left out from then on.
-    """
+class ForwardHooks(ABC):
+    """Hooks in a model for one forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._handles: list[RemovableHandle] = []
         self._left_out: set[str] = set()
-        self._seen: list[tuple[str, Tensor]] = []
 
+    @abstractmethod
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
-        self.clear()
-        for name, module in spread(self._watchable(), _MOST):
-            self._handles.append(module.register_forward_hook(self._hook(name)))
 
     def stop(self) -> None:
         """Take the hooks away; what they saw stays."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    def clear(self) -> None:
-        """Take the hooks away and forget what they saw."""
-        self.stop()
-        self._seen = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -95,6 +84,29 @@ class Activations:
             yield
         finally:
             self.stop()
+
+
+@final
+class Activations(ForwardHooks):
+    """Watches activation modules during one forward pass and keeps two numbers of each, on its device.
+
+    A hook can never break the forward pass: a module whose output cannot be measured is left out from then on.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._seen: list[tuple[str, Tensor]] = []
+
+    def start(self) -> None:
+        """Put the hooks in place; what was seen before is forgotten."""
+        self.clear()
+        for name, module in spread(self._watchable(), _MOST):
+            self._handles.append(module.register_forward_hook(self._hook(name)))
+
+    def clear(self) -> None:
+        """Take the hooks away and forget what they saw."""
+        self.stop()
+        self._seen = []
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -6,18 +6,17 @@ the logits themselves would cost [time, time]. Masks are not looked at: what the
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
-from torch.utils.hooks import RemovableHandle
 
 from steadystep.layers.attention import StableAttention
-from steadystep.signals.activations import compiles, numbers_may_leave, open_modules, spread
+from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules, spread
 
 _NAME = "scaled_dot_product_attention"
 _MOST = 64  # calls in one forward pass
@@ -86,7 +85,7 @@ Measure = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 
 
 @final
-class AttentionLogits:
+class AttentionLogits(ForwardHooks):
     """Watches `StableAttention` and `nn.MultiheadAttention` and keeps one number of each, on its device.
 
     In a model that has neither, calls of torch's `scaled_dot_product_attention` by way of its module are watched.
@@ -96,9 +95,7 @@ class AttentionLogits:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._handles: list[RemovableHandle] = []
-        self._left_out: set[str] = set()
+        super().__init__(model)
         self._queries: dict[str, Tensor] = {}
         self._bounds: dict[str, Tensor] = {}
         self._calls = AttentionCalls(self._keep)
@@ -118,23 +115,13 @@ class AttentionLogits:
     def stop(self) -> None:
         """Take the hooks away; what they saw stays."""
         self._calls.stop()
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._queries = [], {}
+        super().stop()
+        self._queries = {}
 
     def clear(self) -> None:
         """Take the hooks away and forget what they saw."""
         self.stop()
         self._bounds = {}
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Hooks for the forward pass inside."""
-        self.start()
-        try:
-            yield
-        finally:
-            self.stop()
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from steadystep._utils.tensors import is_expanded
+from steadystep._utils.modules import TensorCopy
+from steadystep._utils.tensors import is_writable
 from steadystep._utils.text import plain_name
 from steadystep.stats import is_absurd
 
@@ -54,7 +55,7 @@ class _Slot:
         tensor = self.owner.get(self.key)
         if tensor is self.seen:  # looked at before: asked for several times a step, it may cost nothing
             return tensor
-        return tensor if tensor is not None and _is_plain(tensor) else None
+        return tensor if tensor is not None and is_writable(tensor) else None
 
     def start(self) -> None:
         """Copy from scratch: the first time, and when shape, dtype or device changed."""
@@ -150,15 +151,14 @@ class Buffers:
     def untouched(self) -> Iterator[None]:
         """Whatever happens inside, buffers are afterwards what they were: the same tensors with the same content."""
         kept = [(slot, slot.owner.get(slot.key)) for slot in self._slots]
-        copies = [None if tensor is None or not _is_plain(tensor) else tensor.detach().clone() for _, tensor in kept]
+        copies = [TensorCopy(tensor) for _, tensor in kept if tensor is not None and is_writable(tensor)]
         try:
             yield
         finally:
-            with torch.no_grad():
-                for (slot, tensor), copy in zip(kept, copies, strict=True):
-                    slot.owner[slot.key] = tensor
-                    if tensor is not None and copy is not None:
-                        tensor.copy_(copy)
+            for slot, tensor in kept:
+                slot.owner[slot.key] = tensor
+            for copy in copies:
+                copy.write()
 
     @property
     def finite(self) -> bool:
@@ -266,15 +266,6 @@ def _modules_with_buffers(model: nn.Module) -> Iterator[_Module]:
             slots.append(_Slot(plain_name(name), module._buffers, key))
         if slots:
             yield _Module(module, slots)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Dense memory of its own. Sparse, expanded, quantised, lazy and inference tensors are constants to us."""
-    if nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
-        return False
-    if tensor.is_quantized or tensor.is_inference():
-        return False
-    return not is_expanded(tensor)
 
 
 def _is_finite(tensor: Tensor | None) -> bool:

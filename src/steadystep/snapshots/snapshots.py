@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep._utils.rng import RngState
-from steadystep._utils.tree import put_into
+from steadystep._utils.tree import copied, held_in, put_into
 from steadystep.checkpoints.finite import bad_names
 from steadystep.checkpoints.packing import pack
 from steadystep.errors import MisuseError
@@ -123,7 +123,7 @@ class Snapshots:
     def leaves_behind(self) -> bool:
         """Whether something that is kept holds tensors and cannot follow updates that are replayed."""
         others = [thing for name, thing in self._kept.items() if name not in self._updates]
-        return any(_holds_tensors(thing.state_dict()) for thing in others)
+        return any(True for thing in others for _ in held_in(thing.state_dict(), (Tensor, np.ndarray)))
 
     def due(self, step: int) -> bool:
         """Time for another one."""
@@ -159,7 +159,7 @@ class Snapshots:
                 tensors=tensors,
                 numbers=self._tensor_state.numbers(),
                 parts=dict(parts),
-                kept={name: _copied(thing.state_dict()) for name, thing in self._kept.items()},
+                kept={name: copied(thing.state_dict()) for name, thing in self._kept.items()},
                 rng=RngState(self._device),
                 largest_lr=largest_lr,
                 whole=self._ranks.size == 1,
@@ -176,7 +176,7 @@ class Snapshots:
         self._tensor_state.put_back(self._whole(state), state.numbers, learning_rates=scheduled)
         for name, saved in state.kept.items():
             if name in self._kept:
-                self._kept[name].load_state_dict(_copied(saved))
+                self._kept[name].load_state_dict(copied(saved))
         if replay:
             state.rng.restore()
         self._passed_over += [s for s in self._states if s.step > step]
@@ -194,8 +194,8 @@ class Snapshots:
 
     def schedules(self) -> Callable[[], None]:
         """To be called after `roll_back`: puts kept schedulers, and their learning rates, where they are now."""
-        kept = [(thing, _copied(thing.state_dict())) for thing in self._kept.values() if isinstance(thing, LRScheduler)]
-        rates = [[_copied(group["lr"]) for group in thing.optimizer.param_groups] for thing, _ in kept]
+        kept = [(thing, copied(thing.state_dict())) for thing in self._kept.values() if isinstance(thing, LRScheduler)]
+        rates = [[copied(group["lr"]) for group in thing.optimizer.param_groups] for thing, _ in kept]
 
         def put_back() -> None:
             for (thing, saved), values in zip(kept, rates, strict=True):
@@ -226,7 +226,7 @@ class Snapshots:
             own = set(filter(_begins_with(name), tensors))
             fit = [state for state, sound in zip(self._states, well, strict=True) if own <= sound]
             if own and fit:
-                thing.load_state_dict(_copied(fit[-1].kept[name]))
+                thing.load_state_dict(copied(fit[-1].kept[name]))
 
     def finite(self) -> list[Snapshot]:
         """States whose weights and optimizer's state hold no NaN and no infinity, on no rank."""
@@ -266,21 +266,3 @@ def _spoilt_names(kept: Mapping[str, Any], tensors: Sequence[str]) -> set[str]:
     named = {name: kept[name] for name in kept if any(map(_begins_with(name), tensors))}
     held = pack({"kept": named}).tensors
     return set(bad_names({tensor: held[tensor] for tensor in tensors if tensor in held}, absurd=True))
-
-
-def _holds_tensors(state: Any) -> bool:
-    if isinstance(state, Mapping):
-        return any(map(_holds_tensors, state.values()))
-    if isinstance(state, list | tuple):
-        return any(map(_holds_tensors, state))
-    return isinstance(state, Tensor | np.ndarray)
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.detach().clone()
-    if isinstance(state, Mapping):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_copied(value) for value in state) if type(state) in (list, tuple) else state
-    return state

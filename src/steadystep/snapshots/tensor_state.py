@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import is_expanded, local_part, spread_like
+from steadystep._utils.modules import TensorCopy
+from steadystep._utils.tensors import is_writable, local_part, spread_like
 from steadystep._utils.text import plain_name
 from steadystep._utils.tree import put_into, same_values
 from steadystep.checkpoints.finite import bad_names
@@ -93,7 +94,7 @@ class TensorState:
                     if isinstance(value, Tensor):
                         found["state", id(parameter), number, name] = local_part(value).detach()
         for path, _, name, buffer in self._buffers():
-            if buffer is not None and _is_writable(buffer):
+            if buffer is not None and is_writable(buffer):
                 found["buffer", path, name] = buffer.detach()
         return found
 
@@ -156,16 +157,15 @@ class TensorState:
     @contextmanager
     def with_weights(self, tensors: dict[Key, Tensor], numbers: Numbers) -> Iterator[None]:
         """The weights of a kept state inside, the present ones again afterwards. Costs one copy of them."""
-        present = [(p, local_part(p).detach().clone()) for p in numbers.parameters]
+        present = [TensorCopy(parameter) for parameter in numbers.parameters]
         try:
             with torch.no_grad():
-                for parameter, _ in present:
+                for parameter in numbers.parameters:
                     local_part(parameter).copy_(tensors["parameter", id(parameter)])
             yield
         finally:
-            with torch.no_grad():
-                for parameter, value in present:
-                    local_part(parameter).copy_(value)
+            for copy_of in present:
+                copy_of.write()
 
     def _buffers(self) -> Iterator[tuple[str, dict[str, Tensor | None], str, Tensor | None]]:
         for path, module in self._model.named_modules():
@@ -236,10 +236,6 @@ def _put_slots_back(
             held[name] = kept.clone()
         else:
             held[name] = spread_like(kept.to(parameter.device, copy=True), parameter)
-
-
-def _is_writable(buffer: Tensor) -> bool:
-    return buffer.layout is torch.strided and not nn.parameter.is_lazy(buffer) and not is_expanded(buffer)
 
 
 def _alike(left: Tensor, right: Tensor) -> bool:

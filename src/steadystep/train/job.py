@@ -1,9 +1,8 @@
 """What `steadystep train` trains: a built-in task, or what a factory of yours returns."""
 
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, final
@@ -12,14 +11,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
+from steadystep._utils import object_at
 from steadystep._utils.text import nearest_names
 from steadystep.errors import ConfigError
 from steadystep.groups import Rule, embed_and_attention, param_groups
 from steadystep.init import initialise_
-from steadystep.lab.tasks import TASKS
 from steadystep.train.plan import RunSettings
 
 Factory = Callable[[int], Any]
+Tasks = Mapping[str, Factory]
+"""Factories by the names that a file may give."""
+
+_BUILT_IN = "steadystep.lab.tasks"  # why by name: nothing but the command line depends on lab/
 
 
 @final
@@ -63,33 +66,34 @@ class Job:
             self.optimizer = _regrouped(self.model, self.optimizer, rules)
 
 
-def resolve(task: str) -> Factory:
-    """The factory: by name, or imported from the folder one is in."""
+def resolve(task: str, tasks: Tasks | None = None) -> Factory:
+    """The factory: by name, or imported from the folder one is in.
+
+    Names are those of `tasks`, without it those of the built-in tasks.
+    """
     if ":" not in task:
-        if task not in TASKS:
-            names = nearest_names(task, list(TASKS))
+        known: Tasks = import_module(_BUILT_IN).FACTORIES if tasks is None else tasks
+        if task not in known:
+            names = nearest_names(task, list(known))
             raise ConfigError(f"task {task!r} is not built in{names} Your own: package.module:factory")
-        return TASKS[task].make
+        return known[task]
     where, _, name = task.partition(":")
     if not all(part.isidentifier() for part in (*where.split("."), name)):
         raise ConfigError(f"task {task!r}: write it as package.module:factory, a module and a function in it, no path")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        factory = getattr(importlib.import_module(where), name)
+        factory: Factory = object_at(task)
     except ModuleNotFoundError as error:
         raise ConfigError(f"task {task!r}: no module named {error.name!r}, looked for from {Path.cwd()}") from None
     except AttributeError:
         raise ConfigError(f"task {task!r}: {where} has no {name!r}") from None
     if not callable(factory):
         raise ConfigError(f"task {task!r}: {name} is not a function")
-    found: Factory = factory
-    return found
+    return factory
 
 
-def make(task: str, seed: int) -> Job:
+def make(task: str, seed: int, tasks: Tasks | None = None) -> Job:
     """Call the factory with the seed."""
-    factory = resolve(task)
+    factory = resolve(task, tasks)
     try:
         takes = bool(inspect.signature(factory).parameters)
     except (TypeError, ValueError):

@@ -20,7 +20,7 @@ from steadystep.guard import Guard
 from steadystep.parallel import Through
 from steadystep.records import Outcome
 from steadystep.tracking import Sink
-from steadystep.train.job import Job, make, split
+from steadystep.train.job import Job, Tasks, make, split
 from steadystep.train.plan import RunPlan, RunSettings
 
 Strategy = Literal["ddp", "fsdp"]
@@ -84,14 +84,14 @@ class Crew:
         )
         return every, own
 
-    def spread(self, job: Job, settings: RunSettings) -> None:
+    def spread(self, job: Job, settings: RunSettings, tasks: Tasks | None = None) -> None:
         """Other batches for every rank, and one model for all."""
         if self.size == 1:
             return
         if settings.task in _ON_POLICY:
             raise ConfigError(f"task {settings.task!r} draws its batches from the model itself: run it in one process")
         seed = settings.seed + _APART * self.rank
-        others = make(settings.task, seed) if self.rank and job.draws else job
+        others = make(settings.task, seed, tasks) if self.rank and job.draws else job
         job.batches = others.batches if job.draws else split(job.batches, self.rank, self.size, seed=settings.seed)
         torch.manual_seed(seed)
         if self.kind == "ddp":
@@ -195,10 +195,14 @@ def train(
     sinks: Sequence[Sink] = (),
     crew: Crew | None = None,
     force: bool = False,
+    tasks: Tasks | None = None,
 ) -> Summary:
-    """Until `training.total_steps` have been tried, or validation stops improving; resumes by itself."""
+    """Until `training.total_steps` have been tried, or validation stops improving; resumes by itself.
+
+    `tasks` are the names that the plan may give; without them, those of the built-in tasks.
+    """
     started, settings = time.perf_counter(), plan.run
-    job, fault = _prepared(settings, crew or Crew())
+    job, fault = _prepared(settings, crew or Crew(), tasks)
     guard = _guarded(job, run_dir, config=plan.guard, sinks=sinks, force=force)
     total, began = plan.guard.training.total_steps, guard.attempts
     told, count, last = Told(job, guard, settings.validation_frequency), 0, math.nan
@@ -239,13 +243,13 @@ def train(
     )
 
 
-def _prepared(settings: RunSettings, crew: Crew) -> tuple[Job, faults.Fault]:
+def _prepared(settings: RunSettings, crew: Crew, tasks: Tasks | None) -> tuple[Job, faults.Fault]:
     """What is trained on this rank, and what goes wrong on it."""
-    job = make(settings.task, settings.seed)
+    job = make(settings.task, settings.seed, tasks)
     job.prepare(settings)
     for declared in crew.faults(settings.faults):  # those of all ranks first: a mistake must be found on every rank
         fault = faults.parse(declared, model=job.model, optimizer=job.optimizer, seed=settings.seed)
-    crew.spread(job, settings)
+    crew.spread(job, settings, tasks)
     return job, fault
 
 

@@ -6,8 +6,7 @@ where one that came from the model stands for the place it came from. References
 kept; outputs and graphs are not.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple, final
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from steadystep._utils.rng import RngState
+from steadystep._utils.tree import held_in, mapped
 from steadystep.signals.activations import compiles
 
 _MOST = 64  # functions between forward and backward: beyond that it is another network, and it costs
@@ -29,10 +29,13 @@ class NotRepeatableError(Exception):
 
 
 @final
-class _Place(NamedTuple):
+class _Place:  # why no tuple: what holds places is opened as a container is
     """The tensor that is number so many on the tape."""
 
-    number: int
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 @final
@@ -99,9 +102,8 @@ class Tape:
             self.whole = False
         if not self.whole:
             return
-        call = _Call(
-            function, self._placed(args), self._placed(kwargs), torch.is_grad_enabled(), _cast_of(self._device)
-        )
+        args, kwargs = mapped((args, kwargs), self._placed)
+        call = _Call(function, args, kwargs, torch.is_grad_enabled(), _cast_of(self._device))
         self._calls.append(call)
         for part in made:
             self._add(part)
@@ -123,7 +125,8 @@ class Tape:
             with ExitStack() as stack:
                 stack.enter_context(torch.set_grad_enabled(call.grad))
                 stack.enter_context(_casting(self._device, call.cast))
-                values += _tensors_in(call.function(*_filled(call.args, values), **_filled(call.kwargs, values)))
+                args, kwargs = mapped((call.args, call.kwargs), lambda place: values[place.number], _Place)
+                values.extend(_tensors_in(call.function(*args, **kwargs)))
         return values[self._loss]
 
     @property
@@ -144,18 +147,12 @@ class Tape:
         elif not self._owns(part):
             self.whole = False
 
-    def _placed(self, tree: Any) -> Any:
-        if isinstance(tree, Tensor):
-            number = self._numbers.get(id(tree))
-            if number is not None:
-                return _Place(number)
-            self._know(tree)
-            return tree
-        if type(tree) in (list, tuple):
-            return type(tree)([part if type(part) in _PLAIN else self._placed(part) for part in tree])
-        if type(tree) is dict:
-            return {k: part if type(part) in _PLAIN else self._placed(part) for k, part in tree.items()}
-        return tree
+    def _placed(self, part: Tensor) -> _Place | Tensor:
+        number = self._numbers.get(id(part))
+        if number is not None:
+            return _Place(number)
+        self._know(part)
+        return part
 
 
 @final
@@ -200,7 +197,6 @@ class TapeMode(TorchFunctionMode):
 
 
 _GRAD = torch.Tensor.grad
-_PLAIN = frozenset((type(None), bool, int, float, str))  # what most arguments of a loss are
 _WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
 
 
@@ -227,24 +223,4 @@ def _casting(device: str, cast: _Cast) -> Any:
 
 def _tensors_in(tree: Any) -> list[Tensor]:
     """In an order that is the same each time."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, Mapping):
-        parts: Sequence[Any] = list(tree.values())
-    elif isinstance(tree, list | tuple):
-        parts = tree
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        parts = list(vars(tree).values()) if hasattr(tree, "__dict__") else []
-    else:
-        return []
-    return [tensor for part in parts for tensor in _tensors_in(part)]
-
-
-def _filled(tree: Any, values: Sequence[Tensor]) -> Any:
-    if isinstance(tree, _Place):
-        return values[tree.number]
-    if type(tree) in (list, tuple):
-        return type(tree)([_filled(part, values) for part in tree])
-    if type(tree) is dict:
-        return {key: _filled(part, values) for key, part in tree.items()}
-    return tree
+    return [tree] if isinstance(tree, Tensor) else list(held_in(tree))  # why apart: nearly always it is one tensor

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep._utils.rng import RngState
-from steadystep._utils.tensors import local_part
+from steadystep._utils.modules import TensorCopy
+from steadystep._utils.rng import RngState, generator_back
 from steadystep.optimizers.bare_calls import WRAPPER
 
 _QUIET = frozenset(
@@ -59,9 +59,9 @@ class Undo:
     def __init__(self, optimizer: Optimizer, *, rng: bool = False) -> None:
         self._optimizer = optimizer
         self._weights = [p for group in optimizer.param_groups for p in group["params"]]
-        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._tensors: list[TensorCopy] = []
         self._arrays: list[tuple[Any, Any]] = []
-        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._generators: list[Callable[[], Any]] = []
         self._held: list[tuple[Any, Any]] = []
         self._rng = RngState(self._weights[0].device) if rng and self._weights else None
         self._module = type(optimizer).__module__
@@ -83,23 +83,19 @@ class Undo:
     def moved(self) -> bool:
         """Something is no longer what it was."""
         # sync: in the first steps with a closure
-        return any(not _same(*pair) for pair in self._tensors) or any(_changed(*pair) for pair in self._held)
+        return any(kept.differs for kept in self._tensors) or any(_changed(*pair) for pair in self._held)
 
     @torch.no_grad()
     def back(self) -> None:
         """As if the step had not been taken; without gradients."""
         for thing, kept in self._held:
             _refill(thing, kept)
-        for tensor, value in self._tensors:
-            here = local_part(tensor)
-            if here.shape != value.shape or here.dtype != value.dtype or here.device != value.device:
-                tensor.data = value
-            else:
-                here.copy_(value)
+        for copy_of in self._tensors:
+            copy_of.write()
         for array, value in self._arrays:
             array[...] = value
-        for generator, value in self._generators:
-            generator.set_state(value)
+        for restore in self._generators:
+            restore()
         for parameter in self._weights:
             parameter.grad = None
         if self._rng is not None:
@@ -108,11 +104,11 @@ class Undo:
     def _keep(self, thing: Any) -> Iterator[Any]:
         """Remember one thing; what it holds comes next."""
         if isinstance(thing, Tensor):
-            self._tensors.append((thing, local_part(thing).detach().clone()))
+            self._tensors.append(TensorCopy(thing))
         elif isinstance(thing, np.ndarray):
             self._arrays.append((thing, thing.copy()))
-        elif isinstance(thing, torch.Generator):
-            self._generators.append((thing, thing.get_state()))
+        elif (restore := generator_back(thing)) is not None:
+            self._generators.append(restore)
         elif isinstance(thing, dict | list | set | deque):
             self._held.append((thing, copy.copy(thing)))
             yield from thing.values() if isinstance(thing, dict) else thing
@@ -160,11 +156,6 @@ def _differ(now: Any, then: Any) -> bool:
 
 def _attributes(thing: Any) -> dict[str, Any]:
     return {key: value for key, value in vars(thing).items() if not key.startswith(_HOOKS)}
-
-
-def _same(now: Tensor, then: Tensor) -> bool:
-    here = local_part(now).detach()
-    return here.shape == then.shape and bool(torch.equal(here, then))
 
 
 StepClosure = Callable[[], Any]

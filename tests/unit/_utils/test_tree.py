@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from steadystep._utils.tree import DEEPEST, children, mapped, rebuilt, tensors_in
+from steadystep._utils.tree import DEEPEST, children, copied, held_in, mapped, rebuilt, tensors_in
 from steadystep.errors import MisuseError
 
 
@@ -70,3 +71,38 @@ def test_a_mapping_that_refuses_update_is_rebuilt_by_its_keys() -> None:
 def test_rebuilding_keeps_the_order_of_the_parts() -> None:
     assert rebuilt({"a": 1, "b": 2}, [3, 4]) == {"a": 3, "b": 4}
     assert rebuilt((1, 2), [3, 4]) == (3, 4)
+
+
+class Plain:
+    """An object with a tensor."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def test_only_containers_are_opened_where_objects_are_not_asked_for() -> None:
+    one, array = torch.ones(2), np.ones(2)
+    tree = {"a": [one, one], "b": Plain(one), "c": Held(one), "d": (array,)}
+    assert [part is one for part in held_in(tree)] == [True] * 3
+    assert len(list(held_in(tree, (Tensor, np.ndarray)))) == 4
+    assert len(list(tensors_in(tree))) == 4
+    holds_itself: list[Any] = [one]
+    holds_itself.append(holds_itself)
+    assert len(list(held_in(holds_itself))) == 1
+
+
+def test_things_of_another_kind_are_replaced_and_tensors_stay() -> None:
+    one, plain = torch.ones(2), Plain(torch.zeros(1))
+    made = mapped((one, {"k": plain}), lambda thing: thing.x, Plain)
+    assert made[0] is one
+    assert made[1]["k"] is plain.x
+
+
+def test_a_copy_shares_no_tensor_and_no_container() -> None:
+    state = OrderedDict(a=[torch.ones(2, requires_grad=True)], b=Plain(torch.ones(1)))
+    twin = copied(state)
+    assert type(twin) is OrderedDict
+    assert twin["a"] is not state["a"]
+    assert not twin["a"][0].requires_grad
+    assert twin["a"][0].data_ptr() != state["a"][0].data_ptr()
+    assert twin["b"] is state["b"]

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from steadystep.checkpoints.store import CheckpointStore
 from steadystep.cli.app import app
 from steadystep.errors import ConfigError
-from steadystep.train import RunPlan, train
+from steadystep.lab.tasks import TASKS
+from steadystep.train import RunPlan, resolve, train
 from steadystep.train.job import make
 from steadystep.train.loop import prepare_folder
 from tests.loops import assert_same
@@ -85,6 +86,15 @@ faults:
     assert job.optimizer.defaults["momentum"] == 0.9
     summary, _ = run(made, tmp_path / "run")
     assert (summary.steps, summary.updates, summary.incidents) == (30, 29, 1)
+
+
+def test_names_are_those_of_the_table_given_or_the_built_in_ones() -> None:
+    def mine(seed: int) -> None: ...
+
+    assert resolve("mine", {"mine": mine}) is mine
+    assert resolve("gpt") is TASKS["gpt"].make
+    with pytest.raises(ConfigError, match="'gpt' is not built in: did you mean 'mine'"):
+        resolve("gpt", {"mine": mine})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from steadystep.lab.bench.faulty_jobs import Twins, is_slow, median
 from steadystep.lab.bench.faulty_run import NATS, TRIALS
 from steadystep.lab.bench.rival_rules import RULES
 from steadystep.lab.bench.screens import detection_screens
-from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot, save_figure
 
 OURS = "steadystep"
 BARS = {"recall": 0.99, "warnings_per_10k": 0.5, "acts_per_10k": 0.05, "median_lead": 50.0}
@@ -194,8 +194,7 @@ def _figure(rows: Sequence[Row], path: Path) -> None:
     axes.set_ylim(0, 105)
     axes.set_xlim(0.005, 5e5)
     axes.grid(alpha=0.3)
-    drawing.savefig(path, dpi=150)
-    plot.close(drawing)
+    save_figure(drawing, path)
 
 
 STUDY = Study(

@@ -24,7 +24,7 @@ from steadystep.lab.bench.overhead_steps import (
     plain_step,
     reads_per_step,
 )
-from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot, save_figure
 
 WARM_STEPS = 60
 """Alone: the third copy of the state, at step 40, sets how often one is taken."""
@@ -181,8 +181,7 @@ def _figure(rows: Sequence[Row], path: Path) -> None:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.set(xlabel="time of a step over a plain step; grey: plain over plain")
-    drawing.savefig(path, dpi=150)
-    plot.close(drawing)
+    save_figure(drawing, path)
 
 
 STUDY = Study(

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from torch import Tensor
 
-from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot, save_figure
 from steadystep.lab.tasks.task import evaluating
 from steadystep.lab.tasks.text import GPT, GPTSize, TopicsText
 from steadystep.memory.recompute import count_saved
@@ -259,8 +259,7 @@ def figure(rows: Sequence[Row], path: Path) -> None:
         panel.set_title(label, fontsize=10)
     panels[1].legend(fontsize=8, loc="upper left")
     drawing.tight_layout()
-    drawing.savefig(path, dpi=150)
-    plt.close(drawing)
+    save_figure(drawing, path)
 
 
 STUDY = Study(

@@ -13,7 +13,7 @@ from steadystep.lab.bench.faulty_jobs import Twins, identity, median, worst
 from steadystep.lab.bench.faulty_run import TRIALS
 from steadystep.lab.bench.header import stored_rows
 from steadystep.lab.bench.screens import recovery_screens
-from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot, save_figure
 
 BARS = {"within": 0.98, "median_lost": 5}
 GUARDED = ("autopilot", "careful")
@@ -148,8 +148,7 @@ def _figure(rows: Sequence[Row], path: Path) -> None:
     bars = axes.barh([line["arm"] for line in lines], shares, color=["#c0392b" if mine else "#34495e" for mine in ours])
     axes.bar_label(bars, fmt="%.0f %%", padding=4)
     axes.set(xlabel="harmful runs that end as well as without the fault, %", xlim=(0, 112))
-    drawing.savefig(path, dpi=150)
-    plot.close(drawing)
+    save_figure(drawing, path)
 
 
 STUDY = Study(

@@ -1,13 +1,17 @@
 """The detection and recovery studies on a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
+Line = dict[str, Any]
+Cell = Callable[[Line], str]
+Columns = dict[str, str | Cell]
 
-def detection_screens(told: dict[str, Any]) -> Iterator[RenderableType]:
+
+def detection_screens(told: Line) -> Iterator[RenderableType]:
     """Of the detection study, one table after another."""
     yield _who(told)
     yield _faults(told)
@@ -24,76 +28,70 @@ def detection_screens(told: dict[str, Any]) -> Iterator[RenderableType]:
     )
 
 
-def _who(told: dict[str, Any]) -> Table:
+def _who(told: Line) -> Table:
+    columns: Columns = {
+        "who": "name",
+        "noticed": lambda line: f"{line['noticed']} of {line['runs']}",
+        "recall": lambda line: _percent(line["recall"]),
+        "delay": _whole("median_delay"),
+        "lead when slow": _whole("median_lead"),
+        "alarms / 10k healthy": lambda line: _number(line["alarms_per_10k"], "{:,.2f}"),
+        "acts / 10k healthy": lambda line: _number(line["acts_per_10k"], "{:,.2f}"),
+    }
     title = f"{told['harmful_runs']} harmful runs, {told['healthy_steps']:,} healthy steps"
-    made = _table(
-        title, "who", "noticed", "recall", "delay", "lead when slow", "alarms / 10k healthy", "acts / 10k healthy"
-    )
-    for line in told["who"]:
-        style = "bold" if line["name"] == "steadystep" else ""
-        made.add_row(
-            line["name"],
-            f"{line['noticed']} of {line['runs']}",
-            _percent(line["recall"]),
-            _number(line["median_delay"], "{:.0f}"),
-            _number(line["median_lead"], "{:.0f}"),
-            _number(line["alarms_per_10k"], "{:,.2f}"),
-            _number(line["acts_per_10k"], "{:,.2f}"),
-            style=style,
-        )
-    return made
+    return _filled(title, columns, told["who"], lambda line: "bold" if line["name"] == "steadystep" else "")
 
 
-def _faults(told: dict[str, Any]) -> Table:
-    made = _table(
-        "By fault: what steadystep noticed, and the share that others did",
-        *("fault", "harmful", "noticed", "delay", "said", "missed on", "ZClip", "SkipStep", "harmless, spoke"),
-    )
-    for line in told["faults"]:
+def _faults(told: Line) -> Table:
+    def spoke(line: Line) -> str:
         harmless = line["runs"] - line["harmful"]
-        missed = _counts(line["missed_on"])
-        made.add_row(
-            line["fault"],
-            f"{line['harmful']} of {line['runs']}",
-            str(line["noticed"]) if line["harmful"] else "",
-            _number(line["median_delay"], "{:.0f}"),
-            line["said"],
-            missed,
-            *(_percent(line["rules"].get(rule)) for rule in ("ZClip", "SkipStep")),
-            f"{line['spoke_though_harmless']} of {harmless}" if harmless else "",
-            style="" if line["noticed"] == line["harmful"] else "red",
-        )
-    return made
+        return f"{line['spoke_though_harmless']} of {harmless}" if harmless else ""
+
+    columns: Columns = {
+        "fault": "fault",
+        "harmful": lambda line: f"{line['harmful']} of {line['runs']}",
+        "noticed": lambda line: str(line["noticed"]) if line["harmful"] else "",
+        "delay": _whole("median_delay"),
+        "said": "said",
+        "missed on": _counted("missed_on"),
+        "ZClip": lambda line: _percent(line["rules"].get("ZClip")),
+        "SkipStep": lambda line: _percent(line["rules"].get("SkipStep")),
+        "harmless, spoke": spoke,
+    }
+    title = "By fault: what steadystep noticed, and the share that others did"
+    return _filled(title, columns, told["faults"], lambda line: "" if line["noticed"] == line["harmful"] else "red")
 
 
-def _slow(told: dict[str, Any]) -> Table:
-    made = _table(
+def _slow(told: Line) -> Table:
+    columns: Columns = {
+        "fault": "fault",
+        "task": "task",
+        "damaged": lambda line: f"{line['damaged']} of {line['runs']}",
+        "in time": "in_time",
+        "lead": _whole("median_lead"),
+        "shortest": _whole("shortest_lead"),
+        "above the twin": _whole("median_lead_over_twin"),
+        "noticed after": _whole("median_after"),
+    }
+    return _filled(
         "Slow divergence: steps from the warning to 0.2 nats of damage (above the best so far, or above the twin)",
-        *("fault", "task", "damaged", "in time", "lead", "shortest", "above the twin", "noticed after"),
+        columns,
+        told["slow"],
     )
-    for line in told["slow"]:
-        made.add_row(
-            line["fault"],
-            line["task"],
-            f"{line['damaged']} of {line['runs']}",
-            str(line["in_time"]),
-            _number(line["median_lead"], "{:.0f}"),
-            _number(line["shortest_lead"], "{:.0f}"),
-            _number(line["median_lead_over_twin"], "{:.0f}"),
-            _number(line["median_after"], "{:.0f}"),
-        )
-    return made
 
 
-def _false(told: dict[str, Any]) -> Table:
-    made = _table("Healthy runs under the guard", "task", "steps", "warnings", "acts", "said")
-    for line in told["false"]:
-        said = _counts(line["said"])
-        made.add_row(line["task"], f"{line['steps']:,}", str(line["warnings"]), str(line["acts"]), said)
-    return made
+def _false(told: Line) -> Table:
+    columns: Columns = {
+        "task": "task",
+        "steps": lambda line: f"{line['steps']:,}",
+        "warnings": "warnings",
+        "acts": "acts",
+        "said": _counted("said"),
+    }
+    return _filled("Healthy runs under the guard", columns, told["false"])
 
 
-def _spikes(told: dict[str, Any]) -> Table:
+def _spikes(told: Line) -> Table:
     who = [name for name in next(iter(told["spikes"].values())) if name != "tried"]
     made = _table("One step made larger: share of spikes with an alarm at that very step", "spike", *who)
     for name, counts in told["spikes"].items():
@@ -101,7 +99,7 @@ def _spikes(told: dict[str, Any]) -> Table:
     return made
 
 
-def recovery_screens(told: dict[str, Any]) -> Iterator[RenderableType]:
+def recovery_screens(told: Line) -> Iterator[RenderableType]:
     """Of the recovery study, one table after another."""
     seeds = ", ".join(str(seed) for seed in told["arm_seeds"])
     yield _arms("The guard on all seeds", told["guard"])
@@ -119,70 +117,78 @@ def recovery_screens(told: dict[str, Any]) -> Iterator[RenderableType]:
     )
 
 
-def _arms(title: str, lines: list[dict[str, Any]]) -> Table:
-    names = ("arm", "runs", "within", "but for lost", "in 1 %", "score", "NaN", "crashed", "stopped", "lost", "LR")
-    made = _table(title, *names, "no fault")
-    best = max((line["within"] / line["runs"] for line in lines if line["runs"]), default=0.0)
+def _arms(title: str, lines: list[Line]) -> Table:
+    def share(line: Line) -> float:
+        return line["within"] / line["runs"] if line["runs"] else 0.0
+
+    best = max((share(line) for line in lines if line["runs"]), default=0.0)
+    columns: Columns = {
+        "arm": "arm",
+        "runs": "runs",
+        "within": lambda line: f"{line['within']} = {100 * share(line):.1f} %",
+        "but for lost": "within_but_for_lost",
+        "in 1 %": "within_1_percent",
+        "score": _scored("median"),
+        "NaN": "lost_to_nan",
+        "crashed": "crashed",
+        "stopped": "stopped",
+        "lost": _whole("median_lost"),
+        "LR": _scored("median_lr"),
+        "no fault": _scored("without_a_fault"),
+    }
+    return _filled(title, columns, lines, lambda line: "bold" if share(line) == best else "")
+
+
+def _recovered(told: Line) -> Table:
+    columns: Columns = {
+        "fault": "fault",
+        "runs": "runs",
+        "within": "within",
+        "but for lost": "within_but_for_lost",
+        "careful": "careful_within",
+        "score": _scored("median"),
+        "worst": _scored("worst"),
+        "unguarded": _scored("unguarded"),
+        "lost": _whole("median_lost"),
+        "did": lambda line: _counts(line["did"]) or "nothing",
+        "missed on": _counted("missed_on"),
+    }
+    title = "By fault, autopilot, all seeds"
+    return _filled(title, columns, told["faults"], lambda line: "" if line["within"] == line["runs"] else "red")
+
+
+def _harmless(told: Line) -> Table:
+    columns: Columns = {
+        "fault": "fault",
+        "runs": "runs",
+        "acted": "acted",
+        "ended worse": "harmed",
+        "worst score": _scored("worst"),
+        "did": lambda line: _counts(line["did"]) or "nothing",
+    }
+    title = "Where the unguarded run came through alone: what autopilot did"
+    return _filled(title, columns, told["harmless"], lambda line: "red" if line["harmed"] else "")
+
+
+def _filled(title: str, columns: Columns, lines: Iterable[Line], style: Cell = lambda line: "") -> Table:
+    """A row for each line; a cell is what stands under a key, or what a function makes of the line."""
+    made = _table(title, *columns)
     for line in lines:
-        share = line["within"] / line["runs"] if line["runs"] else 0.0
-        made.add_row(
-            line["arm"],
-            str(line["runs"]),
-            f"{line['within']} = {100 * share:.1f} %",
-            str(line["within_but_for_lost"]),
-            str(line["within_1_percent"]),
-            _score(line["median"]),
-            str(line["lost_to_nan"]),
-            str(line["crashed"]),
-            str(line["stopped"]),
-            "" if line["median_lost"] is None else f"{line['median_lost']:.0f}",
-            _score(line["median_lr"]),
-            _score(line["without_a_fault"]),
-            style="bold" if share == best else "",
-        )
+        cells = (str(line[cell]) if isinstance(cell, str) else cell(line) for cell in columns.values())
+        made.add_row(*cells, style=style(line))
     return made
 
 
-def _recovered(told: dict[str, Any]) -> Table:
-    made = _table(
-        "By fault, autopilot, all seeds",
-        *("fault", "runs", "within", "but for lost", "careful", "score", "worst", "unguarded", "lost", "did"),
-        "missed on",
-    )
-    for line in told["faults"]:
-        made.add_row(
-            line["fault"],
-            str(line["runs"]),
-            str(line["within"]),
-            str(line["within_but_for_lost"]),
-            str(line["careful_within"]),
-            _score(line["median"]),
-            _score(line["worst"]),
-            _score(line["unguarded"]),
-            f"{line['median_lost']:.0f}",
-            _counts(line["did"]) or "nothing",
-            _counts(line["missed_on"]),
-            style="" if line["within"] == line["runs"] else "red",
-        )
-    return made
+def _whole(key: str) -> Cell:
+    return lambda line: _number(line[key], "{:.0f}")
 
 
-def _harmless(told: dict[str, Any]) -> Table:
-    made = _table(
-        "Where the unguarded run came through alone: what autopilot did",
-        *("fault", "runs", "acted", "ended worse", "worst score", "did"),
-    )
-    for line in told["harmless"]:
-        made.add_row(
-            line["fault"],
-            str(line["runs"]),
-            str(line["acted"]),
-            str(line["harmed"]),
-            _score(line["worst"]),
-            _counts(line["did"]) or "nothing",
-            style="red" if line["harmed"] else "",
-        )
-    return made
+def _counted(key: str) -> Cell:
+    return lambda line: _counts(line[key])
+
+
+def _scored(key: str) -> Cell:
+    return lambda line: _score(line[key])
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from steadystep.errors import TrainingHalted
 from steadystep.guard import Guard
 from steadystep.init import initialise_
-from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot, save_figure
 from steadystep.lab.tasks.task import evaluating
 from steadystep.lab.tasks.text import GPT, GPTParts, GPTSize, TopicsText
 from steadystep.schedule import warmup
@@ -242,8 +242,7 @@ def figure(rows: Sequence[Row], path: Path) -> None:
         panel.set_ylim(2.2, _TOP)
     axes[0].set_ylabel("held-out loss, nats per byte")
     drawing.tight_layout()
-    drawing.savefig(path, dpi=150)
-    plt.close(drawing)
+    save_figure(drawing, path)
 
 
 STUDY = Study(

@@ -199,6 +199,12 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def save_figure(drawing: Any, path: Any) -> None:
+    """As a picture; the drawing is closed."""
+    drawing.savefig(path, dpi=150)
+    pyplot().close(drawing)
+
+
 def pyplot() -> Any:
     """The plotting part of matplotlib without a window, or a clear word about how to get it."""
     try:

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import math
+from dataclasses import replace
 from functools import cache
 from typing import final
 
@@ -82,14 +83,7 @@ def make_restarts(seed: int) -> Task:
     """Cosine warm restarts (Loshchilov and Hutter 2017) every 200 updates, stepped by the loop itself."""
     task = make_clusters(seed)
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(task.optimizer, T_0=200, eta_min=1e-5)
-    return Task(
-        model=task.model,
-        optimizer=task.optimizer,
-        batch=task.batch,
-        loss=task.loss,
-        held_out=task.held_out,
-        after_step=schedule.step,
-    )
+    return replace(task, after_step=schedule.step)
 
 
 CLUSTERS = TaskInfo(

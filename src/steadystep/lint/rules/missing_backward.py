@@ -37,7 +37,7 @@ _ONLY_LOOKS = (
 def check(context: Context) -> Iterator[Hit]:
     """For every step in every loop."""
     for cycle in context.cycles:
-        if not any(e.kind in ("opaque", "guard") for e in cycle.events):
+        if not cycle.leaves_the_file:
             yield from _no_backward(context, cycle)
 
 

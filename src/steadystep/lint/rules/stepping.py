@@ -18,7 +18,7 @@ def check(context: Context) -> Iterator[Hit]:
     """All three, for every step in every loop."""
     for cycle in context.cycles:
         yield from _schedule_first(context, cycle)
-        if any(e.kind in ("opaque", "guard") for e in cycle.events):
+        if cycle.leaves_the_file:
             continue  # something outside the file takes the optimizer: it may do all of this
         yield from _schedule_on_skips(context, cycle)
         yield from _schedule_not_prepared(context, cycle)
@@ -172,7 +172,7 @@ def check_wiped(context: Context) -> Iterator[Hit]:
     """For every step in every loop."""
     for cycle in context.cycles:
         # why: something outside the file that takes the optimizer may use them
-        if not any(e.kind in ("opaque", "guard") for e in cycle.events):
+        if not cycle.leaves_the_file:
             yield from _wiped_unused(context, cycle)
 
 
