@@ -96,7 +96,7 @@ class _Weights:
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         self._parameters = list(dict.fromkeys(parameters))
         if any(nn.parameter.is_lazy(p) for p in self._parameters):
-            raise MisuseError("the model has lazy parameters without a shape: run one forward pass first")
+            raise MisuseError("the model has uninitialized lazy parameters: run one forward pass first")
         self._copies = [TensorCopy(p) for p in self._parameters]
         self._grads = [p.grad for p in self._parameters]
         for p in self._parameters:

@@ -106,7 +106,7 @@ def mapped(thing: Any, change: Callable[[Tensor], Any], depth: int = 0) -> Any:
     if inner is None:
         return thing
     if depth > DEEPEST:
-        raise MisuseError(f"nested more than {DEEPEST} deep: does it contain itself?")
+        raise MisuseError(f"nested more than {DEEPEST} levels deep: does it contain itself?")
     return rebuilt(thing, [mapped(part, change, depth + 1) for _, part in inner])
 
 

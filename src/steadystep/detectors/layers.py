@@ -156,7 +156,7 @@ class EmbeddingGrowth:
 
 
 def _row_message(norm: float, began: float) -> str:
-    return f"an embedding's longest row has a norm of {norm:.3g} and grows; at first {began:.3g}"
+    return f"the longest embedding row has norm {norm:.3g} and keeps growing; it began at {began:.3g}"
 
 
 # From here on neighbouring bf16 numbers are 1 apart, a factor e of attention. Small healthy GPTs stay below 64, those
@@ -191,7 +191,7 @@ class AttentionLogitGrowth:
 
 
 def _logit_message(bound: float, began: float) -> str:
-    return f"attention logits may be as large as {bound:.3g} and grow; at first {began:.3g}"
+    return f"attention logits reach up to {bound:.3g} and keep growing; they began at {began:.3g}"
 
 
 _LIMIT = 0.7
@@ -215,7 +215,7 @@ class DeadUnits:
             return ()
         shares = dict(zip(probe.modules, probe.dead, strict=False))
         where = self._runs.add({name: share > _LIMIT for name, share in shares.items()})
-        return _warning(self.name, signals.step, shares, where, "the units of an activation are zero for whole batches")
+        return _warning(self.name, signals.step, shares, where, "units of an activation output zero for whole batches")
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -265,7 +265,7 @@ class UpdateRatio:
         self._above = self._above + 1 if ratio > _HIGH else 0
         self._below = self._below + 1 if ratio < _LOW and learns else 0
         if self._above == _RATIO_PATIENCE:
-            return (self._finding(signals, ratio, _HIGH, "updates are large against the weights they change"),)
+            return (self._finding(signals, ratio, _HIGH, "updates are large relative to the weights"),)
         if self._below == _RATIO_PATIENCE:
             return (self._finding(signals, ratio, _LOW, "updates are too small to change the weights"),)
         return ()

@@ -185,9 +185,9 @@ def headline(run: Run, reading: "Reading | None" = None) -> Headline:
     acted = interventions(run, episodes(run))
     if not acted:
         return Headline(said=reading.verdict, healthy=reading.healthy, signs=signs)
-    did = f"the guard stepped in {'once' if len(acted) == 1 else f'{len(acted)} times'} ({_named(acted)})"
+    did = f"the guard intervened {('once' if len(acted) == 1 else f'{len(acted)} times')} ({_named(acted)})"
     if all(_is_handled(sign, acted, run) for sign in signs if sign.severity != "info"):
-        return Headline(said=f"Kept on course: {did}; the curves show no other trouble.", healthy=True, signs=signs)
+        return Headline(said=f"Recovered: {did}; the curves show no other instability.", healthy=True, signs=signs)
     return Headline(said=f"{reading.verdict} {did[0].upper()}{did[1:]}.", healthy=False, signs=signs)
 
 

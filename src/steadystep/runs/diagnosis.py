@@ -224,7 +224,7 @@ def diagnose(run: Run, *, guard: bool = True) -> Reading:
             replayed = hypothetical_run(curve)
             plans = replayed.plans
             if not replayed.whole:
-                notes += ("a log this long is replayed only around what stands out",)
+                notes += ("the log is long: only the stretches around anomalies were simulated",)
     patterns = ranked(_distinct(found))
     return Reading(
         name=run.name,

@@ -196,7 +196,7 @@ def _numbers(progress: Progress, room: int) -> RenderableType:
         )
         table.add_row("incidents", Text(str(count), style="bold"), last)
     else:
-        table.add_row("incidents", "0", Text("all quiet", style="green"))
+        table.add_row("incidents", "0", Text("none", style="green"))
     return table
 
 

@@ -68,17 +68,19 @@ def resolve(task: str) -> Factory:
     if ":" not in task:
         if task not in TASKS:
             names = nearest_names(task, list(TASKS))
-            raise ConfigError(f"task {task!r} is not built in{names} Your own: package.module:factory")
+            raise ConfigError(f"task {task!r} is not built in{names} For your own task use package.module:factory")
         return TASKS[task].make
     where, _, name = task.partition(":")
     if not all(part.isidentifier() for part in (*where.split("."), name)):
-        raise ConfigError(f"task {task!r}: write it as package.module:factory, a module and a function in it, no path")
+        raise ConfigError(
+            f"task {task!r}: write it as package.module:factory, a module and a function in it, not a path"
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         factory = getattr(importlib.import_module(where), name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"task {task!r}: no module named {error.name!r}, looked for from {Path.cwd()}") from None
+        raise ConfigError(f"task {task!r}: no module named {error.name!r} (searched from {Path.cwd()})") from None
     except AttributeError:
         raise ConfigError(f"task {task!r}: {where} has no {name!r}") from None
     if not callable(factory):
@@ -120,7 +122,7 @@ def _batches(made: Any, of: str) -> Iterable[Any]:
 def _member(made: Any, name: str, kind: type[Any], of: str) -> Any:
     value = getattr(made, name, None)
     if not isinstance(value, kind):
-        raise ConfigError(f"task {of!r}: what it returns must have .{name}, a {kind.__name__}; it has {value!r:.60}")
+        raise ConfigError(f"task {of!r}: its return value must have .{name}, a {kind.__name__}; it has {value!r:.60}")
     return value
 
 
@@ -132,7 +134,7 @@ def _function(made: Any, names: tuple[str, ...], of: str) -> Callable[..., Any]:
     found = _optional(made, names)
     if found is None:
         hint = "; or .batches, a loader" if names == ("batch",) else ""
-        raise ConfigError(f"task {of!r}: what it returns must have a function .{names[0]}{hint}")
+        raise ConfigError(f"task {of!r}: its return value must have a function .{names[0]}{hint}")
     return found
 
 

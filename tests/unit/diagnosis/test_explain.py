@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.diagnosis import ADVICE, Cause, explain
-from steadystep.diagnosis.damage import is_worse
+from steadystep.diagnosis.counterfactual import is_worse
 from steadystep.records import Counterfactual, Damage, Diagnosis, Finding, Severity, Signals
 
 GOOD = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1, losses=(2.0,))
