@@ -137,7 +137,7 @@ def test_a_full_disk_is_said_once_and_the_old_checkpoint_stays(nursery: Nursery,
     assert full.result is not None, full.said
     assert full.result["parts"] == expected.parts
     assert full.said.count("could not be written (File too large)") == 1
-    assert full.said.count("training goes on without new checkpoints, older ones stay") == 1
+    assert full.said.count("training continues without new checkpoints; older ones are kept") == 1
     assert there(tmp_path) == before
     again = run(nursery, tmp_path, variant=OFTEN)
     assert again.result is not None, again.said
@@ -294,7 +294,7 @@ def test_less_data_than_there_was_is_said(tmp_path: Path) -> None:
             break
     guard.close()
     _, guard = made(tmp_path)
-    with pytest.warns(UserWarning, match="the loader has 2 batches where 5 had been used"):
+    with pytest.warns(UserWarning, match="the loader ended after 2 batches, but 5 had been used"):
         assert list(guard.batches(DATA[:2])) == []
     guard.close()
 

@@ -76,11 +76,7 @@ class WeightJump:
     def _finding(self, signals: Signals, where: list[str], now: Mapping[str, float], what: str) -> Finding:
         worst = where[0]
         baseline = self._last.get(worst)
-        was = (
-            ""
-            if baseline is None
-            else (f"; its norm was {baseline:.3g} at step {self._at} and is now {now[worst]:.3g}")
-        )
+        was = "" if baseline is None else f"; norm {baseline:.3g} at step {self._at}, now {now[worst]:.3g}"
         return Finding(
             detector=self.name,
             step=signals.step,

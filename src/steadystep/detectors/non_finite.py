@@ -37,11 +37,8 @@ class NonFinite:
         if loss_is_bad:
             where = tuple(f"micro-batch {i}" for i in signals.bad_micro_batches) if len(signals.losses) > 1 else ()
             what, grave = f"the loss is {_word(signals.loss)}{who}", self._grave(signals)
-            what += (
-                ""
-                if grave == "critical"
-                else (" again while every gradient is finite: a term of the loss has no gradient")
-            )
+            if grave != "critical":
+                what += " again while every gradient is finite: a term of the loss has no gradient"
             found.append(self._finding(signals, grave, signals.loss, what, where))
         if not math.isfinite(signals.grad_norm):
             routine = signals.scaled and not loss_is_bad

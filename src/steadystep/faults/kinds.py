@@ -57,7 +57,7 @@ def _from_start(make: Callable[..., Fault]) -> Callable[[Ground, Mapping[str, An
     return lambda g, o: replace(make(g, start=g.steps.first, **o), steps=g.steps)
 
 
-_FACTOR = Option(read=read.number, default=10.0, about="factor")
+_FACTOR = Option(read=read.number, default=10.0, about="what to multiply by")
 _VALUE = Option(read=read.any_number, default=math.nan, about="a number, nan, inf or -inf")
 _PARAMETER = Option(read=read.name_or_position, default=None, about="name or position; default: drawn from the seed")
 _ELEMENT = Option(read=read.whole, default=None, about="index of the element; default: drawn from the seed")
@@ -148,7 +148,7 @@ KINDS: dict[str, FaultKind] = {
     "lr-creep": FaultKind(
         about="grow the learning rate at every step",
         make=_from_start(lambda g, **o: creeping_lr(g.optimizer, **o)),
-        options={"growth": Option(read=read.positive, default=1.01, about="factor per step")},
+        options={"growth": Option(read=read.positive, default=1.01, about="multiplier per step")},
         lasts="ever",
         once=True,
     ),

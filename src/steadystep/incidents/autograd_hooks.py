@@ -122,7 +122,9 @@ class ForwardWatch:
         if caller is None:
             from_data = tensor.grad_fn is None
             what = (
-                f"{kind} came in with {receiver}'s {key}" if from_data else f"{kind} was produced before {receiver} ran"
+                f"{kind} entered through {receiver}'s {key}"
+                if from_data
+                else f"{kind} was produced before {receiver} ran"
             )
             self._suspect(Suspect(module=None, name="", what=what, tensor=key, from_data=from_data), since=0)
             return
@@ -156,7 +158,7 @@ class ForwardWatch:
             suspect = Suspect(module=module, name=call.name, what=what, masking=given is Badness.MASK)
             if call.masked and module._parameters and not module._modules:
                 # why: a layer that multiplies by weights and has no parts takes data, never a mask
-                what = f"-inf came in with {call.name or type(module).__name__}'s {call.masked}"
+                what = f"-inf entered through {call.name or type(module).__name__}'s {call.masked}"
                 suspect = Suspect(module=None, name="", what=what, tensor=call.masked, from_data=True)
             self._suspect(suspect, since=0 if call.taken is Badness.MASK else call.suspects_before)
 

@@ -1,7 +1,7 @@
 """Incidents as one tells them: what happened again and again in one stretch is one story."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -146,6 +146,7 @@ def _worst(series: Series, first: int, last: int) -> str:
     return number(float(bad[0]) if len(bad) else float(np.max(values)))
 
 
+_HANDLED = "nothing more for this: the guard handled it, see the incidents"
 _HEALING_STEPS = 20  # steps: a spike needs some to heal
 
 
@@ -186,7 +187,9 @@ def headline(run: Run, reading: "Reading | None" = None) -> Headline:
     if not acted:
         return Headline(said=reading.verdict, healthy=reading.healthy, signs=signs)
     did = f"the guard intervened {('once' if len(acted) == 1 else f'{len(acted)} times')} ({_named(acted)})"
-    if all(_is_handled(sign, acted, run) for sign in signs if sign.severity != "info"):
+    handled = [_is_handled(sign, acted, run) for sign in signs]
+    signs = tuple(replace(s, advice=_HANDLED) if done else s for s, done in zip(signs, handled, strict=True))
+    if all(done for sign, done in zip(signs, handled, strict=True) if sign.severity != "info"):
         return Headline(said=f"Recovered: {did}; the curves show no other instability.", healthy=True, signs=signs)
     return Headline(said=f"{reading.verdict} {did[0].upper()}{did[1:]}.", healthy=False, signs=signs)
 

@@ -68,8 +68,8 @@ class ProcessGroup:
         names = float(zlib.crc32("\n".join(named()[0]).encode()))
         if self.least(names) != -self.least(-names):
             raise UnsupportedError(
-                "the ranks hold different parameters, as in pipeline or expert parallelism: such a model cannot be "
-                "guarded. DistributedDataParallel and fully_shard (FSDP2) are supported"
+                "the ranks hold different parameters, as in pipeline or expert parallelism, which is not "
+                "supported: use DistributedDataParallel or fully_shard (FSDP2)"
             )
 
     def agree(self, view: "GradientView") -> "GradientView":
@@ -165,10 +165,7 @@ class ProcessGroup:
             return ""
         found = [self._documents(json.dumps(sections[name])) for name in odd]
         told = [difference(name, [json.loads(text) for text in texts]) for name, texts in zip(odd, found, strict=True)]
-        return (
-            f"the ranks run different programs. {'. '.join(told)}. Use the same settings, model and optimizer on "
-            "every rank"
-        )
+        return f"the ranks differ. {'. '.join(told)}. Use the same settings, model and optimizer on every rank"
 
     def _documents(self, text: str) -> list[str]:
         """Texts of any length."""
@@ -212,9 +209,9 @@ class ProcessGroup:
         config = getattr(self._wrapped, "_join_config", None)
         if config is not None and config.enable:
             raise UnsupportedError(
-                "DistributedDataParallel.join() lets ranks continue after others have run out of batches, and then "
-                "they cannot agree: remove join() and use guard.batches(loader), which ends on all ranks with the "
-                "shortest, or drop surplus batches (drop_last)"
+                "DistributedDataParallel.join() lets ranks continue after others ran out of batches, and then they "
+                "cannot agree: remove join() and use guard.batches(loader), which ends on all ranks with the "
+                "shortest, or drop_last"
             )
 
     @property

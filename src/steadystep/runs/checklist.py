@@ -65,7 +65,7 @@ def warmup_end(rates: NDArray[np.float64]) -> int | None:
 def checklist(run: Run) -> tuple[ChecklistItem, ...]:
     """All that the log and the folder tell; `steadystep check RUN` and the report page both show this."""
     if not len(run.loss):
-        return (ChecklistItem(name=ItemName.STEPS, state="absent", evidence="the log holds no step yet"),)
+        return (ChecklistItem(name=ItemName.STEPS, state="absent", evidence="the log has no steps yet"),)
     return ordered_items(_items(run))
 
 

@@ -9,7 +9,7 @@ from steadystep.runs.spikes import norm_before
 
 _ADVICE = (
     "roll back to a checkpoint from before step {step}; check for log(0), 0/0 or weights that have grown too "
-    "large, lower the learning rate and clip the gradient; if the run uses fp16, use bf16"
+    "large, lower the learning rate; clip the gradient (max_grad_norm: 1.0); if the run uses fp16, use bf16"
 )
 _ONCE = "skip such updates: steadystep.Guard does; if the run uses fp16, its loss scaler does too"
 _WATCHED = "skip such updates: the modes careful and autopilot do, observe only records"
@@ -72,10 +72,7 @@ def _norm(curve: Curve) -> list[Pattern]:
     share = count / len(norms)
     evidence = f"the gradient norm is non-finite at {count} of {len(norms)} points, first at step {first}"
     if share < 0.02 and not bad[-3:].all():
-        advice = (
-            "if the run uses fp16 with a loss scaler, this is routine: the scaler skips such updates; "
-            "otherwise skip them"
-        )
+        advice = "skip such updates; if the run uses fp16 with a loss scaler, this is routine: the scaler skips them"
         until = int(norms.steps[bad][-1])
         return [
             Pattern(

@@ -122,10 +122,10 @@ def verdict(curve: Curve, patterns: tuple[Pattern, ...], plans: tuple[PlannedAct
     troubles = [pattern for pattern in patterns if pattern.is_trouble]
     if troubles:
         said = list(dict.fromkeys(_SAY.get(p.kind, p.kind).format(step=p.step) for p in troubles))
-        return _sentence(f"Unstable: {'; '.join(said[:3])}")
+        return _sentence(f"Problem: {'; '.join(said[:3])}")
     grave = [plan for plan in plans if changes_course(plan)]
     if grave:
-        return _sentence(f"Unstable: a guard would have intervened at step {grave[0].step} ({grave[0].action})")
+        return _sentence(f"Problem: a guard would have intervened at step {grave[0].step} ({grave[0].action})")
     if not enough:
         return f"Too few points for a diagnosis: {len(curve.raw)}."
     first, last = curve.start, curve.late

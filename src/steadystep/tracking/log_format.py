@@ -98,7 +98,7 @@ def incident_card(incident: Incident) -> str:
     """What, what was done, why, what to try; only what is known."""
     rows = [f"**Step {incident.step}: {incident.cause}** ({incident.severity})"]
     for title, text in (
-        ("Seen", incident.evidence),
+        ("Evidence", incident.evidence),
         ("Done", incident.done),
         ("Origin", incident.origin),
         ("Try", incident.advice),

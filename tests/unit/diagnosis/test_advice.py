@@ -28,7 +28,12 @@ SKIP = (Action.SKIP_STEP,)
 
 TABLE = [
     # cause, actions, what the advice says, what it does not say
-    (Cause.DAMAGED_WEIGHTS, WHOLE, ["no progress is lost", "memory", "param.data", "steadystep replay"], ["roll back to"]),
+    (
+        Cause.DAMAGED_WEIGHTS,
+        WHOLE,
+        ["no progress is lost", "memory", "param.data", "steadystep replay"],
+        ["roll back to"],
+    ),
     (Cause.DAMAGED_WEIGHTS, PART, ["limited the learning rate to 0.001"], ["roll back to", "a lower learning rate"]),
     (Cause.DAMAGED_WEIGHTS, (), ["roll back to a checkpoint", "lower learning rate"], ["the guard"]),
     (Cause.NON_FINITE_LOSS, SKIP, ["skipped the update", "log(0)"], ["skip such"]),

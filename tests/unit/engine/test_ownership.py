@@ -118,7 +118,7 @@ def test_what_needs_an_optimizer_says_so() -> None:
         steadystep.Guard(nn.Linear(2, 1), None, schedule=lambda step: 1.0)
     with pytest.raises(MisuseError, match=r"Guard\(model, None\), inspect, commit"):
         steadystep.watch(nn.Linear(2, 1), None)  # type: ignore[arg-type]
-    with pytest.raises(MisuseError, match="no parameter of this model takes a gradient"):
+    with pytest.raises(MisuseError, match="no parameter of this model requires a gradient"):
         steadystep.Guard(nn.Tanh(), None)
 
 

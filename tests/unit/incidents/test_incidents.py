@@ -296,7 +296,7 @@ def test_reading_what_is_no_bundle(tmp_path: Path) -> None:
     path = loop.incident(Incidents(tmp_path))
     with pytest.raises(ConfigError, match="such as incident-000007-skip"):
         read_bundle(tmp_path)
-    with pytest.raises(ConfigError, match="nowhere: there is no such file or folder"):
+    with pytest.raises(ConfigError, match="nowhere: no such file or directory"):
         read_bundle(tmp_path / "nowhere")
     tensors = path / "state" / "tensors.safetensors"
     data = bytearray(tensors.read_bytes())

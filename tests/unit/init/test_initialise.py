@@ -167,7 +167,9 @@ def test_globs_replace_the_names() -> None:
     model = tree(stack=nn.ModuleList(Branch(lambda: {"a": linear(), "back": linear()}) for _ in range(2)), fc2=linear())
     table = initialise_(model, "zero-residual", residual=["stack.*.back"])
     assert [row.name for row in table.rows if "residual" in row.rule] == ["stack.0.back.weight", "stack.1.back.weight"]
-    with pytest.raises(steadystep.ConfigError, match=r"'stack\.\*\.bak' matches no layer; near it: .*stack\.0\.back"):
+    with pytest.raises(
+        steadystep.ConfigError, match=r"'stack\.\*\.bak' matches no layer; similar names: .*stack\.0\.back"
+    ):
         initialise_(model, "gpt2", residual=["stack.*.bak"])
 
 

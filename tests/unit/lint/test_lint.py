@@ -275,7 +275,7 @@ def test_as_a_command_it_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SCRIPTS, check=True)
     assert done.stdout.endswith("1 False\n")
-    assert done.stderr == "error: missing.py: there is no such file or folder\n"
+    assert done.stderr == "error: missing.py: no such file or directory\n"
 
 
 def test_a_script_is_read_with_nothing_but_the_linter() -> None:

@@ -175,8 +175,8 @@ def test_no_page_holds_what_the_policy_forbids(client: TestClient) -> None:
 def test_nothing_here_is_a_page_too(client: TestClient) -> None:
     answer = client.get("/nope")
     assert answer.status_code == 404
-    assert "There is nothing here." in answer.text
-    assert client.get("/api/run?name=nope").json() == {"error": "There is nothing here."}
+    assert "Not found." in answer.text
+    assert client.get("/api/run?name=nope").json() == {"error": "Not found."}
     assert client.post("/").status_code == 405
 
 

@@ -84,8 +84,8 @@ def test_the_verdict_tells_what_the_guard_did() -> None:
     told = headline(made_run(3000))
     assert told.healthy
     assert told.said == (
-        "Kept on course: the guard stepped in 2 times (exploding-gradient at step 1,500, damaged-weights at step "
-        "2,250); the curves show no other trouble."
+        "Recovered: the guard intervened 2 times (exploding-gradient at step 1,500, damaged-weights at step "
+        "2,250); the curves show no other instability."
     )
     watched = headline(made_run(3000, settings={"mode": "observe"}))
     assert not watched.healthy

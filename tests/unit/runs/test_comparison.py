@@ -77,7 +77,7 @@ def test_the_longer_run_is_judged_where_the_shorter_ends() -> None:
     early = Series(np.arange(1000), np.linspace(4, 2.5, 1000))
     result = compare([plain("long", falling), plain("short", early)])
     assert result.better == "short"
-    assert "up to step 999, where the shortest ends" in result.said
+    assert "up to step 999, the end of the shortest run" in result.said
 
 
 def test_a_run_that_diverged_loses() -> None:
@@ -86,7 +86,7 @@ def test_a_run_that_diverged_loses() -> None:
     assert result.better == "b"
     assert (
         result.said
-        == "b is the only one with a finite training loss to compare. a ended without a finite training loss."
+        == "b is the only run with a finite training loss to compare. a ended without a finite training loss."
     )
     both = compare([plain("a", lost), plain("b", lost)])
     assert both.better is None

@@ -228,7 +228,7 @@ def test_a_policy_gradient_loss_has_no_level() -> None:
 
 def test_a_few_points_are_too_few() -> None:
     reading = read(HEALTHY[:5])
-    assert reading.verdict == "Too few points to say anything: 5."
+    assert reading.verdict == "Too few points for a diagnosis: 5."
     assert diagnose(Run(name="r", path=Path("r"), source="csv")).healthy
 
 

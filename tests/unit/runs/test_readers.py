@@ -246,7 +246,7 @@ def test_our_own_log(tmp_path: Path) -> None:
         ("a.json", b'{"log_history": []}', "log_history is empty"),
         ("a.json", b'{"log_history": [{"step": 1', "cut off"),
         ("a.json", b"[" * 100_000, "nested too deeply"),
-        ("a.jsonl", b"hello\nworld\n", "no line of it is a JSON object"),
+        ("a.jsonl", b"hello\nworld\n", "no line is a JSON object"),
         ("events.out.tfevents.1", b"\x05" * 100, "not a single scalar"),
         ("events.out.tfevents.1", struct.pack("<QI", 4, 0) + b"\xff\xff\xff\xff1234", "not a single scalar"),
     ],

@@ -27,7 +27,14 @@ def detection_screens(told: dict[str, Any]) -> Iterator[RenderableType]:
 def _who(told: dict[str, Any]) -> Table:
     title = f"{told['harmful_runs']} harmful runs, {told['healthy_steps']:,} healthy steps"
     made = _table(
-        title, "who", "noticed", "recall", "delay", "lead when slow", "alarms / 10k healthy", "acts / 10k healthy"
+        title,
+        "who",
+        "noticed",
+        "recall",
+        "delay",
+        "lead when slow",
+        "alarms / 10k healthy",
+        "interventions / 10k healthy",
     )
     for line in told["who"]:
         style = "bold" if line["name"] == "steadystep" else ""
@@ -46,8 +53,8 @@ def _who(told: dict[str, Any]) -> Table:
 
 def _faults(told: dict[str, Any]) -> Table:
     made = _table(
-        "By fault: what steadystep noticed, and the share that others did",
-        *("fault", "harmful", "noticed", "delay", "said", "missed on", "ZClip", "SkipStep", "harmless, spoke"),
+        "By fault: detected by steadystep, and the share detected by other methods",
+        *("fault", "harmful", "noticed", "delay", "said", "missed on", "ZClip", "SkipStep", "harmless, alarmed"),
     )
     for line in told["faults"]:
         harmless = line["runs"] - line["harmful"]
@@ -95,7 +102,7 @@ def _false(told: dict[str, Any]) -> Table:
 
 def _spikes(told: dict[str, Any]) -> Table:
     who = [name for name in next(iter(told["spikes"].values())) if name != "tried"]
-    made = _table("One step made larger: share of spikes with an alarm at that very step", "spike", *who)
+    made = _table("One update scaled up: share of spikes with an alarm at that step", "spike", *who)
     for name, counts in told["spikes"].items():
         made.add_row(name, *(_percent(counts.get(one, 0) / counts["tried"]) for one in who))
     return made
@@ -105,17 +112,18 @@ def recovery_screens(told: dict[str, Any]) -> Iterator[RenderableType]:
     """Of the recovery study, one table after another."""
     seeds = ", ".join(str(seed) for seed in told["arm_seeds"])
     yield _arms("The guard on all seeds", told["guard"])
-    yield _arms(f"Everybody on the same runs (seeds {seeds})", told["arms"])
+    yield _arms(f"All methods on the same runs (seeds {seeds})", told["arms"])
     if told["faults"]:
         yield _recovered(told)
     if told["harmless"]:
         yield _harmless(told)
     limits = ", ".join(f"{task} {limit:.3f}" for task, limit in told["limits"].items())
     yield (
-        "runs: those that are harmed unguarded. within: finite, to the last step, and no worse than the worst clean "
-        f"twin that misses one batch ({limits}). but for lost: the same beside a twin of as few updates. score: "
-        "held-out loss over that of the twin without the fault. lost: updates that are not in the last weights. LR: of "
-        "the last update, over the one that was set. no fault: the arm's score where nothing happens. All are medians."
+        "runs: harmful when unguarded. within: finite, completed, and no worse than the worst clean twin that "
+        f"misses one batch ({limits}). but for lost: the same, compared with a twin of as few updates. score: "
+        "held-out loss over that of the twin without the fault. lost: updates missing from the final weights. LR: "
+        "of the last update, relative to the configured one. no fault: the score of the method without a fault. "
+        "All are medians."
     )
 
 
@@ -169,7 +177,7 @@ def _recovered(told: dict[str, Any]) -> Table:
 
 def _harmless(told: dict[str, Any]) -> Table:
     made = _table(
-        "Where the unguarded run came through alone: what autopilot did",
+        "Where the unguarded run recovered by itself: what autopilot did",
         *("fault", "runs", "acted", "ended worse", "worst score", "did"),
     )
     for line in told["harmless"]:
