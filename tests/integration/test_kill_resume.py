@@ -342,7 +342,7 @@ def test_a_state_that_nobody_keeps_any_more_is_said(tmp_path: Path) -> None:
     step(model, guard, DATA[0])
     guard.close()
     model, guard = made(tmp_path)
-    with pytest.warns(UserWarning, match="a state of 'ema', and nothing is kept by that name"):
+    with pytest.warns(UserWarning, match="a state of 'ema', and nothing is registered under that name"):
         guard.save(tmp_path / "elsewhere")
     guard.save(tmp_path / "again")  # said once
 
@@ -395,8 +395,8 @@ def test_it_does_not_say_saved_when_it_was_not(tmp_path: Path, caplog: pytest.Lo
         pytest.raises(KeyboardInterrupt),
     ):
         step(model, guard, DATA[1])
-    assert "step 1 is not in" in caplog.text
-    assert "saved at" not in caplog.text
+    assert "step 1 was not saved in" in caplog.text
+    assert "saved a checkpoint" not in caplog.text
     (tmp_path / "checkpoints").unlink()
     (tmp_path / "checkpoints").mkdir()
     with pytest.warns(UserWarning, match="again"):  # the same step is tried once more

@@ -187,8 +187,8 @@ TIPS: dict[Cause, tuple[Tip, ...]] = {
     Cause.EXPLODING_GRADIENT: (
         Tip("a single spike needs no change", after=frozenset((Action.RESCALE, Action.SKIP_STEP))),
         Tip("clip the gradient (training.max_grad_norm: 1.0)", Remedy.CLIP),
+        Tip("if spikes recur, add normalization layers"),
         Tip("warm the learning rate up", Remedy.WARM_UP),
-        Tip("if it recurs, add normalization layers"),
         _LOWER,
     ),
     Cause.VANISHING_GRADIENT: (

@@ -116,7 +116,7 @@ def test_another_precision_would_have_survived(run: Callable[..., Path]) -> None
 
 def test_without_a_batch(run: Callable[..., Path]) -> None:
     path = run(batch=False, factor=1e30)
-    with pytest.raises(ConfigError, match=r"takes a batch and the bundle has none \(not given"):
+    with pytest.raises(ConfigError, match=r"takes a batch, and the bundle has none \(not passed"):
         replay(path, make)
 
     def alone() -> Made:
@@ -209,7 +209,7 @@ def test_an_incomplete_record(run: Callable[..., Path], part: str) -> None:
     record = json.loads((path / "incident.json").read_text())
     record[part] = {"nonsense": 1}
     (path / "incident.json").write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match="is not whole"):
+    with pytest.raises(ConfigError, match="is incomplete"):
         replay(path, make)
 
 

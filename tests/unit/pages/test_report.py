@@ -93,7 +93,7 @@ def test_the_verdict_tells_what_the_guard_did() -> None:
     lost = made_run(3000)
     lost.loss.values[2400:] = np.nan
     assert not headline(lost).healthy
-    assert "The guard stepped in 2 times" in headline(lost).said
+    assert "The guard intervened 2 times" in headline(lost).said
 
 
 def test_panels_show_what_there_is() -> None:

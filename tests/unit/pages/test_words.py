@@ -37,11 +37,11 @@ def test_compare_says_which_had_nothing_to_compare() -> None:
     lost = validated("lost", [500, 1000], [math.nan, math.nan], length=1000)
     good = validated("good", [500, 1000], [2.5, 2.0], length=1000)
     assert compare([lost, good]).said == (
-        "good is the only run with a finite held-out loss to compare. lost ended without a finite held-out loss."
+        "good is the only run with a finite held-out loss. lost ended without a finite held-out loss."
     )
     empty = made_run(name="empty", loss=Series(), validation={}, troubled=False)
     assert compare([empty, good]).said == (
-        "good is the only run with a finite training loss to compare. empty logged none."
+        "good is the only run with a finite training loss. empty logged none."
     )
 
 

@@ -86,7 +86,7 @@ def test_a_run_that_diverged_loses() -> None:
     assert result.better == "b"
     assert (
         result.said
-        == "b is the only run with a finite training loss to compare. a ended without a finite training loss."
+        == "b is the only run with a finite training loss. a ended without a finite training loss."
     )
     both = compare([plain("a", lost), plain("b", lost)])
     assert both.better is None
@@ -102,7 +102,7 @@ def test_settings_that_differ() -> None:
 
 
 def test_one_run_or_nothing_to_compare_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="two runs or more"):
+    with pytest.raises(ConfigError, match="at least two runs"):
         compare([made_run(50)])
     with pytest.raises(ConfigError, match="none of these runs has a loss"):
         compare([plain("a", Series()), plain("b", Series())])
@@ -133,4 +133,4 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "best held-out loss" in shown
     assert Path("x.html").stat().st_size > 20_000
     assert steadystep("compare", "a") == 2
-    assert "two runs or more" in capsys.readouterr().err
+    assert "at least two runs" in capsys.readouterr().err
