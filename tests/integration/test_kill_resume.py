@@ -86,8 +86,8 @@ def test_asked_to_end_it_finishes_the_step_and_saves(
 ) -> None:
     ended = run(nursery, tmp_path, Moment("backward", 7, asked))  # the first half of an update of two
     assert ended.code == code
-    assert f"{signal.Signals(asked).name}: finishing the step and saving" in ended.said
-    assert "saved at step 4" in ended.said
+    assert f"{signal.Signals(asked).name}: finishing this step and saving" in ended.said
+    assert "saved a checkpoint of step 4" in ended.said
     assert there(tmp_path) == ["step-00000004"]
     again = run(nursery, tmp_path)
     assert again.result is not None, again.said
@@ -107,7 +107,7 @@ def test_asked_twice_it_ends_at_once(nursery: Nursery, rare: Whole, tmp_path: Pa
 def test_asked_after_the_last_step_it_saves_and_ends_too(nursery: Nursery, rare: Whole, tmp_path: Path) -> None:
     ended = run(nursery, tmp_path, Moment("a validation", 2, signal.SIGTERM))
     assert ended.code == 143
-    assert "saved at step 12" in ended.said
+    assert "saved a checkpoint of step 12" in ended.said
     again = run(nursery, tmp_path)
     assert again.result is not None, again.said
     assert (again.result["began"], again.result["parts"]) == (12, rare.parts)
@@ -119,7 +119,7 @@ def test_asked_while_a_checkpoint_is_written_and_a_finished_run_has_nothing_left
     expected = whole(nursery, OFTEN, tmp_path / "whole")
     ended = run(nursery, tmp_path, Moment("half a write", 30, signal.SIGTERM), variant=OFTEN)
     assert ended.code == 143
-    assert "saved at step" in ended.said
+    assert "saved a checkpoint of step" in ended.said
     assert [name for name in there(tmp_path) if name.startswith(".")] == []
     for began_late in (False, True):
         again = run(nursery, tmp_path, variant=OFTEN)

@@ -146,7 +146,6 @@ def _worst(series: Series, first: int, last: int) -> str:
     return number(float(bad[0]) if len(bad) else float(np.max(values)))
 
 
-_HANDLED = "nothing more for this: the guard handled it, see the incidents"
 _HEALING_STEPS = 20  # steps: a spike needs some to heal
 
 
@@ -188,10 +187,14 @@ def headline(run: Run, reading: "Reading | None" = None) -> Headline:
         return Headline(said=reading.verdict, healthy=reading.healthy, signs=signs)
     did = f"the guard intervened {('once' if len(acted) == 1 else f'{len(acted)} times')} ({_named(acted)})"
     handled = [_is_handled(sign, acted, run) for sign in signs]
-    signs = tuple(replace(s, advice=_HANDLED) if done else s for s, done in zip(signs, handled, strict=True))
+    signs = tuple(_settled(sign) if done else sign for sign, done in zip(signs, handled, strict=True))
     if all(done for sign, done in zip(signs, handled, strict=True) if sign.severity != "info"):
         return Headline(said=f"Recovered: {did}; the curves show no other instability.", healthy=True, signs=signs)
     return Headline(said=f"{reading.verdict} {did[0].upper()}{did[1:]}.", healthy=False, signs=signs)
+
+
+def _settled(sign: Mark) -> Mark:
+    return replace(sign, evidence=f"{sign.evidence}; handled by the guard, see the incidents", advice="")
 
 
 def _is_handled(sign: Mark, acted: Sequence[IncidentGroup], run: Run) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadystep._utils.checklist import NOT_SAID, ChecklistItem, ItemName, asked_for, ordered_items
-from steadystep._utils.text import number, share
+from steadystep._utils.text import count, number, share
 from steadystep.records import GRAVE
 from steadystep.runs.run import Run
 from steadystep.runs.table import higher_is_better
@@ -140,7 +140,8 @@ def _nan_check(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
         said = f"all {len(run.loss):,} losses are finite"
         return replace(checked, evidence=f"{checked.evidence}; {said}") if ours else _unknown(name, said)
     refused = {incident.step for incident in run.incidents if not incident.stepped}
-    said = f"{len(bad):,} non-finite losses, the first at step {int(bad[0]):,}; {len(refused):,} updates skipped"
+    losses = f"{len(bad):,} non-finite loss{'es' * (len(bad) > 1)}, the first at step {int(bad[0]):,}"
+    said = f"{losses}; {count(len(refused), 'update')} skipped"
     if ours and set(map(int, bad)) <= refused:
         return replace(checked, evidence=f"{checked.evidence}; {said}")
     return ChecklistItem(name=name, state="partial", evidence=said, fix=f"steadystep diagnose {run.path}")
@@ -153,7 +154,7 @@ def _norms(run: Run) -> ChecklistItem:
         return ChecklistItem(name=ItemName.NORMS, state="absent", evidence="not in the log", fix=fix)
     said = f"{len(norms):,} steps, median {float(np.median(norms)):.3g}, largest {float(norms.max()):.3g}"
     if run.layers is not None and len(run.layers.steps):
-        said += f"; {len(run.layers.names)} tensors at a cadence"
+        said += f"; {len(run.layers.names)} tensors at an interval"
     return ChecklistItem(name=ItemName.NORMS, state="present", evidence=said)
 
 

@@ -49,8 +49,7 @@ def _loss(curve: Curve) -> list[Pattern]:
         ]
     until = int(series.steps[bad[-1]])
     evidence = (
-        f"{told}; {len(bad)} of {len(series)} points are non-finite, the last at step {until}; the run continued "
-        "after that"
+        f"{told}; {len(bad)} of {len(series)} points non-finite, the last at step {until}; the run continued after that"
     )
     return [
         Pattern(kind="non-finite", severity="warn", step=first, until=until, evidence=evidence, advice=_once(curve))

@@ -159,7 +159,7 @@ def test_what_is_no_checkpoint(tmp_path: Path, template: Path) -> None:
     shutil.copytree(template, tmp_path / "best")
     assert read_checkpoint(tmp_path / "best").step == 1234
     shutil.copytree(template, tmp_path / "step-00000007")
-    with pytest.raises(CheckpointError, match="holds step 1234: it was renamed"):
+    with pytest.raises(CheckpointError, match="contains step 1234: it was renamed"):
         read_checkpoint(tmp_path / "step-00000007")
 
 

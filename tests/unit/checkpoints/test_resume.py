@@ -332,7 +332,7 @@ def test_what_does_not_fit_is_refused_with_nothing_changed(tmp_path: Path) -> No
     other = nn.Linear(4, 2, bias=False)
     attempt(other, torch.optim.AdamW(other.parameters()), "bias is a parameter, and this model has none")
     other = nn.Linear(4, 2)
-    attempt(other, torch.optim.SGD(other.parameters(), lr=0.1), "another kind of optimizer")
+    attempt(other, torch.optim.SGD(other.parameters(), lr=0.1), "a different optimizer")
     other = nn.Linear(4, 2)
     groups = [{"params": [p]} for p in other.parameters()]
     attempt(other, torch.optim.AdamW(groups), "parameter groups")

@@ -474,7 +474,7 @@ COMPLAINTS: dict[Callable[[], Detector], str] = {
     Half: "a used one, it continues differently",
     NotJson: "does not survive JSON",
     Infinite: "not JSON",
-    Alias: "state_dict must copy: what it gave",
+    Alias: "state_dict must copy: its result",
     Borrower: "load_state_dict must copy",
     Resetting: "calling state_dict before step .* changed it",
     Picky: "load_state_dict raised ValueError",

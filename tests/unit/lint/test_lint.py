@@ -239,7 +239,11 @@ def test_null_bytes_and_deep_nesting_are_messages() -> None:
 def test_paths_that_are_nothing_we_know(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "latin.py").write_bytes(b"x = '\xe9'\n")
-    for name, message in (("gone.py", "no such file"), ("notes.txt", "expected a training script"), ("latin.py", "UTF-8")):
+    for name, message in (
+        ("gone.py", "no such file"),
+        ("notes.txt", "expected a training script"),
+        ("latin.py", "UTF-8"),
+    ):
         with pytest.raises(ConfigError, match=message):
             list(check_path(tmp_path / name))
     with pytest.raises(ConfigError, match="neither a run"):

@@ -40,9 +40,7 @@ def test_compare_says_which_had_nothing_to_compare() -> None:
         "good is the only run with a finite held-out loss. lost ended without a finite held-out loss."
     )
     empty = made_run(name="empty", loss=Series(), validation={}, troubled=False)
-    assert compare([empty, good]).said == (
-        "good is the only run with a finite training loss. empty logged none."
-    )
+    assert compare([empty, good]).said == ("good is the only run with a finite training loss. empty logged none.")
 
 
 @pytest.mark.parametrize(("times", "lr"), [(1.0, 300.0), (30.0, 1e-4)])

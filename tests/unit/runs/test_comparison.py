@@ -84,10 +84,7 @@ def test_a_run_that_diverged_loses() -> None:
     lost = Series(np.arange(1000), np.full(1000, np.nan))
     result = compare([plain("a", lost), plain("b", noisy(2.0, 0.1))])
     assert result.better == "b"
-    assert (
-        result.said
-        == "b is the only run with a finite training loss. a ended without a finite training loss."
-    )
+    assert result.said == "b is the only run with a finite training loss. a ended without a finite training loss."
     both = compare([plain("a", lost), plain("b", lost)])
     assert both.better is None
 
