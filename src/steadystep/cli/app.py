@@ -116,7 +116,7 @@ def dashboard(
     listening = listen(host, port)
     library = prepare(root)
     where = address(host, listening, shown)
-    typer.echo(f"{where}  (stop with Ctrl-C)")
+    typer.echo(f"{where}  (Ctrl-C ends it)")
     if show:
         typer.launch(where)
     try:

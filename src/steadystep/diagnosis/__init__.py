@@ -1,7 +1,7 @@
 """EXPLAIN: from findings to a cause, the reach of the damage, and advice."""
 
 from steadystep._deprecated import old_names
-from steadystep.diagnosis.advice import ADVICE, Setup, advise
+from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.counterfactual import (
     LASTING,
@@ -11,7 +11,7 @@ from steadystep.diagnosis.counterfactual import (
     needs_counterfactual,
     weigh,
 )
-from steadystep.diagnosis.explain import advised, exception_in_step, explain, not_repeatable
+from steadystep.diagnosis.explain import exception_in_step, explain, not_repeatable
 from steadystep.diagnosis.run_history import RunHistory
 
 __all__ = [
@@ -21,9 +21,6 @@ __all__ = [
     "RollbackTrial",
     "RollbackTrialResult",
     "RunHistory",
-    "Setup",
-    "advise",
-    "advised",
     "exception_in_step",
     "explain",
     "first_sign",

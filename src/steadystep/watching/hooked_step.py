@@ -11,7 +11,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.actions import REFUSALS
-from steadystep.diagnosis import Cause, advise
+from steadystep.diagnosis import Cause
+from steadystep.diagnosis.advice import advise
 from steadystep.engine.ownership import no_loss_seen
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.diagnosis import ADVICE, Cause, RunHistory, Setup, advise
-from steadystep.diagnosis.advice import REMEDY_OF
+from steadystep.diagnosis import ADVICE, Cause, RunHistory
+from steadystep.diagnosis.advice import REMEDY_OF, Setup, advise
 from steadystep.diagnosis.causes import TIPS, Remedy
 from steadystep.records import Action, Diagnosis, Finding, Plan, Signals
 

@@ -91,8 +91,9 @@ def test_a_loss_that_multiplies_at_once_is_undone_with_a_tenth_of_the_rate(caplo
     assert outcomes[3].loss < 3.0
     assert sum(outcome.loss for outcome in outcomes[-50:]) / 50 < 1.5
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "try: divide the learning rate by 3 to 10" in said[0]
-    assert said[-1].startswith("this run was learning-rate-too-high")
+    assert "try: the guard rolled back and limited the learning rate to 0.1; set that learning rate in" in said[0]
+    assert "divide the learning rate" not in said[0]
+    assert said[-1].startswith("steadystep: diagnosis of this run: learning-rate-too-high")
 
 
 def test_a_run_ends_with_a_verdict_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
