@@ -1,6 +1,7 @@
 """Shared by all tests: determinism, and hypothesis without a clock."""
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,27 @@ def _imports_are_no_garbage() -> None:
     # why: each test collects garbage afterwards; what the imports made (torch!) need not be walked each time
     gc.collect()
     gc.freeze()
+
+
+class _Unprefixed(logging.Handler):
+    """What was logged without the prefix that every line begins with."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.getMessage().startswith("steadystep: "):
+            self.lines.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def _every_line_begins_with_steadystep() -> Iterator[None]:
+    handler, logger = _Unprefixed(), logging.getLogger("steadystep")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert not handler.lines
 
 
 @pytest.fixture(autouse=True)

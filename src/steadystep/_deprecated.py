@@ -95,7 +95,7 @@ def warn_renamed(old: str, new: str) -> None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_globals.get("__name__") or "").partition(".")[0] in _NOT_THE_USER:
         frame = frame.f_back
-    text = f"{old} is now {new}; the old name goes with steadystep 0.2"
+    text = f"steadystep: {old} is now {new}; the old name will be removed in 0.2"
     if frame is None:
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return

@@ -35,55 +35,53 @@ class TrainingSettings(Settings):
     learning_rate: Number | None = Field(
         None,
         gt=0,
-        description="a learning rate of zero or less would not train; leave it out to keep the optimizer's",
+        description="base learning rate; omit to keep the optimizer's",
     )
     max_grad_norm: Number | None = Field(
         None, gt=0, description="gradients are scaled down to this global L2 norm; 0.5 to 5 is usual"
     )
     max_grad_value: Number | None = Field(None, gt=0, description="each gradient element is clamped to [-value, value]")
     clip_rule: Literal["zscore", "percentile", "tensor-ema", "agc"] | None = Field(
-        None, description="limits from the run's own gradient norms or weights, beside max_grad_norm; see docs/clip.md"
+        None,
+        description="adaptive limits from the run's own norms, in addition to max_grad_norm; see docs/clip.md",
     )
     gradient_clipping: Switch | None = Field(
-        None, description="the limit itself is max_grad_norm; true without one means 1.0, false switches clipping off"
+        None, description="true clips to max_grad_norm, or to 1.0 without one; false disables clipping"
     )
     gradient_accumulation_steps: Count = Field(
-        1, ge=1, le=_MOST, description="calls of step() that share one update; 1 is no accumulation"
+        1, ge=1, le=_MOST, description="calls of step() per update; 1 means no accumulation"
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="the learning rate was right for one micro-batch: times gradient_accumulation_steps (linear, for "
-        "SGD) or its square root (sqrt, for Adam)",
+        description="multiplies a learning rate tuned for one micro-batch by gradient_accumulation_steps (linear, "
+        "for SGD) or by its square root (sqrt, for Adam)",
     )
     lr_scheduler: str | None = Field(None, description=f"one of {', '.join(NAMES)}")
     warmup_steps: Annotated[Count, Field(ge=0)] | Annotated[Number, Field(gt=0, lt=1)] = Field(
         0, description="a count, or a fraction of total_steps; the learning rate rises from 0 over these updates"
     )
-    total_steps: Count = Field(10_000, ge=1, description="updates in the whole run; where a decay ends")
+    total_steps: Count = Field(10_000, ge=1, description="updates in the whole run, where a decay ends")
     min_lr: Number = Field(0.0, ge=0, description="the learning rate a decay ends at")
     scheduler_options: dict[str, Any] = Field(
-        default_factory=dict, description="what the schedule itself takes, such as power or num_cycles"
+        default_factory=dict, description="arguments of the schedule, such as power or num_cycles"
     )
     fp32_modules: tuple[str, ...] = Field((), description="name globs of modules kept in fp32 under mixed precision")
     mixed_precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="fp16 brings a loss scaler with it; bf16 needs none"
+        "fp32", description="fp16 uses a loss scaler; bf16 needs none"
     )
-    autocast: Switch = Field(True, description="false: your own code does the autocasting")
+    autocast: Switch = Field(True, description="false: your own code calls autocast")
     split_when_out_of_memory: Switch = Field(
-        True, description="halve a batch given as step(closure, batch=...) and try it again; false: the error is yours"
+        True,
+        description="on out of memory, split the batch= of step() and retry; false: raise the error",
     )
-    stability_monitoring: Switch = Field(
-        True, description="false: only NaN and infinity are looked for; nothing is learned from the run"
-    )
-    auto_recovery: Switch = Field(
-        True, description="false: no states are kept in memory, so there is no rolling back and no cutting of the rate"
-    )
+    stability_monitoring: Switch = Field(True, description="false: check for NaN and infinity only, without baselines")
+    auto_recovery: Switch = Field(True, description="false: no snapshots, so no rollbacks and no learning-rate cuts")
     early_stopping: Switch = Field(
-        False, description="guard.should_stop becomes true when validation has not improved for `patience` times"
+        False, description="guard.should_stop becomes true after `patience` validations without improvement"
     )
     patience: Count = Field(10, ge=1, description="validations without improvement before early stopping")
     max_recovery_attempts: Count = Field(
-        3, ge=0, description="rollbacks in 1,000 steps before the run is stopped; skipped batches have their own budget"
+        3, ge=0, description="rollbacks per 1,000 steps before the run is stopped; skips have their own limits"
     )
 
     @model_validator(mode="after")
@@ -95,7 +93,7 @@ class TrainingSettings(Settings):
         """The schedule these settings ask for, as multipliers of `base_lr`; None when they ask for none."""
         if self.lr_scheduler is None and not self.warmup_steps:
             if self.min_lr or self.scheduler_options:
-                raise ConfigError("min_lr and scheduler_options do nothing without lr_scheduler")
+                raise ConfigError("min_lr and scheduler_options have no effect without lr_scheduler")
             return None
         if self.min_lr > base_lr:
             raise ConfigError(f"min_lr = {self.min_lr} is above the learning rate {base_lr}")
@@ -133,38 +131,42 @@ class MonitoringSettings(Settings):
     log_frequency: Count = Field(
         100,
         ge=1,
-        description="per-layer gradient norms are logged every so many steps (and at every incident)",
+        description="steps between two logs of per-layer gradient norms (they are also logged at every incident)",
     )
     sinks: tuple[Literal["tensorboard", "wandb", "mlflow", "console"], ...] | None = Field(
         None,
-        description="where the run is shown beside run_dir/run.jsonl: any of tensorboard, wandb, mlflow, console; left "
-        "out: tensorboard, where it is installed and there is a run_dir; [] for none",
+        description="where to show the run in addition to run_dir/run.jsonl: any of tensorboard, wandb, mlflow, "
+        "console; default: tensorboard if it is installed and there is a run_dir; [] for none",
     )
     sink_frequency: Count = Field(
-        10, ge=1, description="sinks are shown every so many steps, the first 100 and what is slow or wrong in full"
+        10,
+        ge=1,
+        description="steps between two updates of the sinks; incidents and the first 100 steps are always sent",
     )
     loss_window_size: Count = Field(
-        128, ge=32, le=_MOST, description="losses that a new one is compared with; 32 at least"
+        128, ge=32, le=_MOST, description="number of past losses in the baseline, at least 32"
     )
     divergence_threshold: Number = Field(
-        8.0, ge=3, description="sigma above its own level at which a loss counts as raised; below 3 noise would"
+        8.0, ge=3, description="sigmas above its baseline at which a loss counts as raised; below 3, noise would count"
     )
     gradient_history_size: Count = Field(
-        128, le=_MOST, ge=32, description="gradient norms that a new one is compared with; 32 at least"
+        128, le=_MOST, ge=32, description="number of past gradient norms in the baseline, at least 32"
     )
     explosion_threshold: Number = Field(
-        10.0, ge=2, description="times its usual value at which a gradient norm is held back; below 2 noise would be"
+        10.0, ge=2, description="multiple of its baseline at which a gradient norm is limited; below 2, noise would be"
     )
-    lr_min: Number | None = Field(None, ge=0, description="a learning rate that drops below this is worth a warning")
-    lr_max: Number | None = Field(None, gt=0, description="a learning rate above this is worth a warning")
+    lr_min: Number | None = Field(None, ge=0, description="warn when the learning rate drops below this")
+    lr_max: Number | None = Field(None, gt=0, description="warn when the learning rate exceeds this")
 
     save_checkpoints: Switch | None = Field(
-        None, description="write the whole state of the loop to run_dir/checkpoints; left out: only with Guard.resume"
+        None, description="write checkpoints to run_dir/checkpoints; default: only with Guard.resume"
     )
     checkpoint_frequency: Annotated[Count, Field(ge=1)] | str = Field(
-        1000, description='steps between two of them, or a time such as "10 min"'
+        1000, description='steps between two checkpoints, or a time such as "10 min"'
     )
-    keep_checkpoints: Count = Field(3, ge=1, description="the newest so many stay, and the best one")
+    keep_checkpoints: Count = Field(
+        3, ge=1, description="how many of the newest checkpoints to keep; the best one is kept as well"
+    )
 
     @field_validator("checkpoint_frequency", mode="before")
     @classmethod
@@ -181,51 +183,55 @@ class MonitoringSettings(Settings):
 class RecoverySettings(Settings):
     """How much trouble is too much."""
 
-    max_skips_in_a_row: Count = Field(
-        20, ge=1, description="so many refused updates one after another mean that skipping does not help"
-    )
-    max_skips: Count = Field(100, ge=1, description="so many refused updates within 200 steps are too many")
+    max_skips_in_a_row: Count = Field(20, ge=1, description="skipped updates in a row before the run is stopped")
+    max_skips: Count = Field(100, ge=1, description="skipped updates within 200 steps before the run is stopped")
     max_exceptions: Count = Field(
         0,
         ge=0,
-        description="exceptions of a closure that are caught in 1,000 steps: the step is skipped and the learning rate "
-        "halved, never below a hundredth; the next one is raised; 0 raises all. Not with several ranks",
+        description="exceptions of the closure that are caught per 1,000 steps: the step is skipped and the "
+        "learning rate halved, never below a hundredth; the next one is raised; 0 raises all. Single "
+        "process only",
     )
-    trust_steps: Count = Field(20, ge=1, description="healthy steps after which a remembered state may be gone back to")
+    trust_steps: Count = Field(20, ge=1, description="healthy steps after which a snapshot may be used for a rollback")
     lr_mult: Number = Field(
-        0.7, gt=0, le=1, description="the learning rate after a rollback, as a share of what it was; 1 leaves it alone"
+        0.7, gt=0, le=1, description="factor for the learning rate after a rollback; 1 leaves it unchanged"
     )
-    rewarm_steps: Count = Field(50, ge=0, description="updates over which the learning rate rises again; 0 for none")
+    rewarm_steps: Count = Field(
+        50, ge=0, description="updates over which the learning rate is warmed up again after a rollback; 0 for none"
+    )
     skip_batches: Switch = Field(
         True,
-        description="false: your loop gives the same batches again, so random numbers are rolled back with the weights",
+        description="false: your loop repeats the batches after a rollback, so the random state is rolled back "
+        "with the weights",
     )
-    snapshots: Count = Field(4, ge=0, description="states kept in memory, each 12 bytes per parameter with Adam")
+    snapshots: Count = Field(
+        4, ge=0, description="number of snapshots in memory, each 12 bytes per parameter with Adam"
+    )
     snapshot_memory_gb: Number | None = Field(
-        None, gt=0, description="the most that all of them may take; a quarter of this machine's memory when left out"
+        None, gt=0, description="memory limit for all snapshots; default: a quarter of this machine's memory"
     )
     snapshot_disk_gb: Number | None = Field(
         None,
         ge=0,
-        description="with a run_dir: the most that states may take there when memory does not hold two; a quarter of "
-        "what is free when left out, 0 for none",
+        description="with a run_dir: disk limit for snapshots when memory holds fewer than two; default: a quarter "
+        "of the free space, 0 for none",
     )
     replay_memory_mb: Number = Field(
         256.0,
         ge=0,
-        description="batches given as batch= are remembered, so that a rollback can replay their updates; 0 for none",
+        description="memory for batches given as batch=, so that a rollback can replay their updates; 0 for none",
     )
     incident_bundles: Switch = Field(
-        True, description="with a run_dir: write what is needed to run a refused step again to run_dir/incidents"
+        True,
+        description="with a run_dir: write a bundle of each refused step, for `steadystep replay`, to "
+        "run_dir/incidents",
     )
-    incident_batch_mb: Number = Field(
-        64.0, ge=0, description="the largest batch that goes into a bundle; 0 keeps your data out of it"
-    )
+    incident_batch_mb: Number = Field(64.0, ge=0, description="largest batch stored in a bundle; 0 stores no data")
     snapshot_time_share: Number = Field(
         0.005,
         gt=0,
         lt=1,
-        description="deprecated, without effect: how often a state is kept follows from its size, never from a clock",
+        description="deprecated, no effect: the snapshot interval follows from the size of a snapshot",
     )
 
     @property
@@ -240,7 +246,8 @@ class Config(Settings):
 
     mode: Literal["observe", "careful", "autopilot"] = Field(
         "autopilot",
-        description="observe looks and never touches; careful skips and clips; autopilot does all it can",
+        description="observe only records; careful skips and clips; autopilot also rolls back and limits the "
+        "learning rate",
     )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     monitoring: MonitoringSettings = Field(default_factory=MonitoringSettings)

@@ -264,7 +264,7 @@ class Guard:
         arguments.refuse_inside("save", busy=self._runner.busy)
         where = None if path is None else arguments.folder("path", path)
         if self._runner.group.members:
-            raise MisuseError("save() in the middle of a group of micro-batches: call flush() first, or a step later")
+            raise MisuseError("save() inside a group of micro-batches: call flush() first, or save after the group")
         return self._run_state.save(where, self.attempts, self.updates)
 
     def restore_best(self) -> bool:

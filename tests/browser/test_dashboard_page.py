@@ -16,7 +16,7 @@ def test_the_list_opens_with_all_runs_and_their_health(open_page: Any, site: str
     assert names(page) == {"calm", "broken", "growing", EVIL}
     broken = page.locator(".run[data-run=broken]")
     broken.locator(".tag.critical", has_text="2 incidents").wait_for()
-    page.locator(".run[data-run=calm] .tag.good", has_text="calm").wait_for()
+    page.locator(".run[data-run=calm] .tag.good", has_text="healthy").wait_for()
     assert page.locator(".run[data-run=growing]").get_attribute("data-state") == "running"
     assert page.locator(".run[data-run=calm] .spark path").get_attribute("d").startswith("M")
 

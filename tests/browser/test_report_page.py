@@ -46,7 +46,7 @@ def test_the_heat_map_is_painted_and_answers(open_page: Any, report: str) -> Non
     assert page.locator("#heat .at").inner_text().startswith("embed.weight: ")
     painted = "c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].some(v => v && v < 255)"
     assert canvas.evaluate(painted)
-    page.click("text=against its own median")
+    page.click("text=relative to its own median")
     assert page.locator("#heat .ends").inner_text().startswith("1/")
 
 

@@ -40,7 +40,7 @@ def test_one_process_goes_on_where_two_ranks_have_stopped(kind: str, written: tu
     folder, _ = written
     model = saving.with_dropout()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with pytest.warns(UserWarning, match="of 2 ranks and this run has 1"):
+    with pytest.warns(UserWarning, match="by 2 ranks and this run has 1"):
         guard = steadystep.Guard.resume(model, optimizer, run_dir=tmp_path, path=folder / f"{kind}-end")
     assert guard.attempts == 16
     assert saving.fingerprint(model) == (folder / f"{kind}.txt").read_text()

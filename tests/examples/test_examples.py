@@ -140,7 +140,7 @@ def test_story_of_observe_only() -> None:
 
 
 def test_story_of_out_of_memory() -> None:
-    with pytest.warns(UserWarning, match="tried again in 2 parts"):
+    with pytest.warns(UserWarning, match="in 2 parts"):
         sizes, error = run("out_of_memory")
     assert sizes == [32, 32, 16, 16, 16, 16]
     assert error == pytest.approx(run("base_loop"), rel=0.05)

@@ -86,8 +86,8 @@ def test_asked_to_end_it_finishes_the_step_and_saves(
 ) -> None:
     ended = run(nursery, tmp_path, Moment("backward", 7, asked))  # the first half of an update of two
     assert ended.code == code
-    assert f"{signal.Signals(asked).name}: finishing the step and saving" in ended.said
-    assert "saved at step 4" in ended.said
+    assert f"{signal.Signals(asked).name}: finishing this step and saving" in ended.said
+    assert "saved a checkpoint of step 4" in ended.said
     assert there(tmp_path) == ["step-00000004"]
     again = run(nursery, tmp_path)
     assert again.result is not None, again.said
@@ -107,7 +107,7 @@ def test_asked_twice_it_ends_at_once(nursery: Nursery, rare: Whole, tmp_path: Pa
 def test_asked_after_the_last_step_it_saves_and_ends_too(nursery: Nursery, rare: Whole, tmp_path: Path) -> None:
     ended = run(nursery, tmp_path, Moment("a validation", 2, signal.SIGTERM))
     assert ended.code == 143
-    assert "saved at step 12" in ended.said
+    assert "saved a checkpoint of step 12" in ended.said
     again = run(nursery, tmp_path)
     assert again.result is not None, again.said
     assert (again.result["began"], again.result["parts"]) == (12, rare.parts)
@@ -119,7 +119,7 @@ def test_asked_while_a_checkpoint_is_written_and_a_finished_run_has_nothing_left
     expected = whole(nursery, OFTEN, tmp_path / "whole")
     ended = run(nursery, tmp_path, Moment("half a write", 30, signal.SIGTERM), variant=OFTEN)
     assert ended.code == 143
-    assert "saved at step" in ended.said
+    assert "saved a checkpoint of step" in ended.said
     assert [name for name in there(tmp_path) if name.startswith(".")] == []
     for began_late in (False, True):
         again = run(nursery, tmp_path, variant=OFTEN)
@@ -137,7 +137,7 @@ def test_a_full_disk_is_said_once_and_the_old_checkpoint_stays(nursery: Nursery,
     assert full.result is not None, full.said
     assert full.result["parts"] == expected.parts
     assert full.said.count("could not be written (File too large)") == 1
-    assert full.said.count("training goes on without new checkpoints, older ones stay") == 1
+    assert full.said.count("training continues without new checkpoints; older ones are kept") == 1
     assert there(tmp_path) == before
     again = run(nursery, tmp_path, variant=OFTEN)
     assert again.result is not None, again.said
@@ -294,7 +294,7 @@ def test_less_data_than_there_was_is_said(tmp_path: Path) -> None:
             break
     guard.close()
     _, guard = made(tmp_path)
-    with pytest.warns(UserWarning, match="the loader has 2 batches where 5 had been used"):
+    with pytest.warns(UserWarning, match="the loader ended after 2 batches, but 5 had been used"):
         assert list(guard.batches(DATA[:2])) == []
     guard.close()
 
@@ -342,7 +342,7 @@ def test_a_state_that_nobody_keeps_any_more_is_said(tmp_path: Path) -> None:
     step(model, guard, DATA[0])
     guard.close()
     model, guard = made(tmp_path)
-    with pytest.warns(UserWarning, match="a state of 'ema', and nothing is kept by that name"):
+    with pytest.warns(UserWarning, match="a state of 'ema', and nothing is registered under that name"):
         guard.save(tmp_path / "elsewhere")
     guard.save(tmp_path / "again")  # said once
 
@@ -395,8 +395,8 @@ def test_it_does_not_say_saved_when_it_was_not(tmp_path: Path, caplog: pytest.Lo
         pytest.raises(KeyboardInterrupt),
     ):
         step(model, guard, DATA[1])
-    assert "step 1 is not in" in caplog.text
-    assert "saved at" not in caplog.text
+    assert "step 1 was not saved in" in caplog.text
+    assert "saved a checkpoint" not in caplog.text
     (tmp_path / "checkpoints").unlink()
     (tmp_path / "checkpoints").mkdir()
     with pytest.warns(UserWarning, match="again"):  # the same step is tried once more

@@ -172,7 +172,7 @@ def test_never_surrenders_stops_when_skipping_does_not_help() -> None:
     before = full_state(model, optimizer)
     for _ in range(2):
         assert not guard.step(lambda: squared(model, x)).stepped
-    with pytest.raises(steadystep.TrainingHalted, match="refused 3 updates in a row") as caught:
+    with pytest.raises(steadystep.TrainingHalted, match="skipped 3 updates in a row") as caught:
         guard.step(lambda: squared(model, x))
     assert caught.value.step == 2
     assert_same(before, full_state(model, optimizer))

@@ -114,7 +114,7 @@ def test_every_problem_is_named_at_once() -> None:
     [
         ("training: [1\n", ":2: not valid YAML"),
         ("- 1\n", "got a list"),
-        ("training:\n  autocast: true\n  autocast: false\n", ":3: not valid YAML (key 'autocast' is written twice)"),
+        ("training:\n  autocast: true\n  autocast: false\n", ":3: not valid YAML (key 'autocast' appears twice)"),
         ("a: !!python/object:os.system x\n", "not valid YAML"),
     ],
 )

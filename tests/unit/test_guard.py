@@ -193,7 +193,7 @@ def test_models_and_optimizers_that_cannot_train_are_refused() -> None:
     with pytest.raises(steadystep.UnsupportedError, match=r"LBFGS calls the closure itself.*steadystep\.watch"):
         guard.step(lambda: squared(model, batches(1)[0]))
     lazy = nn.Sequential(nn.LazyLinear(3))
-    with pytest.raises(steadystep.UnsupportedError, match="not initialised"):
+    with pytest.raises(steadystep.UnsupportedError, match="not initialized"):
         steadystep.Guard(lazy, sgd(lazy))
 
 

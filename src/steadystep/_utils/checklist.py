@@ -12,7 +12,7 @@ from typing import Any, Literal, final
 ItemState = Literal["present", "partial", "absent", "not-needed", "unknown"]
 
 MARKS: dict[ItemState, str] = {"present": "✓", "partial": "~", "absent": "✗", "not-needed": "·", "unknown": "?"}
-NOT_SAID = "the log does not say"
+NOT_SAID = "not in the log"
 
 BETA2 = 0.999  # what torch's Adam has
 TOO_SHORT = 0.05  # of 2 / (1 - beta2): good scripts for fine-tuning have a tenth of it, so only far below is a fault
@@ -98,7 +98,7 @@ def section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _nan_check(*, observes: bool) -> ChecklistItem:
     name = ItemName.NAN_CHECK
     if observes:
-        said = "seen and logged, but not held back (observe mode)"
+        said = "detected and logged, but not prevented (observe mode)"
         return ChecklistItem(name=name, state="partial", evidence=said, fix="mode: autopilot")
     return ChecklistItem(name=name, state="present", evidence="every step, before the update")
 
@@ -109,10 +109,10 @@ def _clipping(training: Mapping[str, Any], *, observes: bool) -> ChecklistItem:
     said = ", ".join(f"{key} = {value}" for key, value in limits.items() if value is not None)
     if switch is not False and (said or switch):
         return ChecklistItem(name=name, state="present", evidence=said or "max_grad_norm = 1.0")
-    said, fix = "switched off" if switch is False else "no fixed limit", "training: {max_grad_norm: 1.0}"
+    said, fix = "disabled" if switch is False else "no fixed limit", "training: {max_grad_norm: 1.0}"
     if observes or training.get("stability_monitoring") is False:
         return ChecklistItem(name=name, state="absent", evidence=said, fix=fix)
-    return ChecklistItem(name=name, state="partial", evidence=f"{said}; only outliers are held back", fix=fix)
+    return ChecklistItem(name=name, state="partial", evidence=f"{said}; only outliers are limited", fix=fix)
 
 
 def _warmup(training: Mapping[str, Any]) -> ChecklistItem:
@@ -142,11 +142,11 @@ def _precision(training: Mapping[str, Any]) -> list[ChecklistItem]:
     if kind == "fp32":
         # why not absent: nothing that keeps a run stable is missing, only speed
         fix = "training: {mixed_precision: bf16}"
-        return [ChecklistItem(name=name, state="not-needed", evidence="fp32 throughout", fix=fix)]
+        return [ChecklistItem(name=name, state="not-needed", evidence="fp32", fix=fix)]
     known = {"fp16": "fp16 with a loss scaler", "bf16": "bf16, which needs no scaler"}
     if kind not in known:
         return []
-    said = known[kind] + ("; autocast is left to your code" if training.get("autocast") is False else "")
+    said = known[kind] + ("; autocast is in your code" if training.get("autocast") is False else "")
     return [ChecklistItem(name=name, state="present", evidence=said)]
 
 
@@ -156,6 +156,6 @@ def _checkpoints(monitoring: Mapping[str, Any]) -> ChecklistItem:
         every = monitoring.get("checkpoint_frequency")
         return ChecklistItem(name=name, state="present", evidence=f"checkpoint_frequency = {every}" if every else "on")
     if asked is False:
-        return ChecklistItem(name=name, state="absent", evidence="switched off", fix=fix)
+        return ChecklistItem(name=name, state="absent", evidence="disabled", fix=fix)
     fix += ", or Guard.resume"
     return ChecklistItem(name=name, state="partial", evidence="only with Guard.resume", fix=fix)

@@ -84,7 +84,7 @@ def left_as_found(
     """
     weights = list(dict.fromkeys([*model.parameters(), *parameters]))
     if any(nn.parameter.is_lazy(p) for p in weights):
-        raise MisuseError("the model has lazy parameters without a shape: run one forward pass first")
+        raise MisuseError("the model has uninitialized lazy parameters: run one forward pass first")
     copies = [TensorCopy(p) for p in weights]
     parts: list[TensorCopy | _Modules | _Random] = [*copies, _Modules(model), _Random(model, generators)]
     with gradients_aside(weights):

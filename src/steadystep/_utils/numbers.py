@@ -36,7 +36,7 @@ def real(key: str, value: object, *, above: float = -math.inf, most: float = mat
         return number
     start = "" if above == -math.inf else f" greater than {above:g}"
     end = "" if most == math.inf else f" and at most {most:g}"
-    shown = "a number beyond all bounds" if number == math.inf and isinstance(value, int) else repr(value)
+    shown = "a number out of range" if number == math.inf and isinstance(value, int) else repr(value)
     raise ConfigError(f"{key} = {shown}: must be a finite number{start}{end}")
 
 
@@ -56,14 +56,14 @@ def whole(key: str, value: object, *, least: int) -> int:
         number = None
     if number is None or isinstance(value, bool) or number < least:
         hint = f" (write {int(value)})" if isinstance(value, float) and value.is_integer() else ""
-        raise ConfigError(f"{key} = {value!r}: must be a whole number, {least} or more{hint}")
+        raise ConfigError(f"{key} = {value!r}: must be an integer of at least {least}{hint}")
     return number
 
 
 def state_keys(owner: str, state: Mapping[str, Any], *expected: str) -> None:
     """Refuse a state that another class or version wrote."""
     if not isinstance(state, Mapping):
-        raise ConfigError(f"not a state of {owner}: give what its state_dict() gave, not {type(state).__name__}")
+        raise ConfigError(f"not a state of {owner}: pass what its state_dict() returned, got {type(state).__name__}")
     if set(state) != set(expected):
         raise ConfigError(f"not a state of {owner}: keys {sorted(state)}, expected {sorted(expected)}")
 

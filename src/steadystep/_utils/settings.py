@@ -121,7 +121,7 @@ def seconds_in(frequency: int | str) -> float | None:
     except ValueError:
         seconds = 0.0
     if not seconds > 0.0:
-        raise ConfigError('a number of steps, or a time above zero such as "90 s", "10 min" or "1.5 h"')
+        raise ConfigError('must be a number of steps, or a time such as "90 s", "10 min" or "1.5 h"')
     return seconds
 
 
@@ -135,17 +135,15 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a string", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is written twice", key_node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
 _DEEPEST = 200  # brackets within brackets
-_TOO_DEEP = "nested too deeply: settings are keys with values below them"
+_TOO_DEEP = "nested too deeply"
 
 
 def _brackets(text: str) -> int:
@@ -172,7 +170,7 @@ def read_yaml(path: Path) -> Mapping[Any, Any]:
     except RecursionError:
         raise ConfigError(f"{path}: {_TOO_DEEP}") from None
     except (ValueError, OverflowError) as error:  # a number of thousands of digits, the 31st of February
-        raise ConfigError(f"{path}: a value that cannot be read ({str(error)[:100]})") from None
+        raise ConfigError(f"{path}: cannot parse a value ({str(error)[:100]})") from None
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):

@@ -6,10 +6,10 @@ import math
 import stat
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from steadystep.errors import ConfigError
 
@@ -70,23 +70,37 @@ def state_of(step: int | None) -> str:
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
+PREFIX = "steadystep: "
+"""Of every line that is logged and every warning: a handler on the root logger often leaves the logger's name out."""
+
+
+@final
+class _Prefixed(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        return f"{PREFIX}{msg}", kwargs
+
+
+logger = _Prefixed(logging.getLogger("steadystep"), {})
+"""The only way to the `steadystep` logger."""
+
+
 def warn(message: str) -> None:
     """A UserWarning attributed to the first caller outside this package."""
     depth, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         depth, frame = depth + 1, frame.f_back
-    warnings.warn(f"steadystep: {message}", stacklevel=depth)
+    warnings.warn(f"{PREFIX}{message}", stacklevel=depth)
 
 
 def note(message: str) -> None:
     """A line for whoever reads the `steadystep` logger at level INFO."""
-    logging.getLogger("steadystep").info(message)
+    logger.info(message)
 
 
 @contextmanager
 def quiet_log() -> Iterator[None]:
     """Nothing but errors on the `steadystep` logger: a table or a screen tells what happened."""
-    log = logging.getLogger("steadystep")
+    log = logger.logger
     level = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -107,13 +121,13 @@ def must_end(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise ConfigError(f"{_shown(path)}: there is no such file or folder") from None
+        raise ConfigError(f"{_shown(path)}: no such file or directory") from None
     except OSError as error:
         raise ConfigError(f"{_shown(path)}: cannot be read ({error.strerror or error})") from None
     except ValueError as error:  # a NUL in the name
-        raise ConfigError(f"{_shown(path)}: no name of a file ({error})") from None
+        raise ConfigError(f"{_shown(path)}: not a valid file name ({error})") from None
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ConfigError(f"{_shown(path)}: a device or a pipe, not a file: save it as a file and give that")
+        raise ConfigError(f"{_shown(path)}: a device or pipe, not a file: save it to a file and pass that")
 
 
 def text_of(path: Path, *, encoding: str = "utf-8", largest: int = LARGEST_FILE) -> str:
@@ -125,17 +139,17 @@ def text_of(path: Path, *, encoding: str = "utf-8", largest: int = LARGEST_FILE)
     must_end(path)
     try:
         if path.stat().st_size > largest:
-            raise ConfigError(f"{path}: has {path.stat().st_size >> 20} MB, at most {largest >> 20} are read")
+            raise ConfigError(f"{path}: {path.stat().st_size >> 20} MB, more than the limit of {largest >> 20} MB")
         return path.read_text(encoding=encoding)
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+        raise ConfigError(f"{path}: not a UTF-8 text file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 def _shown(path: Path) -> str:
     text = str(path)
-    return text if len(text) <= 200 else f"{text[:80]}… ({len(text)} letters)"
+    return text if len(text) <= 200 else f"{text[:80]}… ({len(text)} characters)"
 
 
 NOTHING = "\u2013"

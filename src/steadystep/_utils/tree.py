@@ -126,7 +126,7 @@ def mapped(thing: Any, change: Callable[[Any], Any], kind: type = Tensor, depth:
             return thing
         parts = [part for _, part in inner]
     if depth > DEEPEST:
-        raise MisuseError(f"nested more than {DEEPEST} deep: does it contain itself?")
+        raise MisuseError(f"nested more than {DEEPEST} levels deep: does it contain itself?")
     made = [part if type(part) in _PLAIN else mapped(part, change, kind, depth + 1) for part in parts]
     return rebuilt(thing, made)
 

@@ -68,8 +68,8 @@ class Around:
 
 
 BY_HAND_USAGE = (
-    "Guard(model, None) has no optimizer to step: call loss.backward(), then plan = guard.inspect(loss); update the "
-    "weights yourself where plan.proceeds, and end with guard.commit(stepped=plan.proceeds)"
+    "Guard(model, None) has no optimizer to step: call loss.backward(), then plan = guard.inspect(loss); update "
+    "the weights yourself if plan.proceeds, then call guard.commit(stepped=plan.proceeds)"
 )
 
 
@@ -80,7 +80,7 @@ class ByHand(Optimizer):
     def __init__(self, model: nn.Module) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
-            raise MisuseError("Guard(model, None): no parameter of this model takes a gradient")
+            raise MisuseError("Guard(model, None): no parameter of this model requires a gradient")
         super().__init__(trained, {"lr": 0.0})
 
     def step(self, closure: Any = None) -> NoReturn:
@@ -92,6 +92,6 @@ def by_hand(model: nn.Module, schedule: Any, learning_rate: Any, scheduler: Any)
     """Return what stands for an optimizer in `Guard(model, None)`; a learning rate would have nobody to use it."""
     if schedule is not None or learning_rate is not None or scheduler is not None:
         raise MisuseError(
-            "Guard(model, None): a learning rate or a schedule does nothing without an optimizer; leave it out"
+            "Guard(model, None): a learning rate or a schedule has no effect without an optimizer: remove it"
         )
     return ByHand(model)

@@ -172,7 +172,7 @@ STORED = {
 def pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
     """The file, from beginning to end."""
     if sys.byteorder != "little":
-        raise UnsupportedError("checkpoints are little-endian and this machine is not")
+        raise UnsupportedError("checkpoints are little-endian, and this machine is big-endian")
     # why by size: a wide number must not begin at an odd place
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, Any] = {} if metadata is None else {RESERVED: dict(metadata)}

@@ -74,11 +74,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / MANIFEST
     try:
         if not checkpoint.is_dir():
-            raise CheckpointError(f"{checkpoint} is not a folder: a checkpoint is one")
+            raise CheckpointError(f"{checkpoint} is not a directory: a checkpoint is a directory")
         if not path.is_file():
-            raise CheckpointError(f"{checkpoint} has no {MANIFEST}: it was never finished, or only copied in part")
+            raise CheckpointError(f"{checkpoint} has no {MANIFEST}: it was not completed, or was copied only in part")
         if path.stat().st_size > _LARGEST:
-            raise CheckpointError(f"{path} has {path.stat().st_size} bytes: it is not ours")
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes: not a steadystep manifest")
         raw = path.read_bytes()
         manifest = _parse(raw, path)
         for name, mark in manifest.files.items():
@@ -87,7 +87,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
             size = (checkpoint / name).stat().st_size
             if size != mark.size:
                 raise CheckpointError(
-                    f"{checkpoint / name} has {size} bytes and not {mark.size}: it was cut or changed"
+                    f"{checkpoint / name} has {size} bytes, expected {mark.size}: it was truncated or changed"
                 )
     except OSError as error:
         raise CheckpointError(f"{checkpoint} cannot be read ({error.strerror or error})") from error
@@ -105,14 +105,16 @@ def _parse(raw: bytes, path: Path) -> Manifest:
         raise CheckpointError(f"{path} is damaged ({error})") from error
     # why the bytes: what differs from what these fields give, if only in a space, is not what was written
     if not whole:
-        raise CheckpointError(f"{path} is damaged: its checksum does not fit")
+        raise CheckpointError(f"{path} is damaged: checksum mismatch")
     if claimed != CHECKPOINT_FORMAT:
         writer = f"steadystep {known.get('steadystep')}"
-        raise CheckpointError(f"{path} has format {claimed!r} of {writer}; this version reads {CHECKPOINT_FORMAT}")
+        raise CheckpointError(
+            f"{path} has format {claimed!r}, written by {writer}; this version reads format {CHECKPOINT_FORMAT}"
+        )
     try:
         return _typed(known)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a manifest of ours ({type(error).__name__}: {error})") from error
+        raise CheckpointError(f"{path} is not a steadystep manifest ({type(error).__name__}: {error})") from error
 
 
 def _typed(fields: dict[str, Any]) -> Manifest:
@@ -163,7 +165,7 @@ def write_checkpoint(
         CheckpointError: the state has no form in a file, or the disk refused; nothing that was there has changed.
     """
     if step < 0:
-        raise CheckpointError(f"step = {step}: a step is 0 or more")
+        raise CheckpointError(f"step = {step}: must be 0 or more")
     packed = state if isinstance(state, Packed) else pack(state)
     path = Path(folder) / f"step-{step:08d}"
     new = hidden(path, "new")
@@ -186,7 +188,7 @@ def write_checkpoint(
         move_in(new, path)
     except OSError as error:
         raise CheckpointError(
-            f"{path} could not be written ({error.strerror or error}); what was there before is untouched"
+            f"{path} could not be written ({error.strerror or error}); existing files are unchanged"
         ) from error
     finally:
         with suppress(OSError):
@@ -204,11 +206,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     manifest = read_manifest(path)
     named = re.fullmatch(r"step-(\d+)", path.name)  # under a name of its own ("best") a copy is welcome
     if named and int(named[1]) != manifest.step:
-        raise CheckpointError(f"{path} holds step {manifest.step}: it was renamed")
+        raise CheckpointError(f"{path} contains step {manifest.step}: it was renamed")
     try:
         for name, expected in manifest.files.items():
             if mark_of(path / name) != expected:
-                raise CheckpointError(f"{path / name} is damaged: its checksum does not fit")
+                raise CheckpointError(f"{path / name} is damaged: checksum mismatch")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from error
     return read_state(path, manifest, (TENSORS, STATE))
@@ -230,7 +232,7 @@ def read_state(path: Path, manifest: Manifest, names: tuple[str, str]) -> Checkp
     except CheckpointError as error:
         raise CheckpointError(f"{file}: {error}") from error
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{file} holds a {type(state).__name__} and not a state")
+        raise CheckpointError(f"{file} contains a {type(state).__name__}, not a state")
     if (path / FOLDER).is_dir():
         state = {**state, FOLDER: str(path / FOLDER)}
     return Checkpoint(

@@ -1,6 +1,5 @@
 """When a state goes to disk: every so often, when validation was never better, when somebody wants the run to end."""
 
-import logging
 import time
 import weakref
 from collections import deque
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from steadystep._utils.text import logger
 from steadystep.checkpoints.checkpoint import MANIFEST, Checkpoint, read_checkpoint
 from steadystep.checkpoints.interrupts import Interrupts
 from steadystep.checkpoints.loop_state import LoopState
@@ -16,9 +16,6 @@ from steadystep.checkpoints.shared_store import SharedCheckpointStore, Shelving,
 from steadystep.checkpoints.store import BackgroundWriter, CheckpointStore, check_finite
 from steadystep.errors import CheckpointError
 from steadystep.parallel import Ranks, SingleProcess
-
-logger = logging.getLogger("steadystep")
-
 
 _REMEMBERED = 1024  # steps of the last checkpoints: more than are ever kept
 
@@ -136,9 +133,15 @@ class Checkpointing:
         if self._ranks.rank > 0:
             pass  # the first one says it
         elif self._path(step).exists():
-            logger.warning("saved at step %d in %s: Guard.resume continues there", step, self._store.folder)
+            logger.warning(
+                "saved a checkpoint of step %d in %s; Guard.resume continues from it", step, self._store.folder
+            )
         else:
-            logger.warning("step %d is not in %s: Guard.resume continues from an earlier one", step, self._store.folder)
+            logger.warning(
+                "step %d was not saved in %s; Guard.resume continues from an earlier checkpoint",
+                step,
+                self._store.folder,
+            )
         self._interrupts.obey()
 
     def _path(self, step: int) -> Path:
@@ -172,9 +175,9 @@ def none_is_lost(folder: Path, ranks: Ranks) -> None:
     newest = ranks.texts(there[-1] if there else "")[0]
     if newest:
         raise CheckpointError(
-            f"no checkpoint in {folder} can be used, the newest is {newest}: the warning before this says what is "
-            "wrong with each. To start anew, move that folder away or give another run_dir; to continue from a copy "
-            "that is whole: Guard.resume(..., path=...)"
+            f"no checkpoint in {folder} can be used, the newest is {newest}; the warning above lists the reason for "
+            "each. To start over, move that folder away or use another run_dir. To continue from an intact copy, "
+            "use Guard.resume(..., path=...)"
         )
 
 
@@ -191,5 +194,5 @@ def read_any(path: Path, ranks: Ranks) -> Checkpoint:
         if found is None:
             none_is_lost(folder, ranks)
     if found is None:
-        raise CheckpointError(f"{path}: there is no checkpoint here")
+        raise CheckpointError(f"{path}: no checkpoint found")
     return found

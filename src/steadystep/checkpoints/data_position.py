@@ -133,7 +133,7 @@ class DataPosition:
             try:
                 loader.load_state_dict(sought["loader"])  # type: ignore[attr-defined]
             except Exception as error:
-                what = f"the loader refuses its state in the checkpoint ({type(error).__name__}: {error})"
+                what = f"the loader rejected its state from the checkpoint ({type(error).__name__}: {error})"
                 raise CheckpointError(f"{what}: is it the same loader, over the same data?") from error
             source = iter(loader)
             restore_all(sought["random"], self._device)  # why: it draws a seed for its workers
@@ -147,8 +147,8 @@ class DataPosition:
         if then is None or now is None or then == now:
             return
         used, self.batch = self.batch, self.batch * then // now
-        place = f", so it goes on after {self.batch} batches instead of {used} in this epoch" if used else ""
-        warn(f"the loader gives batches of {now} and the checkpoint is of batches of {then}{place}")
+        place = f", so this epoch continues after {self.batch} batches instead of {used}" if used else ""
+        warn(f"the loader yields batches of {now}, the checkpoint was written with batches of {then}{place}")
 
     def _from(self, loader: Iterable[Batch], number: int) -> Iterator[Batch]:
         """The present pass again, without its first batches."""
@@ -159,7 +159,10 @@ class DataPosition:
         source = iter(loader)
         drawn = sum(1 for _ in islice(source, number))
         if drawn < number:
-            warn(f"the loader has {drawn} batches where {number} had been used: it is not the same data, or less of it")
+            warn(
+                f"the loader ended after {drawn} batches, but {number} had been used in this epoch: the data has "
+                "changed or shrunk"
+            )
         restore_all(now, self._device)
         return source
 

@@ -115,11 +115,11 @@ def _rules(saved: Any) -> Mapping[str, frozenset[str]] | None:
     if saved is None:
         return None
     if not isinstance(saved, Mapping):
-        raise CheckpointError(f"the checkpoint does not fit: {FINITE} is a {type(saved).__name__}")
+        raise CheckpointError(f"the checkpoint does not match: {FINITE} is a {type(saved).__name__}")
     for part in _PARTS:
         named = saved.get(part, [])
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-            raise CheckpointError(f"the checkpoint does not fit: {FINITE}.{part} is {named!r:.60}")
+            raise CheckpointError(f"the checkpoint does not match: {FINITE}.{part} is {named!r:.60}")
     return {part: frozenset(saved.get(part, ())) for part in _PARTS}
 
 

@@ -31,10 +31,10 @@ def check_parts(state: Mapping[str, Any]) -> None:
     """Refuse a state that lacks a part, or has something else in its place."""
     missing = [part for part in STATE_PARTS if part not in state]
     if missing:
-        raise CheckpointError(f"this is no checkpoint of a guarded loop: it lacks {', '.join(missing)}")
+        raise CheckpointError(f"not a checkpoint of a guarded loop: it lacks {', '.join(missing)}")
     for part, kind in STATE_PARTS.items():
         if not isinstance(state[part], kind):
-            raise CheckpointError(f"the checkpoint does not fit: {part} is a {type(state[part]).__name__}")
+            raise CheckpointError(f"the checkpoint does not match: {part} is a {type(state[part]).__name__}")
     count(state.get("ranks", 1), "ranks", least=1)
 
 
@@ -42,10 +42,10 @@ def check_parameters(saved: Mapping[str, Any], present: Mapping[str, Tensor]) ->
     """Refuse parameters of another model."""
     for name in [*saved, *present]:
         if name not in saved or name not in present:
-            where = "this model has none" if name in saved else "the checkpoint has none"
-            raise CheckpointError(f"the checkpoint does not fit: {name} is a parameter, and {where}")
+            where = "this model has no" if name in saved else "the checkpoint has no"
+            raise CheckpointError(f"the checkpoint does not match: {where} parameter {name}")
         if not isinstance(saved[name], Tensor | Spread):
-            raise CheckpointError(f"the checkpoint does not fit: {name} is a {type(saved[name]).__name__}")
+            raise CheckpointError(f"the checkpoint does not match: {name} is a {type(saved[name]).__name__}")
         check_tensor(name, saved[name], present[name])
 
 
@@ -60,9 +60,9 @@ def check_buffers(saved: Mapping[str, Any], model: nn.Module) -> Iterator[str]:
         remade = key in module._non_persistent_buffers_set
         if held is None:
             if present is not None and not remade:
-                raise CheckpointError(f"the checkpoint does not fit: {name} is a buffer, and the checkpoint has none")
+                raise CheckpointError(f"the checkpoint does not match: it has no buffer {name}")
         elif not isinstance(held, Tensor):
-            raise CheckpointError(f"the checkpoint does not fit: {name} is a {type(held).__name__}")
+            raise CheckpointError(f"the checkpoint does not match: {name} is a {type(held).__name__}")
         elif present is not None and not nn.parameter.is_lazy(present):
             if remade and present.shape != held.shape:
                 yield name
@@ -73,12 +73,15 @@ def check_buffers(saved: Mapping[str, Any], model: nn.Module) -> Iterator[str]:
 def check_tensor(name: str, saved: Tensor | Spread, present: Tensor) -> None:
     """Refuse another shape, or numbers of another kind; another precision is fine."""
     if nn.parameter.is_lazy(present):
-        raise CheckpointError(f"the checkpoint does not fit: {name} has no shape here yet; run one batch first")
+        raise CheckpointError(f"the checkpoint does not match: {name} is not initialized yet: run one batch first")
     if saved.shape != present.shape:
-        shapes = f"{list(saved.shape)} there and {list(present.shape)} here"
-        raise CheckpointError(f"the checkpoint does not fit: {name} has the shape {shapes}")
+        shapes = f"{list(saved.shape)} in the checkpoint and {list(present.shape)} in this model"
+        raise CheckpointError(f"the checkpoint does not match: {name} has the shape {shapes}")
     if type_name(saved.dtype) != type_name(present.dtype):
-        raise CheckpointError(f"the checkpoint does not fit: {name} is {saved.dtype} there and {present.dtype} here")
+        raise CheckpointError(
+            f"the checkpoint does not match: {name} is {saved.dtype} in the checkpoint and "
+            f"{present.dtype} in this model"
+        )
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -108,7 +111,7 @@ def check_random(saved: Mapping[str, Any], where: str = "random") -> None:
         _check_generator(saved["torch"], f"{where}.torch")
         _require(saved["device"] is None or _is_bytes(saved["device"]), f"{where}.device")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint does not fit: {where} is no random state ({error})") from None
+        raise CheckpointError(f"the checkpoint does not match: {where} is not a random state ({error})") from None
 
 
 def _check_numpy(saved: Mapping[str, Any], where: str) -> None:
@@ -141,21 +144,21 @@ def check_place(saved: Mapping[str, Any]) -> None:
     _check_marks(saved, "data")
     began = saved.get("began")
     if not isinstance(began, Mapping):
-        raise CheckpointError(f"the checkpoint does not fit: data.began is a {type(began).__name__}")
+        raise CheckpointError(f"the checkpoint does not match: data.began is a {type(began).__name__}")
     if began:
         _check_marks(began, "data.began")
         if not isinstance(began.get("random"), Mapping):
-            raise CheckpointError("the checkpoint does not fit: data.began.random is no random state")
+            raise CheckpointError("the checkpoint does not match: data.began.random is not a random state")
         check_random(began["random"], "data.began.random")
     elif saved["batch"] and saved.get("loader") is None:
-        raise CheckpointError("the checkpoint does not fit: it does not say how the present epoch began")
+        raise CheckpointError("the checkpoint does not match: it lacks the start of the current epoch")
     if "loader" not in saved:
-        raise CheckpointError("the checkpoint does not fit: data.loader is missing")
+        raise CheckpointError("the checkpoint does not match: data.loader is missing")
 
 
 def _check_marks(saved: Mapping[str, Any], where: str) -> None:
     if type(saved.get("started")) is not bool:
-        raise CheckpointError(f"the checkpoint does not fit: {where}.started is {saved.get('started')!r:.60}")
+        raise CheckpointError(f"the checkpoint does not match: {where}.started is {saved.get('started')!r:.60}")
     if "generator" not in saved or saved["generator"] is not None:
         _check_generator(saved.get("generator"), f"{where}.generator")
     if saved.get("batch_size") is not None:
@@ -165,13 +168,13 @@ def _check_marks(saved: Mapping[str, Any], where: str) -> None:
 def count(value: Any, where: str, *, least: int = 0) -> int:
     """A whole number of things."""
     if type(value) is not int or not least <= value < _MOST:
-        raise CheckpointError(f"the checkpoint does not fit: {where} is {value!r:.60}")
+        raise CheckpointError(f"the checkpoint does not match: {where} is {value!r:.60}")
     return value
 
 
 def _require(fits: bool, where: str) -> None:
     if not fits:
-        raise CheckpointError(f"the checkpoint does not fit: {where} is no random state")
+        raise CheckpointError(f"the checkpoint does not match: {where} is not a random state")
 
 
 def load_kept(name: str, thing: KeptObject, saved: Any) -> Callable[[], object]:
@@ -188,7 +191,7 @@ def load_kept(name: str, thing: KeptObject, saved: Any) -> Callable[[], object]:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
         thing.load_state_dict(before)
-        raise CheckpointError(f"the checkpoint does not fit: its state of {name!r} was refused ({wrong})")
+        raise CheckpointError(f"the checkpoint does not match: its state of {name!r} was rejected ({wrong})")
     return lambda: thing.load_state_dict(before)
 
 
@@ -197,7 +200,9 @@ def _other_shape(saved: Any, loaded: Any) -> str:
     held = dict(_tensors(loaded, ""))
     for place, tensor in _tensors(saved, ""):
         if place in held and held[place].shape != tensor.shape:
-            return f"{place} has the shape {list(tensor.shape)} there and {list(held[place].shape)} here"
+            return (
+                f"{place} has shape {list(tensor.shape)} in the checkpoint and {list(held[place].shape)} in this model"
+            )
     return ""
 
 

@@ -1,14 +1,12 @@
 """Ctrl-C and SIGTERM: the step is finished, the state saved, and then the program ends as it would have."""
 
-import logging
 import os
 import signal
 import threading
 from types import FrameType
 from typing import Any, final
 
-logger = logging.getLogger("steadystep")
-
+from steadystep._utils.text import logger
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -61,4 +59,4 @@ class Interrupts:
         self.asked = number
         if os.getpid() == self._process:  # a loader's forked worker has nothing to save: it only must not die first
             name = signal.Signals(number).name
-            logger.warning("%s: finishing the step and saving; once more to stop at once", name)
+            logger.warning("%s: finishing this step and saving; send it again to stop immediately", name)

@@ -87,7 +87,9 @@ class LoopState:
         if self._waiting and not self._warned:
             self._warned = True
             names = ", ".join(map(repr, self._waiting))
-            warn(f"the checkpoint held a state of {names}, and nothing is kept by that name: see guard.keep")
+            warn(
+                f"the checkpoint contains a state of {names}, and nothing is registered under that name: see guard.keep"
+            )
         self._ranks.reshard()
         gather_state(self._optimizer)
         own = {"random": all_random_state(self._device), "data": self._position.saved()}
@@ -128,7 +130,7 @@ class LoopState:
         self._position.seek(self._place(state), random=all_random_state(self._device))
         if self._left and self._ranks.rank == 0:
             names = ", ".join(self._left[:3]) + (f" and {len(self._left) - 3} more" if len(self._left) > 3 else "")
-            warn(f"buffers that have another shape in the checkpoint stay as this model made them: {names}")
+            warn(f"buffers with a different shape in the checkpoint keep this model's values: {names}")
 
     def _load_around(self, state: Mapping[str, Any], undo: list[Callable[[], object]]) -> None:
         """Everything but the weights, by code that is not ours; `undo` is told how to take each piece back."""
@@ -157,7 +159,7 @@ class LoopState:
         except CheckpointError as error:
             wrong = str(error)
         except Exception as error:
-            wrong = f"the checkpoint does not fit ({type(error).__name__}: {error})"
+            wrong = f"the checkpoint does not match ({type(error).__name__}: {error})"
         every = [text for text in self._ranks.texts(wrong) if text]
         if every:
             raise CheckpointError(every[0])
@@ -211,7 +213,8 @@ class LoopState:
             data["batch"] = int(data["batch"]) * saved // here
             if self._ranks.rank == 0:
                 warn(
-                    f"the checkpoint is of {saved} ranks and this run has {here}: its place in the data is approximate"
+                    f"the checkpoint was written by {saved} ranks and this run has {here}: its data position is "
+                    "approximate"
                 )
         return data
 

@@ -37,7 +37,7 @@ _ASKED = (("amsgrad", "max_exp_avg_sq"), ("centered", "grad_avg"))
 _SCALARS = ("step", "eta", "mu", "mu_product")
 _SQUARES = ("acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum")
 _GIVEN = ("params", "initial_lr")
-_LIKE, _NUMBER = "like the parameter", "one number"
+_LIKE, _NUMBER = "shaped like the parameter", "a scalar"
 _ONE = (_LIKE, _NUMBER)  # of a parameter with one element: there is no telling which
 _MISSING = ...
 
@@ -46,7 +46,7 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
     """Refuse the state of another optimizer, or one whose numbers no optimizer could have."""
     groups, state = saved.get("param_groups"), saved.get("state")
     if not isinstance(groups, list) or not isinstance(state, Mapping) or not all(isinstance(g, dict) for g in groups):
-        raise _refusal("it is no state of an optimizer")
+        raise _refusal("not the state of an optimizer")
     _check_groups(groups, optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     options = [group for group in groups for _ in group["params"]]
@@ -55,11 +55,11 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
         if not isinstance(slots, Mapping):
             raise _refusal(f"the state of parameter {number!r:.40} is a {type(slots).__name__}")
         if type(number) is int and not 0 <= number < len(parameters):
-            raise _refusal(f"it has moments of a parameter {number}, and there are {len(parameters)}")
+            raise _refusal(f"it has moments for parameter {number}, but there are only {len(parameters)}")
         if known is None:
             continue
         if type(number) is not int:
-            raise _refusal(f"it has moments of a parameter {number!r:.40}")
+            raise _refusal(f"it has moments for an unknown parameter {number!r:.40}")
         _check_slots(number, slots, parameters[number], known, options[number])
     if known is None:
         _check_alike(state, optimizer)
@@ -70,17 +70,17 @@ def _check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
     counts = [len(group["params"]) if isinstance(group.get("params"), list) else -1 for group in groups]
     if counts != [len(group["params"]) for group in present]:
         raise CheckpointError(
-            f"the checkpoint does not fit: its optimizer has parameter groups of {counts}, this one others; build "
-            "it the same way"
+            f"the checkpoint does not match: its optimizer has parameter groups of {counts}, this one has others; "
+            "build it the same way"
         )
     numbers = [number for group in groups for number in group["params"]]
     if not all(type(number) is int for number in numbers) or len(set(numbers)) != len(numbers):
-        raise _refusal("its parameters are not numbered one by one")
+        raise _refusal("its parameters are not numbered consecutively")
     for place, (theirs, mine) in enumerate(zip(groups, present, strict=True)):
         odd = (set(theirs) - set(_GIVEN)) ^ (set(mine) - set(_GIVEN))
         if odd:
             names = ", ".join(sorted(map(str, odd)))
-            raise CheckpointError(f"the checkpoint is of another kind of optimizer: they differ in {names}")
+            raise CheckpointError(f"the checkpoint is of a different optimizer: they differ in {names}")
         for key in theirs.keys() & mine.keys() - {"params"}:
             _check_option(f"group {place}: {key}", theirs[key], mine[key])
         if type(theirs.get("initial_lr", 0.0)) not in (int, float, Tensor):
@@ -134,12 +134,12 @@ def _check_slots(
             if not isinstance(value, Tensor | Spread):
                 raise _refusal(f"{where}{name!s:.40} is a {type(value).__name__}")
             if value.shape != parameter.shape:
-                shapes = f"{list(value.shape)} there and {list(parameter.shape)} here"
-                raise _refusal(f"{where}{name} has the shape {shapes}")
+                shapes = f"{list(value.shape)} in the checkpoint and {list(parameter.shape)} in this model"
+                raise _refusal(f"{where}{name} has shape {shapes}")
             if type_name(value.dtype) != type_name(parameter.dtype) and name not in _SQUARES:
                 raise _refusal(f"{where}{name} is {value.dtype}")
             if name in _SQUARES and isinstance(value, Tensor) and (not value.is_floating_point() or _any_below(value)):
-                raise _refusal(f"{where}{name} is below zero, or no real number")
+                raise _refusal(f"{where}{name} is negative or not a real number")
 
 
 def _check_scalar(where: str, value: Any, *, squared: bool) -> None:
@@ -179,7 +179,7 @@ def _check_alike(state: Mapping[Any, Mapping[str, Any]], optimizer: Optimizer) -
         sure = usual == _LIKE or (usual == _NUMBER and slot == "step")
         if sure and times == len(looks) - 1 >= 2:
             odd = next(number for number, look in looks.items() if look != usual)
-            raise _refusal(f"parameter {odd}: {slot} is {looks[odd]}, and {usual} for all others")
+            raise _refusal(f"parameter {odd}: {slot} is {looks[odd]}, but {usual} for all others")
 
 
 def _look(value: Any, parameter: Tensor) -> str:
@@ -197,4 +197,4 @@ def _look(value: Any, parameter: Tensor) -> str:
 
 
 def _refusal(what: str) -> CheckpointError:
-    return CheckpointError(f"the checkpoint's optimizer does not fit: {what}")
+    return CheckpointError(f"the checkpoint's optimizer does not match: {what}")

@@ -55,7 +55,7 @@ def unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         # RecursionError is a RuntimeError; torch raises RuntimeError too.
         what = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"the state cannot be rebuilt ({what}): it was not written by steadystep") from error
+        raise CheckpointError(f"the state cannot be restored ({what}): it was not written by steadystep") from error
 
 
 def _scalar(node: Node, value: Callable[[Any], Any], tensors: Mapping[str, Tensor]) -> Any:
@@ -111,7 +111,7 @@ _REBUILD: dict[str, Rebuild] = {
 
 
 _EXACT = 2**53  # other readers of JSON keep integers as doubles
-_TRY = "save its state_dict(), or numbers, strings, lists, dicts, arrays or tensors made from it"
+_TRY = "save its state_dict(), or numbers, strings, lists, dicts, arrays or tensors instead"
 
 
 @final
@@ -157,7 +157,7 @@ class _Packer:
     def node(self, value: Any, path: str, depth: int, *, plain: bool = False) -> Any:
         """`plain` is for keys and members of sets: nothing in them may be a tensor or an array."""
         if depth > DEEPEST:
-            raise CheckpointError(f"{path[:80]}... is nested more than {DEEPEST} deep: does it contain itself?")
+            raise CheckpointError(f"{path[:80]}... is nested more than {DEEPEST} levels deep: does it contain itself?")
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -168,7 +168,7 @@ class _Packer:
         if kind in (tuple, frozenset):
             return _mark(kind.__name__, self._items(value, path, depth, plain=plain or kind is frozenset))
         if plain:
-            raise _refusal(path, value, "in a key or a set only numbers, strings, None and tuples of them are kept")
+            raise _refusal(path, value, "keys and sets may hold only numbers, strings, None and tuples of them")
         if kind in (Tensor, Parameter):
             return self._tensor(value, path)
         if kind is np.ndarray and value.dtype.kind in ARRAY_KINDS:
@@ -203,7 +203,7 @@ class _Packer:
             factory = value.default_factory
             name = None if factory is None else next((n for n, f in FACTORIES.items() if f is factory), "")
             if name == "":
-                raise _refusal(path, value, f"its default {factory!r} is code; save dict(...) of it")
+                raise _refusal(path, value, f"its default factory {factory!r} is code; save dict(...) of it")
             return _mark("defaultdict", self._dict(value, path, depth), factory=name)
         if kind is torch.Generator:
             raise _refusal(path, value, "save its get_state()")
@@ -234,14 +234,14 @@ class _Packer:
 
     def _tensor(self, value: Tensor, path: str) -> Any:
         if value.layout is not torch.strided or value.device.type == "meta":
-            raise _refusal(path, value, f"{value.layout} on {value.device}; only dense tensors with values are kept")
+            raise _refusal(path, value, f"{value.layout} on {value.device}; only dense tensors with data can be saved")
         tensor = value.detach()
         if tensor.is_complex():
             kind, stored = "complex-tensor", torch.view_as_real(tensor.resolve_conj())
         else:
             kind, stored = "tensor", tensor
         if stored.dtype not in STORED:
-            raise _refusal(path, value, f"safetensors has no form for {value.dtype}; convert it")
+            raise _refusal(path, value, f"safetensors cannot store {value.dtype}; convert it")
         memory = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
         same = (*memory, tensor.is_conj(), tensor.is_neg())
         if tensor.numel() and same in self._names:

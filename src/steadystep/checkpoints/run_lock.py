@@ -128,7 +128,7 @@ def _open(folder: Path) -> int:
                 os.close(file)
             raise
         return file
-    raise OSError("the lock changes hands too fast")
+    raise OSError("the lock is taken and released too quickly")
 
 
 def _is_held(owner: Owner | None, mine: bool | None) -> bool:
@@ -174,8 +174,8 @@ def _read(file: int) -> Owner | None:
 def _in_use(folder: Path, owner: Owner | None) -> str:
     who = f"process {owner.pid} on {owner.host}, since {owner.since}" if owner else "another process"
     return (
-        f"{folder} is in use by {who}: two runs in one folder would write over each other's checkpoints. Give another "
-        "run_dir, or end that process; to use it all the same: Guard(..., force=True), steadystep train --force"
+        f"{folder} is in use by {who}: two runs in one folder would overwrite each other's checkpoints. Use another "
+        "run_dir, or stop that process; to use it anyway: Guard(..., force=True) or steadystep train --force"
     )
 
 

@@ -102,7 +102,7 @@ def is_whole(path: Path, manifest: Manifest, *, rank: int, size: int) -> str:
             with suppress(OSError):
                 if mark_of(path / name) == expected:
                     continue
-            return f"{path / name} is damaged: its checksum does not fit"
+            return f"{path / name} is damaged: checksum mismatch"
     return ""
 
 
@@ -114,11 +114,11 @@ def _read_note(staging: Path, rank: int, patience: Callable[[], float]) -> Itera
     started = time.monotonic()
     while not _note(staging, rank).exists():
         if time.monotonic() - started > patience():
-            raise CheckpointError(f"{staging} was never finished: rank {rank} has not written its part")
+            raise CheckpointError(f"{staging} is incomplete: rank {rank} did not write its part")
         time.sleep(_LOOK_S)
     marks = json.loads(_note(staging, rank).read_bytes())
     if marks is None:
-        raise CheckpointError(f"{staging} is not written: rank {rank} holds values that are not finite")
+        raise CheckpointError(f"{staging} was not written: rank {rank} has non-finite values")
     for name, mark in marks.items():
         yield name, FileMark(**mark)
 
@@ -192,7 +192,7 @@ class SharedCheckpointStore:
                 self._store.tidy(step)
         except OSError as error:
             raise CheckpointError(
-                f"{path} could not be written ({error.strerror or error}); what was there before is untouched"
+                f"{path} could not be written ({error.strerror or error}); existing files are unchanged"
             ) from error
         finally:
             if self._store is not None:
@@ -248,7 +248,7 @@ def read_together(path: Path, ranks: Ranks) -> Checkpoint | None:
         every = [text for text in ranks.texts(wrong) if text]
     if every:
         if ranks.rank == 0:
-            warn(f"{every[0]}; an older one is used instead, if there is one")
+            warn(f"{every[0]}; falling back to an older checkpoint, if there is one")
         return None
     return found
 

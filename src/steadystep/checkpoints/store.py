@@ -44,7 +44,7 @@ class CheckpointStore:
 
     def __init__(self, folder: Path, *, keep_last: int = 3, keep_best: bool = True) -> None:
         if keep_last < 1:
-            raise ConfigError(f"keep_last = {keep_last}: at least the newest checkpoint is kept")
+            raise ConfigError(f"keep_last = {keep_last}: must be at least 1")
         self.folder = Path(folder)
         self._keep_last = keep_last
         self._keep_best = keep_best
@@ -55,7 +55,7 @@ class CheckpointStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             clear_leftovers(self.folder)
         except OSError as error:
-            raise ConfigError(f"{self.folder}: checkpoints cannot be kept there ({error.strerror})") from None
+            raise ConfigError(f"{self.folder}: cannot store checkpoints there ({error.strerror})") from None
 
     def put(self, state: Mapping[str, Any] | Packed, *, step: int, updates: int, score: float | None = None) -> Path:
         """Write a checkpoint; only when the disk has it, older ones that are no longer wanted are removed.
@@ -112,7 +112,7 @@ class CheckpointStore:
             if found or not moved:
                 break
         if damaged:
-            instead = f"{found.path} is used instead" if found else "there is no whole one"
+            instead = f"using {found.path} instead" if found else "no intact checkpoint is left"
             warn(f"{'; '.join(damaged)}; {instead}")
         return found
 
@@ -150,13 +150,13 @@ class CheckpointStore:
         except OSError as error:
             if not self._complained:
                 self._complained = True
-                warn(f"{self._path(step)} is no longer wanted and cannot be removed ({error.strerror or error})")
+                warn(f"{self._path(step)} is outdated and cannot be removed ({error.strerror or error})")
 
 
 def check_finite(found: Checkpoint) -> None:
     """Raise CheckpointError for one that nothing can be learned from."""
     if found.not_finite:
-        raise CheckpointError(f"{found.path} holds values that are not finite ({said(found.not_finite)})")
+        raise CheckpointError(f"{found.path} contains non-finite values ({said(found.not_finite)})")
 
 
 _SHARD = "shard of "  # keeps a part apart from a whole tensor of the same name
@@ -206,7 +206,7 @@ class BackgroundWriter:
             CheckpointError: the first state given has no form in a file. A later one is a failed write, and False.
         """
         if self._closed:
-            raise MisuseError("save() after close(): make another BackgroundWriter")
+            raise MisuseError("save() after close(): create a new BackgroundWriter")
         if self.busy and not wait:
             return False
         self.flush()
@@ -233,9 +233,9 @@ class BackgroundWriter:
             return
         self._failing = self._failure is not None
         if self._failing:
-            warn(f"{self._failure}; training goes on without new checkpoints, older ones stay")
+            warn(f"{self._failure}; training continues without new checkpoints; older ones are kept")
         else:
-            warn(f"checkpoints are written to {self._store.folder} again")
+            warn(f"checkpoints are being written to {self._store.folder} again")
 
     def flush(self) -> None:
         """Wait until what is under way is written."""
@@ -266,7 +266,7 @@ class BackgroundWriter:
             bad = not_finite(job.tensors | job.shards, job.tree)
             if bad:
                 self._store.refuse(details["step"])
-                raise CheckpointError(f"the state of step {details['step']} is not finite ({said(bad)})")
+                raise CheckpointError(f"the state of step {details['step']} has non-finite values ({said(bad)})")
             self._store.put(job, **details)
         except Exception as error:  # whatever it is, it must not end the training
             known = isinstance(error, CheckpointError)

@@ -12,16 +12,16 @@ from steadystep.cli.diagnose import Columns, by_role, check, diagnose, printable
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.version import __version__
 
-_RUNS = typer.Argument(help="Two runs or more, of steadystep or of other tools.")
+_RUNS = typer.Argument(help="Two or more runs: steadystep run folders or logs of other tools.")
 
 
 def compare(
     runs: list[str] = _RUNS,
-    as_json: bool = typer.Option(False, "--json", help="For a program."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
     column: Columns = None,
-    out: str = typer.Option("", help="Write a page with the curves over each other to this file."),
+    out: str = typer.Option("", help="Also write an HTML page with overlaid curves to this file."),
 ) -> None:
-    """Which run is better, by how much beyond its noise, and which settings differ.
+    """Compare runs: which one is better, by how much beyond the noise, and which settings differ.
 
     Exit code 0: compared. 2: a run cannot be read.
 
@@ -52,14 +52,16 @@ def compare(
 
 
 def report(
-    run: str = typer.Argument(help="A run's folder, or another tool's log: TensorBoard, CSV, trainer_state.json."),
-    out: str = typer.Option("", help="The file to write; report.html in the run's folder by default."),
+    run: str = typer.Argument(
+        help="A run folder, or the log of another tool: TensorBoard events, CSV, JSON lines, trainer_state.json."
+    ),
+    out: str = typer.Option("", help="Output file. Default: report.html in the run folder."),
     column: Columns = None,
-    show: bool = typer.Option(False, "--open", help="Open it in a browser."),
+    show: bool = typer.Option(False, "--open", help="Open the page in a browser."),
 ) -> None:
-    """One run as one HTML file: verdict, curves, incidents, layers, settings. It opens from disk, with no network.
+    """Write one run as a self-contained HTML file: diagnosis, curves, incidents, layers, settings.
 
-    Exit code 0: written. 2: there is no run to read, or the file cannot be written.
+    Exit code 0: written. 2: the run cannot be read, or the file cannot be written.
 
     Example: steadystep report runs/a --open
     """
@@ -83,20 +85,20 @@ def write_page(target: Path, page: str) -> None:
     try:
         target.write_text(page, encoding="utf-8", errors="replace")  # names on disk may not be UTF-8
     except OSError as error:
-        raise ConfigError(f"{target}: cannot be written ({error.strerror}); another place with --out FILE") from None
+        raise ConfigError(f"{target}: cannot be written ({error.strerror}): choose another file with --out") from None
 
 
 def dashboard(
-    folder: str = typer.Argument("runs", help="The folder with the runs, however deep they are in it."),
-    port: int = typer.Option(8700, min=0, max=65535, help="0 takes any free port."),
-    host: str = typer.Option("127.0.0.1", help="Another address lets others in, with a token."),
-    token: str = typer.Option("", help="What visitors must show; made and printed when left out."),
-    show: bool = typer.Option(False, "--open", help="Open it in a browser."),
+    folder: str = typer.Argument("runs", help="Folder with runs; subfolders are searched."),
+    port: int = typer.Option(8700, min=0, max=65535, help="Port to listen on; 0 for any free port."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; other than localhost requires a token."),
+    token: str = typer.Option("", help="Access token. Default: generated and printed if one is needed."),
+    show: bool = typer.Option(False, "--open", help="Open the page in a browser."),
 ) -> None:
-    """All runs in a folder as a live page: health at a glance, curves as they grow, incidents, comparisons.
+    """Serve all runs of a folder as a live page: status, curves, incidents and comparisons.
 
-    Only this machine can reach it unless --host says otherwise; then a token is needed. Ctrl-C ends it.
-    Exit code 0: ended by you. 2: no such folder, the port is taken, or the extra is not installed.
+    It listens on this machine only, unless --host is given; then a token is required. Stop it with Ctrl-C.
+    Exit code 0: stopped by Ctrl-C. 2: no such folder, port in use, or the extra is not installed.
 
     Example: steadystep dashboard runs --open
     """
@@ -107,11 +109,9 @@ def dashboard(
 
     root = Path(folder)
     if not root.is_dir():
-        raise ConfigError(
-            f"{root}: no such folder; runs go where Guard(..., run_dir=...) or `steadystep train` put them"
-        )
+        raise ConfigError(f"{root}: no such folder; runs are written by Guard(..., run_dir=...) or `steadystep train`")
     if token and not (token.isascii() and token.isprintable()):
-        raise ConfigError("--token: use plain letters and digits, they go into an address")
+        raise ConfigError("--token: use plain letters and digits only, because it is part of a URL")
     shown = token or (None if is_loopback(host) else new_token())
     listening = listen(host, port)
     library = prepare(root)
@@ -125,14 +125,14 @@ def dashboard(
         pass
     finally:
         listening.close()
-    typer.echo("ended", err=True)
+    typer.echo("stopped", err=True)
 
 
 _MOST_LINES = 20
 
 app = typer.Typer(
     name="steadystep",
-    help="Keeps a PyTorch training run on course.",
+    help="Keep PyTorch training runs stable: detect, diagnose and recover from instabilities.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -147,18 +147,20 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
 ) -> None:
-    """Keeps a PyTorch training run on course."""
+    """Keep PyTorch training runs stable: detect, diagnose and recover from instabilities."""
 
 
 @app.command()
 def demo(
-    steps: int = typer.Option(700, min=70, help="Optimizer steps for each of the three runs."),
-    seed: int = typer.Option(0, min=0, help="Another seed, another model and other batches."),
-    run_dir: str = typer.Option("runs/demo", help="Where logs and pages go; a free name beside it when it is taken."),
+    steps: int = typer.Option(700, min=70, help="Optimizer steps of each of the three runs."),
+    seed: int = typer.Option(0, min=0, help="Seed of the model and the batches."),
+    run_dir: str = typer.Option("runs/demo", help="Folder for logs and pages; a number is appended if it exists."),
 ) -> None:
-    """Train a small transformer, break it three times on purpose, and see it caught, explained and recovered.
+    """Train a small transformer with three injected faults, unguarded and guarded, and compare the results.
 
     Example: steadystep demo --steps 700
     """
@@ -169,16 +171,16 @@ def demo(
 
 @app.command()
 def train(
-    config: str = typer.Argument("", help="A YAML file with a task and settings."),
-    run_dir: str = typer.Option("", help="Where everything goes; runs/NAME of the file by default."),
-    resume: bool = typer.Option(False, "--resume", help="Go on where the last checkpoint in that folder was taken."),
-    force: bool = typer.Option(False, "--force", help="Use the folder although another process does."),
-    new: str | None = typer.Option(None, "--new", help="Write NAME.py and NAME.yaml to begin with."),
-    as_json: bool = typer.Option(False, "--json", help="For a program."),
+    config: str = typer.Argument("", help="YAML file with a task and settings."),
+    run_dir: str = typer.Option("", help="Output folder. Default: runs/NAME, after the YAML file."),
+    resume: bool = typer.Option(False, "--resume", help="Continue from the last checkpoint in the output folder."),
+    force: bool = typer.Option(False, "--force", help="Use the folder even if another process is using it."),
+    new: str | None = typer.Option(None, "--new", help="Write NAME.py and NAME.yaml as a starting point."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
-    """Train from a YAML file: a built-in task, or package.module:factory of your own.
+    """Train a built-in task, or your own package.module:factory, from a YAML file.
 
-    Exit code 0: finished. 1: the guard had to stop it. 2: a mistake in the file. 130: Ctrl-C, after saving.
+    Exit code 0: finished. 1: stopped by the guard. 2: an error in the file. 130: Ctrl-C, after saving.
 
     Example: steadystep train my_run.yaml
     """
@@ -187,19 +189,19 @@ def train(
     if new is not None:
         verb.new(new)
     elif not config:
-        raise ConfigError("which file? steadystep train CONFIG, or --new NAME to begin with")
+        raise ConfigError("no file given: use steadystep train CONFIG, or --new NAME to create one")
     else:
         raise typer.Exit(verb.run(Path(config), run_dir=run_dir, resume=resume, force=force, as_json=as_json))
 
 
 @app.command("find-lr")
 def find_lr(
-    task: str = typer.Argument(help="A built-in task, such as gpt, clusters, regression or rnn."),
-    seed: int = typer.Option(0, min=0, help="Another seed, another model and other batches."),
-    steps: int = typer.Option(100, min=20, help="Learning rates to try, one training step each."),
-    as_json: bool = typer.Option(False, "--json", help="For a program."),
+    task: str = typer.Argument(help="Built-in task, such as gpt, clusters, regression or rnn."),
+    seed: int = typer.Option(0, min=0, help="Seed of the model and the batches."),
+    steps: int = typer.Option(100, min=20, help="Number of learning rates to try, one training step each."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
-    """Sweep the learning rate of a built-in task and say which one to train with.
+    """Sweep the learning rate of a built-in task and suggest one.
 
     Example: steadystep find-lr gpt
     """
@@ -210,16 +212,20 @@ def find_lr(
 
 @app.command()
 def replay(
-    bundle: str = typer.Argument(help="The folder of one incident, such as runs/a/incidents/incident-000600-skip."),
-    factory: str = typer.Option(help="package.module:function that returns (model, closure)."),
-    precision: str | None = typer.Option(None, help="fp32, bf16 or fp16 instead of the one it happened in."),
-    device: str | None = typer.Option(None, help="cpu, cuda, cuda:1, ...; by default where the factory puts it."),
-    as_json: bool = typer.Option(False, "--json", help="For a program."),
+    bundle: str = typer.Argument(help="Folder of one incident, such as runs/a/incidents/incident-000600-skip."),
+    factory: str = typer.Option(help="Function that returns (model, closure), written as package.module:function."),
+    precision: str | None = typer.Option(
+        None, help="Precision for the replay: fp32, bf16 or fp16. Default: as recorded."
+    ),
+    device: str | None = typer.Option(
+        None, help="Device for the replay: cpu, cuda, cuda:1, ... Default: as set by the factory."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
-    """Run an incident again from its bundle and name its origin.
+    """Re-run an incident from its bundle and locate its origin.
 
-    The closure is the one given to Guard.step; it gets the batch when the bundle holds one.
-    Exit code 0: nothing went wrong this time. 1: it happened again. 2: it could not be run.
+    The closure is the one given to Guard.step; it receives the batch if the bundle contains one.
+    Exit code 0: not reproduced. 1: reproduced. 2: it could not be run.
 
     Example: steadystep replay runs/a/incidents/incident-000600-skip --factory training:make
     """

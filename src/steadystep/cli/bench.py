@@ -17,20 +17,20 @@ from steadystep.lab.bench.study import Choice, JobResult, Study
 
 
 def bench(
-    what: str = typer.Argument(help="stability, precision, detection, recovery or overhead."),
-    quick: bool = typer.Option(False, "--quick", help="A few seeds and steps: shows that it runs, and no more."),
-    seeds: str = typer.Option("", help="Instead of the study's own, such as 0-2 or 0,3,7."),
-    jobs: int = typer.Option(0, min=0, help="Processes; 0 is one per core."),
-    out: str = typer.Option("benchmarks/results", help="The folder of the results."),
-    fresh: bool = typer.Option(False, "--fresh", help="Forget what is stored there and start anew."),
-    table: bool = typer.Option(False, "--table", help="Show what is stored; run nothing."),
-    as_json: bool = typer.Option(False, "--json", help="For a program."),
-    figure: str = typer.Option("", help="Draw the results into this file (.png, .svg, .pdf)."),
+    what: str = typer.Argument(help="Benchmark to run: stability, precision, detection, recovery or overhead."),
+    quick: bool = typer.Option(False, "--quick", help="Smoke test with a few seeds and steps."),
+    seeds: str = typer.Option("", help="Seeds, such as 0-2 or 0,3,7. Default: those of the benchmark."),
+    jobs: int = typer.Option(0, min=0, help="Number of processes; 0 for one per core."),
+    out: str = typer.Option("benchmarks/results", help="Folder of the results."),
+    fresh: bool = typer.Option(False, "--fresh", help="Discard stored results and start over."),
+    table: bool = typer.Option(False, "--table", help="Show stored results without running anything."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
+    figure: str = typer.Option("", help="Plot the results to this file (.png, .svg, .pdf)."),
 ) -> None:
-    """Measure one of the tables in the README: stability, precision, detection, recovery or overhead.
+    """Run one of the benchmarks: stability, precision, detection, recovery or overhead.
 
-    Each run is stored as soon as it has ended, so that Ctrl-C loses little: the same command goes on from there.
-    Exit code 0: done. 1: some of its runs failed. 2: a mistake in the command. 130: Ctrl-C.
+    Each run is stored when it ends; after Ctrl-C the same command continues from there.
+    Exit code 0: done. 1: some runs failed. 2: an error in the command. 130: Ctrl-C.
 
     Example: steadystep bench stability --quick
     """
@@ -77,12 +77,12 @@ def show(
             with _Screen(aside, study.name) as screen:
                 results = run(study, choice, out=out, num_workers=num_workers, fresh=fresh, watch=screen.watch)
         except KeyboardInterrupt:
-            aside.print("stopped; what has ended is stored, and the same command goes on from there", soft_wrap=True)
+            aside.print("stopped; completed runs are stored, and the same command continues from there", soft_wrap=True)
             return 130
     _tell(study, results, as_json=as_json)
     if figure is not None and study.figure is not None and results.rows:
         study.figure(results.rows, figure)
-        aside.print(f"drawn: {figure}", soft_wrap=True)
+        aside.print(f"wrote {figure}", soft_wrap=True)
     for done in results.failed:
         aside.print(f"[red]failed[/red] {done.job.key}\n{done.error}", soft_wrap=True)
     return 1 if results.failed else 0
@@ -93,11 +93,11 @@ def _check_figure(study: Study, figure: Path | None) -> None:
     if figure is None:
         return
     if study.figure is None:
-        raise ConfigError(f"--figure: bench {study.name} has none")
+        raise ConfigError(f"--figure: bench {study.name} has no figure")
     if figure.suffix not in _DRAWN:
-        raise ConfigError(f"--figure {figure}: give it one of the endings {', '.join(_DRAWN)}")
+        raise ConfigError(f"--figure {figure}: must end in one of {', '.join(_DRAWN)}")
     if not figure.parent.is_dir():
-        raise ConfigError(f"--figure {figure}: there is no folder {figure.parent}")
+        raise ConfigError(f"--figure {figure}: no folder {figure.parent}")
     from steadystep.lab.bench.study import pyplot
 
     pyplot()
@@ -151,7 +151,7 @@ class _Screen:
         now = time.monotonic()
         if done is None:
             self._began = now
-        said = f"{_clock((now - self._began) / made * (total - made))} to go" if made else "first runs under way"
+        said = f"{_clock((now - self._began) / made * (total - made))} left" if made else "first runs in progress"
         if done is not None and done.row is None:
             self._console.print(f"[red]failed[/red] {done.job.key}", soft_wrap=True)
         self._bar.update(self._task, completed=made, total=total, said=said)

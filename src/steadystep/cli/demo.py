@@ -130,10 +130,10 @@ def run(*, steps: int, seed: int, run_dir: str) -> None:
 
 def _opening(story: Story) -> str:
     return (
-        f"A transformer of {num_parameters():,} parameters learns Python's help texts in {story.steps} steps.\n"
-        f"  step {story.spike_at}  all gradients are multiplied by 10\n"
-        f"  step {story.leap[0]}  a wrong schedule: the learning rate times 100 for {len(story.leap)} steps\n"
-        f"  step {story.flip_at}  one bit flips in one weight, as failing memory does\n"
+        f"A transformer of {num_parameters():,} parameters is trained on Python's help texts for {story.steps} "
+        f"steps.\n  step {story.spike_at}  all gradients are multiplied by 10\n  step {story.leap[0]}  a schedule "
+        f"error: the learning rate is multiplied by 100 for {len(story.leap)} steps\n  step {story.flip_at}  one "
+        "bit flips in one weight, as failing memory does\n"
     )
 
 
@@ -144,7 +144,9 @@ def _free(folder: Path) -> Path:
     try:
         free.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(f"{free}: cannot be made ({error.strerror}); another place with --run-dir") from None
+        raise ConfigError(
+            f"{free}: cannot be created ({error.strerror}): choose another folder with --run-dir"
+        ) from None
     return free
 
 
@@ -204,13 +206,13 @@ def _done(outcome: Outcome) -> str:
     plan = outcome.plan
     if outcome.restored is not None:
         again = f" and replayed {outcome.replayed} updates" if outcome.replayed else ""
-        eased = ", eased back in at a lower learning rate" if plan.lr is not None else ""
+        eased = ", with a lower learning rate at first" if plan.lr is not None else ""
         return f"rolled back to {state_of(plan.to)}{again}{eased}"
     if Action.HOLD_LR in plan.actions:
-        return f"the update is taken with the last trusted learning rate, {plan.lr:.2g}"
+        return f"updated with the last accepted learning rate, {plan.lr:.2g}"
     if plan.norm is not None:
-        return f"gradient scaled down to {plan.norm:.3g}; the update is taken"
-    return "no update: as if this batch had never been seen"
+        return f"gradient scaled down to {plan.norm:.3g}, then updated"
+    return "update skipped"
 
 
 def _table(endings: dict[Arm, StoryEnd], *, steps: int) -> Table:
@@ -234,7 +236,7 @@ def _verdict(ending: StoryEnd) -> Group:
     card = Table.grid(padding=(0, 2))
     for diagnosis in ending.diagnoses[:3]:
         card.add_row(f"  {diagnosis.cause}", diagnosis.advice)
-    return Group("\n[bold]What the guard says about it afterwards[/bold]", card)
+    return Group("\n[bold]Diagnosis of the guarded run[/bold]", card)
 
 
 def _pages(folder: Path) -> str:
@@ -244,12 +246,12 @@ def _pages(folder: Path) -> str:
         from steadystep.runs.comparison import compare
         from steadystep.runs.open import open_run
     except ImportError as error:
-        return f"\nNo page: {error}"
+        return f"\nNo report: {error}"
     runs = [open_run(folder / arm.replace(" ", "-")) for arm in _ARMS]
     report, overlay = folder / "report.html", folder / "compare.html"
     try:
         report.write_text(report_page(runs[-1]), encoding="utf-8")
         overlay.write_text(compare_page(runs, compare(runs)), encoding="utf-8")
     except OSError as error:
-        return f"\nNo page: {folder} cannot be written ({error.strerror})"
-    return f"\nThe guarded run as a page: {report}\nAll three over each other:  {overlay}"
+        return f"\nNo report: {folder} cannot be written ({error.strerror})"
+    return f"\nReport of the guarded run: {report}\nComparison of all three:   {overlay}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from steadystep.lint import Report
     from steadystep.pages.incident_groups import Headline
-    from steadystep.runs.reading import Reading
+    from steadystep.runs.reading import PlannedAction, Reading
     from steadystep.runs.run import Run
 
 
@@ -25,7 +25,7 @@ Columns = Annotated[
     typer.Option(
         "--column",
         metavar="ROLE=NAME",
-        help="step, loss, grad_norm, lr or val_loss, where the names do not tell.",
+        help="Which column is the step, loss, grad_norm, lr or val_loss, if it cannot be inferred.",
     ),
 ]
 
@@ -60,14 +60,14 @@ _MOST_PLANS = 8
 
 
 def diagnose(
-    path: str = typer.Argument(help="A run's folder, TensorBoard events, CSV, JSON lines or trainer_state.json."),
+    path: str = typer.Argument(help="A run folder, TensorBoard events, CSV, JSON lines or trainer_state.json."),
     column: Columns = None,
-    notes: bool = typer.Option(False, "--notes", help="Show what is no trouble too, and how the file was read."),
-    as_json: bool = typer.Option(False, "--json", help="For a program."),
+    notes: bool = typer.Option(False, "--notes", help="Also show harmless findings and how the file was read."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
-    """Read the curves of any run and say what is wrong with it: which step, which numbers, what to change.
+    """Diagnose a run from its curves: what is wrong, since which step, and what to change.
 
-    Exit code 0: healthy. 1: trouble was found. 2: it could not be read.
+    Exit code 0: healthy. 1: problems found. 2: it could not be read.
 
     Example: steadystep diagnose runs/a
     Example: steadystep diagnose log.csv --column loss=my_loss --column step=iter
@@ -118,23 +118,26 @@ def _tell(
     drawn = sparkline(run, width=min(64, max(20, console.width - 24)))
     if drawn:
         line(drawn, "dim")
-    shown = reading.findings if notes else () if verdict.healthy else reading.troubles
-    for number, pattern in enumerate(shown, 1):
-        until = "" if pattern.until is None or pattern.until == pattern.step else f" to {pattern.until}"
+    shown = [sign for sign in verdict.signs if notes or (sign.severity != "info" and not verdict.healthy)]
+    for number, sign in enumerate(shown, 1):
+        until = "" if sign.until is None or sign.until == sign.step else f" to {sign.until}"
         line("")
-        line(f"{number}. {pattern.kind}, step {pattern.step}{until}", "bold" if pattern.is_trouble else "")
-        line(f"   {pattern.evidence}")
-        if pattern.advice:
-            line(f"   do: {pattern.advice}", "cyan" if pattern.is_trouble else "")
+        line(f"{number}. {sign.kind}, step {sign.step}{until}", "" if sign.severity == "info" else "bold")
+        line(f"   {sign.evidence}")
+        if sign.advice:
+            line(f"   try: {sign.advice}", "" if sign.severity == "info" else "cyan")
     if run.incidents:
         _tell_incidents(line, run)
     elif reading.plans:
         line("")
-        line(f"A guard would have acted at {len(reading.plans)} of the logged steps:", "bold")
-        for plan in reading.plans[:_MOST_PLANS]:
-            line(f"   step {plan.step}: {plan.action} ({plan.reason})")
-        if len(reading.plans) > _MOST_PLANS:
-            line(f"   and {len(reading.plans) - _MOST_PLANS} more (--json lists all)")
+        line(f"A guard would have intervened at {len(reading.plans)} of the logged steps:", "bold")
+        rows = _rows(reading.plans)
+        for plans in rows[:_MOST_PLANS]:
+            line(f"   step {plans[0].step}: {plans[0].action} ({plans[0].reason})")
+            if len(plans) > 1:
+                line(f"     … repeated {len(plans) - 1} times (steps {plans[1].step}-{plans[-1].step})")
+        if len(rows) > _MOST_PLANS:
+            line(f"   and {sum(map(len, rows[_MOST_PLANS:]))} more (--json lists all)")
     if notes and reading.notes:
         line("")
         for note in reading.notes:
@@ -146,6 +149,18 @@ def _tell(
         line("")
 
 
+def _rows(plans: "Sequence[PlannedAction]") -> "list[list[PlannedAction]]":
+    """Consecutive plans with the same actions for the same cause, in one row."""
+    rows: list[list[PlannedAction]] = []
+    for plan in plans:
+        cause = plan.reason.partition(":")[0]
+        if rows and (rows[-1][-1].action, rows[-1][-1].reason.partition(":")[0]) == (plan.action, cause):
+            rows[-1].append(plan)
+        else:
+            rows.append([plan])
+    return rows
+
+
 def _tell_incidents(line: "Callable[[str, str], None]", run: "Run") -> None:
     """What the guard of this run did: nothing has to be supposed here."""
     from steadystep.pages.incident_groups import episodes, interventions
@@ -154,32 +169,33 @@ def _tell_incidents(line: "Callable[[str, str], None]", run: "Run") -> None:
     if not acted:
         return
     line("", "")
-    line(f"What the guard did ({len(acted)}):", "bold")
+    line(f"Interventions of the guard ({len(acted)}):", "bold")
     for episode in acted[:_MOST_PLANS]:
         head = episode.head
-        line(f"   {episode.when}: {episode.cause}; {head.done or 'refused'}. {head.evidence}", "")
+        times = f" ({len(episode.incidents)} times)" if len(episode.incidents) > 1 else ""
+        line(f"   {episode.when}{times}: {episode.cause}; {head.done or 'update skipped'}. {head.evidence}", "")
     if len(acted) > _MOST_PLANS:
         line(f"   and {len(acted) - _MOST_PLANS} more (steadystep report shows all)", "")
     for advice in dict.fromkeys(episode.head.advice for episode in acted if episode.head.advice):
-        line(f"   do: {advice}", "cyan")
+        line(f"   try: {advice}", "cyan")
 
 
 def check(
     paths: Annotated[
-        list[str], typer.Argument(help="Training scripts, YAML configs, run folders, folders of scripts.")
+        list[str], typer.Argument(help="Training scripts, YAML configs, run folders, or folders of scripts.")
     ],
-    select: str = typer.Option("", help="Only these codes, or everything beginning like them: SS101,SS2."),
-    ignore: str = typer.Option("", help="All but these codes."),
+    select: str = typer.Option("", help="Report only these codes or prefixes: SS101,SS2."),
+    ignore: str = typer.Option("", help="Do not report these codes or prefixes."),
     diff: bool | None = typer.Option(
-        None, "--diff/--no-diff", help="Every fix as a diff, or none; short ones if left out."
+        None, "--diff/--no-diff", help="Show every fix as a diff, or none. Default: short ones only."
     ),
-    checklist: bool = typer.Option(True, "--checklist/--no-checklist", help="The items beside the hits."),
-    as_json: bool = typer.Option(False, "--json", help="For a program."),
+    checklist: bool = typer.Option(True, "--checklist/--no-checklist", help="Show the checklist after the hits."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
-    """The checklist and the wiring faults, on a training script, a config or a run. Nothing is executed.
+    """Check a training script, a config or a run for common faults and a checklist, without executing it.
 
-    Exit code 0: no hits. 1: hits. 2: no hits, but something could not be read; the others were checked all the same.
-    `# steadystep: ignore[SS101]` on the line silences a hit, `# steadystep: ignore-file[SS101]` all of a kind.
+    Exit code 0: no hits. 1: hits. 2: no hits, but something could not be read; the rest was checked.
+    `# steadystep: ignore[SS101]` on a line suppresses a hit, `# steadystep: ignore-file[SS101]` in the whole file.
 
     Example: steadystep check train.py
     """
@@ -222,7 +238,7 @@ def _codes(text: str) -> tuple[str, ...]:
     codes = tuple(code.strip().upper() for code in text.split(",") if code.strip())
     for code in codes:
         if not any(known.startswith(code) for known in (*RULES, "SS001")):
-            raise ConfigError(f"{code}: there is no such rule; {nearest_code(code)}")
+            raise ConfigError(f"{code}: no such rule; {nearest_code(code)}")
     return codes
 
 
@@ -236,9 +252,9 @@ def _verdict(reports: "Sequence[Report]", *, checklist: bool) -> str:
     missing = sum(item.state == "absent" for r in reports for item in r.items)
     parts = [f"[bold red]{faults} {'fault' if faults == 1 else 'faults'}[/]" if faults else "[bold green]no faults[/]"]
     if advice:
-        parts.append(f"{advice} pieces of advice")
+        parts.append(f"{advice} recommendations")
     if checklist and len(reports) == 1 and missing:
-        parts.append(f"{missing} of {len(reports[0].items)} items of the checklist are not there")
+        parts.append(f"{missing} of {len(reports[0].items)} checklist items are missing")
     if len(reports) > 1:
         parts.append(f"{len(reports)} files")
     return ", ".join(parts)

@@ -46,7 +46,7 @@ def run(config: Path, *, run_dir: str, resume: bool, force: bool, as_json: bool)
         console.print(f"[red]{halt}[/red]", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
-        console.print(f"stopped; go on with: steadystep train {config} --run-dir {folder} --resume", soft_wrap=True)
+        console.print(f"stopped; continue with: steadystep train {config} --run-dir {folder} --resume", soft_wrap=True)
         return 130
     crew.leave()
     if as_json and crew.rank == 0:
@@ -93,8 +93,8 @@ def _without_console(plan: RunPlan) -> RunPlan:
 def _table(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in (
-        ("steps", f"{summary.steps:,} tried, {summary.updates:,} updates in the weights"),
-        ("last loss", f"{summary.final_loss:.4f}" if summary.trained else "nothing was left to do"),
+        ("steps", f"{summary.steps:,} steps, {summary.updates:,} applied"),
+        ("last loss", f"{summary.final_loss:.4f}" if summary.trained else "no steps left to run"),
         ("validation", "none" if summary.validation is None else f"{summary.validation:.4f}"),
         ("best", "" if summary.best_validation is None else f"{summary.best_validation:.4f}"),
         ("interventions", str(summary.incidents)),
@@ -145,7 +145,7 @@ def _as_text(done: Replay) -> str:
         if origin.tensor and origin.tensor not in origin.what:
             lines.append(f"            {origin.tensor}")
     elif done.then.phase != "none":
-        lines.append(f"origin      then {done.then.place}, {done.then.phase}; now nothing is non-finite")
+        lines.append(f"origin      then {done.then.place}, {done.then.phase}; now everything is finite")
     return "\n".join([*lines, f"verdict     {_verdict(done)}"])
 
 
@@ -153,9 +153,9 @@ def _verdict(done: Replay) -> str:
     if done.reproduces:
         return "reproduced"
     if done.precision != done.recorded_precision:
-        return f"it would have survived in {done.precision}"
+        return f"not reproduced in {done.precision}: the step is finite there"
     if not math.isfinite(done.seen_loss + done.seen_norm):
-        return "not reproduced: a transient fault, or something the bundle does not hold"
+        return "not reproduced: a transient fault, or it depends on something outside the bundle"
     return "not reproduced: loss or gradient norm differ"
 
 

@@ -21,7 +21,7 @@ from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 Params = Iterable[Parameter] | Iterable[tuple[str, Parameter]] | Parameter
 """What every clip accepts: `model.parameters()`, `model.named_parameters()` or a single parameter."""
 
-_WANTED = "a clip takes parameters: give model.parameters(), model.named_parameters() or one parameter"
+_WANTED = "expected parameters: pass model.parameters(), model.named_parameters() or one parameter"
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -33,7 +33,7 @@ def gradients_of(params: Params) -> list[Tensor]:
     try:
         return [grad for parameter in found if (grad := parameter.grad) is not None]
     except AttributeError:
-        raise MisuseError(f"{_WANTED}, got {type(params).__name__} of other things") from None
+        raise MisuseError(f"{_WANTED}, got {type(params).__name__} of something else") from None
 
 
 def named(params: Params) -> dict[str, Parameter]:
@@ -252,7 +252,7 @@ def clip_value_(params: Params, max_value: float) -> ClipReport:
 def clamp_(grads: list[Tensor], layout: Layout, *, max_value: float) -> None:
     """Clamp every element; complex gradients have no order to clamp by."""
     if any(g.is_complex() for g in grads):
-        raise UnsupportedError("clipping by value is not defined for complex gradients: clip by norm instead")
+        raise UnsupportedError("clipping by value is not supported for complex gradients: clip by norm instead")
     for grad in grads if layout.sparse else ():
         if grad.is_sparse and not grad.is_coalesced():  # why: the sum of two clamped parts may exceed the limit
             grad.copy_(grad.coalesce())

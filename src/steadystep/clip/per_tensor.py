@@ -211,7 +211,7 @@ def _units(parameter: Parameter, clip_factor: float, eps: float) -> _Units:
     if grad.is_sparse:
         if grad.sparse_dim() != 1:
             raise UnsupportedError(
-                f"agc_ handles gradients that are sparse in rows, not in {grad.sparse_dim()} dimensions"
+                f"agc_ supports gradients that are sparse in rows, not in {grad.sparse_dim()} dimensions"
             )
         rows = grad.coalesce()
         values = rows._values()
@@ -263,6 +263,6 @@ def _matches_nothing(item: str | Parameter, everything: dict[str, Parameter]) ->
     if not isinstance(item, str):
         return f"exclude: a parameter of shape {list(item.shape)} is not among those given to agc_"
     if all(name.isdigit() for name in everything):
-        return f"exclude = {item!r}: to exclude by name, give agc_ model.named_parameters()"
+        return f"exclude = {item!r}: to exclude by name, pass model.named_parameters() to agc_"
     near = alike(item, everything, count=3, cutoff=0.3) or list(everything)[-3:]
-    return f"exclude = {item!r}: matches no parameter; near: {', '.join(near)}"
+    return f"exclude = {item!r}: matches no parameter; similar names: {', '.join(near)}"

@@ -57,7 +57,7 @@ class LostMoments:
         return {name: least for name, least in found.items() if least > 0.0}
 
     def _finding(self, step: int, since: int, lost: list[str], least: float) -> Finding:
-        what = "the optimizer's second moments fell further than beta2 lets them: cleared or replaced"
+        what = "the optimizer's second moments fell faster than beta2 allows: they were cleared or replaced"
         return Finding(
             detector=self.name,
             step=step,
@@ -136,7 +136,7 @@ class PoisonedMoments:
                 value=worst,
                 limit=_JUMP,
                 baseline=baseline,
-                what=f"Adam's second moment is up to {worst:.0e} times its usual size while the gradients are not",
+                what=f"Adam's second moment is up to {worst:.0e} times its baseline, while the gradients are normal",
                 where=tuple(jumps),
                 since=since,
             ),
@@ -236,7 +236,7 @@ class RmsSurprise:
             self._usual.learn(name, value)  # a median of eight bears three outliers
         if not where or len(where) < _SHARE * judged:
             return ()
-        what = f"gradients are up to {largest:.0f} times what Adam's second moment expects, against the usual"
+        what = f"gradients are up to {largest:.0f} times what Adam's second moment predicts, relative to the baseline"
         return (
             Finding(
                 detector=self.name,

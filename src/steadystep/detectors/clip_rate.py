@@ -88,7 +88,7 @@ class ClipRate:
             return far
         if clipped > _OFTEN * _BLOCK and not self._rest:
             self._rest = self._quiet_blocks
-            what = f"{clipped} of the last {_BLOCK} gradients were above max_norm = {self._max_norm:g}"
+            what = f"{clipped} of the last {_BLOCK} gradient norms exceeded max_norm = {self._max_norm:g}"
             return (self._finding(signals, "info", clipped / _BLOCK, _OFTEN, what),)
         return _NOTHING
 
@@ -100,12 +100,12 @@ class ClipRate:
             return _NOTHING
         self._said = severity
         far = sum(self._recent) / (_BLOCK * len(self._recent))
-        what = f"{far:.0%} of the last {_BLOCK * len(self._recent)} gradients were more than {_FAR:g} times"
+        what = f"{far:.0%} of the last {_BLOCK * len(self._recent)} gradient norms were more than {_FAR:g} times"
         what += f" max_norm = {self._max_norm:g}"
         if not self._scale_free:
-            what += ": the clip sets the size of the steps, not the learning rate"
+            what += ": the clip limit, not the learning rate, sets the step size"
         elif minds:
-            what += ": clipping does the optimizer's job, large and small gradients count the same"
+            what += ": large and small gradients have the same effect"
         return (self._finding(signals, severity, far, _MOSTLY, what),)
 
     def _finding(self, signals: Signals, severity: Severity, value: float, limit: float, what: str) -> Finding:

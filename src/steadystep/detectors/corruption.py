@@ -48,11 +48,11 @@ class WeightJump:
         broken = [name for name, norm in now.items() if self._is_broken(name, norm)]
         if broken:
             infinite = any(not math.isfinite(now[name]) for name in broken)
-            what = "no longer finite" if infinite else "beyond what weights come to"
+            what = "is no longer finite" if infinite else "is implausibly large for a weight"
             return (self._finding(signals, broken, now, what),)
         largest = max(now.values())
         jumped = [name for name, norm in now.items() if self._jumped(name, norm, largest)]
-        found = (self._finding(signals, jumped, now, "changed by more than updates change it"),) if jumped else ()
+        found = (self._finding(signals, jumped, now, "was modified outside the optimizer"),) if jumped else ()
         # why: in trouble there are looks at every step, and what one step changes is no measure for twenty
         if signals.all_finite and (not self._looked or 2 * (signals.step - self._at) >= WEIGHTS_EVERY):
             self._learn(signals.step, now)
@@ -76,7 +76,7 @@ class WeightJump:
     def _finding(self, signals: Signals, where: list[str], now: Mapping[str, float], what: str) -> Finding:
         worst = where[0]
         baseline = self._last.get(worst)
-        was = "" if baseline is None else f"; its norm was {baseline:.3g} at step {self._at} and is {now[worst]:.3g}"
+        was = "" if baseline is None else f"; norm {baseline:.3g} at step {self._at}, now {now[worst]:.3g}"
         return Finding(
             detector=self.name,
             step=signals.step,
@@ -149,7 +149,7 @@ class DamagedState:
         # kept objects come last: what the optimizer holds goes into the next update
         where = sorted(told, key=lambda name: name.startswith(_KEPT))
         worst = told[where[0]]
-        what = "not finite" if not math.isfinite(worst) else f"up to {worst:.1e}, and no gradient was"
+        what = "not finite" if not math.isfinite(worst) else f"as large as {worst:.1e} although no gradient was"
         return (
             Finding(
                 detector=self.name,
@@ -195,7 +195,7 @@ class OddReplica:
                 severity="act",
                 value=float(len(odd)),
                 limit=0.0,
-                what="weights are not the same on all ranks",
+                what="weights differ between ranks",
                 where=odd,
                 since=max(0, signals.step - REPLICAS_EVERY),
             ),

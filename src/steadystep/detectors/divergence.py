@@ -67,7 +67,8 @@ class EarlyDivergence:
                 limit=limit,
                 baseline=self._first,
                 since=self._since,
-                what=f"the loss is {signals.loss:.3g} and was {self._first:.3g} at first: updates are far too large",
+                what=f"the loss rose from {self._first:.3g} to {signals.loss:.3g} in the first steps: updates are "
+                "far too large",
             ),
         )
 
@@ -146,7 +147,7 @@ class WorseThanBest:
             limit=self._best + margin,
             baseline=self._best,
             since=self._best_step,
-            what=f"the loss is about {median:.4g}; around step {self._best_step} it was {self._best:.4g}",
+            what=f"the loss is about {median:.4g}; it was {self._best:.4g} around step {self._best_step}",
         )
         # Said once; from here on the present level is what better and worse are measured by.
         self._best, self._best_step, self._worse = median, signals.step, 0
@@ -203,7 +204,7 @@ class ShortWarmup:
         self._done = True
         if self._last < _RISE * self._first or self._steps <= 1 or self._steps >= self._needed:
             return ()
-        what = f"the warm-up took {self._steps - 1} steps; Adam's second moment settles in about {self._needed:.0f}"
+        what = f"the warmup took {self._steps - 1} steps; Adam's second moment settles in about {self._needed:.0f}"
         return (
             Finding(
                 detector=self.name,

@@ -165,7 +165,7 @@ class GrowingGradient:
         growth = _growth(norms)
         if not _GROWTH <= growth <= _MOST:
             return _NOTHING
-        what = f"the gradient norm grew {growth:.0f}-fold in {_RAMP} steps, as if gradients were never cleared"
+        what = f"the gradient norm grew {growth:.0f}-fold in {_RAMP} steps, as it does without zero_grad"
         return (
             Finding(detector=self.name, step=signals.step, severity="warn", value=growth, limit=_GROWTH, what=what),
         )
@@ -173,8 +173,8 @@ class GrowingGradient:
     def _piled(self, signals: Signals) -> Finding:
         baseline = self._piling.baseline
         what = (
-            f"the gradient norm climbed to {signals.grad_norm / baseline:.2g} times its usual {baseline:.3g} and "
-            "differs far less from batch to batch than before, as if gradients were no longer cleared"
+            f"the gradient norm rose to {signals.grad_norm / baseline:.2g} times its baseline of {baseline:.3g} and "
+            "varies far less between batches, as it does without zero_grad"
         )
         return Finding(
             detector=self.name,

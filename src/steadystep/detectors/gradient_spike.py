@@ -119,8 +119,8 @@ class GradientSpike:
         if self._level.reject(log_norm, agreement=_AGREEMENT, moves=False):
             return self._let_in(log_norm, baseline, signals)
         held = min(signals.grad_norm, self._clipped_to) <= _exp(baseline + margin)
-        what = f"the gradient norm is {_exp(log_norm - baseline):.3g} times its usual {_exp(baseline):.3g}"
-        what += ", held by your clipping" if held else ""
+        what = f"the gradient norm is {_exp(log_norm - baseline):.3g} times its baseline of {_exp(baseline):.3g}"
+        what += ", limited by your clipping" if held else ""
         worst = [signals.names[i] for ratio, i in reversed(ratios) if ratio > _exp(margin)]
         where = tuple(worst) if len(worst) <= len(ratios) // 2 else ()
         limit = _exp(baseline + margin)
@@ -141,10 +141,10 @@ class GradientSpike:
             admitted, self._borne = self._bearable, 0
         if self._borne >= _RECENT:
             self._start_again(log_norm)
-            what = "the gradient norm has moved to a new level"
+            what = "the gradient norm has settled at a new level"
             return (self._finding(signals, "info", what, limit=_exp(log_norm), baseline=_exp(baseline)),)
         self._admitted = admitted
-        what = f"the gradient norm stays {_exp(log_norm - baseline):.3g} times its usual {_exp(baseline):.3g}"
+        what = f"the gradient norm stays at {_exp(log_norm - baseline):.3g} times its baseline of {_exp(baseline):.3g}"
         held = min(signals.grad_norm, self._clipped_to) <= _exp(admitted)
         kind: _Kind = "info" if held else "act"
         # why this limit: the direction has been the same for a while, so it is used, at a size that is known

@@ -40,7 +40,7 @@ class InputScale:
             self._in_a_row = 0
             return ()
         self._in_a_row += 1
-        what = f"this batch has a root mean square of {size:.3g}, and none before had more than {self._largest:.3g}"
+        what = f"this batch has an unusual scale: root mean square {size:.3g}, at most {self._largest:.3g} before"
         return (
             Finding(
                 detector=self.name,
@@ -97,7 +97,7 @@ class SameBatch:
         self._in_a_row += 1
         if self._in_a_row != _IN_A_ROW or self._differed < _DISTINCT_BATCHES:
             return ()
-        what = f"the last {_IN_A_ROW} batches are the same, and the {self._differed} before were all different"
+        what = f"the last {_IN_A_ROW} batches are identical; the {self._differed} before them all differed"
         return (
             Finding(
                 detector=self.name,
@@ -140,7 +140,7 @@ class LearningRateBounds:
         self._low = 0.0 if lr_min is None else lr_min
         self._high = math.inf if lr_max is None else lr_max
         if not 0.0 <= self._low <= self._high:
-            raise ConfigError(f"lr_min = {lr_min} and lr_max = {lr_max} leave no room between them")
+            raise ConfigError(f"lr_min = {lr_min} must be below lr_max = {lr_max}")
         self._lr: float | None = None
         self._before: float | None = None
         self._same = 0  # steps since the start, while the rate has never moved; then -1

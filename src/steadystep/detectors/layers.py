@@ -136,7 +136,7 @@ class EmbeddingGrowth(Growth):
     name = "embedding-growth"
     # Four times the first rows of torch's N(0, 1) at a width of 256; narrower or smaller beginnings have further to go.
     floor = 64.0
-    what = "an embedding's longest row has a norm of {:.3g} and grows; at first {:.3g}"
+    what = "the longest embedding row has norm {:.3g} and keeps growing; it began at {:.3g}"
 
     def _sizes(self, probe: Probe) -> Iterable[tuple[str, float]]:
         return zip(probe.tables, probe.row_norms, strict=False)
@@ -151,7 +151,7 @@ class AttentionLogitGrowth(Growth):
     # those with a learning rate that costs them half a nat pass 200, and QK-clip (Kimi Team 2025) begins at a true
     # logit of 100.
     floor = 128.0
-    what = "attention logits may be as large as {:.3g} and grow; at first {:.3g}"
+    what = "attention logits reach up to {:.3g} and keep growing; they began at {:.3g}"
 
     def _sizes(self, probe: Probe) -> Iterable[tuple[str, float]]:
         return zip(probe.attentions, probe.logit_bounds, strict=False)
@@ -178,7 +178,7 @@ class DeadUnits:
             return ()
         shares = dict(zip(probe.modules, probe.dead, strict=False))
         where = self._runs.add({name: share > _LIMIT for name, share in shares.items()})
-        return _warning(self.name, signals.step, shares, where, "the units of an activation are zero for whole batches")
+        return _warning(self.name, signals.step, shares, where, "units of an activation output zero for whole batches")
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -228,7 +228,7 @@ class UpdateRatio:
         self._above = self._above + 1 if ratio > _HIGH else 0
         self._below = self._below + 1 if ratio < _LOW and learns else 0
         if self._above == _RATIO_PATIENCE:
-            return (self._finding(signals, ratio, _HIGH, "updates are large against the weights they change"),)
+            return (self._finding(signals, ratio, _HIGH, "updates are large relative to the weights"),)
         if self._below == _RATIO_PATIENCE:
             return (self._finding(signals, ratio, _LOW, "updates are too small to change the weights"),)
         return ()

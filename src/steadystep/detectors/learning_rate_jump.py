@@ -84,7 +84,7 @@ class LearningRateJump:
 
     def _tell(self, signals: Signals, limit: float) -> tuple[Finding, ...]:
         self._leap, self._lasted = signals.lr, 0
-        what = f"the learning rate leapt from {self._last:.3g} to {signals.lr:.3g} and no schedule announced it"
+        what = f"the learning rate jumped from {self._last:.3g} to {signals.lr:.3g}, and no schedule announced it"
         return (
             Finding(
                 detector=self.name,
@@ -166,7 +166,7 @@ class LearningRateCreep:
                 limit=self._factor * before,
                 baseline=before,
                 since=self._since,
-                what=f"the learning rate has crept up from {before:.3g} to {lr:.3g} and no schedule announced it",
+                what=f"the learning rate rose step by step from {before:.3g} to {lr:.3g}, and no schedule announced it",
             ),
         )
 

@@ -156,8 +156,7 @@ class NotHealing:
             limit=limit,
             baseline=baseline,
             since=self._since,
-            what=f"the loss rose from {baseline:.4g} to {signals.loss:.4g} and has not come back since step "
-            f"{self._since}",
+            what=f"the loss rose from {baseline:.4g} to {signals.loss:.4g} at step {self._since} and has not recovered",
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class EntropyCollapse:
         if not (before > 0.0 and now <= _COLLAPSED * before) or name in self._told:
             return None
         self._told.append(name)
-        what = f"{name} has come down from {before:.3g} to {now:.3g}"
+        what = f"{name} fell from {before:.3g} to {now:.3g}"
         limit = _COLLAPSED * before
         severity: Severity = "info" if self._better() else "warn"
         return Finding(
@@ -203,7 +203,7 @@ class KlBlowUp:
         moved = level.reject(value, agreement=abs(value))
         if moved or level.rejected_in_a_row != _IN_A_ROW:
             return None
-        what = f"{name} is {value:.3g}, it used to be {baseline:.3g}"
+        what = f"{name} is {value:.3g}, its baseline is {baseline:.3g}"
         return Finding(
             detector=self.name,
             step=step,

@@ -65,7 +65,7 @@ class NoLearning:
         needed = max(_LEAST_GAIN * before, _SIGMAS * _DIFFERENCE * noise)
         if before - level > needed:
             return _NOTHING
-        what = f"after {self._seen} steps the loss is {level:.4g}; it began at {before:.4g}{_guessing(level)}"
+        what = f"after {self._seen} steps the loss is {level:.4g}, from {before:.4g} at the start{_guessing(level)}"
         return (
             Finding(
                 detector=self.name, step=signals.step, severity="info", value=level, limit=before - needed, what=what
@@ -96,7 +96,7 @@ def _guessing(level: float) -> str:
     classes = round(math.exp(level))
     if abs(level - math.log(classes)) > _ABOUT * math.log(classes):
         return ""
-    return f", about ln({classes}): what guessing among {classes} classes costs"
+    return f", about ln({classes}): the loss of guessing among {classes} classes"
 
 
 _BLOCK = 64
@@ -152,7 +152,7 @@ class ConstantPrediction:
         if not rests or level < _NOTHING_LEARNED * first or self._peak <= _LEAP * max(last):
             return _NOTHING
         self._done = True
-        what = f"the loss leapt from {first:.4g} to {self._peak:.4g} in the first steps and has come to rest at"
+        what = f"the loss rose from {first:.4g} to {self._peak:.4g} in the first steps and has settled at"
         what += f" {level:.4g}: the model predicts the same for every input"
         return (
             Finding(

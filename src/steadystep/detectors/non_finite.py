@@ -37,7 +37,8 @@ class NonFinite:
         if loss_is_bad:
             where = tuple(f"micro-batch {i}" for i in signals.bad_micro_batches) if len(signals.losses) > 1 else ()
             what, grave = f"the loss is {_word(signals.loss)}{who}", self._grave(signals)
-            what += "" if grave == "critical" else " and every gradient is finite, again: a term without a gradient"
+            if grave != "critical":
+                what += " again while every gradient is finite: a term of the loss has no gradient"
             found.append(self._finding(signals, grave, signals.loss, what, where))
         if not math.isfinite(signals.grad_norm):
             routine = signals.scaled and not loss_is_bad
@@ -45,7 +46,7 @@ class NonFinite:
             severity: Severity = "info" if routine else "critical"
             found.append(self._finding(signals, severity, signals.grad_norm, what, signals.bad_tensors))
         if signals.bad_buffers:
-            what = f"a buffer is not finite{who}"
+            what = f"a buffer is non-finite{who}"
             found.append(self._finding(signals, "critical", math.inf, what, signals.bad_buffers))
         if not math.isfinite(signals.lr):
             found.append(
@@ -151,10 +152,10 @@ class LossScale:
         if scale < _LOWEST:
             return self._say(signals, scale, _LOWEST, f"the loss scale fell to {scale:g}: small gradients underflow")
         if len(self._cuts) >= _CUTS:
-            what = f"the loss scale was cut {len(self._cuts)} times within {_WITHIN_STEPS} steps, to {scale:g}"
+            what = f"the loss scale was reduced {len(self._cuts)} times within {_WITHIN_STEPS} steps, to {scale:g}"
             return self._say(signals, float(len(self._cuts)), float(_CUTS), what)
         if len(self._early) >= _EARLY_CUTS:
-            what = f"the loss scale was cut {len(self._early)} times within {_WITHIN_EARLY} steps, to {scale:g}"
+            what = f"the loss scale was reduced {len(self._early)} times within {_WITHIN_EARLY} steps, to {scale:g}"
             return self._say(signals, float(len(self._early)), float(_EARLY_CUTS), what)
         return _NOTHING
 
@@ -241,7 +242,7 @@ class BufferJump:
                 value=leaps[worst] * self._largest[worst],
                 limit=_FACTOR * self._largest[worst],
                 baseline=self._largest[worst],
-                what=f"this batch would make {worst} {leaps[worst]:.1e} times as large as it ever was",
+                what=f"this batch would make {worst} {leaps[worst]:.1e} times larger than ever before",
                 where=tuple(leaps),
             ),
         )

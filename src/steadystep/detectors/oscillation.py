@@ -79,16 +79,18 @@ class Oscillation:
         first, last = _reach(losses[:16]), _reach(losses[-16:])
         falls = _bottom(losses[:_HALF]) - _bottom(losses[_HALF:]) > _FALL * size
         if last > _GREW * first and not falls:
-            return self._say(signals, "warn", last, _GREW * first, f"{what}; its reach doubled within {_SIZE} steps")
-        return self._say(signals, "info", size, material, f"{what} and does not go down")
+            return self._say(
+                signals, "warn", last, _GREW * first, f"{what}; the amplitude doubled within {_SIZE} steps"
+            )
+        return self._say(signals, "info", size, material, f"{what} and is not decreasing")
 
     def _jumps(self, signals: Signals, level: float, size: float) -> tuple[Finding, ...]:
         calm, before = self._calmest
         if size > _LOUDER * calm and level >= before:
-            what = f"{_swings(size, level)}, {size / calm:.3g} times as far as it once did, and is no lower"
+            what = f"{_swings(size, level)}, {size / calm:.3g} times its earlier amplitude, and is no lower"
             return self._say(signals, "info", size, _LOUDER * calm, what)
         if self._start is not None and level > _WORSE * self._start > 0.0:
-            what = f"{_swings(size, level)}, having begun at {self._start:.3g}"
+            what = f"{_swings(size, level)}; it began at {self._start:.3g}"
             return self._say(signals, "info", level, _WORSE * self._start, what)
         return _NOTHING
 
@@ -117,7 +119,7 @@ class Oscillation:
 
 
 def _swings(size: float, level: float) -> str:
-    return f"the loss swings by {size:.3g} around {level:.3g}"
+    return f"the loss oscillates by {size:.3g} around {level:.3g}"
 
 
 def _half_period(swings: list[float], power: float) -> int:

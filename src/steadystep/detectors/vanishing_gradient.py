@@ -50,7 +50,7 @@ class VanishingGradient:
                 severity="warn",
                 value=ratio,
                 limit=_LIMIT,
-                what=f"the first layers get {ratio:.0e} of the gradient of the last ones",
+                what=f"the gradient of the first layers is {ratio:.0e} of that of the last ones",
                 where=tuple(signals.names[i] for i in self._ends[0]),
                 since=max(0, signals.step - _EVERY_STEPS * (_PATIENCE - 1)),
             ),
@@ -120,7 +120,7 @@ class ZeroGradient:
             return ()
         self._mended = 0
         since = max(0, signals.step - _ZERO_STEPS + 1)
-        what = f"every gradient has been exactly zero for {_ZERO_STEPS} steps: an output that cannot learn"
+        what = f"every gradient has been exactly zero for {_ZERO_STEPS} steps: the output cannot learn"
         return (
             Finding(
                 detector=self.name, step=signals.step, severity="warn", value=0.0, limit=0.0, what=what, since=since
@@ -154,7 +154,7 @@ class ZeroGradient:
                 severity="info",
                 value=0.0,
                 limit=0.0,
-                what="some tensors never get a gradient while others do",
+                what="some tensors never receive a gradient while others do",
                 where=where,
             ),
         )
@@ -170,7 +170,7 @@ class ZeroGradient:
             severity="warn",
             value=0.0,
             limit=0.0,
-            what=f"some tensors had gradients and have had none since about step {since}",
+            what=f"some tensors have received no gradient since about step {since}",
             where=where,
             since=since,
         )
@@ -259,7 +259,7 @@ class SaturatedUnits:
                 severity="warn",
                 value=worst,
                 limit=_SATURATED,
-                what=f"up to {worst:.0%} of the values of a sigmoid or tanh are in its flat part",
+                what=f"up to {worst:.0%} of the outputs of a sigmoid or tanh are saturated",
                 where=where,
             ),
         )

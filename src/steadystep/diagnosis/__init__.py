@@ -1,7 +1,8 @@
 """EXPLAIN: from findings to a cause, the reach of the damage, and advice."""
 
 from steadystep._deprecated import old_names
-from steadystep.diagnosis.causes import ADVICE, Cause
+from steadystep.diagnosis.advice import ADVICE
+from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.counterfactual import (
     LASTING,
     RollbackTrial,

@@ -1,13 +1,17 @@
 """The closed list of causes, and what to try for each."""
 
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import final
+
+from steadystep.records import Action, ActionName
 
 
 class Cause(StrEnum):
     """Why a step, or a run, went wrong."""
 
     HEALTHY = "healthy"
-    # numbers that are no numbers
+    # NaN and infinity
     NON_FINITE_INPUT = "non-finite-input"
     FORWARD_OVERFLOW = "forward-overflow"
     NON_FINITE_LOSS = "non-finite-loss"
@@ -56,80 +60,235 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
-ADVICE: dict[Cause, str] = {
-    Cause.HEALTHY: "",
-    Cause.NON_FINITE_INPUT: "clean the data: this batch holds NaN or infinity before the model has seen it",
-    Cause.FORWARD_OVERFLOW: "a value passed 65504, the largest fp16 number, in the forward pass; no loss scale cures "
-    "that: use bf16, or keep the overflowing module in fp32",
-    Cause.NON_FINITE_LOSS: "look for log(0), 0/0, a mean over no tokens, or weights that have grown too large",
-    Cause.NON_FINITE_GRADIENT: "backward failed where forward did not: look for sqrt or a norm at exactly 0, or "
-    "torch.where over an invalid branch, or for gradients too large to be squared",
-    Cause.SCALE_OVERFLOW: "routine for fp16: the loss scale was too high and has been halved",
-    Cause.NON_FINITE_BUFFER: "an input so large that a running statistic overflowed: check the scale of this batch",
-    Cause.LOSS_SCALE_COLLAPSE: "fp16 overflows again and again: use bf16, lower the learning rate, or keep the modules "
-    "with the largest activations in fp32",
-    Cause.GRADIENT_UNDERFLOW: "gradients round to zero in fp16: use bf16, or a loss scaler with a higher scale; look "
-    "at the loss too, a mean over very many elements makes gradients small",
-    Cause.SCHEDULE_ERROR: "the schedule gave a learning rate that cannot be meant: print it for the steps around this "
-    "one; a scheduler that was restarted or stepped twice is the usual reason",
-    Cause.MISSING_ZERO_GRAD: "gradients pile up from step to step: call optimizer.zero_grad() after every update, or "
-    "let guard.step() do it",
-    Cause.CLOSURE_NOT_REPEATABLE: "pass the data as step(closure, batch=...), so that the closure can be run again",
-    Cause.EXCEPTION_IN_STEP: "the closure raised: look at the batch of this step and at the line the error names; with "
-    "recovery.max_exceptions = 0 it is raised with its traceback",
-    Cause.CLIPPING_TOO_TIGHT: "most updates are clipped, so the limit and not the gradient sets their size: raise "
-    "max_grad_norm above the usual norm, or lower the learning rate if that makes the run unstable; gradients this "
-    "large often come from targets or a loss that want scaling",
-    Cause.LEARNING_RATE_TOO_HIGH: "divide the learning rate by 3 to 10, or warm it up over more steps; find_lr shows "
-    "the range that works",
-    Cause.LEARNING_RATE_TOO_LOW: "multiply the learning rate by 10 and look again; find_lr shows the range that works",
-    Cause.BATCH_SIZE_UNFIT: "the noise between batches hides the progress: use larger batches or "
-    "gradient_accumulation_steps, or a lower learning rate",
-    Cause.OSCILLATION: "the loss jumps up and down around one level: lower the learning rate or the momentum, or use "
-    "larger batches",
-    Cause.BAD_BATCH: "look at the data of this step: wrong labels, a wrong scale, a corrupt file; a single one needs "
-    "no other change",
-    Cause.DATA_SHIFT: "the weights still do as well on older data: the data has changed. Look at what the loader gives "
-    "from here on, and shuffle more widely if it is a new part of the set",
-    Cause.UNSCALED_DATA: "bring inputs to mean 0 and standard deviation 1 for each feature (images: divide by 255), "
-    "and targets of a regression too",
-    Cause.REPEATED_BATCH: "the loader gives the same batch again and again: look for next(iter(loader)) in the "
-    "loop, a sampler that is not advanced, a worker that hangs on one file",
-    Cause.EXPLODING_GRADIENT: "clip the gradient (max_grad_norm: 1.0) and warm the learning rate up; if it comes back, "
-    "add normalisation layers or lower the learning rate",
-    Cause.VANISHING_GRADIENT: "the first layers hardly learn: use ReLU or GELU instead of sigmoid or tanh, residual "
-    "connections, normalisation layers, and an initialisation made for the activation",
-    Cause.ZERO_GRADIENT: "parts of the model get no gradient at all: look for an output that cannot reach the targets "
-    "(a ReLU at the end), for detach() or argmax, and for frozen or unused layers",
-    Cause.DEAD_UNITS: "units that are zero for every input no longer learn: lower the learning rate, use LeakyReLU or "
-    "GELU, and start biases at 0",
-    Cause.SATURATION: "sigmoids or tanhs are stuck in their flat part: scale the inputs, start with smaller weights, "
-    "or put normalisation layers before them",
-    Cause.EMBEDDING_GROWTH: "embedding rows grow without end: steadystep.layers.BoundedEmbedding(max_norm=...) keeps "
-    "them in bounds; a lower learning rate for the embedding, shrink_gradient or weight decay slow them down",
-    Cause.ATTENTION_LOGIT_GROWTH: "attention comes down to single positions: use steadystep.layers.StableAttention "
-    "(qk_norm, or logit_cap), or qk_clip_ after each update, which needs no other layer; a lower learning rate or a "
-    "smaller beta2 (0.95) slows the growth down. The logits of the output are another matter: z_loss holds those",
-    Cause.POOR_INITIALISATION: "the first weights are unfit (all equal, or far too large): use "
-    "steadystep.init.initialise_ with a recipe that suits the activations",
-    Cause.POISONED_MOMENTS: "one huge gradient went into the optimizer's moments and will hold back updates for "
-    "hundreds of steps: clip the gradient, or use a smaller beta2 (0.95)",
-    Cause.LOST_MOMENTS: "what the optimizer had learned about the gradients is gone: load its state together with the "
-    "weights, and keep one optimizer for the whole run; if it was meant, warm the learning rate up again",
-    Cause.DAMAGED_WEIGHTS: "the weights themselves have become worse: roll back to a checkpoint from before the first "
-    "sign, with a lower learning rate",
-    Cause.ODD_REPLICA: "all ranks took the same updates, and their weights differ: suspect the memory or the "
-    "accelerator of that rank, and code that changes weights on some ranks only",
-    Cause.POLICY_DRIFT: "the policy runs away from its reference: raise the KL coefficient, lower the learning rate, "
-    "or take fewer updates per batch of rollouts; the samples of these steps show whether the reward is being gamed",
-    Cause.ENTROPY_COLLAPSE: "the policy has stopped exploring: add an entropy bonus, raise the sampling temperature or "
-    "the KL coefficient, lower the learning rate, or roll back to a checkpoint from before",
-    Cause.FLAT_REWARD: "a reward that is always the same teaches nothing: check that the reward function reads the "
-    "completions, and that within a group some attempts succeed and some fail (easier prompts, larger groups)",
-    Cause.METRIC_OUT_OF_BOUNDS: "look at what this metric is computed from: a ratio of zero, an empty mask, log(0)",
-    Cause.NO_LEARNING: "check that the labels belong to the inputs, that the loss fits the output, and that the "
-    "optimizer holds the model's parameters; try to overfit a single batch first",
-    Cause.SUSPICIOUS_PERFECTION: "a loss of nothing is rarely true: look for the target among the inputs, for a loss "
-    "over no elements, and for a set that is too easy",
-    Cause.UNKNOWN: "no rule explains this: look at the findings in the evidence",
+class Remedy(StrEnum):
+    """What a tip can recommend, and a run may have already: by its settings, or by what the guard has done."""
+
+    SKIP = "skip the batch"
+    ROLL_BACK = "roll back"
+    LOWER_RATE = "lower the learning rate"
+    WARM_UP = "warm the learning rate up"
+    CLIP = "clip gradients"
+    GIVE_BATCH = "pass batch="
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """One piece of advice, and when it applies."""
+
+    text: str
+    remedy: Remedy | None = None
+    """Not given where this was done or is set."""
+    fp16: bool = False
+    """Only about fp16: conditional where the precision is unknown, and not given in fp32 and bf16."""
+    after: frozenset[ActionName] = frozenset()
+    """Only after one of these actions."""
+    unless: frozenset[ActionName] = frozenset()
+    """Not after any of these actions."""
+
+
+_BACK = frozenset[ActionName]((Action.ROLLBACK,))
+_CUT = frozenset[ActionName]((Action.CUT_LR,))
+_FIND_LR = Tip("steadystep.find_lr shows the usable range")
+_LOWER = Tip("lower the learning rate", Remedy.LOWER_RATE)
+_KEEP_LOW = Tip("set that learning rate in your own settings: the limit is lifted again", after=_CUT)
+_BF16 = Tip("use bf16, or keep the modules with the largest activations in fp32 (training.fp32_modules)", fp16=True)
+
+# In the order in which they are given. The first part of a tip says why, where the cause does not.
+TIPS: dict[Cause, tuple[Tip, ...]] = {
+    Cause.HEALTHY: (),
+    Cause.NON_FINITE_INPUT: (
+        Tip("clean the data: this batch contains NaN or infinity before the model sees it"),
+        Tip("skip such batches (mode: careful does)", Remedy.SKIP),
+    ),
+    Cause.FORWARD_OVERFLOW: (
+        Tip(
+            "a value exceeded 65504, the largest fp16 number, in the forward pass, which no loss scale fixes: use "
+            "bf16, or keep the overflowing module in fp32 (training.fp32_modules)",
+            fp16=True,
+        ),
+        Tip("check this batch and the loss for log(0), 0/0 or a mean over zero tokens"),
+    ),
+    Cause.NON_FINITE_LOSS: (
+        Tip("check this batch and the loss for log(0), 0/0 or a mean over zero tokens"),
+        Tip("check for weights that have grown too large", unless=_BACK),
+    ),
+    Cause.NON_FINITE_GRADIENT: (
+        Tip(
+            "the loss is finite and its gradient is not: check for sqrt or a norm at exactly 0, torch.where over an "
+            "invalid branch, and gradients too large to be squared"
+        ),
+    ),
+    Cause.SCALE_OVERFLOW: (Tip("routine in fp16, nothing to change", fp16=True),),
+    Cause.NON_FINITE_BUFFER: (Tip("check the scale of this batch: a running statistic overflowed"),),
+    Cause.LOSS_SCALE_COLLAPSE: (Tip("fp16 overflows repeatedly", fp16=True), _BF16, _LOWER, _KEEP_LOW),
+    Cause.GRADIENT_UNDERFLOW: (
+        Tip("gradients round to zero in fp16: use bf16, or a loss scaler with a higher scale", fp16=True),
+        Tip("check the reduction of the loss: a mean over very many elements makes gradients small"),
+    ),
+    Cause.SCHEDULE_ERROR: (
+        Tip(
+            "fix the schedule: print the learning rate around this step; a scheduler that is restarted or stepped "
+            "twice per update is the usual cause"
+        ),
+    ),
+    Cause.MISSING_ZERO_GRAD: (
+        Tip("gradients accumulate across updates: call optimizer.zero_grad() after each, as guard.step() does"),
+    ),
+    Cause.CLOSURE_NOT_REPEATABLE: (
+        Tip("pass the data as step(closure, batch=...), so that the closure can be run again", Remedy.GIVE_BATCH),
+        Tip("keep iterators, counters and other side effects out of the closure"),
+    ),
+    Cause.EXCEPTION_IN_STEP: (
+        Tip(
+            "check the batch of this step and the line that the error names; recovery.max_exceptions: 0 raises it with "
+            "its traceback"
+        ),
+    ),
+    Cause.CLIPPING_TOO_TIGHT: (
+        Tip("most updates are clipped, so the limit sets their size: raise max_grad_norm above the usual norm"),
+        Tip("lower the learning rate if that is unstable", Remedy.LOWER_RATE),
+        Tip("check the scale of targets and loss: it is a common reason for gradients this large"),
+    ),
+    Cause.LEARNING_RATE_TOO_HIGH: (
+        Tip("divide the learning rate by 3 to 10", Remedy.LOWER_RATE),
+        _KEEP_LOW,
+        Tip("warm it up over more steps", Remedy.WARM_UP),
+        _FIND_LR,
+    ),
+    Cause.LEARNING_RATE_TOO_LOW: (Tip("multiply the learning rate by 10 and compare"), _FIND_LR),
+    Cause.BATCH_SIZE_UNFIT: (
+        Tip("noise between batches hides the progress: use larger batches or gradient_accumulation_steps"),
+        _LOWER,
+    ),
+    Cause.OSCILLATION: (_LOWER, _KEEP_LOW, Tip("lower the momentum, or use larger batches")),
+    Cause.BAD_BATCH: (
+        Tip("check the data of this step for wrong labels, a wrong scale or a corrupt file"),
+        Tip("a single such batch needs no other change"),
+    ),
+    Cause.DATA_SHIFT: (
+        Tip(
+            "earlier weights do no better on these batches, so the data has changed: check what the loader yields from "
+            "here on, and shuffle across the whole dataset if it has reached a new part of it"
+        ),
+    ),
+    Cause.UNSCALED_DATA: (
+        Tip(
+            "normalize each input feature to mean 0 and standard deviation 1 (images: divide by 255), and the targets "
+            "of a regression too"
+        ),
+    ),
+    Cause.REPEATED_BATCH: (
+        Tip(
+            "the loader yields the same batch repeatedly: check for next(iter(loader)) in the loop, a sampler that is "
+            "not advanced, or a worker stuck on one file"
+        ),
+    ),
+    Cause.EXPLODING_GRADIENT: (
+        Tip("a single spike needs no change", after=frozenset((Action.RESCALE, Action.SKIP_STEP))),
+        Tip("clip the gradient (training.max_grad_norm: 1.0)", Remedy.CLIP),
+        Tip("if spikes recur, add normalization layers"),
+        Tip("warm the learning rate up", Remedy.WARM_UP),
+        _LOWER,
+    ),
+    Cause.VANISHING_GRADIENT: (
+        Tip(
+            "the first layers hardly learn: use ReLU or GELU instead of sigmoid or tanh, residual connections, "
+            "normalization layers, and an initialization made for the activation"
+        ),
+    ),
+    Cause.ZERO_GRADIENT: (
+        Tip(
+            "parts of the model receive no gradient: check for an output that cannot reach the targets (a final ReLU), "
+            "for detach() or argmax, and for frozen or unused layers"
+        ),
+    ),
+    Cause.DEAD_UNITS: (
+        Tip("units that output zero for every input receive no gradient: use LeakyReLU or GELU, and start biases at 0"),
+        _LOWER,
+    ),
+    Cause.SATURATION: (
+        Tip(
+            "sigmoid or tanh units are saturated: scale the inputs, start with smaller weights, or put normalization "
+            "layers before them"
+        ),
+    ),
+    Cause.EMBEDDING_GROWTH: (
+        Tip("embedding rows keep growing: bound them with steadystep.layers.BoundedEmbedding(max_norm=...)"),
+        Tip("slow them down with a lower learning rate for the embedding, shrink_gradient or weight decay"),
+    ),
+    Cause.ATTENTION_LOGIT_GROWTH: (
+        Tip(
+            "attention collapses to single positions: use steadystep.layers.StableAttention (qk_norm or logit_cap), or "
+            "call qk_clip_ after each update, which needs no other layer"
+        ),
+        Tip("a smaller beta2 (0.95) slows the growth"),
+        _LOWER,
+        Tip("for the logits of the output use z_loss instead"),
+    ),
+    Cause.POOR_INITIALISATION: (
+        Tip(
+            "the initial weights are all equal or far too large: use steadystep.init.initialise_ with a recipe for the "
+            "model's activations"
+        ),
+    ),
+    Cause.POISONED_MOMENTS: (
+        Tip(
+            "one huge gradient entered the optimizer's moments and will hold back updates for hundreds of steps",
+            unless=frozenset((Action.RESTORE_MOMENTS, Action.ROLLBACK)),
+        ),
+        Tip("clip the gradient (training.max_grad_norm: 1.0)", Remedy.CLIP),
+        Tip("use a smaller beta2 (0.95)"),
+    ),
+    Cause.LOST_MOMENTS: (
+        Tip(
+            "the optimizer's state was cleared or replaced: load it together with the weights, and keep one optimizer "
+            "for the whole run; if it was intended, repeat the warmup"
+        ),
+    ),
+    Cause.DAMAGED_WEIGHTS: (
+        Tip("roll back to a checkpoint from before the first sign", Remedy.ROLL_BACK),
+        Tip("resume with a lower learning rate", Remedy.LOWER_RATE, unless=_BACK),
+        _KEEP_LOW,
+        Tip(
+            "suspect the machine or the code, not the hyperparameters: failing memory, a faulty link, a kernel race, "
+            "or code that writes to param.data (wrap an intended edit in guard.editing())",
+            after=_BACK,
+            unless=_CUT,
+        ),
+        Tip("if it recurs without such a limit, suspect failing memory or code that writes to param.data", after=_CUT),
+    ),
+    Cause.ODD_REPLICA: (
+        Tip(
+            "all ranks took the same updates and their weights differ: suspect the memory or the accelerator of that "
+            "rank, and code that changes weights on some ranks only"
+        ),
+    ),
+    Cause.POLICY_DRIFT: (
+        Tip("raise the KL coefficient, or take fewer updates per batch of rollouts"),
+        _LOWER,
+        Tip("the samples of these steps show whether the reward is being gamed"),
+    ),
+    Cause.ENTROPY_COLLAPSE: (
+        Tip("add an entropy bonus, or raise the sampling temperature or the KL coefficient"),
+        _LOWER,
+        Tip("roll back to an earlier checkpoint", Remedy.ROLL_BACK),
+    ),
+    Cause.FLAT_REWARD: (
+        Tip(
+            "a constant reward teaches nothing: check that the reward function reads the completions, and that within "
+            "a group some attempts succeed and some fail (easier prompts, larger groups)"
+        ),
+    ),
+    Cause.METRIC_OUT_OF_BOUNDS: (Tip("check how this metric is computed: division by 0, an empty mask, log(0)"),),
+    Cause.NO_LEARNING: (
+        Tip(
+            "check that the labels match the inputs, that the loss fits the output, and that the optimizer holds the "
+            "model's parameters; try to overfit a single batch first"
+        ),
+    ),
+    Cause.SUSPICIOUS_PERFECTION: (
+        Tip("check for the target among the inputs, a loss over zero elements, and a dataset that is too easy"),
+    ),
+    Cause.UNKNOWN: (Tip("no rule explains this: see the findings in the evidence"),),
 }

@@ -9,8 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any, Literal, final
 
-from steadystep.diagnosis.damage import is_worse
-from steadystep.records import Counterfactual, DetectorName, Finding, Severity, Signals
+from steadystep.records import GRAVE, Counterfactual, Damage, DetectorName, Finding, Severity, Signals
 
 _FEWEST, _MOST = 8, 24  # batches
 _CERTAIN = 4.0  # standard errors
@@ -205,3 +204,42 @@ def _early(finding: Finding, counterfactual: Counterfactual | None) -> Finding:
             "act" if ordinary and not counterfactual.current_loss <= _BETTER * counterfactual.old_loss else "info"
         )
     return replace(finding, severity=severity)
+
+
+# Refused updates in a row from which bad data alone becomes unlikely.
+_IN_A_ROW = 2
+
+
+# What older weights may do better on one batch by chance.
+_BY_CHANCE = 0.02
+
+
+def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
+    """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
+    asked = {f.detector for f in findings if f.severity in GRAVE}
+    if asked & {DetectorName.ODD_REPLICA, DetectorName.WEIGHT_JUMP, DetectorName.EARLY_DIVERGENCE}:
+        return Damage.WEIGHTS
+    stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
+    stuck = stuck and any(f.severity == "critical" for f in findings)
+    accused = bool(asked & {DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE}) or stuck
+    if accused and signals.counterfactual is not None and is_worse(signals.counterfactual):
+        return Damage.WEIGHTS
+    # why: nothing could be run again, but weights that jumped and give nothing finite since are not the data's doing
+    if stuck and signals.counterfactual is None and any(f.detector == DetectorName.WEIGHT_JUMP for f in findings):
+        return Damage.WEIGHTS
+    return Damage.MOMENTS if asked & {DetectorName.POISONED_MOMENTS, DetectorName.DAMAGED_STATE} else Damage.NONE
+
+
+def is_cleared(signals: Signals) -> bool:
+    """Older weights were tried on this batch, and do no better."""
+    return signals.counterfactual is not None and not is_worse(signals.counterfactual)
+
+
+def is_worse(counterfactual: Counterfactual) -> bool:
+    """True when the present weights do worse than the older ones by more than chance.
+
+    A batch that is not finite under older weights either is the data's fault.
+    """
+    if not math.isfinite(counterfactual.old_loss):
+        return False
+    return not counterfactual.current_loss - counterfactual.old_loss <= _BY_CHANCE * abs(counterfactual.old_loss)

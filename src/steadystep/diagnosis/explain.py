@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
-from steadystep.diagnosis.causes import ADVICE, Cause
-from steadystep.diagnosis.damage import is_cleared, reach
+from steadystep.diagnosis.advice import UNKNOWN_SETUP, Setup, advise
+from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.counterfactual import is_cleared, reach
 from steadystep.diagnosis.facts import sentence
-from steadystep.records import Damage, DetectorName, Diagnosis, Finding, Signals, severity_rank
+from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals, severity_rank
 
 HEALTHY = Diagnosis()
 
@@ -70,7 +71,7 @@ def _loud(*detectors: str) -> Callable[[StepFacts], bool]:
 
 _LASTING = _loud(DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE)
 
-# First match wins. Numbers that are no numbers come first, then what asks for action, then the rest; among equals the
+# First match wins. NaN and infinity come first, then what asks for action, then the rest; among equals the
 # most specific first. A rule about detectors looks at the gravest findings of the step only.
 CAUSE_RULES: tuple[CauseRule, ...] = (
     (Cause.SCHEDULE_ERROR, lambda c: not math.isfinite(c.signals.lr)),
@@ -129,8 +130,8 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
 )
 
 
-def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
-    """The likeliest cause for one step, and what the trouble has reached so far."""
+def explain(signals: Signals, findings: tuple[Finding, ...], setup: Setup = UNKNOWN_SETUP) -> Diagnosis:
+    """The likeliest cause for one step, what the damage has reached so far, and advice for a run set up like this."""
     if not findings:
         return HEALTHY
     top = max(severity_rank(finding.severity) for finding in findings)
@@ -148,22 +149,36 @@ def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
         damage=case.damage,
         findings=findings,
         evidence="; ".join([*map(sentence, findings), *_counterfactual_evidence(signals)]),
-        advice=ADVICE[cause],
+        advice=advise(cause, as_measured(setup, signals)),
     )
 
 
-def not_repeatable() -> Diagnosis:
-    """For a group whose gradients were lost and could not be computed again."""
-    cause = Cause.CLOSURE_NOT_REPEATABLE
-    evidence = "a pass was interrupted and a closure gave another loss when it was run again"
-    return Diagnosis(cause=cause.value, evidence=evidence, advice=ADVICE[cause])
+def advised(diagnosis: Diagnosis, signals: Signals, plan: Plan, setup: Setup = UNKNOWN_SETUP) -> Diagnosis:
+    """The same diagnosis with the advice that is left after `plan` was carried out."""
+    if not plan.actions:
+        return diagnosis
+    return replace(diagnosis, advice=advise(Cause(diagnosis.cause), as_measured(setup, signals), plan))
 
 
-def exception_in_step(error: BaseException) -> Diagnosis:
-    """For a step whose closure raised."""
+def as_measured(setup: Setup, signals: Signals) -> Setup:
+    """The setup, with what the signals of a step show of it: a loss scaler is one of fp16."""
+    precision = "fp16" if signals.scaled else setup.precision
+    given = signals.batch_rms is not None or signals.input_finite is not None or setup.gives_batch
+    return replace(setup, precision=precision, gives_batch=given)
+
+
+def not_repeatable(*, given: bool = False) -> Diagnosis:
+    """For a group whose gradients were lost and could not be recomputed; `given` says that it came with `batch=`."""
+    cause, plan = Cause.CLOSURE_NOT_REPEATABLE, Plan(actions=(Action.SKIP_STEP,))
+    evidence = "a forward or backward pass was interrupted, and re-running the closure gave a different loss"
+    return Diagnosis(cause=cause.value, evidence=evidence, advice=advise(cause, Setup(gives_batch=given), plan))
+
+
+def exception_in_step(error: BaseException, plan: Plan) -> Diagnosis:
+    """For a step whose closure raised, and what was done about it."""
     cause = Cause.EXCEPTION_IN_STEP
     evidence = f"the closure raised {type(error).__name__}: {error}"
-    return Diagnosis(cause=cause.value, evidence=evidence[:500], advice=ADVICE[cause])
+    return Diagnosis(cause=cause.value, evidence=evidence[:500], advice=advise(cause, UNKNOWN_SETUP, plan))
 
 
 def _is_confirmed(case: StepFacts) -> bool:
@@ -174,7 +189,7 @@ def _counterfactual_evidence(signals: Signals) -> list[str]:
     tried = signals.counterfactual
     if tried is None:
         return []
-    losses = f"{tried.current_loss:.4g}, and {tried.old_loss:.4g} with the weights of step {tried.step}"
+    losses = f"{tried.current_loss:.4g} now and {tried.old_loss:.4g} with the weights of step {tried.step}"
     if tried.batches > 1:
-        return [f"the last {tried.batches} batches have a mean loss of {losses}"]
-    return [f"this batch has a loss of {losses}"]
+        return [f"the mean loss of the last {tried.batches} batches is {losses}"]
+    return [f"the loss of this batch is {losses}"]

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self, final
 
+from steadystep.diagnosis.advice import UNKNOWN_SETUP, Setup
 from steadystep.diagnosis.curves import LossCurve, is_bias
-from steadystep.records import Finding, InputStats, Probe
+from steadystep.records import ActionName, Finding, InputStats, Plan, Probe
 
 _MOST_NAMES = 64
 
@@ -75,6 +76,31 @@ class Occurrences:
 
 
 @final
+class Interventions:
+    """What the guard did about one cause: the last plan that was carried out, and all actions so far."""
+
+    __slots__ = ("actions", "plan")
+
+    def __init__(self, plan: Plan, actions: Sequence[ActionName] = ()) -> None:
+        self.plan, self.actions = plan, list(actions)
+        self.add(plan)
+
+    def add(self, plan: Plan) -> None:
+        """One more plan."""
+        self.plan = plan
+        self.actions += [action for action in plan.actions if action not in self.actions]
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"plan": self.plan.to_json(), "actions": list(self.actions)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """What `state_dict` describes."""
+        return cls(Plan.from_json(state["plan"]), state["actions"])
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """One run so far."""
@@ -97,6 +123,9 @@ class Facts:
     """The last one."""
     inputs: InputStats | None
     scaled: bool
+    done: "Mapping[str, Interventions]" = field(default_factory=dict)
+    """What the guard did about incidents, by cause."""
+    setup: Setup = UNKNOWN_SETUP
     opposed: bool = False
     """Another network learns in turns with this one: a loss that stands still is a balance."""
 

@@ -81,7 +81,7 @@ def dead_layer(facts: Facts) -> str:
     if probe is None or idle(facts):
         return ""
     dead = [name for name, share in zip(probe.modules, probe.dead, strict=False) if share >= 0.99]
-    return f"at step {probe.step} hardly a unit was alive in {names(dead)}" if dead else ""
+    return f"at step {probe.step} almost all units were dead in {names(dead)}" if dead else ""
 
 
 def saturated_layer(facts: Facts) -> str:
@@ -90,7 +90,7 @@ def saturated_layer(facts: Facts) -> str:
     if probe is None:
         return ""
     flat = [name for name, share in zip(probe.modules, probe.saturated, strict=False) if share >= 0.5]
-    return f"at step {probe.step} most values were in the flat part of {names(flat)}" if flat else ""
+    return f"at step {probe.step} most outputs were saturated in {names(flat)}" if flat else ""
 
 
 def idle(facts: Facts) -> str:
@@ -112,7 +112,7 @@ def weights_at_zero(facts: Facts) -> str:
     zeros = facts.stuck_at_zero
     if not zeros or 2 * len(zeros) < len(facts.weights):
         return ""
-    return f"{len(zeros)} of {len(facts.weights)} weights are all zero and get no gradient ({names(zeros)})"
+    return f"{len(zeros)} of {len(facts.weights)} weight tensors are all zero and receive no gradient ({names(zeros)})"
 
 
 def underflow(facts: Facts) -> str:
@@ -136,8 +136,8 @@ def guesses(facts: Facts) -> str:
     if classes is None or not (quiet and curve.settled and curve.start - curve.late < 0.25 * curve.late):
         return ""
     return (
-        f"the loss began at {curve.start:.4g} and stays at {curve.late:.4g}, which is ln {classes}: what guessing "
-        f"between {classes} classes costs; the weights change by {ratio:.1e} of their size per step"
+        f"the loss began at {curve.start:.4g} and stays at {curve.late:.4g}, which is ln {classes}: the loss of "
+        f"guessing among {classes} classes; an update changes the weights by {ratio:.1e} of their size"
     )
 
 
@@ -152,7 +152,7 @@ def piles_up(facts: Facts) -> str:
     doublings = [norms[1] / norms[0], norms[3] / norms[1], norms[7] / norms[3], norms[15] / norms[7]]
     if min(doublings) < 1.15 or max(doublings) > 4.0 or norms[15] < 7.0 * norms[0]:
         return ""
-    return f"the first 16 gradient norms grew from {norms[0]:.3g} to {norms[15]:.3g}, as if they were added up"
+    return f"the first 16 gradient norms grew from {norms[0]:.3g} to {norms[15]:.3g}, as they do without zero_grad"
 
 
 def unchanged(facts: Facts) -> str:
@@ -173,8 +173,8 @@ def hardly_moves(facts: Facts) -> str:
         return ""
     lr = max(facts.trace.lrs)
     return (
-        f"in {updates} updates the loss went from {curve.start:.4g} to {curve.late:.4g}; an update "
-        f"changes the weights by {ratio:.1e} of their size (1e-3 is usual) at a learning rate of {lr:.3g}"
+        f"in {updates} updates the loss went from {curve.start:.4g} to {curve.late:.4g}; an update changes the "
+        f"weights by {ratio:.1e} of their size (1e-3 is typical) at a learning rate of {lr:.3g}"
     )
 
 
@@ -185,7 +185,7 @@ def drowned(facts: Facts) -> str:
         return ""
     if not 0.0 < curve.late <= curve.noise or ratio is None or not _NOTICEABLE_UPDATE <= ratio < _LARGE_UPDATE:
         return ""
-    return f"losses of neighbouring steps differ by {curve.noise / curve.late:.0%} of their level, which does not fall"
+    return f"losses of consecutive steps differ by {curve.noise / curve.late:.0%} of their level, which does not fall"
 
 
 def unexplained(facts: Facts) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import final
 
 from steadystep.diagnosis import learning_evidence, step_size_evidence
-from steadystep.diagnosis.causes import ADVICE, Cause
+from steadystep.diagnosis.advice import advise
+from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.facts import Facts, told
 from steadystep.diagnosis.learning_evidence import noted, warned
 from steadystep.records import DetectorName, Diagnosis
@@ -179,20 +180,27 @@ def rank(facts: Facts) -> tuple[Diagnosis, ...]:
     consequences = {effect for cause in guilty for effect in CONSEQUENCES.get(cause, ())}
     guilty.sort(key=lambda cause: (cause in consequences, -scores[cause]))
     return tuple(
-        Diagnosis(cause=cause.value, evidence="; ".join(evidence[cause].values()), advice=ADVICE[cause])
+        Diagnosis(cause=cause.value, evidence="; ".join(evidence[cause].values()), advice=_advice(cause, facts))
         for cause in guilty
     )
+
+
+def _advice(cause: Cause, facts: Facts) -> str:
+    done = facts.done.get(cause)
+    if done is None:
+        return advise(cause, facts.setup)
+    return advise(cause, facts.setup, done.plan, earlier=frozenset(done.actions))
 
 
 def _healthy(facts: Facts) -> Diagnosis:
     curve = facts.curve
     if curve is None:
         return Diagnosis(evidence=f"nothing found in {facts.trace.num_updates} updates")
-    ratio = "" if facts.ratio is None else f", updates of {facts.ratio:.1e} of the weights"
-    loss = f"loss {curve.start:.4g} at the start and {curve.late:.4g} now"
+    ratio = "" if facts.ratio is None else f", an update changes the weights by {facts.ratio:.1e} of their size"
+    loss = f"loss {curve.start:.4g} at the start, {curve.late:.4g} now"
     clipped = facts.noted.get(DetectorName.CLIP_RATE)
     # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
     always = clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL
     aside = f"; {told(clipped)}" if clipped is not None and always else ""
-    advice = ADVICE[Cause.CLIPPING_TOO_TIGHT] if always else ""
+    advice = advise(Cause.CLIPPING_TOO_TIGHT, facts.setup) if always else ""
     return Diagnosis(evidence=f"{facts.trace.num_updates} updates, {loss}{ratio}{aside}", advice=advice)

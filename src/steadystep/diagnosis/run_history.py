@@ -1,13 +1,16 @@
 """What is remembered of a run, so that causes can be ranked at any time."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, final
 
+from steadystep.diagnosis.advice import UNKNOWN_SETUP, Setup
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.curves import Layers, LossCurve
-from steadystep.diagnosis.facts import Facts, Occurrences
+from steadystep.diagnosis.facts import Facts, Interventions, Occurrences
 from steadystep.diagnosis.ranking import rank
-from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Signals
+from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Plan, Signals
 
 _FIRST = 64
 _SLOW = frozenset({Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, Cause.SUSPICIOUS_PERFECTION, Cause.BATCH_SIZE_UNFIT})
@@ -49,6 +52,8 @@ class Opinion:
         self._told = {str(cause) for cause in state["told"]}
 
 
+_NOTHING = Plan()
+_WARMUP = 4  # points of the learning rate: one that rises over all of them is warmed up
 _SHORTEST = 32  # updates: nothing is concluded about a run of fewer
 
 
@@ -148,7 +153,8 @@ class RunHistory:
     ['healthy']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, setup: Setup = UNKNOWN_SETUP) -> None:
+        self._setup = setup
         self._trace = Trace()
         self._layers = Layers()
         self._inputs: InputStats | None = None
@@ -156,17 +162,20 @@ class RunHistory:
         self._incidents: dict[str, Occurrences] = {}
         self._warned: dict[str, Occurrences] = {}
         self._noted: dict[str, Occurrences] = {}
+        self._done: dict[str, Interventions] = {}
         self._opinion = Opinion()
         self.opposed = False
         """Another network learns against this one, or with it, and its loss depends on that one's weights."""
 
-    def note(self, signals: Signals, diagnosis: Diagnosis, *, stepped: bool) -> None:
-        """One attempt: what was measured, what it was taken for, and whether the weights were updated."""
+    def note(self, signals: Signals, diagnosis: Diagnosis, *, stepped: bool, plan: Plan = _NOTHING) -> None:
+        """Record one attempt: what was measured and diagnosed, what was done, and whether the weights were updated."""
         if stepped and self._trace.due() and signals.all_finite:
             self._trace.add(signals.step, signals.loss, signals.grad_norm, signals.lr)
             self._scaled = signals.scaled
         if diagnosis.findings:
             self._book(diagnosis)
+            if plan.actions:
+                self._intervened(diagnosis.cause, plan)
         if signals.probe is not None:
             self._layers.add(signals.probe)
         if signals.inputs is not None:
@@ -198,8 +207,27 @@ class RunHistory:
             probe=self._layers.last,
             inputs=self._inputs,
             scaled=self._scaled,
+            done=self._done,
+            setup=self._known_setup(),
             opposed=self.opposed,
         )
+
+    def _known_setup(self) -> Setup:
+        """The settings, and what the run has shown since."""
+        lrs = self._trace.lrs[:_WARMUP]
+        rises = len(lrs) == _WARMUP and all(a < b for a, b in pairwise(lrs))
+        return replace(
+            self._setup,
+            precision="fp16" if self._scaled else self._setup.precision,
+            warms_up=self._setup.warms_up or rises,
+            gives_batch=self._setup.gives_batch or self._inputs is not None,
+        )
+
+    def _intervened(self, cause: str, plan: Plan) -> None:
+        if cause in self._done:
+            self._done[cause].add(plan)
+        else:
+            self._done[cause] = Interventions(plan)
 
     def _book(self, diagnosis: Diagnosis) -> None:
         grave = [finding for finding in diagnosis.findings if finding.severity in GRAVE]
@@ -221,6 +249,7 @@ class RunHistory:
             "warned": _save(self._warned),
             "noted": _save(self._noted),
             "opinion": self._opinion.state_dict(),
+            "done": {cause: done.state_dict() for cause, done in self._done.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -231,6 +260,7 @@ class RunHistory:
         self._scaled = bool(state["scaled"])
         self._incidents, self._warned = _load(state["incidents"]), _load(state["warned"])
         self._noted = _load(state["noted"])
+        self._done = {str(cause): Interventions.from_state(done) for cause, done in state.get("done", {}).items()}
         if "opinion" in state:
             self._opinion.load_state_dict(state["opinion"])
 

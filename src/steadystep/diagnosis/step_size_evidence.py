@@ -36,7 +36,7 @@ def sharp_attention(facts: Facts) -> str:
     bound = 0.0 if probe is None else max((b for b in probe.logit_bounds if math.isfinite(b)), default=0.0)
     if probe is None or bound < _SHARP:
         return ""
-    return f"attention logits may be as large as {bound:.3g} at step {probe.step} (below 64 is usual)"
+    return f"attention logits reach up to {bound:.3g} at step {probe.step} (below 64 is typical)"
 
 
 def climbed(facts: Facts) -> str:
@@ -44,7 +44,7 @@ def climbed(facts: Facts) -> str:
     curve, first, (peak, step) = facts.curve, facts.trace.first, facts.peak
     if curve is None or facts.signed or step > 32 or peak - first[0] <= max(0.25 * first[0], 5.0 * curve.noise):
         return ""
-    return f"at first the loss rose, from {first[0]:.4g} to {peak:.4g} at step {step}"
+    return f"the loss first rose from {first[0]:.4g} to {peak:.4g} at step {step}"
 
 
 def never_recovered(facts: Facts) -> str:
@@ -54,7 +54,7 @@ def never_recovered(facts: Facts) -> str:
         return ""
     if peak - first[0] <= max(2.0 * first[0], 10.0 * curve.noise):
         return ""
-    return f"the loss went up to {peak:.4g} at step {step} and has hardly been below its start since"
+    return f"the loss rose to {peak:.4g} at step {step} and has hardly been below its initial value since"
 
 
 def bold_adam(facts: Facts) -> str:
@@ -74,7 +74,7 @@ def rose(facts: Facts) -> str:
     curve = facts.curve
     if curve is None or facts.signed or not curve.rose:
         return ""
-    return f"the loss is {curve.late:.4g} and began at {curve.start:.4g}"
+    return f"the loss is {curve.late:.4g}; it began at {curve.start:.4g}"
 
 
 def fell_back(facts: Facts) -> str:
@@ -82,7 +82,7 @@ def fell_back(facts: Facts) -> str:
     curve = facts.curve
     if curve is None or facts.signed or not curve.learned or curve.near_best:
         return ""
-    return f"the loss is {curve.late:.4g} and has been {curve.best:.4g}"
+    return f"the loss is {curve.late:.4g}; it was {curve.best:.4g} at best"
 
 
 def went_up(facts: Facts) -> str:
@@ -103,11 +103,11 @@ def spikes(facts: Facts) -> str:
     count = sum(tally.count for tally in found if tally is not None)
     if count < max(3.0, 0.01 * facts.trace.num_updates):
         return ""
-    return f"{count} spikes of loss or gradient in {facts.trace.num_updates} updates"
+    return f"{count} loss or gradient spikes in {facts.trace.num_updates} updates"
 
 
 def _moves(ratio: float) -> str:
-    return f"an update changes the weights by {ratio:.2g} of their size (1e-3 is usual)"
+    return f"an update changes the weights by {ratio:.2g} of their size (1e-3 is typical)"
 
 
 # Root mean square. A variance above 10 is never meant (Wardat et al. 2022, DeepDiagnosis); 1 is for norms.
@@ -121,7 +121,7 @@ def large_inputs(facts: Facts) -> str:
     inputs = facts.inputs
     if inputs is None or max(abs(inputs.mean), inputs.std) < 20.0:
         return ""
-    return f"inputs have mean {inputs.mean:.3g}, standard deviation {inputs.std:.3g}, largest {inputs.largest:.3g}"
+    return f"inputs have mean {inputs.mean:.3g}, standard deviation {inputs.std:.3g} and maximum {inputs.largest:.3g}"
 
 
 def uneven_inputs(facts: Facts) -> str:
@@ -177,7 +177,7 @@ def cold_start(facts: Facts) -> str:
     curve, first = facts.curve, facts.trace.first
     if curve is None or facts.signed or first[0] < 20.0 or not curve.best < min(10.0, first[0] / 10.0):
         return ""
-    return f"the first loss was {first[0]:.4g}, against {curve.best:.4g} later"
+    return f"the first loss was {first[0]:.4g}, later losses reach {curve.best:.4g}"
 
 
 def high_start(facts: Facts) -> str:
@@ -185,7 +185,7 @@ def high_start(facts: Facts) -> str:
     curve, first = facts.curve, facts.trace.first
     if curve is None or not first or facts.signed or first[0] < 30.0 * max(abs(curve.best), 1e-3) or first[0] < 20.0:
         return ""
-    return f"the first loss was {first[0]:.4g}, against {curve.best:.4g} later"
+    return f"the first loss was {first[0]:.4g}, later losses reach {curve.best:.4g}"
 
 
 def _most(facts: Facts, some: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from steadystep.errors import ConfigError, MisuseError
 from steadystep.optimizers import as_one
 from steadystep.records import Outcome
 
-_INSIDE = "was called from inside step(): the closure must only compute the loss"
+_INSIDE = "was called inside step(): the closure may only compute the loss"
 _DETECTOR = ("update", "state_dict", "load_state_dict")
 _SINK = ("start", "step", "validation", "layers", "histograms", "incident", "close")
 
@@ -23,8 +23,8 @@ def check_work(work: object) -> None:
     """A loss, or what computes one."""
     if not isinstance(work, Tensor) and not callable(work):
         raise MisuseError(
-            f"step() was given {_a(work)}: give a function that computes the loss, "
-            "guard.step(lambda: loss_fn(model(x), y)), or the loss as a tensor"
+            f"step() was given {_a(work)}: pass a function that computes the loss, guard.step(lambda: "
+            "loss_fn(model(x), y)), or the loss as a tensor"
         )
 
 
@@ -45,8 +45,8 @@ def check_storage(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise MisuseError(
-                f"{name} is on the meta device and holds no numbers: call model.to_empty(device=...) and initialise or "
-                "load the weights, then make the optimizer and the guard"
+                f"{name} is on the meta device and has no data: call model.to_empty(device=...), initialize or load "
+                "the weights, then create the optimizer and the guard"
             )
 
 
@@ -55,7 +55,7 @@ def check_loss(call: str, loss: object) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise MisuseError(f"{call}() takes the loss as a tensor of one real number, got {_a(loss)}: take its mean")
     if loss.is_meta:
-        raise MisuseError(f"{call}() got a loss on the meta device: give the model and the batch a real one")
+        raise MisuseError(f"{call}() got a loss on the meta device: move the model and the batch to a real device")
     return loss
 
 
@@ -78,39 +78,39 @@ def check_kept(name: object, thing: object, update: object) -> None:
     ]
     if lacking:
         raise MisuseError(
-            f"keep({name!r}, ...) got {_a(thing)} without {' and '.join(lacking)}: give an object that has both"
+            f"keep({name!r}, ...) got {_a(thing)} without {' and '.join(lacking)}: pass an object that has both"
         )
     if update is not None and not callable(update):
-        raise MisuseError(f"update = {update!r}: must be a function of no argument that updates {name!r}")
+        raise MisuseError(f"update = {update!r}: must be a function without arguments that updates {name!r}")
 
 
 def saved_state(saved: object) -> Mapping[str, Any]:
     """What state_dict() gave."""
     if not isinstance(saved, Mapping):
-        raise MisuseError(f"load_state_dict() takes what guard.state_dict() gave, got {_a(saved)}")
+        raise MisuseError(f"load_state_dict() takes what guard.state_dict() returned, got {_a(saved)}")
     return saved
 
 
 def folder(key: str, path: object) -> Path:
     """A folder that can have this name."""
     if not isinstance(path, str | os.PathLike) or "\0" in (text := os.fspath(path)) or not isinstance(text, str):
-        raise MisuseError(f"{key} = {path!r}: must be a path to a folder, as text or as a pathlib.Path")
+        raise MisuseError(f"{key} = {path!r}: must be a path to a folder, as a str or pathlib.Path")
     return Path(text).expanduser()
 
 
 def check_loader(loader: object) -> None:
     """Something to take batches from."""
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-        raise MisuseError(f"batches() takes a DataLoader or anything else that gives batches, got {_a(loader)}")
+        raise MisuseError(f"batches() takes a DataLoader or another iterable of batches, got {_a(loader)}")
 
 
 def check_extras(detectors: object, sinks: object) -> None:
     """Detectors and sinks of the user's own."""
     _check_all("detectors", detectors, _DETECTOR, "see steadystep.detectors.Detector")
-    _check_all("sinks", sinks, _SINK, "see steadystep.tracking.Sink; for one by its name use monitoring.sinks")
+    _check_all("sinks", sinks, _SINK, "see steadystep.tracking.Sink; to choose one by name use monitoring.sinks")
     for detector in sequence("detectors", detectors):
         if not isinstance(getattr(detector, "name", None), str):
-            raise MisuseError(f"detectors: {type(detector).__name__} needs a name, a text, to be told from the others")
+            raise MisuseError(f"detectors: {type(detector).__name__} needs a unique name (str)")
 
 
 def sequence(key: str, given: object) -> Sequence[Any]:
@@ -124,7 +124,7 @@ def refuse_copy() -> NoReturn:
     """Of a guard."""
     raise MisuseError(
         "a guard cannot be pickled or copied: it belongs to one model, one optimizer and one process. Save "
-        "guard.state_dict() and load it into a guard made there; leave the guard out of what you send or copy"
+        "guard.state_dict() and load it into a guard created there; exclude the guard from what you send or copy"
     )
 
 
@@ -132,7 +132,7 @@ def _check_all(key: str, given: object, methods: Sequence[str], see: str) -> Non
     for thing in sequence(key, given):
         lacking = [name for name in methods if isinstance(thing, type) or not has_method(thing, name)]
         if lacking:
-            raise MisuseError(f"{key}: {_a(thing)} has no {', '.join(lacking)}: make an object that has ({see})")
+            raise MisuseError(f"{key}: {_a(thing)} has no {', '.join(lacking)}: pass an object that has ({see})")
 
 
 def has_method(thing: object, name: str) -> bool:
@@ -187,7 +187,7 @@ def checked_schedulers(given: object) -> Sequence[Any]:
     for scheduler in (found := sequence("schedulers", given)):
         steps = any(has_method(scheduler, name) for name in dir(scheduler) if name.startswith("step"))
         if isinstance(scheduler, type) or not steps:  # timm's have a step_update
-            raise MisuseError(f"schedulers: {scheduler!r} has no step(): give the schedulers that the loop steps")
+            raise MisuseError(f"schedulers: {scheduler!r} has no step(): pass the schedulers that the loop steps")
     return found
 
 
@@ -202,7 +202,7 @@ def checked_settings(config: Config) -> Config:
     named = [key for key, is_set in theirs.items() if is_set]
     if named:
         raise ConfigError(
-            f"watch: {', '.join(named)} cannot be honoured here, because the loop does this itself. Leave it out; "
-            "with your own checkpoints save watcher.guard.state_dict()"
+            f"watch: {', '.join(named)} has no effect here, because the loop does this itself. Remove it; to save "
+            "the guard with your own checkpoints, save watcher.guard.state_dict()"
         )
     return config

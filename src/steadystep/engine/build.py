@@ -159,7 +159,8 @@ class _Ground:
     ) -> Parts:
         """Everything else."""
         config, ranks, measuring = self.config, self.ranks, self.measuring
-        history, limits, budget = RunHistory(), components.limits(config, ranks), components.budget(config)
+        limits, budget = components.limits(config, ranks), components.budget(config)
+        history = RunHistory(components.setup(config, self.folder))
         replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(config, ranks))
         run_state = self._run_state()
         rule = clip_rule(config)
@@ -258,6 +259,7 @@ class _Ground:
             budget=budget,
             limits=limits,
             mode=self.config.mode,
+            setup=components.setup(self.config, self.folder),
             beginnings={d.name: d.state_dict() for d in self.detectors if d.name in MEASURED_BY_THE_PAST},
         )
 
@@ -282,6 +284,7 @@ class _Ground:
             probing=measuring.probes,
             checkpoints=checkpoints,
             rewarm_steps=limits.rewarm_steps,
+            setup=components.setup(self.config, self.folder),
             replay=not limits.skips_batches,
         )
 

@@ -171,8 +171,9 @@ class ClosureErrors:
         count = self.budget.raised(step)
         if count > self.most:
             error.add_note(
-                f"steadystep: {count} exceptions in the last 1,000 steps, and recovery.max_exceptions = {self.most}; "
-                "no update was taken from those steps, and the weights are those of the last accepted one"
+                f"steadystep: {count} exceptions in the last 1,000 steps, more than recovery.max_exceptions = "
+                f"{self.most}; those steps were not applied, and the weights are those after the last accepted "
+                "update"
             )
             return None
         plan = Plan(actions=(Action.SKIP_STEP,))
@@ -182,7 +183,7 @@ class ClosureErrors:
             lr = max(_HALVED * in_use, self.limits.lr_floor_mult * asked)
             plan = Plan(actions=(Action.SKIP_STEP, Action.CUT_LR), lr=lr)
         self.updater.prepare(plan)
-        diagnosis = exception_in_step(error)
+        diagnosis = exception_in_step(error, plan)
         if self.updater.runner.group.members:
             plan = replace(plan, reason=diagnosis.cause)
             return Outcome(step=step, reading=math.nan, stepped=False, pending=True, plan=plan, diagnosis=diagnosis)

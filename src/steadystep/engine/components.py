@@ -21,6 +21,7 @@ from steadystep.checkpoints.run_lock import RunLock
 from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.clip.learned import NormRule
 from steadystep.config import Config
+from steadystep.diagnosis.advice import Setup
 from steadystep.engine.microbatch_group import Draws
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.errors import ConfigError, MisuseError
@@ -54,11 +55,14 @@ from steadystep.tracking import Broadcast, NoLog, RunLog, RunStart, Sink, Tracki
 def check_settings(config: Config, schedule: Schedule | None, run_dir: str | Path | None) -> None:
     """Raise where settings contradict each other; warn about those without effect."""
     for key in config.recovery.unused:
-        warn(f"{key} no longer has an effect: how often a state is kept follows from its size; leave it out")
+        warn(
+            f"{key} no longer has an effect, because the snapshot interval follows from the size of a snapshot: "
+            "remove it"
+        )
     if config.monitoring.save_checkpoints and run_dir is None:
         raise ConfigError("monitoring.save_checkpoints needs a folder: Guard(..., run_dir=...)")
     if schedule is not None and config.training.lr_scheduler is not None:
-        raise ConfigError("schedule= and training.lr_scheduler both set the learning rate: give one of them")
+        raise ConfigError("schedule= and training.lr_scheduler both set the learning rate: use one of them")
 
 
 def lock(folder: Path | None, ranks: Ranks, *, force: bool) -> tuple[RunLock | None, str]:
@@ -69,6 +73,22 @@ def lock(folder: Path | None, ranks: Ranks, *, force: bool) -> tuple[RunLock | N
         if ranks.size == 1:
             raise
         return None, str(error)
+
+
+def setup(config: Config, folder: Path | None) -> Setup:
+    """What the settings say that advice need not recommend."""
+    training = config.training
+    clips = (
+        training.clip_norm,
+        training.clip_value,
+        None if training.gradient_clipping is False else training.clip_rule,
+    )
+    return Setup(
+        precision=training.mixed_precision,
+        clips=any(limit is not None for limit in clips),
+        warms_up=bool(training.warmup_steps),
+        writes_bundles=_writes_bundles(config, folder),
+    )
 
 
 def budget(config: Config) -> Budget:
@@ -104,10 +124,14 @@ def tracking(config: Config, folder: Path | None, model: nn.Module, sinks: Seque
 
 def incidents(config: Config, folder: Path | None) -> Incidents | None:
     """Where refused steps are written down; None where they are not."""
-    if folder is None or config.mode == "observe" or not config.recovery.incident_bundles:
+    if folder is None or not _writes_bundles(config, folder):
         return None
     batch_bytes = config.recovery.incident_batch_mb * 1e6
     return Incidents(folder / "incidents", config=config.model_dump(mode="json"), max_batch_bytes=batch_bytes)
+
+
+def _writes_bundles(config: Config, folder: Path | None) -> bool:
+    return folder is not None and config.mode != "observe" and config.recovery.incident_bundles
 
 
 def checkpointing(config: Config, folder: Path | None, loop: LoopState, ranks: Ranks) -> Checkpointing | None:
@@ -259,7 +283,7 @@ def tensor_clip(
 ) -> TensorClip | None:
     """What clips tensors or units one by one, if that is asked for."""
     if sharded and config.training.clip_rule == "agc" and config.training.gradient_clipping is not False:
-        raise ConfigError("training.clip_rule: agc needs whole rows, and FSDP2 spreads them: use zscore or percentile")
+        raise ConfigError("training.clip_rule: agc needs whole rows, and FSDP2 shards them: use zscore or percentile")
     if isinstance(rule, TensorEMAClip):
         return ByTensors(rule)
     by_units = config.training.clip_rule == "agc" and config.training.gradient_clipping is not False

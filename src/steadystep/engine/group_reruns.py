@@ -66,15 +66,15 @@ class GroupReruns:
             self._runner.drop_traces()
         elif not self._runner.group.repeatable:
             raise MisuseError(
-                "out of memory, and earlier micro-batches of this update cannot be computed again: give all of them "
-                "as closures with batch="
+                "out of memory, and earlier micro-batches of this update cannot be recomputed: pass all of them as "
+                "closures with batch="
             )
         else:
             try:
                 self._run_again(after, self._losses())
             except _NotRepeatableError:
                 raise MisuseError(
-                    "out of memory, and an earlier micro-batch of this update gave another loss when it was run again"
+                    "out of memory, and re-running an earlier micro-batch of this update gave a different loss"
                 ) from None
         if recipe is not None:
             recipe.rng.restore()
@@ -103,8 +103,9 @@ class GroupReruns:
         same = all(_same(value, losses[i], tolerance) for i, value in zip(positions, values, strict=True))
         if not self._ranks.all(same):
             warn(
-                "a closure gave another loss when it was run again, so this group of micro-batches is dropped whole. "
-                "Pass the data as step(closure, batch=...) to make it repeatable."
+                "re-running a closure gave a different loss, so this whole group of micro-batches is dropped. To "
+                "make it repeatable, pass the data as step(closure, batch=...) and keep iterators and other side "
+                "effects out of the closure."
             )
             raise _NotRepeatableError
 

@@ -21,12 +21,14 @@ from steadystep.diagnosis import (
     needs_counterfactual,
     weigh,
 )
+from steadystep.diagnosis.advice import Setup
+from steadystep.diagnosis.explain import advised
 from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, go_on
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Action, Counterfactual, DetectorName, Finding, Severity, Signals
 
-_GRAVE = ("act", "critical")
+_GRAVE, _UNKNOWN = ("act", "critical"), Setup()
 _OF_RESTING_LOSSES = (DetectorName.CONSTANT_PREDICTION, DetectorName.NO_LEARNING)
 _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders (a DQN's rises tenfold at first)
 _HELD = 7  # batches that were remembered; with the one at hand they are enough
@@ -49,12 +51,13 @@ def conclude(
     states: Sequence[TrustedSnapshot],
     mode: Mode = "autopilot",
     ceiling: float | None = None,
+    setup: Setup = _UNKNOWN,
 ) -> Verdict:
     """Explain what was found and decide about it: for a step that is under way, or one in yesterday's log."""
-    diagnosis = explain(signals, found)
+    diagnosis = explain(signals, found, setup)
     budget.see(diagnosis)
     plan = decide(signals, diagnosis, budget=budget, mode=mode, states=states, limits=limits, ceiling=ceiling)
-    return Verdict(signals, diagnosis, plan)
+    return Verdict(signals, advised(diagnosis, signals, plan, setup), plan)
 
 
 @final
@@ -68,6 +71,7 @@ class Judge:
     budget: Budget
     limits: Limits
     mode: Mode
+    setup: Setup = _UNKNOWN
     trial: RollbackTrial = field(default_factory=RollbackTrial)
     turns: Turns = field(default_factory=Turns)
     beginnings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -94,7 +98,7 @@ class Judge:
             updates: how many the weights contain: rolling back to those in place would change nothing.
             ceiling: over the learning rate, from an older trouble.
             careful: whoever asks cannot roll back.
-            clipped: the loop has clipped the gradients since they were measured.
+            clipped: the loop has clipped the gradients since.
         """
         if Turns.last is not self.turns.mark or self.turns.count:
             self.turns.take()
@@ -161,6 +165,7 @@ class Judge:
             states=states,
             mode="careful" if careful and self.mode == "autopilot" else self.mode,
             ceiling=ceiling,
+            setup=replace(self.setup, clips=True) if clipped else self.setup,
         )
         plan = verdict.plan
         if Action.RESTORE_MOMENTS in plan.actions:  # what they fall to is our doing
@@ -184,8 +189,7 @@ class Judge:
             losses = yield Ask("losses", states=known, backward=signals.refused_in_a_row > 0)
             tried = None if losses is None else _newest_finite(known, losses)
         signals = replace(signals, counterfactual=tried)
-        weighed = weigh(signals, found)
-        jump = DetectorName.WEIGHT_JUMP
+        weighed, jump = weigh(signals, found), DetectorName.WEIGHT_JUMP
         return signals, tuple(f if f.detector == jump or not _is_uncertain(f) else self._untried(f) for f in weighed)
 
     def _compared(
@@ -292,5 +296,5 @@ def _held_back(found: tuple[Finding, ...]) -> Generator[Ask, Any, tuple[Finding,
     spike = next((f for f in found if f.detector == DetectorName.GRADIENT_SPIKE and f.severity == "act"), None)
     if spike is None or not (yield Ask("norm-now")) <= spike.limit:
         return found
-    note = replace(spike, severity="info", what=f"{spike.what}, held by your clipping")
+    note = replace(spike, severity="info", what=f"{spike.what}, limited by your clipping")
     return tuple(note if finding is spike else finding for finding in found)

@@ -63,8 +63,8 @@ class LearningRate:
     ) -> None:
         if schedule is not None and not callable(schedule):
             raise MisuseError(
-                f"schedule must be a function from updates to a multiplier, got {type(schedule).__name__}: "
-                "use steadystep.schedule.from_torch for torch's own"
+                "schedule must be a function from the number of updates to a multiplier, got "
+                f"{type(schedule).__name__}: wrap a torch scheduler in steadystep.schedule.from_torch"
             )
         self._optimizer = optimizer
         self._start = start
@@ -186,7 +186,7 @@ class LearningRate:
         """Continue from `state`. A start value that is another one now is used, in proportion to what became of it."""
         groups = len(self._optimizer.param_groups)
         if len(state["bases"]) > groups or (self._sets_start and len(state["rates"]) != groups):
-            raise MisuseError(f"its learning rates are of another number of parameter groups than these {groups}")
+            raise MisuseError(f"it has learning rates for a different number of parameter groups than {groups}")
         times = self._changed(state)
         if self._schedule is not None:
             self._bases = [float(base) * times for base in state["bases"]]
@@ -202,7 +202,7 @@ class LearningRate:
         then, now = state.get("start"), self._start  # a state from before this was saved does not have it
         if then is None or now is None or then == now:
             return 1.0
-        warn(f"training.learning_rate is {now:g} and was {then:g} when the checkpoint was written: {now:g} is used")
+        warn(f"training.learning_rate is {now:g} but was {then:g} when the checkpoint was written: using {now:g}")
         return now / float(then)
 
 

@@ -81,13 +81,13 @@ class Group:
         """The weight as a number; changes nothing. Some micro-batches with one and some without have no meaning."""
         if self._weighted is not None and self._weighted != (weight is not None):
             raise MisuseError(
-                "weight= was given for some micro-batches of one update and not for others: give it for all or none"
+                "weight= was given for some micro-batches of one update and not for others: pass it for all or none"
             )
         if weight is None:
             return None
         value = number("weight", weight)
         if not (math.isfinite(value) and value >= 0):
-            raise MisuseError(f"weight = {weight!r}: must be a finite number of at least 0 (a count of tokens, say)")
+            raise MisuseError(f"weight = {weight!r}: must be a finite number of at least 0, such as a number of tokens")
         return value
 
     def check_weight(self, weight: float | None) -> float:
@@ -135,8 +135,8 @@ class Group:
 
 
 _TOUCHED = (
-    "the closure called backward or zero_grad itself: return the loss, and leave backward, clipping, the step and "
-    "zero_grad to the guard"
+    "the closure called backward or zero_grad: return the loss only; the guard does backward, clipping, the step "
+    "and zero_grad"
 )
 
 
@@ -172,10 +172,10 @@ class OnlyTheLoss:
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
-    raise MisuseError("the closure called optimizer.step itself: return the loss and leave the step to the guard")
+    raise MisuseError("the closure called optimizer.step: return the loss only; the guard takes the step")
 
 
-_ON_META = "the loss is on the meta device and holds no number: give the model and the batch a real device"
+_ON_META = "the loss is on the meta device and has no value: move the model and the batch to a real device"
 
 
 def called(work: Closure, batch: Any) -> Any:
@@ -187,9 +187,11 @@ def called(work: Closure, batch: Any) -> Any:
         inside = trace is not None and trace.tb_next is not None
         if inside and not isinstance(work, nn.Module):  # the closure's own error
             raise
-        what = "the model" if isinstance(work, nn.Module) else "a closure that cannot be called so"
+        what = "the model" if isinstance(work, nn.Module) else "a closure that cannot be called like this"
         how = "guard.step(lambda: loss_fn(model(x), y)), or guard.step(lambda batch: ..., batch=batch)"
-        raise MisuseError(f"step() was given {what} ({error}): give one that computes the loss, {how}") from error
+        raise MisuseError(
+            f"step() was given {what} ({error}): pass a function that computes the loss, {how}"
+        ) from error
 
 
 def checked_loss(loss: Any) -> Tensor:
@@ -203,8 +205,8 @@ def checked_loss(loss: Any) -> Tensor:
         )
     if not loss.requires_grad:
         raise MisuseError(
-            "the loss has no graph to differentiate: was it computed under no_grad, detached, turned into a number, or "
-            "is every parameter frozen? Give the loss as the model's output makes it"
+            "the loss has no graph to differentiate: was it computed under no_grad, detached, converted to a "
+            "number, or is every parameter frozen? Pass the loss tensor as computed from the model's output"
         )
     if loss.is_meta:
         raise MisuseError(_ON_META)

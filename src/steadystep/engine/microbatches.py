@@ -82,7 +82,7 @@ class MicroBatchRunner:
 
     def __enter__(self) -> None:
         if self.busy:
-            raise MisuseError("step() was called from inside step(): the closure must only compute the loss")
+            raise MisuseError("step() was called inside step(): the closure may only compute the loss")
         self.busy = True
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -249,15 +249,14 @@ class MicroBatchRunner:
                 if _TWICE not in str(error):
                     raise
                 raise MisuseError(
-                    "backward was called for this loss before: give the guard a loss that it is to differentiate, and "
-                    "leave backward to it"
+                    "backward was already called on this loss: pass the loss only; the guard calls backward"
                 ) from error
 
     def _warn_about_autocast(self) -> None:
         if self._precision.casts and not self._warned:
             self._warned = True
             warn(
-                f"mixed_precision is {self._precision.setting}, but a loss given as a tensor was computed before the "
-                "guard could autocast. Pass a closure; or autocast your forward pass yourself and say so with "
-                "autocast: false."
+                f"mixed_precision is {self._precision.setting}, but a loss given as a tensor was computed before "
+                "the guard could autocast. Pass a closure, or autocast your forward pass yourself and set "
+                "training.autocast: false."
             )

@@ -71,22 +71,22 @@ def steps_elsewhere(optimizer: Optimizer) -> bool:
 def refuse_step(optimizer: Optimizer, *, closed: bool) -> NoReturn:
     """Raise what to call instead of `Guard.step`."""
     if closed:
-        raise MisuseError("this guard was closed: make another")
+        raise MisuseError("this guard is closed: create a new one")
     if needs_closure(optimizer):
         raise UnsupportedError(
-            f"{type(optimizer).__name__} calls the closure itself, several times per step: "
-            "use steadystep.watch(model, optimizer) and leave the loop as it is"
+            f"{type(optimizer).__name__} calls the closure itself, several times per step: use "
+            "steadystep.watch(model, optimizer) and keep the loop unchanged"
         )
     if isinstance(optimizer, ByHand):
         raise MisuseError(BY_HAND_USAGE)
-    raise MisuseError("this guard watches a loop that steps by itself: call loss.backward() and optimizer.step()")
+    raise MisuseError("this guard watches a loop that takes its own steps: call loss.backward() and optimizer.step()")
 
 
 _PIPELINES = "torch.distributed.pipelining"
 IN_BACKWARD = (
-    "this model's weights are updated inside backward, one after the other (by an optimizer in a post-accumulate-grad "
-    "hook): nothing can be decided before such an update. Take the hooks off, clear gradients as usual and call one "
-    "optimizer.step() after backward"
+    "this model's weights are updated inside backward, one tensor at a time, by an optimizer in a "
+    "post-accumulate-grad hook: the guard cannot check such an update before it happens. Remove the hooks, clear "
+    "gradients as usual and call one optimizer.step() after backward"
 )
 PIPELINE = (
     "a pipeline schedule runs backward by itself, and only the last stage has the loss: stages cannot be guarded. "
@@ -99,17 +99,17 @@ def refuse_foreign_steps(model: Any, optimizer: Any) -> None:
     given = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     if any(type(thing).__module__.partition(".")[0] == "deepspeed" for thing in (model, *given)):
         raise UnsupportedError(
-            "DeepSpeed keeps gradients, clipping and the update inside its engine: a guard has no say in it. Use "
-            "DistributedDataParallel, or fully_shard (FSDP2) for what ZeRO does; DeepSpeed's own log can be read with "
-            "`steadystep diagnose`"
+            "DeepSpeed keeps gradients, clipping and the update inside its engine, where a guard cannot intervene. "
+            "Use DistributedDataParallel, or fully_shard (FSDP2) for what ZeRO does; DeepSpeed's own log can be "
+            "read with `steadystep diagnose`"
         )
     if not isinstance(model, nn.Module):
         return
     fsdp = sys.modules.get("torch.distributed.fsdp")  # who has used it has imported it
     if fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules()):
         raise UnsupportedError(
-            "FullyShardedDataParallel (FSDP1) keeps its parameters in flat pieces, other ones on each rank: use "
-            "torch.distributed.fsdp.fully_shard (FSDP2), which a guard understands"
+            "FullyShardedDataParallel (FSDP1) keeps its parameters in flat shards that differ between ranks: use "
+            "torch.distributed.fsdp.fully_shard (FSDP2), which is supported"
         )
     if any(steps_in_backward(parameter) for parameter in model.parameters()):
         raise UnsupportedError(IN_BACKWARD)
@@ -125,7 +125,7 @@ def inside_backward() -> bool:
 def no_loss_seen() -> str:
     """What may be the matter when a step comes without a backward pass that was heard of."""
     said = (
-        "optimizer.step() came, and no loss was seen before it: call loss.backward(), or say the loss with "
+        "optimizer.step() was called and no loss was seen before it: call loss.backward(), or pass the loss with "
         "watcher.loss(loss)"
     )
     return f"{said}. {PIPELINE[0].upper()}{PIPELINE[1:]}" if _PIPELINES in sys.modules else said
@@ -185,7 +185,8 @@ def check_watched(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] |
     """One that the loop steps, or several."""
     if optimizer is None:
         raise MisuseError(
-            "watch() takes the optimizer that the loop steps; without one: Guard(model, None), inspect, commit"
+            "watch() takes the optimizer that the loop steps; without an optimizer use Guard(model, None) with "
+            "inspect and commit"
         )
     for each in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
         refuse_foreign_steps(model, each)

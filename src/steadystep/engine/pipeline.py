@@ -80,7 +80,8 @@ class Pipeline:
         if self._lr.scheduled:
             self._lr.place(progress.updates)
         if self._group.stale and not self._runner.reruns.refresh():
-            return self.record(self._updater.drop(progress.attempts, not_repeatable()))
+            given = any(member.batch is not None for member in self._group.members)
+            return self.record(self._updater.drop(progress.attempts, not_repeatable(given=given)))
         view = self.measure(range(len(self._group.members)))
         if self._samples is not None:
             self._sample(view)
@@ -210,7 +211,7 @@ class Pipeline:
         self._budget.count(outcome)
         if signals is not None:
             self._history.opposed = self._judge.turns.are_taken
-            self._history.note(signals, outcome.diagnosis, stepped=outcome.stepped)
+            self._history.note(signals, outcome.diagnosis, stepped=outcome.stepped, plan=outcome.plan)
         episode = self._budget.episode
         self._recovery.after(
             outcome,
@@ -243,7 +244,7 @@ class Pipeline:
     def commit(self, *, stepped: bool) -> Outcome:
         """Record what the loop did about the plan of `inspect`."""
         if self._inspected is None:
-            raise MisuseError("commit() closes an inspect(): call guard.inspect(loss) first")
+            raise MisuseError("commit() without inspect(): call guard.inspect(loss) first")
         (view, verdict), self._inspected = self._inspected, None
         return self.record(self._updater.report(verdict.plan, view, verdict.diagnosis, stepped=stepped))
 
@@ -262,7 +263,10 @@ class Pipeline:
         """Save the last state, write the last lines, and let go of files, hooks and memory."""
         dropped = self._runner.reset()
         if dropped:
-            warn(f"the guard was closed with {dropped} micro-batches of an open group: call flush() to use them")
+            warn(
+                f"the guard was closed with {dropped} micro-batches of an incomplete group, which are dropped: "
+                "call flush() first to use them"
+            )
         try:
             self._run_state.close(self.progress.attempts, self.progress.updates, save=save and not dropped)
         finally:  # it passes a signal on that came during the last step

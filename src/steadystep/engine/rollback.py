@@ -14,6 +14,8 @@ from steadystep.actions.apply import Updater
 from steadystep.checkpoints.checkpoint import Checkpoint
 from steadystep.checkpoints.checkpointing import Checkpointing
 from steadystep.checkpoints.loop_state import LoopState
+from steadystep.diagnosis.advice import Setup
+from steadystep.diagnosis.explain import advised
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.replay import MeasureGroup, Replayed, Replayer
 from steadystep.errors import SteadystepError
@@ -53,6 +55,7 @@ class Rollback:
     probing: Probing
     checkpoints: "Checkpoints"
     rewarm_steps: int
+    setup: Setup
     replay: bool
     """The loop gives the same batches again, so random numbers are rolled back with the weights."""
 
@@ -100,6 +103,7 @@ class Rollback:
         if Action.REWARM in plan.actions:
             steps = self.rewarm_steps if plan.hold is None else min(plan.hold, self.rewarm_steps)
             self.learning_rate.ceiling.rewarm(steps)
+        diagnosis = advised(diagnosis, view.signals, plan, self.setup)  # why again: it shows only now what was replayed
         return Outcome.of(plan, view.signals, diagnosis, stepped=False, restored=updates)
 
     def _from_checkpoint(self, plan: Plan, view: GradientView, diagnosis: Diagnosis) -> Outcome:
@@ -112,6 +116,7 @@ class Rollback:
         self.probing.cancel()
         if found is None:
             plan = Plan(actions=(Action.SKIP_STEP, Action.STOP), reason=plan.reason)
+            diagnosis = advised(diagnosis, view.signals, plan, self.setup)
             return self.updater.report(plan, view, diagnosis, stepped=False)
         plan = replace(plan, to=found.step)
         self.updater.prepare(plan)

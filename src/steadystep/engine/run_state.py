@@ -1,12 +1,12 @@
 """What is kept of a run: its checkpoints, its place in the data, its best weights."""
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor
 
+from steadystep._utils.text import logger
 from steadystep.checkpoints.checkpoint import write_checkpoint
 from steadystep.checkpoints.checkpointing import Checkpointing, read_any, store_at
 from steadystep.checkpoints.data_position import DataPosition
@@ -43,9 +43,6 @@ def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-logger = logging.getLogger("steadystep")
-
-
 @final
 class RunState:
     """Saving, resuming, early stopping. Without checkpoints the best weights are kept in memory, if they are wanted."""
@@ -78,7 +75,8 @@ class RunState:
             state = thing.state_dict()
         except Exception as error:
             raise MisuseError(
-                f"keep({name!r}, ...): state_dict() raised {type(error).__name__} ({error}): keep it once it has one"
+                f"keep({name!r}, ...): state_dict() raised {type(error).__name__} ({error}): call keep() once it "
+                "has a state"
             ) from error
         if self.checkpoints is not None:
             try:
@@ -111,7 +109,7 @@ class RunState:
             found = newest
         self.loop.put_back(found.state)
         if self._ranks.rank == 0:
-            logger.info("continues at step %d, from %s", found.step, found.path)
+            logger.info("resumed at step %d from %s", found.step, found.path)
 
     def save(self, folder: Path | None, step: int, updates: int) -> Path:
         """Write a checkpoint and wait for it."""
@@ -119,12 +117,12 @@ class RunState:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from None
+                raise CheckpointError(f"{folder} cannot be created ({error.strerror})") from None
             packed = pack(self.loop.gather())
             bad = not_finite(packed.tensors | packed.shards, packed.tree)
             if not self._ranks.all(not bad):
                 where = f" ({said(bad)})" if bad else " on another rank"
-                raise CheckpointError(f"the state of step {step} is not finite{where}: nothing was written")
+                raise CheckpointError(f"the state of step {step} has non-finite values{where}: nothing was written")
             if self._ranks.size == 1:
                 return write_checkpoint(folder, packed, step=step, updates=updates)
             store, written = store_at(folder, self._ranks), None
@@ -140,7 +138,7 @@ class RunState:
         self.checkpoints.save(step, updates, wait=True)
         path = self.checkpoints.flush()
         if not path.exists():
-            raise CheckpointError(f"{path} could not be written: the warning before this says why")
+            raise CheckpointError(f"{path} could not be written: see the warning above for the reason")
         return path
 
     def restore_best(self, step: int, updates: int) -> bool:

@@ -172,7 +172,7 @@ def pick(model: nn.Module, which: str | int) -> tuple[str, nn.Parameter]:
         if name == which:
             return name, parameter
     near = nearest_names(str(which), [name for name, _ in named])
-    raise MisuseError(f"no trainable parameter {which!r}, there are {len(named)}{near}")
+    raise MisuseError(f"no trainable parameter {which!r} among {len(named)}{near}")
 
 
 def pick_layer(model: nn.Module, which: str | int) -> nn.Module:
@@ -184,7 +184,7 @@ def pick_layer(model: nn.Module, which: str | int) -> nn.Module:
     if isinstance(which, int) and -len(owners) <= which < len(owners):
         return owners[which][1]
     near = nearest_names(str(which), [name for name, _ in owners])
-    raise MisuseError(f"no layer {which!r} with trainable parameters, there are {len(owners)}{near}")
+    raise MisuseError(f"no layer {which!r} with trainable parameters among {len(owners)}{near}")
 
 
 @final
@@ -196,7 +196,7 @@ class Element:
         self._target = None if parameter is None else pick(model, parameter)[1]
         size = None if self._target is None else self._target.numel()
         if size is not None and element is not None and not -size <= element < size:
-            raise MisuseError(f"no element {element} in parameter {parameter!r}, it has {size}")
+            raise MisuseError(f"no element {element} in parameter {parameter!r}, which has {size}")
 
     def at(self, step: int) -> tuple[nn.Parameter, int]:
         """The parameter and the number of the element, counted along its rows."""
@@ -251,7 +251,7 @@ def replaced(batch: Any, part: int | str, change: Callable[[Tensor], Tensor]) ->
         return change(batch)
     inner = children(batch)
     if inner is None:
-        raise MisuseError(f"parts of a {type(batch).__name__} cannot be changed: give tensors, tuples, lists, mappings")
+        raise MisuseError(f"cannot change parts of a {type(batch).__name__}: use tensors, tuples, lists or mappings")
     place = _place(batch, part)
     parts = [held for _, held in inner]
     parts[place] = change(_tensor(parts[place], part))
@@ -272,9 +272,9 @@ def _place(batch: Any, part: int | str) -> int:
 
 def _tensor(value: Any, part: int | str) -> Tensor:
     if not isinstance(value, Tensor):
-        raise MisuseError(f"only a tensor of real numbers can be changed, part {part!r} is {type(value).__name__}")
+        raise MisuseError(f"only a tensor of real numbers can be changed; part {part!r} is {type(value).__name__}")
     return value
 
 
 def _no_part(part: int | str, known: list[str]) -> MisuseError:
-    return MisuseError(f"the batch has no part {part!r}, it has {', '.join(known)}")
+    return MisuseError(f"the batch has no part {part!r}; it has {', '.join(known)}")

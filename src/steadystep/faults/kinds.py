@@ -57,131 +57,135 @@ def _from_start(make: Callable[..., Fault]) -> Callable[[Ground, Mapping[str, An
     return lambda g, o: replace(make(g, start=g.steps.first, **o), steps=g.steps)
 
 
-_FACTOR = Option(read=read.number, default=10.0, about="what it is multiplied by")
+_FACTOR = Option(read=read.number, default=10.0, about="what to multiply by")
 _VALUE = Option(read=read.any_number, default=math.nan, about="a number, nan, inf or -inf")
-_PARAMETER = Option(read=read.name_or_position, default=None, about="name or position; drawn from the seed without it")
-_ELEMENT = Option(read=read.whole, default=None, about="number of the element; drawn from the seed without it")
+_PARAMETER = Option(read=read.name_or_position, default=None, about="name or position; default: drawn from the seed")
+_ELEMENT = Option(read=read.whole, default=None, about="index of the element; default: drawn from the seed")
 _PART = Option(read=read.name_or_position, default=0, about="position or key in the batch")
-_LAYER = Option(read=read.name_or_position, default=None, about="name or position; drawn from the seed without it")
-_SOME = Option(read=read.name_or_position, default=None, about="name or position of one layer; all without it")
-_POWER = Option(read=read.power, default=OVERFLOW, about="of two")
+_LAYER = Option(read=read.name_or_position, default=None, about="name or position; default: drawn from the seed")
+_SOME = Option(read=read.name_or_position, default=None, about="name or position of one layer; default: all")
+_POWER = Option(read=read.power, default=OVERFLOW, about="power of two")
 
 KINDS: dict[str, FaultKind] = {
     "grad-scale": FaultKind(
-        about="all gradients times a factor",
+        about="multiply all gradients by a factor",
         make=lambda g, o: scaled_gradients(g.model, steps=g.steps, **o),
         options={"factor": _FACTOR, "layer": _SOME},
     ),
     "grad-sign-flip": FaultKind(
-        about="all gradients point the other way",
+        about="flip the sign of all gradients",
         make=lambda g, o: scaled_gradients(g.model, steps=g.steps, factor=-1.0, **o),
         options={"layer": _SOME},
     ),
     "bad-gradient": FaultKind(
-        about="one element of a gradient is NaN",
+        about="set one element of a gradient to NaN",
         make=lambda g, o: bad_gradient(g.model, steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "parameter": _PARAMETER, "element": _ELEMENT},
     ),
     "missing-zero-grad": FaultKind(
-        about="the gradients of the step before are added again",
+        about="add the gradients of the previous step again",
         make=lambda g, o: missing_zero_grad(g.model, steps=g.steps),
     ),
     "fp16-overflow": FaultKind(
-        about="gradients leave the range of fp16 upwards; nothing in fp32 and bf16",
+        about="gradients overflow fp16; no effect in fp32 and bf16",
         make=lambda g, o: fp16_overflow(g.model, steps=g.steps, **o),
         options={"power": _POWER},
     ),
     "fp16-underflow": FaultKind(
-        about="gradients leave the range of fp16 downwards; nothing in fp32 and bf16",
+        about="gradients underflow fp16; no effect in fp32 and bf16",
         make=lambda g, o: fp16_underflow(g.model, steps=g.steps, **o),
         options={"power": replace(_POWER, default=UNDERFLOW)},
     ),
     "bad-weight": FaultKind(
-        about="one weight becomes NaN and stays it",
+        about="set one weight to NaN, permanently",
         make=lambda g, o: tensors.bad_weight(g.model, steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "parameter": _PARAMETER, "element": _ELEMENT},
     ),
     "bit-flip": FaultKind(
-        about="one bit of a weight flips and stays flipped",
+        about="flip one bit of a weight, permanently",
         make=lambda g, o: tensors.flipped_bit(g.model, steps=g.steps, seed=g.seed, **o),
         options={
             "parameter": _PARAMETER,
             "element": _ELEMENT,
-            "bit": Option(read=read.bit, default=None, about="from the lowest, 'top' of the exponent, or 'any'"),
+            "bit": Option(
+                read=read.bit, default=None, about="bit number from the lowest, 'top' of the exponent, or 'any'"
+            ),
         },
     ),
     "frozen-layer": FaultKind(
-        about="a layer without gradients whose weights stay",
+        about="freeze a layer: no gradients, no updates",
         make=lambda g, o: tensors.frozen_layer(g.model, steps=g.steps, seed=g.seed, **o),
         options={"layer": _LAYER},
     ),
     "zeroed-layer": FaultKind(
-        about="all weights of a layer become zero",
+        about="set all weights of a layer to zero",
         make=lambda g, o: tensors.zeroed_layer(g.model, steps=g.steps, seed=g.seed, **o),
         options={"layer": _LAYER},
     ),
     "dead-relus": FaultKind(
-        about="biases so low that no ReLU fires",
+        about="lower biases until no ReLU is active",
         make=lambda g, o: tensors.dead_relus(g.model, steps=g.steps, **o),
         options={
-            "bias": Option(read=read.number, default=-1e3, about="what the biases become"),
-            "layer": Option(read=read.name, default=None, about="whose biases; those before each nn.ReLU without it"),
+            "bias": Option(read=read.number, default=-1e3, about="new value of the biases"),
+            "layer": Option(
+                read=read.name, default=None, about="layer whose biases are set; default: those before each nn.ReLU"
+            ),
         },
     ),
     "moments-scale": FaultKind(
-        about="the optimizer's moments times a factor; 0 loses them",
+        about="multiply the optimizer's moments by a factor; 0 clears them",
         make=lambda g, o: scaled_moments(g.optimizer, steps=g.steps, **o),
         options={
             "factor": replace(_FACTOR, default=0.0),
-            "moments": Option(read=read.names, default=(), about="such as exp_avg_sq; all without it"),
+            "moments": Option(read=read.names, default=(), about="such as exp_avg_sq; default: all"),
         },
     ),
     "lr-scale": FaultKind(
-        about="the learning rate times a factor",
+        about="multiply the learning rate by a factor",
         make=lambda g, o: scaled_lr(g.optimizer, steps=g.steps, **o),
         options={"factor": _FACTOR},
     ),
     "lr-creep": FaultKind(
-        about="the learning rate grows with every step",
+        about="grow the learning rate at every step",
         make=_from_start(lambda g, **o: creeping_lr(g.optimizer, **o)),
-        options={"growth": Option(read=read.positive, default=1.01, about="what each step multiplies it by")},
+        options={"growth": Option(read=read.positive, default=1.01, about="multiplier per step")},
         lasts="ever",
         once=True,
     ),
     "bad-loss": FaultKind(
-        about="the loss is NaN",
+        about="set the loss to NaN",
         make=lambda g, o: tensors.bad_loss(steps=g.steps, **o),
         options={"value": _VALUE},
     ),
     "loss-drift": FaultKind(
-        about="the loss reads higher with every step, the gradients stay",
+        about="raise the reported loss at every step; gradients are unchanged",
         make=_from_start(lambda g, **o: tensors.drifting_loss(**o)),
-        options={"per_step": Option(read=read.number, default=0.01, about="what each step adds")},
+        options={"per_step": Option(read=read.number, default=0.01, about="increase per step")},
         lasts="ever",
         once=True,
     ),
     "bad-input": FaultKind(
-        about="one number of the batch is NaN",
+        about="set one element of the batch to NaN",
         make=lambda g, o: tensors.bad_input(steps=g.steps, seed=g.seed, **o),
         options={"value": _VALUE, "part": _PART, "element": _ELEMENT},
     ),
     "data-scale": FaultKind(
-        about="a part of the batch times a factor",
+        about="multiply a part of the batch by a factor",
         make=lambda g, o: tensors.scaled_data(steps=g.steps, **o),
         options={"factor": _FACTOR, "part": _PART},
     ),
     "data-constant": FaultKind(
-        about="a part of the batch is one number throughout",
+        about="set a part of the batch to one constant",
         make=lambda g, o: tensors.constant_data(steps=g.steps, **o),
         options={"value": replace(_VALUE, default=0.0), "part": _PART},
     ),
     "shuffled-labels": FaultKind(
-        about="labels and inputs no longer belong together",
+        about="shuffle the labels against the inputs",
         make=lambda g, o: tensors.shuffled_labels(steps=g.steps, seed=g.seed, **o),
         options={"part": replace(_PART, default=1)},
     ),
     "stale-batch": FaultKind(
-        about="the batch of the step before comes again",
+        about="repeat the batch of the previous step",
         make=lambda g, o: tensors.stale_batch(steps=g.steps),
     ),
 }
@@ -226,7 +230,7 @@ def declared(entry: Any, *, where: str) -> Declaration:
     except ValueError as error:
         problems.append(str(error))
     if kind.once and len(when.stretches) > 1:
-        problems.append(f".at = {entry['at']!r}: {word} grows from one step on, so it has one start")
+        problems.append(f".at = {entry['at']!r}: {word} grows from one step on, so it takes a single start")
     readers = {key: option.read for key, option in kind.options.items()} | {"rank": read.count, "seed": read.whole}
     for key in [key for key in readers if key in entry]:
         try:

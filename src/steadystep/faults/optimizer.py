@@ -34,7 +34,7 @@ def bad_gradient(
 
         def spoil(gradient: Tensor) -> Tensor:
             if gradient.layout != torch.strided:
-                raise UnsupportedError("a single element goes bad in dense gradients only, this one is sparse")
+                raise UnsupportedError("a single element can be changed in dense gradients only; this one is sparse")
             spoilt = gradient.clone(memory_format=torch.contiguous_format)
             put(spoilt, number, value)
             return spoilt
@@ -80,7 +80,7 @@ def missing_zero_grad(model: nn.Module, *, steps: Container[int]) -> Fault:
         left, present = dict(former) if step in steps else {}, dict[nn.Parameter, Tensor]()
         former.clear()
         if step in steps and not left:
-            raise MisuseError(f"missing-zero-grad at step {step}: no gradients were seen at the step before")
+            raise MisuseError(f"missing-zero-grad at step {step}: no gradients were seen at the previous step")
 
         def collect(gradient: Tensor, parameter: nn.Parameter) -> Tensor | None:
             # why: with several micro-batches in one step, what is left over counts once; sync: while this fault is on
@@ -181,7 +181,7 @@ def scaled_moments(
         found = [t for _, t in _moments(optimizer, moments)]
         if not found:
             known = sorted({name for name, _ in _moments(optimizer, ())})
-            has = f"it has {', '.join(known)}" if known else "it has none yet, or never will"
+            has = f"it has {', '.join(known)}" if known else "it has no state yet, or keeps none"
             wanted = " or ".join(moments) or "moments"
             raise MisuseError(f"moments-scale at step {step}: the optimizer has no {wanted}, {has}")
         with torch.no_grad():

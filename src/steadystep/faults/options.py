@@ -55,21 +55,21 @@ def any_number(value: object) -> float:
 def whole(value: object) -> int:
     """Of either sign."""
     if not is_whole(value):
-        raise ValueError("expected a whole number")
+        raise ValueError("expected an integer")
     return int(value)
 
 
 def power(value: object) -> int:
     """An exponent of two that fp32 can hold."""
     if not -126 <= whole(value) <= 126:
-        raise ValueError("expected a whole number from -126 to 126")
+        raise ValueError("expected an integer from -126 to 126")
     return whole(value)
 
 
 def count(value: object) -> int:
     """0 or more."""
     if not is_whole(value) or value < 0:
-        raise ValueError("expected a whole number from 0 on")
+        raise ValueError("expected an integer of at least 0")
     return int(value)
 
 
@@ -107,7 +107,7 @@ def bit(value: object) -> int | Literal["any"] | None:
 
 
 _AT = "expected a step such as 500, a list [500, 510], a range '500-520' or {start: 500, steps: 20}"
-_LASTS = "expected a number of steps from 1 on, or 'ever'"
+_LASTS = "expected a number of steps of at least 1, or 'ever'"
 
 
 @final
@@ -145,12 +145,12 @@ def read_when(entry: Mapping[str, Any], *, lasts: int | str = 1) -> When:
     if "at" not in entry:
         raise ValueError(f": the key 'at' is missing, {_AT}")
     if "for" in entry and "steps" in entry:
-        raise ValueError(": 'for' and 'steps' mean the same, give one of them")
+        raise ValueError(": 'for' and 'steps' mean the same: use one of them")
     key = "for" if "for" in entry else "steps"
     at, how_long = entry["at"], entry.get(key, lasts)
     if isinstance(at, str | Mapping):
         if key in entry:
-            raise WhenError(key, how_long, "'at' says already how long it lasts")
+            raise WhenError(key, how_long, "'at' already gives the duration")
         return When((_stretch(at),))
     starts = at if isinstance(at, Sequence) else [at]
     if not starts or not all(_is_step(start) for start in starts):

@@ -140,7 +140,7 @@ def scorecard(
     settings = Config.load(config)
     at = steps * 2 // 3
     if steps < MIN_STEPS:
-        raise ConfigError(f"steps = {steps}: expected at least {MIN_STEPS}, a guard must know the run before it breaks")
+        raise ConfigError(f"steps = {steps}: expected at least {MIN_STEPS}: a guard needs a baseline before the fault")
     if not seeds:
         raise ConfigError("seeds: expected at least one")
     specs = trials(kinds, at=at)

@@ -142,7 +142,7 @@ def _train(
         diary.note(step, outcome)
         # why: NaN weights do not heal, so there is nothing more to see
         if outcome.stepped and outcome.loss - outcome.loss != 0.0 and not weights_finite(training.model):
-            return f"the weights are not finite since step {step}"
+            return f"non-finite weights from step {step}"
     return ""
 
 

@@ -150,8 +150,8 @@ def table(card: "Scorecard") -> "Table":
     made.add_column("verdict")
     made.add_column("unguarded", justify="right")
     made.add_column("guarded", justify="right")
-    made.add_column("what the guard did")
-    made.add_column("what it said")
+    made.add_column("interventions")
+    made.add_column("diagnosis")
     for row in card.rows:
         colour = _COLOURS[row.verdict]
         verdict = f"[{colour}]{row.verdict}[/{colour}]"
@@ -174,12 +174,14 @@ def text(card: "Scorecard") -> str:
 
 def _title(card: "Scorecard") -> str:
     seeds = ", ".join(str(seed) for seed in card.seeds)
-    return f"{card.steps} steps, the fault from step {card.at} on, seed{'s' * (len(card.seeds) > 1)} {seeds}"
+    return f"{card.steps} steps, fault from step {card.at}, seed{'s' * (len(card.seeds) > 1)} {seeds}"
 
 
 def _caption(card: "Scorecard") -> str:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in card.verdicts.items())
-    return f"{counts}. Scores are over that without a fault; up to {1 + card.tolerance:.2f} counts as survived."
+    return (
+        f"{counts}. Scores are relative to the run without a fault; up to {1 + card.tolerance:.2f} counts as survived."
+    )
 
 
 def _ends(row: ScorecardRow, ends: Sequence[End]) -> str:

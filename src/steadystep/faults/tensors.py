@@ -83,7 +83,7 @@ def shuffled_labels(*, steps: Container[int], part: int | str = 1, seed: int = 0
 
     def change_batch(step: int, batch: object) -> object:
         if isinstance(batch, Tensor):
-            raise MisuseError("labels can be shuffled where they are a part of their own, this batch is one tensor")
+            raise MisuseError("labels can be shuffled only where they are a separate part; this batch is one tensor")
         return replaced(batch, part, lambda labels: change(step, labels))
 
     return Fault(name="shuffled-labels", steps=steps, change_batch=change_batch)
@@ -91,9 +91,7 @@ def shuffled_labels(*, steps: Container[int], part: int | str = 1, seed: int = 0
 
 def _real(values: Tensor) -> Tensor:
     if not values.is_floating_point():
-        raise MisuseError(
-            f"only a tensor of real numbers can be scaled or go bad, this part of the batch is {values.dtype}"
-        )
+        raise MisuseError(f"only a tensor of real numbers can be changed; this part of the batch is {values.dtype}")
     return values
 
 
@@ -113,7 +111,7 @@ def stale_batch(*, steps: Container[int]) -> Fault:
             kept[:] = [copy.deepcopy(batch)]
             return batch
         if not kept:
-            raise MisuseError(f"stale-batch at step {step}: no batch was seen at the step before")
+            raise MisuseError(f"stale-batch at step {step}: no batch was seen at the previous step")
         return kept[0]
 
     return Fault(name="stale-batch", steps=WithEves(steps), change_batch=change)
@@ -187,10 +185,10 @@ def flip(tensor: torch.Tensor, element: int, bit: int | None = None) -> None:
     """Flip one bit in place, counted from the lowest; None is the top bit of the exponent."""
     size = tensor.element_size()
     if not tensor.is_floating_point() or size not in _WHOLE:
-        raise UnsupportedError(f"bits are flipped in real numbers of 2, 4 or 8 bytes, this is {tensor.dtype}")
+        raise UnsupportedError(f"bits can be flipped in real numbers of 2, 4 or 8 bytes; this is {tensor.dtype}")
     which = size * 8 - 2 if bit is None else bit
     if not 0 <= which < size * 8:
-        raise UnsupportedError(f"there is no bit {which} in a number of {size} bytes")
+        raise UnsupportedError(f"no bit {which} in a number of {size} bytes")
     bits = tensor.data.view(_WHOLE[size])
     where = torch.unravel_index(torch.tensor(element % tensor.numel()), bits.shape)
     bits[where] ^= 1 << which
@@ -239,7 +237,7 @@ def dead_relus(model: nn.Module, *, steps: Container[int], bias: float = -1e3, l
     """
     biases = _biases(model) if layer is None else _own_biases(pick_layer(model, layer))
     if not biases:
-        what = "no nn.ReLU behind a layer with biases: name a `layer`" if layer is None else f"no biases in {layer!r}"
+        what = "no nn.ReLU after a layer with biases: set `layer`" if layer is None else f"no biases in {layer!r}"
         raise MisuseError(f"dead-relus: {what}")
 
     @contextmanager

@@ -113,8 +113,8 @@ def _found(model: nn.Module) -> list[tuple[str, nn.Module]]:
         )
         example = next((f"{plain_name(path)}.*" for path in stacks), "layers.*")
         raise ConfigError(
-            f"layer_decay: found {what} where one is needed: say which, LayerDecay(0.9, blocks={example!r}); "
-            "blocks that match are taken in the order they are registered"
+            f"layer_decay: found {what}, but needs exactly one: choose it with LayerDecay(0.9, blocks={example!r}); "
+            "matching blocks are taken in registration order"
         )
     path, stack = next(iter(stacks.items()))
     return list(_members(path, stack))
@@ -140,7 +140,7 @@ def _named(model: nn.Module, glob: str) -> list[tuple[str, nn.Module]]:
             found.append((plain_name(path), module))
     if not found:
         paths = [plain_name(path) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-        hint = f"; there is {', '.join(f'{path}.*' for path in paths[:3])}" if paths else ""
+        hint = f"; available: {', '.join(f'{path}.*' for path in paths[:3])}" if paths else ""
         raise ConfigError(f"layer_decay: blocks = {glob!r} matches no module with parameters{hint}")
     return found
 
@@ -241,7 +241,10 @@ def _why_idle(rule: Rule, rules: tuple[Rule, ...], items: list[NamedParameter]) 
     if not trainable:
         return f"matches only frozen parameters ({spoken_of[0].name}, ...): remove it or unfreeze them"
     earlier = next(other for other in rules if other.speaks_of(trainable[0]))
-    return f"is left nothing: {earlier.label!r} comes first and takes {trainable[0].name}; put the narrower rule first"
+    return (
+        f"matches nothing that is left: {earlier.label!r} comes first and takes {trainable[0].name}; put the "
+        "narrower rule first"
+    )
 
 
 def _check(lr: float, weight_decay: float, rules: tuple[Rule, ...], items: list[NamedParameter]) -> None:
@@ -252,6 +255,6 @@ def _check(lr: float, weight_decay: float, rules: tuple[Rule, ...], items: list[
     labels = [*(rule.label for rule in rules), _REST]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice:
-        raise ConfigError(f"param_groups: two groups would be called {twice!r}: give one of the rules another name=")
+        raise ConfigError(f"param_groups: two groups would be named {twice!r}: set name= on one of the rules")
     if not any(item.parameter.requires_grad for item in items):
         raise ConfigError("param_groups: the model has no trainable parameter")

@@ -116,7 +116,7 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.matches or not all(_usable(match) for match in self.matches):
             raise ConfigError(
-                f"Rule: match = {self.match!r}: give a glob such as '*.attn.*', a module type, or several"
+                f"Rule: match = {self.match!r}: pass a glob such as '*.attn.*', a module type, or several"
             )
         if not (is_number(self.lr_mult) and self.lr_mult > 0):
             raise ConfigError(
@@ -161,8 +161,8 @@ def near(rule: Rule, items: Iterable[NamedParameter]) -> str:
         return f"the modules here are {', '.join(kinds)}"
     paths = list(dict.fromkeys(path for home in homes for path in home.paths()))
     found = list(dict.fromkeys(path for glob in globs for path in _near_paths(glob, paths)))
-    what = f"near it are {', '.join(found[:4])}" if found else f"names here are like {', '.join(paths[:2])}"
-    return f"{what}; a glob starts at the beginning of a name, '*' before it starts anywhere"
+    what = f"similar names are {', '.join(found[:4])}" if found else f"names look like {', '.join(paths[:2])}"
+    return f"{what}; a glob matches from the start of a name; a leading '*' matches anywhere"
 
 
 def _near_paths(glob: str, paths: list[str]) -> list[str]:

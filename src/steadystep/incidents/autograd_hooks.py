@@ -121,10 +121,14 @@ class ForwardWatch:
         kind = kind_of([tensor])
         if caller is None:
             from_data = tensor.grad_fn is None
-            what = f"{kind} came in with {receiver}'s {key}" if from_data else f"{kind} was made before {receiver} ran"
+            what = (
+                f"{kind} entered through {receiver}'s {key}"
+                if from_data
+                else f"{kind} was produced before {receiver} ran"
+            )
             self._suspect(Suspect(module=None, name="", what=what, tensor=key, from_data=from_data), since=0)
             return
-        what = f"an operation of its own, before {receiver} runs, made {kind}"
+        what = f"one of its own operations, before {receiver}, produced {kind}"
         suspect = Suspect(module=caller.module, name=caller.name, what=what)
         self._suspect(suspect, since=caller.suspects_before)
 
@@ -145,12 +149,16 @@ class ForwardWatch:
             for suspect in inside:
                 suspect.is_cleared = True
         elif given > call.taken and not any(given is Badness.MASK or not s.masking for s in inside):
-            own = "an operation of its own, outside its children, made" if any(module.children()) else "it made"
+            own = (
+                "one of its own operations, outside its submodules, produced"
+                if any(module.children())
+                else "it produced"
+            )
             what = f"{own} {kind_of(tensors)} from finite inputs"
             suspect = Suspect(module=module, name=call.name, what=what, masking=given is Badness.MASK)
             if call.masked and module._parameters and not module._modules:
                 # why: a layer that multiplies by weights and has no parts takes data, never a mask
-                what = f"-inf came in with {call.name or type(module).__name__}'s {call.masked}"
+                what = f"-inf entered through {call.name or type(module).__name__}'s {call.masked}"
                 suspect = Suspect(module=None, name="", what=what, tensor=call.masked, from_data=True)
             self._suspect(suspect, since=0 if call.taken is Badness.MASK else call.suspects_before)
 

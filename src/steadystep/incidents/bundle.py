@@ -56,7 +56,7 @@ class Draft:
         self._folder = folder
         self._step, self._updates = step, updates
         self._path = folder / f"{HIDDEN}{step:06d}-{os.getpid()}"
-        self.notes: dict[str, str] = {"state": "not asked for", "batch": "not given to step(batch=...)"}
+        self.notes: dict[str, str] = {"state": "not requested", "batch": "not passed as step(batch=...)"}
         shutil.rmtree(self._path, ignore_errors=True)
         self._path.mkdir()
 
@@ -64,7 +64,7 @@ class Draft:
         """As much of the state as fits: all of it, else without the optimizer, else nothing and a note."""
         bare = {**state, "optimizer": None}
         reason = ""
-        for form, note in ((state, "kept"), (bare, "kept without the optimizer")):
+        for form, note in ((state, "kept"), (bare, "stored without the optimizer")):
             try:
                 self._put("state", form, max_bytes)
             except CheckpointError as error:
@@ -74,7 +74,7 @@ class Draft:
                 continue
             self.notes["state"] = note + (f": {reason}" if reason else "")
             return
-        self.notes["state"] = f"left out: {reason}"
+        self.notes["state"] = f"omitted: {reason}"
 
     def put_batch(self, batch: Any, *, max_bytes: float) -> None:
         """The batch, unless it is too large or has no form in a file; then a note."""
@@ -83,18 +83,18 @@ class Draft:
         except CheckpointError as error:
             if isinstance(error.__cause__, OSError):
                 raise
-            self.notes["batch"] = f"left out: {error}"
+            self.notes["batch"] = f"omitted: {error}"
         except (OSError, MemoryError):
             raise
         except Exception as error:  # why all: a batch is opened by its own code
-            self.notes["batch"] = f"left out: {type(error).__name__}: {error}"
+            self.notes["batch"] = f"omitted: {type(error).__name__}: {error}"
         else:
             self.notes["batch"] = "kept"
 
     def _put(self, name: str, state: Mapping[str, Any], max_bytes: float) -> None:
         size = num_bytes(state)
         if size > max_bytes:
-            raise CheckpointError(f"{size / MEGABYTE:,.1f} MB, and there is room for {max_bytes / MEGABYTE:,.1f} MB")
+            raise CheckpointError(f"{size / MEGABYTE:,.1f} MB, more than the remaining {max_bytes / MEGABYTE:,.1f} MB")
         written = write_checkpoint(self._path, state, step=self._step, updates=self._updates)
         written.rename(self._path / name)
 
@@ -155,15 +155,15 @@ def read_bundle(path: Path) -> Bundle:
     file = path / "incident.json"
     if not file.is_file():
         found = sorted(p.name for p in path.glob("**/incident-*") if p.is_dir()) if path.is_dir() else []
-        hint = f": one of its own folders is, such as {found[-1]}" if found else ""
-        raise ConfigError(f"{path} is no incident bundle, it has no incident.json{hint}")
+        hint = f": one of its subfolders is, such as {found[-1]}" if found else ""
+        raise ConfigError(f"{path} is not an incident bundle: it has no incident.json{hint}")
     try:
         record = json.loads(text_of(file))
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise ConfigError(f"{file} cannot be read ({why})") from None
     if not isinstance(record, dict) or record.get("format") != BUNDLE_FORMAT:
-        raise ConfigError(f"{file} is not of format {BUNDLE_FORMAT}, which this version of steadystep reads")
+        raise ConfigError(f"{file} does not have format {BUNDLE_FORMAT}, the one this version of steadystep reads")
     has_batch = (path / "batch").is_dir()
     return Bundle(
         path=path,

@@ -139,7 +139,7 @@ class Incidents:
 
     def _record(self, outcome: Outcome, case: RefusedStep) -> dict[str, Any]:
         diagnosis, again = outcome.diagnosis, json.loads(case.examination.to_json())
-        restored = f", {outcome.restored} updates are in the weights" if outcome.restored is not None else ""
+        restored = f", the weights contain {outcome.restored} updates" if outcome.restored is not None else ""
         return {
             "what": diagnosis.evidence or outcome.plan.reason,
             "why": diagnosis.cause,
@@ -171,7 +171,7 @@ class Incidents:
             if not self._complained:
                 self._complained = True
                 said = f"{type(error).__name__}: {error}"
-                warn(f"an incident could not be written to {self.folder} ({said}); training goes on")
+                warn(f"an incident could not be written to {self.folder} ({said}); training continues")
 
 
 def name_of(outcome: Outcome) -> str:

@@ -143,7 +143,7 @@ class _Run:
         found = of_backward(self.model, back, self.trained, grads)
         if found is None and math.isinf(norm):
             largest = max(norms, key=norms.__getitem__)
-            what = "every value is finite, but the norm of the gradient is not"
+            what = "every gradient value is finite, but their norm is not"
             found = of_gradient(self.model, self.trained[largest], what)
         origin = found or of_buffers(self.model, self.sick) or Origin()
         return Examination(origin=origin, loss=value, grad_norm=norm / self.scale)
@@ -151,7 +151,7 @@ class _Run:
     def _loss(self, made: Any) -> Tensor:
         loss = made if self.loss_of is None else self.loss_of(made)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise MisuseError(f"the closure must return the loss as a tensor of one element, not {_described(loss)}")
+            raise MisuseError(f"the closure must return the loss as a tensor of one element, got {_described(loss)}")
         return loss.reshape(())
 
     def _gradients(self, loss: Tensor, *, through_grad: bool) -> Sequence[Tensor | None]:

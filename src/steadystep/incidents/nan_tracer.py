@@ -137,6 +137,6 @@ class NaNTracer:
 def _said(origin: Origin, signals: Signals | None) -> str:
     if origin.phase != "none":
         return f"{origin.place}, {origin.phase}: {origin.what}"
-    repeated = origin.what or "run again, nothing is non-finite: it may have been the hardware"
+    repeated = origin.what or "not reproduced when the step was re-run: suspect the hardware"
     finite = signals is not None and math.isfinite(signals.loss) and math.isfinite(signals.grad_norm)
     return "" if finite else repeated

@@ -170,7 +170,7 @@ def of_forward(model: nn.Module, watch: "ForwardWatch", sick: Sick, batch: Any, 
 def _outside(model: nn.Module, suspect: "Suspect | None", sick: Sick, batch: Any, loss: Tensor) -> Origin:
     for name, tensor in tensors_in(batch, "batch"):
         if badness(tensor) is Badness.BAD:
-            what = f"{name} holds {kind_of([tensor])}"
+            what = f"{name} contains {kind_of([tensor])}"
             return Origin(phase="input", culprit="input", tensor=name, what=what, reproduces=True)
     if suspect is not None and suspect.from_data:
         return Origin(phase="input", culprit="input", tensor=suspect.tensor, what=suspect.what, reproduces=True)
@@ -179,13 +179,13 @@ def _outside(model: nn.Module, suspect: "Suspect | None", sick: Sick, batch: Any
     weights = of_weights(model, sick)
     if weights is not None:
         return weights
-    what = f"every module gave finite values, and the loss is {kind_of([loss])}"
+    what = f"every module output is finite, and the loss is {kind_of([loss])}"
     return Origin(phase="loss", culprit="loss", what=what, reproduces=True)
 
 
 def of_scaled_loss(scale: float) -> Origin:
     """A finite loss that its scale makes infinite."""
-    what = f"the loss is finite; times the loss scale {scale:g} it is not"
+    what = f"the loss is finite, but not after multiplication by the loss scale {scale:g}"
     return Origin(phase="loss", culprit="loss", what=what, reproduces=True)
 
 
@@ -196,7 +196,7 @@ def of_backward(
     bad = [p for p, g in zip(parameters, grads, strict=True) if g is not None and badness(g)]
     if not bad:
         return None
-    uses = "gradients from its several uses, each finite, are not when added up"
+    uses = "the gradients of its uses are finite, but their sum is not"
     return of_node(watch) or of_gradient(model, bad[0], uses)
 
 
@@ -206,7 +206,7 @@ def of_node(watch: "BackwardWatch") -> Origin | None:
     if node is None:
         return None
     what = (
-        f"finite gradients added up to {node.kind} before {node.name}"
+        f"the sum of finite gradients became {node.kind} before {node.name}"
         if node.summed
         else f"{node.name} turned a finite gradient into {node.kind}"
     )
@@ -240,7 +240,7 @@ def _gradient(module: str, kind: str, *, tensor: str, what: str) -> Origin:
 
 
 def _sick_origin(model: nn.Module, name: str, what: str) -> Origin:
-    return _of_tensor(model, name, phase="weights", culprit="weight", what=f"before the step {what}")
+    return _of_tensor(model, name, phase="weights", culprit="weight", what=f"before the step, {what}")
 
 
 def _of_tensor(model: nn.Module, name: str, *, phase: Phase, culprit: Culprit, what: str) -> Origin:

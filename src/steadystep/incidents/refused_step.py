@@ -81,11 +81,13 @@ def _fill(kind: str, here: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> 
     for name, tensor in kept.items():
         if name not in here:
             raise ConfigError(
-                f"{one} {name!r} is in the bundle and not in the factory's model{nearest_names(name, list(here))}"
+                f"{one} {name!r} is in the bundle but not in the factory's model{nearest_names(name, list(here))}"
             )
         mine = here[name]
         if nn.parameter.is_lazy(mine):
-            raise ConfigError(f"{one} {name!r} of the factory's model is lazy: run the model once in the factory")
+            raise ConfigError(
+                f"{one} {name!r} of the factory's model is lazy: run one batch through the model in the factory"
+            )
         if mine.shape != tensor.shape:
             kept_shape, shape = list(tensor.shape), list(mine.shape)
             raise ConfigError(f"{one} {name!r} has shape {kept_shape} in the bundle and {shape} in the factory's model")
@@ -98,7 +100,7 @@ def _fill(kind: str, here: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> 
 
 
 _NO_FUNCTION = (
-    "it cannot be run again without a function that computes this loss: guard.step(function), or "
+    "it cannot be re-run without a function that computes this loss: use guard.step(function), or "
     "watcher.loss(loss, again=function)"
 )
 
@@ -165,7 +167,7 @@ def second_look(
         except Exception as error:
             if agree is not None and not asked:
                 agree(False)  # the others wait for an answer
-            return Examination(origin=Origin(what=f"it could not be run again: {type(error).__name__}: {error}"))
+            return Examination(origin=Origin(what=f"it could not be re-run: {type(error).__name__}: {error}"))
 
 
 _WITH_NORMS = 50  # newest steps that keep the norm of every tensor in the file; a large model has thousands

@@ -64,7 +64,7 @@ def replay(bundle: Path, factory: ReplayFactory, *, precision: str | None = None
     """
     kept = read_bundle(bundle)
     if kept.state is None:
-        raise ConfigError(f"{bundle} has no state to start from ({_note(kept, 'state')})")
+        raise ConfigError(f"{bundle} has no stored state to start from ({_note(kept, 'state')})")
     seen, then, recorded = _recorded(kept)
     chosen = recorded if precision is None else precision
     if chosen not in _DTYPES:
@@ -120,7 +120,7 @@ def _loaded(model: nn.Module, kept: Bundle) -> None:
         if isinstance(error, ConfigError):
             raise
         what = f"{type(error).__name__}: {str(error)[:200]}"
-        raise CheckpointError(f"{kept.path / 'state'} does not hold the state of a step ({what})") from error
+        raise CheckpointError(f"{kept.path / 'state'} does not contain the state of a step ({what})") from error
 
 
 def _made(factory: ReplayFactory) -> tuple[nn.Module, Callable[..., Any]]:
@@ -141,7 +141,7 @@ def _run(
     batch = mapped(kept.batch, lambda tensor: tensor.to(device))
     wanted = _num_required(closure)
     if wanted and not kept.has_batch:
-        raise ConfigError(f"the closure takes a batch and the bundle has none ({_note(kept, 'batch')})")
+        raise ConfigError(f"the closure takes a batch, and the bundle has none ({_note(kept, 'batch')})")
     given = (batch,) if kept.has_batch and wanted != 0 else ()
 
     def work() -> Any:
@@ -152,7 +152,7 @@ def _run(
         try:
             restore_torch(kept.state["random"], device)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{kept.path / 'state'} holds no random state ({str(error)[:200]})") from error
+            raise CheckpointError(f"{kept.path / 'state'} contains no random state ({str(error)[:200]})") from error
         try:
             return examine(model, work, batch=batch, scale=scale)
         except Exception as error:
@@ -165,7 +165,7 @@ def _recorded(kept: Bundle) -> tuple[Outcome, Origin, str]:
         return outcome, Origin.from_json(json.dumps(kept.record["origin"])), str(kept.record["precision"])
     except (KeyError, ValueError) as error:
         why = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{kept.path / 'incident.json'} is not whole: {why}") from None
+        raise ConfigError(f"{kept.path / 'incident.json'} is incomplete: {why}") from None
 
 
 def _note(kept: Bundle, name: str) -> str:

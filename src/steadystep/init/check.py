@@ -204,7 +204,7 @@ def _own_loss(output: Any) -> Tensor:
     """What models of the transformers library return."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None:
-        raise MisuseError("the model returned no .loss for this batch: add the labels to it, or give loss_fn")
+        raise MisuseError("the model returned no .loss for this batch: add the labels to the batch, or pass loss_fn")
     found: Tensor = loss
     return found
 
@@ -212,7 +212,7 @@ def _own_loss(output: Any) -> Tensor:
 def _first(output: Any) -> Tensor:
     tensor = next(float_tensors(output), None)
     if tensor is None:
-        raise MisuseError(f"the model returned {type(output).__name__} with no real tensor in it: give loss_fn")
+        raise MisuseError(f"the model returned {type(output).__name__} without a real-valued tensor: pass loss_fn")
     return tensor
 
 
@@ -220,10 +220,10 @@ def _supervised(output: Tensor, target: Tensor) -> tuple[Tensor, int | None]:
     if target.is_floating_point():
         if output.shape != target.shape:
             shapes = f"{tuple(output.shape)} and {tuple(target.shape)}"
-            raise MisuseError(f"output and target have the shapes {shapes}: give loss_fn")
+            raise MisuseError(f"output and target have shapes {shapes}: pass loss_fn")
         return functional.mse_loss(output.float(), target.float()), None
     if output.ndim > 1 and output.shape[:-1] == target.shape:  # classes last, as in language models
         return functional.cross_entropy(output.flatten(0, -2), target.flatten()), output.shape[-1]
     if output.ndim == target.ndim + 1 and output.shape[2:] == target.shape[1:]:  # classes second, as in images
         return functional.cross_entropy(output, target), output.shape[1]
-    raise MisuseError(f"no class dimension in {tuple(output.shape)} for targets {tuple(target.shape)}: give loss_fn")
+    raise MisuseError(f"no class dimension in {tuple(output.shape)} for targets {tuple(target.shape)}: pass loss_fn")

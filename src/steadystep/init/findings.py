@@ -92,13 +92,13 @@ def find(
 def _non_finite(layers: Sequence[LayerScale], loss: float) -> tuple[Finding, ...]:
     outputs = [layer for layer in layers if not math.isfinite(layer.output_rms)]
     if outputs:
-        what = "the output is not finite, first here"
+        what = "the output is non-finite, first here"
         return (_finding("non-finite", outputs[0].output_rms, math.inf, what, outputs[:1], "critical"),)
     if not math.isfinite(loss):
-        return (_finding("non-finite", loss, math.inf, "the loss is not finite", (), "critical"),)
+        return (_finding("non-finite", loss, math.inf, "the loss is non-finite", (), "critical"),)
     where = [layer for layer in layers if layer.output_grad_norm is not None and not _gradient_is_finite(layer)]
     if where:
-        what = "the gradient is not finite, coming back first here"
+        what = "the gradient is non-finite, first here in the backward pass"
         return (_finding("non-finite", where[-1].output_grad_norm or 0.0, math.inf, what, where[-1:], "critical"),)
     return ()
 
@@ -106,11 +106,15 @@ def _non_finite(layers: Sequence[LayerScale], loss: float) -> tuple[Finding, ...
 def _exploding(layers: Sequence[LayerScale], limit: float) -> tuple[Finding, ...]:
     grown = [layer for layer in layers if limit < layer.output_rms < math.inf]
     if grown:
-        return (_finding("exploding", max(s.output_rms for s in grown), limit, "the outputs have grown", grown),)
+        return (
+            _finding(
+                "exploding", max(s.output_rms for s in grown), limit, "the outputs grow from layer to layer", grown
+            ),
+        )
     steep = [layer for layer in layers if layer.pull is not None and layer.pull > EXPLODING_PULL]
     if steep:
         value = max(layer.pull or 0.0 for layer in steep)
-        return (_finding("exploding", value, EXPLODING_PULL, "the gradient is steep", steep),)
+        return (_finding("exploding", value, EXPLODING_PULL, "the gradient is large relative to the weights", steep),)
     return ()
 
 
@@ -124,7 +128,7 @@ def _vanishing(layers: Sequence[LayerScale]) -> tuple[Finding, ...]:
     if ratio >= VANISHING:
         return ()
     weak = [layer for layer in reached if (layer.output_grad_norm or 0.0) < VANISHING * last]
-    return (_finding("vanishing", ratio, VANISHING, "the gradient does not come back to the first layers", weak),)
+    return (_finding("vanishing", ratio, VANISHING, "the gradient vanishes before the first layers", weak),)
 
 
 def _over(layers: Sequence[LayerScale], field: str, name: str, limit: float, what: str) -> tuple[Finding, ...]:
@@ -139,10 +143,15 @@ def _initial_loss(loss: float, expected: float | None) -> tuple[Finding, ...]:
     if expected is None or not math.isfinite(loss):
         return ()
     if loss > expected + LOSS_ABOVE:
-        what = "the loss is far above ln C before training: normalise the inputs or draw the last layer smaller"
+        what = (
+            "the loss is far above ln C before training: normalize the inputs or initialize the last layer with "
+            "smaller weights"
+        )
         return (_finding("initial-loss", loss, expected + LOSS_ABOVE, what, ()),)
     if loss < LOSS_BELOW * expected:
-        what = "the loss is far below ln C before training: is the answer in the input, or the model trained?"
+        what = (
+            "the loss is far below ln C before training: is the target in the input, or is the model already trained?"
+        )
         return (_finding("initial-loss", loss, LOSS_BELOW * expected, what, ()),)
     return ()
 

@@ -112,7 +112,7 @@ def initialise_(
     outputs = residual_outputs(model, residual, num_layers) if recipe in _RESIDUAL else {}
     if recipe in _RESIDUAL and not outputs:
         raise ConfigError(
-            f"init recipe {recipe!r} found no residual output projection inside repeated blocks: name them with "
+            f"init recipe {recipe!r} found no residual output projection in repeated blocks: name them with "
             "residual=['blocks.*.my_out'], or use 'small'"
         )
     random = _Random(seed, generator)
@@ -170,7 +170,7 @@ def _fill(slot: Slot, rule: InitRule, random: _Random) -> InitRule | str:
         return rule
     for original, old in zip(slot.originals, before, strict=True):
         original.detach().copy_(old)
-    return f"its parametrization cannot be set to: {rule.label}"
+    return f"its parametrization cannot represent: {rule.label}"
 
 
 def _row(slot: Slot, rule: InitRule | str) -> InitRow:
@@ -196,20 +196,22 @@ def _check_arguments(
     generator: Generator | None,
 ) -> None:
     if recipe not in _RESIDUAL and (num_layers is not None or residual is not None):
-        raise ConfigError(f"num_layers and residual mean nothing to recipe {recipe!r}: use {' or '.join(_RESIDUAL)}")
+        raise ConfigError(
+            f"num_layers and residual have no effect with recipe {recipe!r}: use {' or '.join(_RESIDUAL)}"
+        )
     if num_layers is not None and num_layers < 1:
         raise ConfigError(f"num_layers = {num_layers!r}: must be at least 1")
     if seed is not None and generator is not None:
-        raise ConfigError("give seed or generator, not both")
+        raise ConfigError("pass seed or generator, not both")
     if isinstance(model, DistributedDataParallel) and seed is None and generator is None:
-        raise ConfigError("the model is already distributed: give seed=, or the ranks draw different weights")
+        raise ConfigError("the model is already distributed: pass seed=, or the ranks would draw different weights")
     for name, tensor in model.named_parameters():
         _check_fillable(name, tensor)
 
 
 def _check_fillable(name: str, tensor: Tensor) -> None:
     if is_lazy(tensor):
-        raise MisuseError(f"{name} has no shape yet: run one batch through the lazy modules first")
+        raise MisuseError(f"{name} is not initialized yet: run one batch through the lazy modules first")
     if tensor.is_meta:
         raise MisuseError(f"{name} is on the meta device: call model.to_empty(device=...) first")
 
@@ -279,6 +281,6 @@ def _match(globs: Sequence[str], modules: dict[str, nn.Module]) -> list[str]:
         hits = [name for name in holders if fnmatchcase(name, glob)]
         if not hits:
             near = alike(glob, holders, count=3, cutoff=0.3)
-            raise ConfigError(f"residual: {glob!r} matches no layer; near it: {', '.join(near) or 'none'}")
+            raise ConfigError(f"residual: {glob!r} matches no layer; similar names: {', '.join(near) or 'none'}")
         found.update(dict.fromkeys(hits))
     return list(found)

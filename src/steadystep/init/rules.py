@@ -186,7 +186,7 @@ def choose(slot: Slot, method: InitMethod) -> InitRule | str:
     if slot.frozen:
         return "frozen"
     if not slot.value.is_floating_point():
-        return f"not a real number ({slot.value.dtype})"
+        return f"not real-valued ({slot.value.dtype})"
     module = slot.module
     if isinstance(module, _NORMS):
         return constant(1.0 if slot.key == "weight" else 0.0)

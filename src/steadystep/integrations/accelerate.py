@@ -44,7 +44,8 @@ def watch(
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     if kind in _ENGINES:
         raise UnsupportedError(
-            f"{_ENGINES[kind]} takes the step itself and a guard has no say in it: prepare with DistributedDataParallel"
+            f"{_ENGINES[kind]} takes the step itself, where a guard cannot intervene: prepare with "
+            "DistributedDataParallel"
         )
     watcher = Watcher(
         accelerator.unwrap_model(model),

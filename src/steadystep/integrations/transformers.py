@@ -59,7 +59,9 @@ class StabilityCallback(TrainerCallback):
         """Join `trainer` in front of its loggers."""
         handler = getattr(trainer, "callback_handler", None)
         if handler is None:
-            raise MisuseError(f"attach() takes a transformers Trainer, got {type(trainer).__name__}: make it first")
+            raise MisuseError(
+                f"attach() takes a transformers Trainer, got {type(trainer).__name__}: create the Trainer first"
+            )
         callbacks = handler.callbacks
         if self in callbacks:
             callbacks.remove(self)
@@ -76,8 +78,8 @@ class StabilityCallback(TrainerCallback):
         if args.deepspeed or args.fsdp:
             engine = "DeepSpeed" if args.deepspeed else "FSDP through the Trainer"
             raise UnsupportedError(
-                f"StabilityCallback: {engine} takes the step itself and a guard has no say in it: leave it out "
-                "(the Trainer then uses DistributedDataParallel under torchrun)"
+                f"StabilityCallback: {engine} takes the step itself, where a guard cannot intervene: remove it (the "
+                "Trainer then uses DistributedDataParallel under torchrun)"
             )
         self._optimizer = optimizer
         self.watcher = Watcher(

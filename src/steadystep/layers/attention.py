@@ -194,11 +194,12 @@ def qk_clip_(attention: Attention, max_logit: float = 100.0, *, peaks: Tensor | 
     if isinstance(attention, StableAttention) and peaks is None:
         peaks, attention.peaks = attention.peaks, None
     if peaks is None:
-        raise MisuseError("no peaks: use StableAttention(record_peaks=True) and train a step, or give peak_logits(...)")
-    if peaks.shape != (num_heads,):
         raise MisuseError(
-            f"peaks has the shape {tuple(peaks.shape)}, expected one number for each of {num_heads} heads"
+            "no peaks recorded: use StableAttention(record_peaks=True) and run a training step, or "
+            "pass peak_logits(...)"
         )
+    if peaks.shape != (num_heads,):
+        raise MisuseError(f"peaks has shape {tuple(peaks.shape)}, expected one number for each of {num_heads} heads")
     over = torch.isfinite(peaks) & (peaks > max_logit)
     scales = torch.where(over, max_logit / peaks, torch.ones_like(peaks))
     for tensor in _query_and_key(attention):
@@ -258,4 +259,4 @@ def _check_projections(attention: object) -> None:
     if not isinstance(attention, StableAttention | nn.MultiheadAttention):
         raise MisuseError(f"{type(attention).__name__}: expected a StableAttention or an nn.MultiheadAttention")
     if isinstance(attention, StableAttention) and attention.q_norm is not None:
-        raise MisuseError("with qk_norm the logits do not depend on the size of W_q and W_k: there is nothing to clip")
+        raise MisuseError("with qk_norm the logits do not depend on the scale of W_q and W_k: there is nothing to clip")

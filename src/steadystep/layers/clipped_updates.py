@@ -46,11 +46,11 @@ class ClippedUpdates:
             betas = group.get("betas")
             if not isinstance(betas, tuple | list) or len(betas) != 2 or "eps" not in group:
                 raise ConfigError(
-                    f"{type(optimizer).__name__}, group {number}: update clipping needs a second moment, that is betas "
-                    "and eps, as Adam and its relatives have"
+                    f"{type(optimizer).__name__}, group {number}: update clipping needs a second moment (betas and "
+                    "eps), as in Adam and its variants"
                 )
         if any(isinstance(getattr(h, "__self__", None), ClippedUpdates) for h in _pre_hooks(optimizer)):
-            raise MisuseError("this optimizer's updates are clipped already")
+            raise MisuseError("this optimizer's updates are already clipped")
         self._clipped: list[tuple[Tensor, Tensor, Tensor]] = []
         self._rms: list[Tensor] = []
         self._handles = [
@@ -70,7 +70,9 @@ class ClippedUpdates:
     @torch.no_grad()
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(a is not None for a in args[1:]) or kwargs.get("closure") is not None:
-            raise MisuseError("call backward() before step(): a closure computes the gradients too late to be measured")
+            raise MisuseError(
+                "call backward() before step(): with a closure the gradients come too late to be measured"
+            )
         # A fused optimizer gets gradients that are still multiplied by the loss scale, and the scale beside them.
         scale = getattr(optimizer, "grad_scale", None)
         self._rms = []
@@ -96,7 +98,7 @@ def _with_gradient(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Tenso
             if p.grad is None or not p.numel():
                 continue
             if p.grad.is_sparse or p.is_complex():
-                raise UnsupportedError("update clipping is not built for sparse or complex gradients")
+                raise UnsupportedError("update clipping does not support sparse or complex gradients")
             yield group, p
 
 

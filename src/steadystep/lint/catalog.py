@@ -38,7 +38,7 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS105", "schedule-on-skipped-steps", "error",
-            "the schedule counts passes in which no update was made, so warm-up and decay end too early",
+            "the schedule counts iterations without an update, so warmup and decay end too early",
         ),
         LintRule(
             "SS106", "zero-grad-missing", "error",
@@ -46,11 +46,11 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS107", "zero-grad-before-step", "error",
-            "the gradients are wiped after they were computed and before they are used: nothing is learned",
+            "the gradients are cleared after backward() and before the update: nothing is learned",
         ),
         LintRule(
             "SS108", "step-without-backward", "error",
-            "the optimizer steps on gradients that are empty or from before: this batch teaches nothing",
+            "the optimizer steps on gradients that are empty or from before: this batch has no effect",
         ),
         LintRule(
             "SS109", "accumulation-not-divided", "warning",
@@ -58,7 +58,8 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS110", "needless-retain-graph", "warning",
-            "the graph is kept though nothing goes through it again: memory, and a sign of a graph that spans batches",
+            "the graph is kept although nothing runs backward through it again: it costs memory, and hints at a "
+            "graph that spans batches",
         ),
         LintRule(
             "SS201", "scaler-with-bf16", "warning",
@@ -70,7 +71,7 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS203", "scaler-update-missing", "error",
-            "the loss scale never adapts: the first overflow repeats for ever and every step is skipped",
+            "the loss scale never adapts: after the first overflow every step is skipped forever",
         ),
         LintRule(
             "SS204", "step-past-the-scaler", "error",
@@ -78,7 +79,7 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS301", "loss-cut-from-graph", "error",
-            "the number no longer knows how it was computed, so no gradient reaches the weights",
+            "the value is detached from the graph, so no gradient reaches the weights",
         ),
         LintRule(
             "SS302", "total-keeps-graphs", "warning",
@@ -98,7 +99,8 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS306", "hidden-state-not-detached", "error",
-            "the graph of every earlier batch hangs on the hidden state: backward fails, or slows down with each batch",
+            "the hidden state carries the graph of every earlier batch: backward fails, or slows down with each "
+            "batch",
         ),
         LintRule(
             "SS401", "evaluation-in-training-mode", "error",
@@ -106,7 +108,7 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS402", "evaluation-with-graph", "warning",
-            "a graph is built for nothing: evaluation needs several times the memory and is slower",
+            "an unused graph is built: evaluation needs several times the memory and is slower",
         ),
         LintRule(
             "SS403", "never-back-to-training-mode", "error",
@@ -114,7 +116,7 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS404", "validation-on-training-data", "error",
-            "the number called validation is measured on data the model was fitted to: overfitting cannot be seen",
+            "the number called validation is measured on data the model was fitted to: overfitting is invisible",
         ),
         LintRule(
             "SS501", "warmup-too-short", "warning",
@@ -122,19 +124,19 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS502", "unusual-learning-rate", "warning",
-            "far outside what this optimizer is trained with: it will diverge, or not move at all",
+            "far outside the usual range of this optimizer: it will diverge, or not learn at all",
         ),
         LintRule(
             "SS503", "absurd-clip-value", "warning",
-            "a limit this large never clips and one this small turns every update into a sign of its direction only",
+            "a limit this large never clips, and one this small keeps only the direction of every update",
         ),
         LintRule(
             "SS504", "decay-on-norms", "warning",
-            "decay pulls gains and offsets towards zero, which a norm layer only has to undo; it regularises nothing",
+            "decay pulls scales and offsets toward zero, which the norm layer has to undo; it does not regularize",
         ),
         LintRule(
             "SS505", "nan-filter-on", "warning",
-            "losses that are NaN are left out of the log, or replaced in it, so a dead run looks healthy",
+            "losses that are NaN are left out of the log, or replaced in it, so a failed run looks healthy",
         ),
         LintRule(
             "SS601", "parameters-made-after-optimizer", "error",
@@ -142,7 +144,7 @@ RULES: dict[str, LintRule] = {
         ),
         LintRule(
             "SS602", "model-moved-after-optimizer", "warning",
-            "torch asks for the move first: where it makes new parameters, the optimizer keeps updating the old ones",
+            "torch requires the move first: if it creates new parameters, the optimizer keeps updating the old ones",
         ),
         LintRule(
             "SS603", "wrong-parameters-clipped", "error",

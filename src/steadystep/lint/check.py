@@ -25,7 +25,7 @@ def check_script(text: str, path: str = "script.py") -> Report:
     try:
         return _check(text, path)
     except RecursionError:
-        raise ConfigError(f"{path}: could not be read: too deeply nested") from None
+        raise ConfigError(f"{path}: cannot be parsed: nested too deeply") from None
 
 
 def _check(text: str, path: str) -> Report:
@@ -66,7 +66,7 @@ def check_path(path: Path) -> Iterator[Report]:
     elif path.is_dir():
         scripts = sorted(p for p in path.rglob("*.py") if not _hidden(p.relative_to(path)))
         if not scripts:
-            raise ConfigError(f"{path}: neither a run ({_LOG}) nor any Python file in it")
+            raise ConfigError(f"{path}: contains neither a run ({_LOG}) nor a Python file")
         problems: list[str] = []
         for script in scripts:
             try:
@@ -84,7 +84,7 @@ def check_path(path: Path) -> Iterator[Report]:
     elif path.suffix in (".py", ""):
         yield _script(path)
     else:
-        raise ConfigError(f"{path}: give a training script (.py), a config (.yaml) or a run's folder")
+        raise ConfigError(f"{path}: expected a training script (.py), a config (.yaml) or a run folder")
 
 
 def _hidden(path: Path) -> bool:

@@ -44,7 +44,7 @@ def checkpoints(context: Context, marks: Marks) -> ChecklistItem:
         return item(name, line, "the trainer's default")
     fix = 'torch.save({"model": ..., "optimizer": ...}, path)'
     if marks.call("Guard"):
-        fix = "guard = steadystep.Guard.resume(model, optimizer, run_dir=...)   # saves, and goes on where it was"
+        fix = "guard = steadystep.Guard.resume(model, optimizer, run_dir=...)   # saves checkpoints and resumes"
     return item(name, None, "none found", state="absent", fix=fix)
 
 
@@ -58,7 +58,7 @@ def validation(context: Context, marks: Marks) -> ChecklistItem:
     if setting := marks.keyword("eval_dataset", "val_dataloaders", "eval_strategy"):
         return item(name, setting[0], "given to the trainer")
     return item(
-        name, None, "none found: overfitting would not be seen", state="absent", fix="evaluate on held-out data"
+        name, None, "none found: overfitting would be invisible", state="absent", fix="evaluate on held-out data"
     )
 
 
@@ -67,8 +67,8 @@ def seed(context: Context, marks: Marks) -> ChecklistItem:
     line = marks.call("manual_seed", "set_seed", "seed_everything", "manual_seed_all") or marks.word("seed")
     if line or marks.hugging_face:
         return item(ItemName.SEED, line or marks.hugging_face, "set" if line else "the Trainer's default, 42")
-    fix = "torch.manual_seed(0)   # before the model is made"
-    return item(ItemName.SEED, None, "none: two runs cannot be compared", state="absent", fix=fix)
+    fix = "torch.manual_seed(0)   # before the model is created"
+    return item(ItemName.SEED, None, "none: runs are not reproducible", state="absent", fix=fix)
 
 
 def decay(context: Context, marks: Marks) -> ChecklistItem:
@@ -80,13 +80,13 @@ def decay(context: Context, marks: Marks) -> ChecklistItem:
         given = next((k.value for k in call.keywords if k.arg == "weight_decay"), None)
         off = isinstance(given, ast.Constant) and given.value in (0, 0.0)
         if not context.roles.model_of(call) or groups_of(context.script, call):
-            return item(name, call.lineno, "parameters are in groups")
+            return item(name, call.lineno, "parameter groups")
         if (given is not None and not off) or (given is None and kind == "AdamW"):
-            evidence = "all parameters are decayed; common, and rarely a cause of trouble"
+            evidence = "all parameters are decayed; common, and rarely a problem"
             fix = "steadystep.groups, or two groups: p.ndim >= 2 with decay, the rest without"
             return item(name, call.lineno, evidence, state="partial", fix=fix)
     if marks.hugging_face:
-        return item(name, marks.hugging_face, "the Trainer leaves biases and norms out")
+        return item(name, marks.hugging_face, "the Trainer excludes biases and norms")
     return item(name, made[0].lineno if made else None, "no weight decay found", state="not-needed")
 
 
@@ -95,7 +95,7 @@ def nan_filter(marks: Marks) -> ChecklistItem:
     name, setting = ItemName.NAN_SHOWN, marks.keyword("logging_nan_inf_filter")
     if setting is not None and isinstance(setting[1], ast.Constant) and setting[1].value is False:
         return item(name, setting[0], "logging_nan_inf_filter is off")
-    evidence = "logging_nan_inf_filter is on by default: a NaN loss is logged as a healthy number"
+    evidence = "logging_nan_inf_filter is on by default: a NaN loss is logged as a finite number"
     return item(name, marks.hugging_face, evidence, state="partial", fix="logging_nan_inf_filter=False")
 
 

@@ -92,7 +92,7 @@ def clipping(context: Context, marks: Marks) -> ChecklistItem:
     fix = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)   # after backward()"
     if marks.guard:
         fix = 'steadystep.Guard(model, optimizer, config={"training": {"max_grad_norm": 1.0}})'
-        return item(name, marks.guard, "no fixed limit; the guard holds outliers back", state="partial", fix=fix)
+        return item(name, marks.guard, "no fixed limit; the guard limits outliers", state="partial", fix=fix)
     return item(name, None, "none found", state="absent", fix=fix)
 
 
@@ -103,7 +103,7 @@ def warmup_found(context: Context, marks: Marks) -> ChecklistItem:
     if setting is not None:
         value = setting[1].value if isinstance(setting[1], ast.Constant) else None
         if value in (0, 0.0):
-            return item(name, setting[0], "switched off", state="absent", fix="warmup_steps: 5 to 10 % of all steps")
+            return item(name, setting[0], "disabled", state="absent", fix="warmup_steps: 5 to 10 % of all steps")
         if isinstance(value, int) and value < settle_steps(BETA2) / 4:
             evidence = f"{value} steps; Adam's second moment settles in about {settle_steps(BETA2):.0f} (beta2 0.999)"
             return item(name, setting[0], evidence, state="partial", fix="a longer one, or beta2 = 0.95")
@@ -114,7 +114,7 @@ def warmup_found(context: Context, marks: Marks) -> ChecklistItem:
     if line := marks.word("warmup"):
         return item(name, line, "by hand")
     if line := marks.call("OneCycleLR", "LinearLR", "CyclicLR"):
-        return item(name, line, "the schedule begins low")
+        return item(name, line, "the schedule starts low")
     fix = "torch.optim.lr_scheduler.LinearLR(optimizer, 1e-3, total_iters=2000), then the decay"
     return item(name, None, "none found", state="absent", fix=fix)
 
@@ -153,27 +153,27 @@ def precision(context: Context, marks: Marks) -> ChecklistItem:
         if setting is not None:
             return item(name, setting[0], ast.unparse(setting[1]))
     fix = 'with torch.autocast("cuda", dtype=torch.bfloat16): ...   # needs no scaler'
-    return item(name, None, "fp32 throughout", state="not-needed", fix=fix)
+    return item(name, None, "fp32", state="not-needed", fix=fix)
 
 
 def nan_check(context: Context, marks: Marks) -> ChecklistItem:
     """Whether anything looks for NaN."""
     name = ItemName.NAN_CHECK
     if marks.guard:
-        return item(name, marks.guard, "the guard looks at every update")
+        return item(name, marks.guard, "the guard checks every update")
     if line := marks.call("detect_anomaly", "set_detect_anomaly"):
-        return item(name, line, "looked for")
+        return item(name, line, "checked")
     looked = sorted(c.lineno for word in ("isfinite", "isnan", "isinf") for c in context.script.calls.get(word, ()))
     if line := next((line for line in looked if _while_training(context, line)), None):
-        return item(name, line, "looked for")
+        return item(name, line, "checked")
     if setting := marks.keyword("error_if_nonfinite", "detect_anomaly"):
-        return item(name, setting[0], "asked for")
+        return item(name, setting[0], "requested")
     fix = "steadystep.Guard(model, optimizer).step(lambda: loss_fn(model(x), y))"
     if event := next(context.events("scaler-step"), None):
-        evidence = "the scaler skips infinite gradients; a NaN in the loss is not told apart"
+        evidence = "the scaler skips infinite gradients; a NaN loss is not distinguished"
         return item(name, event.line, evidence, state="partial", fix=fix)
     if looked:
-        return item(name, looked[0], "only after the loop: the weights have it by then", state="partial", fix=fix)
+        return item(name, looked[0], "only after the loop: by then the weights are NaN", state="partial", fix=fix)
     return item(name, None, "none found: one NaN reaches the weights", state="absent", fix=fix)
 
 
@@ -200,7 +200,7 @@ def norm_watching(context: Context, marks: Marks) -> ChecklistItem:
         return item(name, marks.guard, "measured and logged by the guard")
     for clip in context.events("clip"):
         if not isinstance(clip.stmt, ast.Expr):
-            return item(name, clip.line, "the norm that clipping returns is kept")
+            return item(name, clip.line, "the norm returned by clipping is used")
     clipped = {c.lineno for word in ("clip_grad_norm_", "clip_grad_norm") for c in context.script.calls.get(word, ())}
     if line := marks.word("grad_norm", but_not=clipped):
         return item(name, line, "measured")

@@ -16,7 +16,7 @@ from steadystep.errors import ConfigError
 from steadystep.lint.report import Hit, Report
 
 WRONG = "SS001"  # a setting that would be refused
-_WHY = "steadystep would refuse this file: no setting is ever ignored in silence"
+_WHY = "steadystep rejects this file: unknown settings are errors"
 _PLACES = {
     ItemName.WARMUP: "training.warmup_steps",
     ItemName.SCHEDULE: "training.lr_scheduler",
@@ -97,7 +97,7 @@ def _items(config: Config, is_run: bool, lines: dict[str, int]) -> Iterator[Chec
     def item(name: ItemName, key: str, said: str) -> ChecklistItem:
         return ChecklistItem(name=name, state="present", evidence=said, line=lines.get(key))
 
-    yield item(ItemName.NORMS, "monitoring.log_frequency", "every step; per layer at a cadence")
+    yield item(ItemName.NORMS, "monitoring.log_frequency", "every step; per layer at an interval")
     if is_run:
         yield item(ItemName.SEED, "seed", "set" if "seed" in lines else "0 by default")
         yield item(ItemName.VALIDATION, "validation_frequency", "when the task has a validate()")

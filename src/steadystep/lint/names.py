@@ -145,7 +145,7 @@ def parse_script(text: str, path: str) -> ast.Module:
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno or 1}: not valid Python ({error.msg})") from None
     except (RecursionError, MemoryError):
-        raise ConfigError(f"{path}: could not be read: too deeply nested") from None
+        raise ConfigError(f"{path}: cannot be parsed: nested too deeply") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not valid Python ({error})") from None
 

@@ -28,14 +28,14 @@ class SweepShape(StrEnum):
 
 
 _MEANING = {
-    SweepShape.FOUND: "the loss fell, then ran away",
-    SweepShape.OPEN_ENDED: "the loss fell and never ran away: a larger max_lr may show a larger stable rate",
-    SweepShape.LIMIT_ONLY: "the loss never fell beyond its noise before it ran away, so the suggestion is a tenth of "
-    "the limit; more num_steps or a larger batch would show more",
-    SweepShape.FLAT: "the loss did nothing at any rate: is it connected to these parameters, is max_lr too small, or "
-    "is the noise larger than what so few steps can learn?",
-    SweepShape.DIVERGES_AT_ONCE: "the loss ran away in the first steps: lower min_lr, or look for the fault elsewhere",
-    SweepShape.NOT_FINITE: "the very first loss was not finite: no learning rate cures that",
+    SweepShape.FOUND: "the loss fell, then diverged",
+    SweepShape.OPEN_ENDED: "the loss fell and never diverged: a larger max_lr may show a larger stable rate",
+    SweepShape.LIMIT_ONLY: "the loss did not fall beyond its noise before it diverged, so the suggestion is a "
+    "tenth of the limit; use more num_steps or a larger batch for a clearer curve",
+    SweepShape.FLAT: "the loss did not change at any rate: does it depend on these parameters, is max_lr too "
+    "small, or is the noise larger than what so few steps can learn?",
+    SweepShape.DIVERGES_AT_ONCE: "the loss diverged in the first steps: lower min_lr, or check the model and the data",
+    SweepShape.NOT_FINITE: "the first loss was non-finite: no learning rate fixes that",
 }
 
 

@@ -29,7 +29,7 @@ def losses_from(source: LossSource, model: nn.Module, loss_fn: LossFn | None) ->
     """An endless supply of losses, one per step."""
     if isinstance(source, Iterable):
         if loss_fn is None:
-            raise MisuseError("with a loader find_lr needs loss_fn=, called as loss_fn(model(x), y); or give a closure")
+            raise MisuseError("with a loader find_lr needs loss_fn=, called as loss_fn(model(x), y); or pass a closure")
         return _from_batches(source, model, loss_fn)
     if not callable(source):
         raise MisuseError(f"expected a closure or an iterable of (x, y) batches, got {type(source).__name__}")
@@ -50,13 +50,13 @@ def _from_batches(batches: Iterable[Any], model: nn.Module, loss_fn: LossFn) -> 
         before = seen
         for batch in batches:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise MisuseError(f"a batch must be a pair (x, y), got {type(batch).__name__}: give a closure instead")
+                raise MisuseError(f"a batch must be a pair (x, y), got {type(batch).__name__}: pass a closure instead")
             x, y = (item.to(device) if isinstance(item, Tensor) else item for item in batch)
             seen += 1
             yield _checked(loss_fn(model(x), y))
         if seen == before:
             raise MisuseError(
-                f"the batches ended after {seen} and cannot be started again: give the loader itself, not an iterator "
+                f"the batches ended after {seen} and cannot be restarted: pass the loader itself, not an iterator "
                 "over it, or lower num_steps"
             )
 
@@ -65,7 +65,7 @@ def _checked(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise MisuseError(f"the loss must be a tensor of one real number, got {type(loss).__name__}: take its mean")
     if not loss.requires_grad:
-        raise MisuseError("the loss has no graph to differentiate: was it detached or turned into a number?")
+        raise MisuseError("the loss has no graph to differentiate: was it detached or converted to a number?")
     return loss
 
 
@@ -113,7 +113,10 @@ def find_lr(
     """
     _check(min_lr, max_lr, num_steps, smoothing, stop_factor)
     if _needs_closure(optimizer):
-        raise UnsupportedError(f"{type(optimizer).__name__} runs the closure itself and chooses its own steps")
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} calls the closure itself and chooses its own step "
+            "sizes, so there is no learning rate to sweep"
+        )
     losses = losses_from(closure_or_loader, model, loss_fn)
     watch = _Watch(smoothing, stop_factor)
     tried: list[float] = []
@@ -199,7 +202,7 @@ def _check(min_lr: float, max_lr: float, num_steps: int, smoothing: float, stop_
     if not 0 < min_lr < max_lr < math.inf:
         raise ConfigError(f"min_lr = {min_lr!r}, max_lr = {max_lr!r}: must be 0 < min_lr < max_lr, both finite")
     if num_steps < 10:
-        raise ConfigError(f"num_steps = {num_steps!r}: fewer than 10 steps show nothing")
+        raise ConfigError(f"num_steps = {num_steps!r}: must be at least 10")
     if not 0 <= smoothing < 1:
         raise ConfigError(f"smoothing = {smoothing!r}: must be at least 0 and below 1")
     if not stop_factor > 1:

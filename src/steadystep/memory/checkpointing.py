@@ -38,12 +38,14 @@ def find_blocks(model: nn.Module, match: str | Sequence[str] | None = None) -> B
         hits = {name: module for name, module in names.items() if fnmatchcase(name, glob)}
         if not hits:
             near = alike(glob, names, count=4, cutoff=0.3) or list(names)[:4]
-            raise ConfigError(f"match = {glob!r}: no module has such a name; near ones: {', '.join(near)}")
+            raise ConfigError(f"match = {glob!r}: matches no module; similar names: {', '.join(near)}")
         found |= hits
     outermost = {name: found[name] for name in names if name in found and not _inside_any(name, found)}
     for name, module in outermost.items():
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
-            raise ConfigError(f"match: {name!r} is a {type(module).__name__}, which is never called: use '{name}.*'")
+            raise ConfigError(
+                f"match: {name!r} is a {type(module).__name__}, which has no forward of its own: use '{name}.*'"
+            )
     return outermost
 
 

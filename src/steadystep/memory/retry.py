@@ -165,7 +165,7 @@ class OutOfMemoryRetry:
             return parts
         agreed = self._agree(parts)
         if agreed < parts:
-            raise MisuseError(f"agree({parts}) returned {agreed}: it must return the largest number of all ranks")
+            raise MisuseError(f"agree({parts}) returned {agreed}: must return the largest number of all ranks")
         return agreed
 
     def _shrink(self, batch: Any, parts: int) -> None:
@@ -177,13 +177,13 @@ class OutOfMemoryRetry:
         if rows:
             self.size = -(-rows // parts)
             warn(
-                f"out of memory: the batch of {rows} rows is tried again in {min(parts, rows)} parts of at most "
-                f"{self.size}, and later batches start there; larger parts are tried again after {self._wait} of them. "
-                "Their gradients add up to those of the whole."
+                f"out of memory: retrying the batch of {rows} rows in {min(parts, rows)} parts of at most "
+                f"{self.size}; later batches start with this size, and larger parts are tried again after "
+                f"{self._wait} batches. The summed gradients equal those of the whole batch."
             )
 
     def _halted(self, step: int, batch: Any, text: str | None) -> TrainingHalted:
-        what = "another rank ran out of memory and cannot go on"
+        what = "another rank ran out of memory and cannot continue"
         if text is not None:
             what = f"out of memory with {_rows_in_words(self._least)}: {text}"
             try:
@@ -193,7 +193,7 @@ class OutOfMemoryRetry:
         return TrainingHalted(
             step=step,
             what=what,
-            did=f"halved the micro-batch {self.retries} times; the gradients of this batch are dropped",
+            did=f"halved the micro-batch {self.retries} times; the gradients of this batch are discarded",
             try_next="steadystep.memory.checkpoint_blocks(model), mixed precision, shorter sequences",
         )
 
@@ -217,7 +217,7 @@ class OutOfMemoryRetry:
 
 
 def _rows_in_words(least: int) -> str:
-    return "a single row" if least == 1 else f"{least} rows, the fewest that BatchNorm can learn from"
+    return "a single row" if least == 1 else f"{least} rows, the minimum for BatchNorm"
 
 
 def _free_memory() -> None:

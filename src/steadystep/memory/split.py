@@ -62,7 +62,7 @@ def split_batch(batch: Any, parts: int, *, count: Callable[[Any], float] | None 
 
 def _weights(counts: Sequence[float], sizes: Sequence[int]) -> list[float]:
     if not all(0 <= number < math.inf for number in counts):
-        raise MisuseError(f"count gave {counts}: it must give finite numbers of at least 0")
+        raise MisuseError(f"count returned {counts}: must return finite numbers of at least 0")
     if not any(counts):  # nothing to weigh: whatever the loss makes of that, let it
         counts = sizes
     return [number / sum(counts) for number in counts]
@@ -77,26 +77,24 @@ def batch_size(batch: Any) -> int:
     if len(sizes) > 1:
         shown = ", ".join(f"{path} has {size}" for size, path in reversed(sizes.items()))
         raise MisuseError(
-            f"cannot split a batch whose parts have different numbers of rows: {shown}. Keep what does not belong to "
-            "single rows out of the batch, or give a split function of your own"
+            f"cannot split a batch whose parts have different numbers of rows: {shown}. Keep per-batch values out "
+            "of the batch, or pass your own split function"
         )
     return next(iter(sizes))
 
 
 def _rows(item: Any, path: str, *, depth: int) -> Iterator[tuple[str, int]]:
     if depth > DEEPEST:
-        raise MisuseError(f"cannot split {path}: nested too deep, or it holds itself")
+        raise MisuseError(f"cannot split {path}: nested too deeply, or contains itself")
     if isinstance(item, Tensor | np.ndarray):
         if isinstance(item, Tensor) and (item.is_nested or item.layout is not torch.strided):
-            raise MisuseError(f"cannot split {path}: a nested or sparse tensor; give a split function of your own")
+            raise MisuseError(f"cannot split {path}: a nested or sparse tensor; pass your own split function")
         if item.ndim:
             yield path, len(item)
         return
     inner = children(item)
     if isinstance(item, PackedSequence) or not (isinstance(item, _ALIKE) or inner is not None):
-        raise MisuseError(
-            f"cannot split {path}: no rule for a {type(item).__name__}; give a split function of your own"
-        )
+        raise MisuseError(f"cannot split {path}: no rule for a {type(item).__name__}; pass your own split function")
     if _is_examples(item):
         yield path, len(item)
     elif inner is not None:
@@ -135,6 +133,6 @@ def scale_lr(lr: float, *, batch_size: float, base_batch_size: float, rule: Scal
         if not 0 < value < math.inf:
             raise ConfigError(f"{name} = {value!r}: must be greater than 0 and finite")
     if rule not in ("linear", "sqrt"):
-        raise ConfigError(f"rule = {rule!r} is unknown: use 'linear' (SGD) or 'sqrt' (Adam and its kin)")
+        raise ConfigError(f"rule = {rule!r} is unknown: use 'linear' (SGD) or 'sqrt' (Adam and its variants)")
     times = batch_size / base_batch_size
     return lr * (times if rule == "linear" else math.sqrt(times))

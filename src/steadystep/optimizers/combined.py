@@ -55,7 +55,7 @@ class CombinedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Nobody could say to which."""
-        raise MisuseError("several optimizers: call add_param_group of the one that is to have the group")
+        raise MisuseError("several optimizers: call add_param_group on the one that should hold the group")
 
     def state_dict(self) -> dict[str, Any]:
         """One state in torch's form, parameters numbered through; what only some of them save is kept by position."""
@@ -77,7 +77,7 @@ class CombinedOptimizer(Optimizer):
         groups, first = list(state_dict["param_groups"]), 0
         if len(groups) != len(self.param_groups):
             raise CheckpointError(
-                f"the state has {len(groups)} parameter groups, the optimizers {len(self.param_groups)}"
+                f"the state has {len(groups)} parameter groups, the optimizers have {len(self.param_groups)}"
             )
         for position, optimizer in enumerate(self.each):
             own, groups = groups[: len(optimizer.param_groups)], groups[len(optimizer.param_groups) :]
@@ -134,7 +134,7 @@ def as_one(given: Any) -> Any:
             raise MisuseError(f"optimizer {position} is in the list twice")
     if len(given) < 2:
         if not given:
-            raise MisuseError("no optimizer: give one, or a list of those that are stepped together")
+            raise MisuseError("no optimizer: pass one, or a list of those that are stepped together")
         return given[0]
     holder: dict[int, int] = {}
     for position, optimizer in enumerate(given):
@@ -143,7 +143,7 @@ def as_one(given: Any) -> Any:
                 names = " and ".join(type(given[i]).__name__ for i in (holder[id(parameter)], position))
                 shape = "x".join(map(str, parameter.shape))
                 raise MisuseError(
-                    f"{names} both hold a parameter of shape [{shape}]: each may be in one optimizer only"
+                    f"{names} both hold a parameter of shape [{shape}]: a parameter may be in one optimizer only"
                 )
     return CombinedOptimizer(given)
 

@@ -67,7 +67,7 @@ class Pages:
         """Several runs over each other."""
         keys = list(dict.fromkeys(request.query_params.getlist("run")))[:_MOST_COMPARED]
         if len(keys) < 2:
-            raise HTTPException(400, "Choose two runs or more on the list.")
+            raise HTTPException(400, "Select two or more runs in the list.")
         shelves = [await self._shelf(key) for key in keys]
         try:
             runs = [(await run_in_threadpool(shelf.run)).run for shelf in shelves]
@@ -80,7 +80,7 @@ class Pages:
     async def wrong(self, request: Request, error: Exception) -> Response:
         """Anything that has no page."""
         code = error.status_code if isinstance(error, HTTPException) else 500
-        said = error.detail if isinstance(error, HTTPException) and code != 404 else "There is nothing here."
+        said = error.detail if isinstance(error, HTTPException) and code != 404 else "Not found."
         if request.scope["path"].startswith("/api/"):
             return Response(json.dumps({"error": said}), status_code=code, media_type="application/json")
         return _page("wrong.html", code=code, said=said, status=code)

@@ -1,7 +1,7 @@
 """Incidents as one tells them: what happened again and again in one stretch is one story."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -185,10 +185,16 @@ def headline(run: Run, reading: "Reading | None" = None) -> Headline:
     acted = interventions(run, episodes(run))
     if not acted:
         return Headline(said=reading.verdict, healthy=reading.healthy, signs=signs)
-    did = f"the guard stepped in {'once' if len(acted) == 1 else f'{len(acted)} times'} ({_named(acted)})"
-    if all(_is_handled(sign, acted, run) for sign in signs if sign.severity != "info"):
-        return Headline(said=f"Kept on course: {did}; the curves show no other trouble.", healthy=True, signs=signs)
+    did = f"the guard intervened {('once' if len(acted) == 1 else f'{len(acted)} times')} ({_named(acted)})"
+    handled = [_is_handled(sign, acted, run) for sign in signs]
+    signs = tuple(_settled(sign) if done else sign for sign, done in zip(signs, handled, strict=True))
+    if all(done for sign, done in zip(signs, handled, strict=True) if sign.severity != "info"):
+        return Headline(said=f"Recovered: {did}; the curves show no other instability.", healthy=True, signs=signs)
     return Headline(said=f"{reading.verdict} {did[0].upper()}{did[1:]}.", healthy=False, signs=signs)
+
+
+def _settled(sign: Mark) -> Mark:
+    return replace(sign, evidence=f"{sign.evidence}; handled by the guard, see the incidents", advice="")
 
 
 def _is_handled(sign: Mark, acted: Sequence[IncidentGroup], run: Run) -> bool:

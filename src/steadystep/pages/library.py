@@ -1,6 +1,5 @@
 """All runs in a folder. One thread walks and reads, the newest run first; pages take what is there."""
 
-import logging
 import math
 import threading
 import time
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, final
 
+from steadystep._utils.text import logger
 from steadystep.errors import SteadystepError
 from steadystep.pages.incident_groups import Headline, headline
 from steadystep.pages.report import last_finite
@@ -16,8 +16,6 @@ from steadystep.runs.json_and_events import is_event_file, read_events
 from steadystep.runs.open import open_run
 from steadystep.runs.run import Run
 from steadystep.runs.run_log import Follower
-
-logger = logging.getLogger("steadystep")
 
 _JUDGE_EVERY_S = 5.0  # a verdict costs up to a second for a long run
 
@@ -198,7 +196,7 @@ class Library:
         said = f"{type(error).__name__}: {error}"
         if said not in self._complained:
             self._complained.add(said)
-            logger.warning("the dashboard's reader goes on after %s", said)
+            logger.warning("the dashboard's reader continues after %s", said)
 
     def _waiting(self) -> list[RunCache]:
         shelves = [shelf for shelf in self._shelves.values() if shelf.waits]

@@ -55,7 +55,7 @@ def view(run: Run, verdict: Headline, *, buckets: int = 1200, near: bool = True)
     told = episodes(run)
     shown = told[-_MOST_EPISODES:]
     extra = left_out(run)
-    notes = (*run.notes, f"{extra} more metrics are in the log and not on this page") if extra else run.notes
+    notes = (*run.notes, f"{extra} more metrics are in the log but not on this page") if extra else run.notes
     return View(
         name=run.name,
         source=run.source,
@@ -126,9 +126,9 @@ def _facts(run: Run, told: tuple[IncidentGroup, ...]) -> Iterator[tuple[str, str
     tail = run.loss.values[-max(1, min(len(run.loss) // 20, 500)) :]
     tail = tail[np.isfinite(tail)]
     yield (
-        "loss at the end",
+        "final loss",
         number(float(np.median(tail)) if len(tail) else last_finite(run.loss)),
-        "tail median",
+        "median of the tail",
     )
     held_out = run.validation.get("val_loss", Series())
     if np.isfinite(held_out.values).any():
@@ -140,14 +140,14 @@ def _facts(run: Run, told: tuple[IncidentGroup, ...]) -> Iterator[tuple[str, str
         refused = sum(not i.stepped for i in run.incidents)
         back = sum(i.restored is not None for i in run.incidents)
         yield "interventions", str(acted), count(len(told) - acted, "observation") if len(told) > acted else ""
-        yield "updates refused", str(refused), count(back, "rollback")
+        yield "updates skipped", str(refused), count(back, "rollback")
     if len(run.grad_norm):
         finite = run.grad_norm.values[np.isfinite(run.grad_norm.values)]
         yield "gradient norm", number(float(np.median(finite)) if len(finite) else None), "median"
     if len(run.clipped):
         yield "clipped", share(len(run.clipped), max(len(run.loss), 1)), "of the steps"
     if len(run.lr):
-        yield "learning rate", number(last_finite(run.lr)), "at the end"
+        yield "learning rate", number(last_finite(run.lr)), "final"
     if run.parameters:
         yield "parameters", short(run.parameters), ""
 
@@ -183,12 +183,12 @@ def report_page(run: Run, verdict: Headline | None = None) -> str:
 _COLOURS = 8
 _ROWS: tuple[tuple[str, str], ...] = (
     ("steps", "steps"),
-    ("val_loss", "held-out loss at the end"),
+    ("val_loss", "final held-out loss"),
     ("best_val_loss", "best held-out loss"),
-    ("loss", "training loss at the end"),
+    ("loss", "final training loss"),
     ("noise", "noise (one standard error)"),
     ("incidents", "incidents"),
-    ("refused", "updates refused"),
+    ("refused", "updates skipped"),
     ("rollbacks", "rollbacks"),
     ("grad_norm", "gradient norm, median"),
     ("peak_lr", "highest learning rate"),
@@ -250,7 +250,7 @@ def show(compared: Comparison, console: "Console | None" = None) -> None:
         numbers.add_row(name, *(_shown(value) for value in values))
     console.print(numbers)
     if not compared.settings:
-        console.print("No setting differs, as far as the logs tell.")
+        console.print("No differing settings found in the logs.")
         return
     different = _table(compared)
     for setting, set_to in compared.settings:

@@ -4,7 +4,6 @@ The walk never leaves the folder, not by a symbolic link either.
 """
 
 import json
-import logging
 import os
 import re
 import time
@@ -16,6 +15,7 @@ from typing import Literal, final
 
 import numpy as np
 
+from steadystep._utils.text import logger
 from steadystep.pages.charts import is_wide, thin
 from steadystep.pages.incident_groups import Headline, episodes, gravest, interventions
 from steadystep.pages.report import last_finite
@@ -28,8 +28,6 @@ _MOST = 2000
 _MOST_FOLDERS = 20_000  # a walk through these takes a second or two
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 _HEAD_BYTES = 4096
-
-logger = logging.getLogger("steadystep")
 
 
 @final
@@ -107,7 +105,7 @@ def _key(path: Path, root: Path) -> str:
 @cache  # once, not at every walk
 def _say_cut(root: Path) -> None:
     logger.warning(
-        "%s: more than %d runs or %d folders; the rest is not shown: name a folder further down",
+        "%s: more than %d runs or %d folders; the rest is not shown: choose a subfolder",
         root,
         _MOST,
         _MOST_FOLDERS,

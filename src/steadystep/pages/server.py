@@ -167,7 +167,9 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} is taken: give another with --port, or --port 0 for any free one") from None
+            raise ConfigError(
+                f"port {port} is in use: choose another with --port, or --port 0 for any free one"
+            ) from None
         raise ConfigError(f"cannot listen on {host} port {port} ({error.strerror or error})") from None
     return listening
 

@@ -97,13 +97,14 @@ class Agreed:
         """Raise MisuseError when the ranks do not train one model together."""
         if not self.in_step:
             raise MisuseError(
-                f"the ranks are out of step: rank {rank} is at step {step} and another is not, or was given "
-                "another number of micro-batches. Every rank must call step() equally often, also after an exception"
+                f"the ranks are out of sync: rank {rank} is at step {step} and another rank is not, or it received "
+                "a different number of micro-batches. Every rank must call step() equally often, also after an "
+                "exception"
             )
         if not self.same_settings:
             raise MisuseError(
-                "learning rates or loss scales differ between ranks, so their weights would drift apart: set them "
-                "alike on every rank"
+                "learning rates or loss scales differ between ranks, so their weights would diverge: set the same "
+                "values on every rank"
             )
 
 

@@ -68,8 +68,8 @@ class ProcessGroup:
         names = float(zlib.crc32("\n".join(named()[0]).encode()))
         if self.least(names) != -self.least(-names):
             raise UnsupportedError(
-                "the ranks hold parameters of different names, as the stages of a pipeline or the experts of a mixture "
-                "do: such a model cannot be guarded. DistributedDataParallel and fully_shard (FSDP2) can"
+                "the ranks hold different parameters, as in pipeline or expert parallelism, which is not "
+                "supported: use DistributedDataParallel or fully_shard (FSDP2)"
             )
 
     def agree(self, view: "GradientView") -> "GradientView":
@@ -159,13 +159,13 @@ class ProcessGroup:
         every = self._gathered(torch.tensor(mine, dtype=torch.float64))
         if any(bool(row[0]) for row in every):
             said = [(rank, text) for rank, text in enumerate(self.texts(wrong)) if text]
-            return "; ".join(dict.fromkeys(f"rank {rank} cannot make its guard: {text}" for rank, text in said[:2]))
+            return "; ".join(dict.fromkeys(f"rank {rank} cannot create its guard: {text}" for rank, text in said[:2]))
         odd = [name for place, name in enumerate(SECTIONS, start=1) if len({float(row[place]) for row in every}) > 1]
         if not odd:
             return ""
         found = [self._documents(json.dumps(sections[name])) for name in odd]
         told = [difference(name, [json.loads(text) for text in texts]) for name, texts in zip(odd, found, strict=True)]
-        return f"the ranks were not given the same program. {'. '.join(told)}. Give every rank the same"
+        return f"the ranks differ. {'. '.join(told)}. Use the same settings, model and optimizer on every rank"
 
     def _documents(self, text: str) -> list[str]:
         """Texts of any length."""
@@ -209,9 +209,9 @@ class ProcessGroup:
         config = getattr(self._wrapped, "_join_config", None)
         if config is not None and config.enable:
             raise UnsupportedError(
-                "DistributedDataParallel.join() lets ranks go on after others have no batch left, and then they cannot "
-                "agree: take the join() away and go through guard.batches(loader), which ends on all ranks at the "
-                "shortest, or drop the batches that are too many (drop_last)"
+                "DistributedDataParallel.join() lets ranks continue after others ran out of batches, and then they "
+                "cannot agree: remove join() and use guard.batches(loader), which ends on all ranks with the "
+                "shortest, or drop_last"
             )
 
     @property

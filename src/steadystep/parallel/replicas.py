@@ -53,7 +53,7 @@ def odd_ones(names: Sequence[str], every: Sequence[Sequence[int]]) -> tuple[str,
             continue
         odd = [rank for rank, checksum in enumerate(held) if checksum != baseline]
         sure = 2 * count > len(held)
-        found.append(f"{name} on rank {', '.join(map(str, odd))}" if sure else f"{name} on one rank or another")
+        found.append(f"{name} on rank {', '.join(map(str, odd))}" if sure else f"{name} on some rank")
     return tuple(found)
 
 
@@ -87,8 +87,8 @@ def counts_here(name: str, parameter: Tensor, *, rank: int, size: int) -> bool:
     spread = cast("DTensor", parameter)
     if spread.device_mesh.size() != size:
         raise UnsupportedError(
-            f"{name} lives on {spread.device_mesh.size()} of {size} ranks: in this version all ranks must share every "
-            "parameter (DDP, fully_shard over all ranks, or both)"
+            f"{name} is on {spread.device_mesh.size()} of {size} ranks: this version requires every parameter on "
+            "all ranks (DDP, fully_shard over all ranks, or both)"
         )
     place = spread.device_mesh.get_coordinate() or [0] * len(spread.placements)
     return all(at == 0 or not how.is_replicate() for at, how in zip(place, spread.placements, strict=True))

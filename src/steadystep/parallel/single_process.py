@@ -87,7 +87,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _form(tensor: Tensor) -> str:
     if nn.parameter.is_lazy(tensor):
-        return "not made yet"
+        return "not initialized yet"
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 

@@ -74,16 +74,16 @@ class Budget:
 
     def halt(self, outcome: Outcome) -> TrainingHalted:
         """The error that ends the run."""
-        did = [f"refused {self.skips_in_a_row} updates in a row" if self.skips_in_a_row > 1 else "refused the update"]
+        did = [f"skipped {self.skips_in_a_row} updates in a row" if self.skips_in_a_row > 1 else "skipped the update"]
         recent = [to for at, to in self._rollbacks if outcome.step - at < _ROLLBACK_WINDOW]
         if recent:
             did.insert(0, f"rolled back to {', '.join(state_of(to) for to in recent)}")
-        where = "the weights are those after the last update that was taken"
+        where = "the weights are those after the last accepted update"
         if outcome.restored is not None and outcome.plan.to is not None:
             where = f"the weights of {state_of(outcome.plan.to)} are in place"
         elif outcome.diagnosis.damage is Damage.WEIGHTS:
-            where = "no better weights are in memory or in a checkpoint of this run: roll back to one of yours"
-        where += f"; {outcome.incident} has this step to run again" if outcome.incident else ""
+            where = "no better weights are in memory or in a checkpoint of this run: load one of your own checkpoints"
+        where += f"; `steadystep replay {outcome.incident}` re-runs this step" if outcome.incident else ""
         return TrainingHalted(
             step=outcome.step,
             what=f"{outcome.diagnosis.evidence} [{outcome.diagnosis.cause}]" + _began(outcome),

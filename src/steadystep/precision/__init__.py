@@ -67,9 +67,7 @@ class Precision:
         """Refuse or warn about weights that this setting cannot train."""
         dtypes = {p.dtype for p in parameters}
         if self.scales and torch.float16 in dtypes:
-            raise ConfigError(
-                "mixed_precision fp16: keep the weights in fp32 (no model.half()), autocast does the rest"
-            )
+            raise ConfigError("mixed_precision fp16: keep the weights in fp32 (no model.half()); autocast casts them")
         if self.scales and any(dtype.is_complex for dtype in dtypes):
             raise ConfigError("mixed_precision fp16: torch cannot unscale complex gradients, use bf16 or fp32")
         if torch.float16 in dtypes:
@@ -152,7 +150,7 @@ class Precision:
         if bool(state) != self.scales:
             had, has = ("a", "no") if state else ("no", "a")
             raise ConfigError(
-                f"the saved run had {had} loss scaler, this one has {has} loss scaler: use the same mixed_precision"
+                f"the saved run had {had} loss scaler and this one has {has}: use the same mixed_precision"
             )
         if state:
             self._scaler.load_state_dict(state)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadystep._utils.checklist import NOT_SAID, ChecklistItem, ItemName, asked_for, ordered_items
-from steadystep._utils.text import number, share
+from steadystep._utils.text import count, number, share
 from steadystep.records import GRAVE
 from steadystep.runs.run import Run
 from steadystep.runs.table import higher_is_better
@@ -65,7 +65,7 @@ def warmup_end(rates: NDArray[np.float64]) -> int | None:
 def checklist(run: Run) -> tuple[ChecklistItem, ...]:
     """All that the log and the folder tell; `steadystep check RUN` and the report page both show this."""
     if not len(run.loss):
-        return (ChecklistItem(name=ItemName.STEPS, state="absent", evidence="the log holds no step yet"),)
+        return (ChecklistItem(name=ItemName.STEPS, state="absent", evidence="the log has no steps yet"),)
     return ordered_items(_items(run))
 
 
@@ -97,7 +97,7 @@ def _clipping(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
     found = asked or ChecklistItem(name=ItemName.CLIPPING, state="present", evidence="")
     found = replace(found, evidence=f"{found.evidence}; {said}".removeprefix("; "))
     if found.state == "present" and times > _OFTEN * len(run.loss):
-        fix = "a lower learning rate or a longer warm-up: clipping is doing the optimizer's job"
+        fix = "a lower learning rate or a longer warmup: most updates are clipped"
         return replace(found, state="partial", fix=fix)
     return found
 
@@ -110,7 +110,7 @@ def _warmup(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
         return asked or _unknown(ItemName.WARMUP)
     end = warmup_end(rates)
     if end is None:
-        said, fix = f"the first step was taken at {number(float(rates[0]))}", "training: {warmup_steps: 0.05}"
+        said, fix = f"no warmup: the first step used {number(float(rates[0]))}", "training: {warmup_steps: 0.05}"
         return ChecklistItem(name=ItemName.WARMUP, state="absent", evidence=said, fix=fix)
     at = int(run.lr.steps[np.flatnonzero(np.isfinite(run.lr.values))[end]])
     said = f"the learning rate rose from {number(float(rates[0]))} until step {at:,}"
@@ -127,8 +127,8 @@ def _schedule(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
         said = f"the learning rate fell from {number(float(rates.max()))} to {number(float(rates[-1]))}"
         return ChecklistItem(name=name, state="present", evidence=said)
     if held > _MOSTLY:
-        return _unknown(name, "the guard was at the learning rate most of the time")
-    said = "the learning rate did not fall" + (", except by the guard" if held else "")
+        return _unknown(name, "the guard limited the learning rate most of the time")
+    said = "the learning rate did not fall" + (", except when limited by the guard" if held else "")
     return ChecklistItem(name=name, state="absent", evidence=said, fix="training: {lr_scheduler: cosine}")
 
 
@@ -140,7 +140,8 @@ def _nan_check(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
         said = f"all {len(run.loss):,} losses are finite"
         return replace(checked, evidence=f"{checked.evidence}; {said}") if ours else _unknown(name, said)
     refused = {incident.step for incident in run.incidents if not incident.stepped}
-    said = f"{len(bad):,} losses are not finite, the first at step {int(bad[0]):,}; {len(refused):,} updates refused"
+    losses = f"{len(bad):,} non-finite loss{'es' * (len(bad) > 1)}, the first at step {int(bad[0]):,}"
+    said = f"{losses}; {count(len(refused), 'update')} skipped"
     if ours and set(map(int, bad)) <= refused:
         return replace(checked, evidence=f"{checked.evidence}; {said}")
     return ChecklistItem(name=name, state="partial", evidence=said, fix=f"steadystep diagnose {run.path}")
@@ -153,7 +154,7 @@ def _norms(run: Run) -> ChecklistItem:
         return ChecklistItem(name=ItemName.NORMS, state="absent", evidence="not in the log", fix=fix)
     said = f"{len(norms):,} steps, median {float(np.median(norms)):.3g}, largest {float(norms.max()):.3g}"
     if run.layers is not None and len(run.layers.steps):
-        said += f"; {len(run.layers.names)} tensors at a cadence"
+        said += f"; {len(run.layers.names)} tensors at an interval"
     return ChecklistItem(name=ItemName.NORMS, state="present", evidence=said)
 
 
@@ -163,7 +164,7 @@ def _checkpoints(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
     kept = folder / "checkpoints"
     found = sorted(p.name for p in kept.glob("*")) if kept.is_dir() else []
     if found:
-        return ChecklistItem(name=name, state="present", evidence=f"{len(found)} in the folder, the last {found[-1]}")
+        return ChecklistItem(name=name, state="present", evidence=f"{len(found)} in the folder, the latest {found[-1]}")
     if run.source != "steadystep":
         return _unknown(name)
     if not run.path.exists():
@@ -171,7 +172,7 @@ def _checkpoints(run: Run, asked: ChecklistItem | None) -> ChecklistItem:
     fix = "monitoring: {save_checkpoints: true}"
     if asked is not None and asked.state == "present":
         return ChecklistItem(name=name, state="partial", evidence=f"{asked.evidence}; none in the folder")
-    said = "none in the folder: a crash of the machine would lose the run"
+    said = "none in the folder: a crash would lose the run"
     return ChecklistItem(name=name, state="absent", evidence=said, fix=fix)
 
 
@@ -193,7 +194,7 @@ def _incidents(run: Run) -> ChecklistItem:
     name = ItemName.INCIDENTS
     serious = [i for i in run.incidents if i.severity in GRAVE]
     if not serious:
-        return ChecklistItem(name=name, state="present", evidence="none that called for an action")
+        return ChecklistItem(name=name, state="present", evidence="none that needed an intervention")
     causes = sorted({incident.cause for incident in serious})
     said, fix = f"{len(serious):,}: {', '.join(causes[:4])}", f"steadystep report {run.path}"
     return ChecklistItem(name=name, state="partial", evidence=said, fix=fix)

@@ -131,7 +131,7 @@ class Comparison:
 def compare(runs: Sequence[Run]) -> Comparison:
     """By held-out loss where all have it, else by training loss, both over the end of the stretch that all ran."""
     if len(runs) < 2:
-        raise ConfigError("compare needs two runs or more")
+        raise ConfigError("compare needs at least two runs")
     held_out = all("val_loss" in run.validation and len(run.validation["val_loss"]) for run in runs)
     at, cut, scores = _scores([run.validation["val_loss"] for run in runs] if held_out else [run.loss for run in runs])
     if held_out and None in scores:  # one was first validated after another had ended: there is nothing to compare
@@ -175,16 +175,16 @@ def _verdict(
     empty = [n for n, s in zip(names, scores, strict=True) if s is None]
     gone = f" {_list(lost)} ended without a finite {kind}." if lost else ""
     gone += f" {_list(empty)} logged none." if empty else ""
-    when = f" up to step {at:,}, where the shortest ends" if shortened else ""
+    when = f" up to step {at:,}, the end of the shortest run" if shortened else ""
     if not alive:
-        return None, f"None of them has a finite {kind} to compare.{gone}"
+        return None, f"No run has a finite {kind} to compare.{gone}"
     (best, noise, name), *others = sorted(alive, key=lambda one: one[0])
     if not others:
-        return name, f"{name} is the only one with a finite {kind} to compare{when}.{gone}"
+        return name, f"{name} is the only run with a finite {kind}{when}.{gone}"
     second, other_noise, other = others[0]
-    lead = f"{kind} {number(best)} against {number(second)} of {other}"
+    lead = f"{kind} {number(best)} vs {number(second)} for {other}"
     if noise is None or other_noise is None:
-        return None, f"{name} is ahead{when}: {lead}; too few points to say how much of that is noise.{gone}"
+        return None, f"{name} is ahead{when}: {lead}; too few points to estimate the noise.{gone}"
     spread = math.hypot(noise, other_noise)
     if second - best <= _CLEAR * spread:
         between = f"{name} and {other} differ by {number(second - best)}"

@@ -123,7 +123,7 @@ def encoding_of(path: Path) -> str:
     if not head.strip():
         raise ConfigError(f"{path}: the file is empty")
     if head.startswith(_PICKLED):
-        raise ConfigError(f"{path}: this is a pickle, which is never opened: it could run any program; {_ADVICE}")
+        raise ConfigError(f"{path}: this is a pickle, which is never loaded because it can execute code; {_ADVICE}")
     for magic, what in _KNOWN.items():
         if head.startswith(magic):
             raise ConfigError(f"{path}: this is {what}; {_ADVICE}")
@@ -164,7 +164,7 @@ def _delimiter(head: str) -> str:
 def _table(rows: Iterator[list[str]], path: Path) -> LogTable:
     header = next((row for row in rows if any(cell.strip() for cell in row) and not row[0].startswith("#")), None)
     if header is None:
-        raise ConfigError(f"{path}: there are no rows in this file")
+        raise ConfigError(f"{path}: the file has no rows")
     names = [cell.strip() for cell in header]
     first: list[list[str]] = []
     if all(number(cell) is not None for cell in names if cell):
@@ -213,12 +213,12 @@ def _wide(first: list[list[str]], rows: Iterator[list[str]], names: list[str | N
         gathering.count += len(whole)
         chunk = list(islice(rows, _CHUNK))
     if not gathering.count:
-        raise ConfigError(f"{path}: there is a header and no row below it")
+        raise ConfigError(f"{path}: the file has a header and no rows")
     table = gathering.table()
     if short:
-        table.notes.append(f"{short} rows were cut short and left out")
+        table.notes.append(f"{short} incomplete rows were skipped")
     if not table.columns:
-        raise ConfigError(f"{path}: no column holds numbers; is this a log of a training run?")
+        raise ConfigError(f"{path}: no column contains numbers: is this the log of a training run?")
     return table
 
 

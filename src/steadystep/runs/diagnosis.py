@@ -3,7 +3,7 @@
 import math
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -224,8 +224,8 @@ def diagnose(run: Run, *, guard: bool = True) -> Reading:
             replayed = hypothetical_run(curve)
             plans = replayed.plans
             if not replayed.whole:
-                notes += ("a log this long is replayed only around what stands out",)
-    patterns = ranked(_distinct(found))
+                notes += ("the log is long: only the stretches around anomalies were simulated",)
+    patterns = ranked([_for_run(pattern, run) for pattern in _distinct(found)])
     return Reading(
         name=run.name,
         verdict=verdict(curve, patterns, plans, enough=len(curve.raw) >= _FEWEST),
@@ -235,6 +235,17 @@ def diagnose(run: Run, *, guard: bool = True) -> Reading:
         points=len(curve.raw),
         notes=notes,
     )
+
+
+def _for_run(pattern: Pattern, run: Run) -> Pattern:
+    """Without advice that the settings of the run have made pointless, where the log contains settings."""
+    training = run.settings.get("training")
+    if not isinstance(training, Mapping):
+        return pattern
+    idle = ["if the run uses fp16"] if training.get("mixed_precision") in ("fp32", "bf16") else []
+    idle += ["clip the gradient"] if training.get("max_grad_norm") else []
+    kept = [clause for clause in pattern.advice.split("; ") if not clause.startswith(tuple(idle))]
+    return replace(pattern, advice="; ".join(kept)) if idle else pattern
 
 
 def _distinct(found: list[Pattern]) -> list[Pattern]:

@@ -17,12 +17,10 @@ _COLLAPSED = 0.35  # of the way it had come
 _RECENT = 0.9  # of the run: a best level after this is the present one
 
 _TOO_HIGH = (
-    "divide the learning rate by 3 to 10, or warm it up over more steps; take the checkpoint of step {step}, the best "
-    "this run has been"
+    "divide the learning rate by 3 to 10, or warm it up over more steps; use the checkpoint of step {step}, the "
+    "best of this run"
 )
-_DIVERGED = (
-    "roll back to a checkpoint from about step {step} and lower the learning rate; a guard would have spoken early"
-)
+_DIVERGED = "roll back to a checkpoint from about step {step} and lower the learning rate; a guard warns earlier"
 
 
 def drift(curve: Curve) -> list[Pattern]:
@@ -41,12 +39,12 @@ def drift(curve: Curve) -> list[Pattern]:
     onset = _onset(curve, best, len(levels), float(levels[best]), rise)
     step = int(curve.steps[onset])
     flat = _is_flat(levels, best, rise)
-    told = f"the {curve.name} was {levels[best]:.4g} about step {step} and is {late:.4g} at the end"
+    told = f"the {curve.name} was {levels[best]:.4g} around step {step} and is {late:.4g} at the end"
     if flat and rise >= _COLLAPSED * way:
-        evidence = f"{told}: it fell back to a plateau, having begun at {curve.start:.4g}"
+        evidence = f"{told}: it regressed to a plateau; it began at {curve.start:.4g}"
         return [_drift_pattern("learning-rate-too-high", step, evidence, _TOO_HIGH)]
     if flat:
-        return [_drift_pattern("learning-rate-too-high", step, f"{told}: worse than its own best for good", _TOO_HIGH)]
+        return [_drift_pattern("learning-rate-too-high", step, f"{told}: it did not return to its best", _TOO_HIGH)]
     return [_drift_pattern("divergence", step, f"{told}, still rising", _DIVERGED)]
 
 
@@ -105,7 +103,7 @@ _OVERFITTING = (
     "use the weights of step {step} (early stopping); then more data or augmentation, weight decay or dropout, or a "
     "smaller model"
 )
-_GAP = "nothing needs to change while validation does not rise; more data or regularisation would narrow the gap"
+_GAP = "no change needed while validation does not rise; more data or regularization narrows the gap"
 
 
 def held_out(curve: Curve) -> list[Pattern]:
@@ -158,8 +156,8 @@ def _rise(
     worst = float(values[-1])
     word = name if not higher_is_better(name) else f"error of {name}"
     evidence = (
-        f"{word} was lowest, {best:.4g}, about step {at} and has risen to {late:.4g} by the end (last {worst:.4g}) "
-        f"while the training {curve.name} went on falling, to {curve.late:.4g}"
+        f"{word} was lowest, {best:.4g}, around step {at} and rose to {late:.4g} by the end (last {worst:.4g}), "
+        f"while the training {curve.name} kept falling, to {curve.late:.4g}"
     )
     return Pattern(kind="overfitting", severity="warn", step=at, evidence=evidence, advice=_OVERFITTING.format(step=at))
 
@@ -230,7 +228,7 @@ _FEWEST_RATES = 48  # rates
 _LARGE = 0.12
 
 _ADVICE = "lower the learning rate (try a third) or the momentum, or use larger batches"
-_PLANNED = "nothing, if the cycles of the learning rate are meant"
+_PLANNED = "no change needed if the learning-rate cycles are intended"
 
 
 def oscillation(curve: Curve) -> list[Pattern]:
@@ -245,11 +243,11 @@ def oscillation(curve: Curve) -> list[Pattern]:
     every = max(1, int(np.median(np.diff(curve.steps))))
     step = int(curve.steps[begin])
     evidence = (
-        f"from step {step} on the {curve.name} swings by {swing:.3g} around {level:.4g}, once every "
+        f"from step {step} the {curve.name} oscillates by {swing:.3g} around {level:.4g} with a period of "
         f"{period * every:.3g} steps"
     )
     if _follows_rate(curve, period * every):
-        return [_swing_pattern("oscillation", False, step, f"{evidence}, as the learning rate does", _PLANNED)]
+        return [_swing_pattern("oscillation", False, step, f"{evidence}, in step with the learning rate", _PLANNED)]
     return [_swing_pattern("oscillation", swing > _LARGE * max(abs(level), 0.5 * way), step, evidence, _ADVICE)]
 
 

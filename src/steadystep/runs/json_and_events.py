@@ -27,14 +27,14 @@ _LARGEST = 1 << 30  # bytes of one JSON document
 def read_json(path: Path, columns: Mapping[str, str]) -> Run:
     """The run in a JSON document."""
     if path.stat().st_size > _LARGEST:
-        raise ConfigError(f"{path}: larger than 1 GB; JSON lines or CSV can be read piece by piece")
+        raise ConfigError(f"{path}: larger than 1 GB: use JSON lines or CSV, which are read in pieces")
     try:
         text = path.read_text(encoding=encoding_of(path), errors="replace")
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         if "\n" in text.strip():
             return read_json_lines(path, columns)
-        raise ConfigError(f"{path}: not JSON ({_brief(error)}); was it cut off?") from None
+        raise ConfigError(f"{path}: not JSON ({_brief(error)}): is it truncated?") from None
     source: Source = "csv"
     if isinstance(document, dict) and isinstance(document.get("log_history"), list):
         source, document = (
@@ -53,7 +53,7 @@ def read_json_lines(path: Path, columns: Mapping[str, str]) -> Run:
     with path.open(encoding=encoding_of(path), errors="replace") as file:
         bad = _gather(file, gathering)
     if not gathering.count:
-        raise ConfigError(f"{path}: no line of it is a JSON object")
+        raise ConfigError(f"{path}: no line is a JSON object")
     table = gathering.table()
     if bad:
         table.notes.append(f"{bad} lines could not be read and were skipped")
@@ -87,7 +87,7 @@ def _table(document: Any, path: Path) -> LogTable:
             gathering.add({name: values[i] for name, values in lists.items() if i < len(values)})
     table = gathering.table()
     if not table.columns:
-        raise ConfigError(f"{path}: no curve in it: expected a list of objects, or lists of numbers by name")
+        raise ConfigError(f"{path}: no curves: expected a list of objects, or lists of numbers by name")
     return table
 
 
@@ -146,7 +146,7 @@ def read_events(files: list[Path], *, folder: Path, columns: Mapping[str, str]) 
         _gather_events(file, prefix, event, gathering, notes)
     table = gathering.table()
     if len(table.columns) < 2:
-        raise ConfigError(f"{folder}: there are event files and not a single scalar in them")
+        raise ConfigError(f"{folder}: the event files contain no scalars")
     table.notes.extend(notes)
     asked = {role: column for role, column in columns.items() if role != _STEP}
     return to_run(table, name=folder.name, path=folder, source="tensorboard", asked=asked)
@@ -206,7 +206,7 @@ def _records(path: Path, notes: list[str]) -> Iterator[bytes]:
                 length = struct.unpack("<Q", header[:8])[0] if len(header) == 12 else _LARGEST_RECORD
                 body = file.read(length + 4) if length < _LARGEST_RECORD else b""
                 if len(body) < length + 4:
-                    notes.append(f"{path.name} ends in the middle of a record: what stands before it was read")
+                    notes.append(f"{path.name} ends in the middle of a record; everything before it was read")
                     return
                 yield body[:-4]
     except OSError as error:

@@ -8,11 +8,11 @@ from steadystep.runs.reading import Pattern
 from steadystep.runs.spikes import norm_before
 
 _ADVICE = (
-    "roll back to a checkpoint from before step {step}; look for log(0), 0/0 or weights that have grown too large, "
-    "lower the learning rate, clip the gradient, and use bf16 instead of fp16"
+    "roll back to a checkpoint from before step {step}; check for log(0), 0/0 or weights that have grown too "
+    "large, lower the learning rate; clip the gradient (max_grad_norm: 1.0); if the run uses fp16, use bf16"
 )
-_ONCE = "such updates must be skipped: steadystep.Guard does, and an fp16 loss scaler does too"
-_WATCHED = "such updates must be skipped: the modes careful and autopilot do, observe only looks"
+_ONCE = "skip such updates: steadystep.Guard does; if the run uses fp16, its loss scaler does too"
+_WATCHED = "skip such updates: the modes careful and autopilot do, observe only records"
 
 
 def non_finite(curve: Curve) -> list[Pattern]:
@@ -40,7 +40,7 @@ def _loss(curve: Curve) -> list[Pattern]:
     told = f"the {curve.name} is {word} at step {first}{was}"
     sign = norm_before(curve, first)
     if not len(good_after):
-        stayed = f" and never comes back ({len(bad)} points)" if len(bad) > 1 else ", where the log ends"
+        stayed = f" and never recovers ({len(bad)} points)" if len(bad) > 1 else ", where the log ends"
         evidence = told + stayed + (f"; {sign}" if sign else "")
         return [
             Pattern(
@@ -49,7 +49,7 @@ def _loss(curve: Curve) -> list[Pattern]:
         ]
     until = int(series.steps[bad[-1]])
     evidence = (
-        f"{told}; {len(bad)} of {len(series)} points are no numbers, the last at step {until}; it went on after that"
+        f"{told}; {len(bad)} of {len(series)} points non-finite, the last at step {until}; the run continued after that"
     )
     return [
         Pattern(kind="non-finite", severity="warn", step=first, until=until, evidence=evidence, advice=_once(curve))
@@ -69,9 +69,9 @@ def _norm(curve: Curve) -> list[Pattern]:
         return []  # beside losses of exactly 0 it is another story: a hidden NaN
     count, first = int(bad.sum()), int(norms.steps[bad][0])
     share = count / len(norms)
-    evidence = f"the gradient norm is no number at {count} of {len(norms)} points, first at step {first}"
+    evidence = f"the gradient norm is non-finite at {count} of {len(norms)} points, first at step {first}"
     if share < 0.02 and not bad[-3:].all():
-        advice = "routine for fp16 with a loss scaler, which skips such updates; without a scaler they must be skipped"
+        advice = "skip such updates; if the run uses fp16 with a loss scaler, this is routine: the scaler skips them"
         until = int(norms.steps[bad][-1])
         return [
             Pattern(
@@ -104,28 +104,33 @@ def norms(curve: Curve) -> list[Pattern]:
     first = int(steps[0])
     top = float(values.max())
     if float(values.min()) == top:
-        evidence = (
-            f"the gradient norm is {top:.4g} at all {len(values)} points: it was not measured, or not after each step"
-        )
+        evidence = f"the gradient norm is {top:.4g} at all {len(values)} points: it was not measured at each step"
         advice = "log the norm that clip_grad_norm_ returns, at the step it belongs to"
         return [_note("stale-gradient-norm", first, evidence, advice)]
     at_top = values >= top * (1.0 - 1e-3)
     if at_top.mean() >= _CLIPPED:
-        evidence = f"{at_top.mean():.0%} of the gradient norms are {top:.4g}: they were logged after clipping"
-        advice = "log the norm before clipping (what clip_grad_norm_ returns): a spike cannot be seen in these"
+        evidence = f"{at_top.mean():.0%} of the gradient norms are {top:.4g}: it was logged after clipping"
+        advice = "log the norm before clipping (what clip_grad_norm_ returns): spikes are invisible after it"
         return [_note("clipped-gradient-norm", first, evidence, advice)]
     longest, begin = _longest_run(values)
     if longest >= max(_FEWEST, 0.2 * len(values)):
         evidence = (
             f"the gradient norm is {values[begin]:.4g} for {longest} points in a row from step {int(steps[begin])} on"
         )
-        return [_note("stale-gradient-norm", int(steps[begin]), evidence, "the logger writes an old value again")]
+        return [_note("stale-gradient-norm", int(steps[begin]), evidence, "the logger repeats an old value")]
     levels = blocks(values, 16)
     late, low = float(np.median(levels[-2:])), float(levels[2:].min())
     if late > _GREW * low > 0.0 and int(np.argmin(levels)) < 12:
         at = int(steps[int(np.argmin(levels) * len(values) / 16)])
-        evidence = f"the gradient norm has grown from {low:.3g} about step {at} to {late:.3g}"
-        return [_note("growing-gradient-norm", at, evidence, "watch it: clip the gradient, or lower the learning rate")]
+        evidence = f"the gradient norm has grown from {low:.3g} around step {at} to {late:.3g}"
+        return [
+            _note(
+                "growing-gradient-norm",
+                at,
+                evidence,
+                "watch it; if it continues, clip the gradient or lower the learning rate",
+            )
+        ]
     return []
 
 

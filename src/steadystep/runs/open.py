@@ -12,7 +12,7 @@ from steadystep.runs.table import check_roles
 _OURS = "run.jsonl"
 _STATE = "trainer_state.json"
 _TEXT = (".csv", ".tsv", ".jsonl", ".ndjson")
-_FORMS = "a run of steadystep, TensorBoard events, CSV, JSON lines or trainer_state.json"
+_FORMS = "steadystep run folders, TensorBoard events, CSV, JSON lines or trainer_state.json"
 
 
 def open_run(path: str | Path, columns: Mapping[str, str] | None = None) -> Run:
@@ -32,7 +32,7 @@ def open_run(path: str | Path, columns: Mapping[str, str] | None = None) -> Run:
         if len(found) > 1:
             names = ", ".join(str(run.relative_to(place)) for run in found[:5])
             more = ", ..." if len(found) > 5 else ""
-            raise ConfigError(f"{place}: there are {len(found)} runs here ({names}{more}): name one of them")
+            raise ConfigError(f"{place}: found {len(found)} runs here ({names}{more}): name one of them")
         if found[0] != place:
             return open_run(found[0], asked)
         if (place / _OURS).is_file():
@@ -55,7 +55,7 @@ def find_runs(path: str | Path) -> tuple[Path, ...]:
     except OSError as error:
         raise ConfigError(f"{place}: cannot be read ({error.strerror or error})") from None
     if not found:
-        raise ConfigError(f"{place}: no log in this folder; known are {_FORMS}")
+        raise ConfigError(f"{place}: no log in this folder; supported are {_FORMS}")
     return found
 
 
@@ -68,7 +68,7 @@ def _is_folder(place: Path) -> bool:
     except (OSError, ValueError) as error:  # a name too long, or with a NUL in it
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{str(place)[:80]!r}: not a path ({why})") from None
-    what = "not a regular file" if place.exists() else "no such file or folder"
+    what = "not a regular file" if place.exists() else "no such file or directory"
     raise ConfigError(f"{place}: {what}")
 
 

@@ -20,12 +20,12 @@ _VOCABULARIES = (256, 32_000, 32_768, 50_257, 50_304, 65_536, 100_277, 128_256, 
 _UNIGRAM = (0.5, 0.78)  # of ln V: where a language model is that has only learned how frequent tokens are
 
 _NOT = (
-    "check that the labels belong to the inputs, that the optimizer holds the model's parameters and that the learning "
+    "check that the labels match the inputs, that the optimizer holds the model's parameters and that the learning "
     "rate is not 0; try to overfit a single batch; then try a learning rate 10 times higher and one 10 times lower"
 )
-_LOW = "multiply the learning rate by 3 to 10 and look again; steadystep.find_lr shows the range that works"
+_LOW = "multiply the learning rate by 3 to 10 and compare; steadystep.find_lr shows the usable range"
 _STUCK = (
-    "the model knows how frequent tokens are and nothing about context: check attention masks, positions and the "
+    "the model has learned token frequencies and nothing about context: check attention masks, positions and the "
     "shift of the targets, and try a learning rate 10 times lower and one 10 times higher"
 )
 
@@ -50,8 +50,8 @@ def learning(curve: Curve) -> list[Pattern]:
     straight = slopes[2] < 0.0 and slopes[2] <= _STEADY * slopes[0] and -slopes[1] * third > error
     if straight and gain < _LITTLE * curve.start and gain > 2.0 * error and not _rate_decays(curve):
         evidence = (
-            f"the {curve.name} comes down in a straight line, from {curve.start:.4g} to {curve.late:.4g} in "
-            f"{int(curve.steps[-1] - curve.steps[0])} steps, as steep at the end as at the beginning{_rate(curve)}"
+            f"the {curve.name} falls linearly from {curve.start:.4g} to {curve.late:.4g} in "
+            f"{int(curve.steps[-1] - curve.steps[0])} steps, as steep at the end as at the start{_rate(curve)}"
         )
         return [_learning_pattern("learning-rate-too-low", 0, curve, evidence, _LOW)]
     return []
@@ -81,7 +81,7 @@ def _guessing(curve: Curve) -> str:
         classes = min((100, 1000, *_VOCABULARIES), key=lambda c: abs(math.log(c) - curve.late))
     if abs(curve.late - math.log(classes)) > _ABOUT * math.log(classes):
         return ""
-    return f", about ln {classes}: what guessing among {classes} classes costs"
+    return f", about ln {classes}: the loss of guessing among {classes} classes"
 
 
 def _unigram(curve: Curve) -> str:
@@ -94,8 +94,8 @@ def _unigram(curve: Curve) -> str:
     if not low * top < curve.late < high * top or rest.max() - rest.min() > 0.04 * top:
         return ""
     return (
-        f"the loss came down from {curve.start:.4g} (about ln {vocabulary}) to {curve.late:.4g} within the first "
-        "quarter and stays there: about what the frequencies of the tokens alone give"
+        f"the loss fell from {curve.start:.4g} (about ln {vocabulary}) to {curve.late:.4g} within the first quarter "
+        "and stays there: about what token frequencies alone give"
     )
 
 
@@ -120,12 +120,10 @@ _EARLY = 0.6  # of the run
 _POOR, _HARDLY = 0.5, 0.9  # of the first loss
 _STRETCHES = ((0.2, 0.4), (0.45, 0.65), (0.75, 1.0))  # of the run
 
-_WAIT = (
-    "the steps since were for nothing: stop there, or lower the learning rate (a decay often takes the loss further)"
-)
+_WAIT = "stop there, or lower the learning rate: a decay often lowers the loss further"
 _SMALL = (
-    "training and validation stop at the same level: the model is too small, the learning rate unfit or regularisation "
-    "too strong; try a larger model, another learning rate and less weight decay or dropout"
+    "training and validation stop at the same level: the model is too small, the learning rate unsuitable or "
+    "regularization too strong; try a larger model, another learning rate, and less weight decay or dropout"
 )
 
 
@@ -146,8 +144,8 @@ def plateau(curve: Curve) -> list[Pattern]:
     step = int(curve.steps[flat.since])
     share = 1.0 - flat.since / len(curve)
     evidence = (
-        f"the {curve.name} came down from {curve.start:.4g} to {flat.level:.4g} by step {step} and has not improved "
-        f"in the {share:.0%} of the run since"
+        f"the {curve.name} fell from {curve.start:.4g} to {flat.level:.4g} by step {step} and has not improved in "
+        f"the remaining {share:.0%} of the run"
     )
     poor = curve.start > 0.0 and flat.level > _POOR * curve.start
     severity: Severity = "warn" if curve.start > 0.0 and flat.level > _HARDLY * curve.start else "info"
@@ -156,7 +154,9 @@ def plateau(curve: Curve) -> list[Pattern]:
     if poor and curve.name == "loss" and held_out is not None and len(held_out) >= 4:
         last = float(np.median(held_out.values[-max(2, len(held_out) // 8) :]))
         if abs(last - flat.level) < 0.1 * abs(flat.level):
-            told = f"training stays at {flat.level:.4g} and validation at {last:.4g}, having begun at {curve.start:.4g}"
+            told = (
+                f"training stays at {flat.level:.4g} and validation at {last:.4g}; the loss began at {curve.start:.4g}"
+            )
             found.insert(0, _plateau_pattern("underfitting", severity, step, told, _SMALL))
     return found
 
@@ -214,12 +214,13 @@ _IN_A_ROW = 16
 _REAL = 1e-3  # a loss that was above this was measuring something
 
 _LEAK = (
-    "look for the target among the inputs, for a mask that hides every target, and for a loss that no longer depends "
-    "on the prediction"
+    "check for the target among the inputs, a mask that hides every target, and a loss that no longer depends on "
+    "the prediction"
 )
 _FILTER = (
-    "the Hugging Face Trainer logs 0 for a NaN loss unless logging_nan_inf_filter=False: set that, and treat the run "
-    "as one that became NaN here: roll back to an earlier checkpoint, lower the learning rate, use bf16 instead of fp16"
+    "the Hugging Face Trainer logs 0 for a NaN loss unless logging_nan_inf_filter=False: set that, and treat the "
+    "run as NaN from here on: roll back to an earlier checkpoint and lower the learning rate; if the run uses "
+    "fp16, use bf16"
 )
 
 
@@ -240,7 +241,7 @@ def perfection(curve: Curve) -> list[Pattern]:
     until = None if lasting else int(loss.steps[np.flatnonzero(zero)[-1]])
     told = f"the loss is exactly 0 at {count} points from step {step} on" + (f", after {was:.4g}" if was else "")
     if len(beside) and np.mean(~np.isfinite(beside)) > 0.5:
-        evidence = f"{told}, and the gradient norm there is NaN: a log filter has put 0 in the place of NaN"
+        evidence = f"{told}, and the gradient norm there is NaN: a log filter replaced NaN with 0"
         return [
             Pattern(kind="hidden-nan", severity="critical", step=step, until=until, evidence=evidence, advice=_FILTER)
         ]

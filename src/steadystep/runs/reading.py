@@ -93,26 +93,27 @@ def ranked(patterns: "list[Pattern]") -> tuple[Pattern, ...]:
 
 _SAY = {
     "non-finite": "the loss became NaN or infinite at step {step}",
-    "non-finite-gradient": "gradient norms are no numbers from step {step} on",
-    "hidden-nan": "the loss became NaN at step {step}, and the log hides it as 0",
-    "suspicious-perfection": "a loss of exactly 0 from step {step} on is too good to be true",
-    "divergence": "it diverged from step {step} on",
-    "spike-unhealed": "a spike at step {step} did not heal",
-    "spike-healed": "a spike at step {step} took long to heal",
-    "learning-rate-too-high": "the learning rate is too high: it was best about step {step} and is worse since",
+    "non-finite-gradient": "gradient norms are non-finite from step {step}",
+    "hidden-nan": "the loss became NaN at step {step}, and the log shows it as 0",
+    "suspicious-perfection": "a loss of exactly 0 from step {step} is suspicious",
+    "divergence": "the run diverged from step {step}",
+    "spike-unhealed": "no recovery from a spike at step {step}",
+    "spike-healed": "slow recovery from a spike at step {step}",
+    "learning-rate-too-high": "the learning rate is too high: the loss was best around step {step} and has been "
+    "worse since",
     "learning-rate-too-low": "the learning rate is too low",
-    "not-learning": "it has learned next to nothing",
-    "overfitting": "it overfits from step {step} on",
-    "underfitting": "it underfits: training and validation stand still at a poor level",
-    "oscillation": "the loss swings instead of coming down",
-    "plateau": "it stopped improving at step {step}, having learned little",
+    "not-learning": "the model has learned almost nothing",
+    "overfitting": "the model overfits from step {step}",
+    "underfitting": "the model underfits: training and validation plateau at a poor level",
+    "oscillation": "the loss oscillates instead of falling",
+    "plateau": "the loss stopped improving at step {step} after learning little",
 }
 _NOTES = {
-    "oscillation": "the loss swings",
-    "plateau": "it stopped improving at step {step}",
-    "generalisation-gap": "validation lags behind training, and does not rise",
-    "spikes-healed": "its spikes healed",
-    "warm-up-transient": "the rise at the beginning is a warm-up transient",
+    "oscillation": "the loss oscillates",
+    "plateau": "the loss stopped improving at step {step}",
+    "generalisation-gap": "validation lags behind training but does not rise",
+    "spikes-healed": "the loss recovered from all spikes",
+    "warm-up-transient": "the rise at the start is a warmup transient",
 }
 
 
@@ -121,16 +122,16 @@ def verdict(curve: Curve, patterns: tuple[Pattern, ...], plans: tuple[PlannedAct
     troubles = [pattern for pattern in patterns if pattern.is_trouble]
     if troubles:
         said = list(dict.fromkeys(_SAY.get(p.kind, p.kind).format(step=p.step) for p in troubles))
-        return _sentence(f"Trouble: {'; '.join(said[:3])}")
+        return _sentence(f"Problem: {'; '.join(said[:3])}")
     grave = [plan for plan in plans if changes_course(plan)]
     if grave:
-        return _sentence(f"Trouble: a guard would have stepped in at step {grave[0].step} ({grave[0].action})")
+        return _sentence(f"Problem: a guard would have intervened at step {grave[0].step} ({grave[0].action})")
     if not enough:
-        return f"Too few points to say anything: {len(curve.raw)}."
+        return f"Too few points for a diagnosis: {len(curve.raw)}."
     first, last = curve.start, curve.late
     said = [_NOTES[p.kind].format(step=p.step) for p in patterns if p.kind in _NOTES]
     if plans:
-        said.append(f"a guard would have held back {len(plans)} gradient{'s' * (len(plans) > 1)}")
+        said.append(f"a guard would have scaled down {len(plans)} gradient{'s' * (len(plans) > 1)}")
     way = f"{curve.name} {first:.4g} to {last:.4g} in {len(curve.raw)} points"
     return _sentence(f"Healthy: {way}" + (f"; {'; '.join(said)}" if said else ""))
 

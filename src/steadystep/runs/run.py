@@ -123,7 +123,7 @@ class LayerRows:
     def append(self, step: int, names: tuple[str, ...] | None, norms: Sequence[Any]) -> None:
         """One more row; words such as "NaN" are numbers too."""
         if not isinstance(norms, list):
-            raise TypeError("not a row of numbers")
+            raise TypeError("not a sequence of numbers")
         with np.errstate(over="ignore"):  # beyond single precision is infinite for a picture
             row = np.array(norms, dtype=np.float64).astype(np.float32)
         if row.ndim != 1 or len(row) != len(self.names if names is None else names):

@@ -171,13 +171,13 @@ class Ledger:
     def _notes(self) -> tuple[str, ...]:
         said = []
         if self.junk:
-            said.append(f"{_lines(self.junk)} could not be read and were left out (a crash leaves a torn one)")
+            said.append(f"{_lines(self.junk)} could not be read and were skipped (a crash can truncate the last line)")
         if self.unknown:
-            said.append(f"{_lines(self.unknown)} of a kind that this version does not know were left out")
+            said.append(f"{_lines(self.unknown)} of an unknown kind were skipped")
         if self.repeated:
-            said.append(f"{self.repeated} steps were run again after a restart; the later ones are shown")
+            said.append(f"{self.repeated} steps were repeated after a restart; the later ones are shown")
         if self._unwritten:
-            said.append(f"{self._unwritten:,} more incidents are only counted: there was no room for them in the log")
+            said.append(f"{self._unwritten:,} more incidents were counted but not written: the log was full")
         return tuple(said)
 
 
@@ -214,7 +214,7 @@ def read(path: str | Path) -> Run:
     follower = Follower(path)
     follower.update()
     if follower.is_empty:
-        raise ConfigError(f"{follower.path}: the log is empty: the run has written nothing to it")
+        raise ConfigError(f"{follower.path}: the log is empty")
     return follower.run
 
 
@@ -246,7 +246,7 @@ class Follower:
         if self._run is None:
             notes: tuple[str, ...] = ("the log is empty",) if not self._ledger.known else ()
             if self._dropped:
-                notes += (f"{self._dropped} lines longer than {_LONGEST_LINE >> 20} MB were left out",)
+                notes += (f"{self._dropped} lines longer than {_LONGEST_LINE >> 20} MB were skipped",)
             self._run = self._ledger.as_run(notes)
         return self._run
 
@@ -262,7 +262,7 @@ class Follower:
             with self.path.open("rb") as file:
                 return self._read(file)
         except FileNotFoundError:
-            raise ConfigError(f"{self.path}: there is no run log here (a run's folder holds one, {NAME})") from None
+            raise ConfigError(f"{self.path}: no run log here (a run folder contains {NAME})") from None
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 

@@ -17,7 +17,10 @@ def restarts(curve: Curve) -> list[Pattern]:
         return []
     places = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
     evidence = f"the run was resumed at step {places}{_jump(curve, found[0])}"
-    advice = "nothing; if the loss is higher after a restart, the optimizer's state or the schedule was not restored"
+    advice = (
+        "no change needed; if the loss is higher after a restart, the optimizer's state or the schedule was "
+        "not restored"
+    )
     return [Pattern(kind="restart", severity="info", step=found[0], until=found[-1], evidence=evidence, advice=advice)]
 
 
@@ -78,17 +81,17 @@ _WILD_NORM = 10.0  # times the usual: healthy runs stay under 8
 _SWINGS = 1.5
 _TOLD = 3  # of the healed ones
 
-_HEALED = "nothing: one-step jumps are common in healthy runs and this one healed"
+_HEALED = "no change needed: one-step jumps are common in healthy runs, and the loss recovered"
 _SLOW = (
-    "a rollback to a checkpoint from before step {step} would have been quicker; clip the gradient, and watch its norm"
+    "a rollback to a checkpoint from before step {step} would have been faster; clip the gradient, and monitor its norm"
 )
 _SPIKE = (
-    "roll back to a checkpoint from before step {step}, skip the batches around it, and go on with a lower learning "
-    "rate; clip the gradient (max_grad_norm: 1.0)"
+    "roll back to a checkpoint from before step {step}, skip the batches around it, and continue with a lower "
+    "learning rate; clip the gradient (max_grad_norm: 1.0)"
 )
 _DIVERGED = (
-    "roll back to a checkpoint well before step {step} and go on with a learning rate 2 to 10 times lower; more "
-    "warm-up, clipping (max_grad_norm: 1.0) or a smaller beta2 (0.95) keep it from coming back"
+    "roll back to a checkpoint well before step {step} and continue with a learning rate 2 to 10 times lower; a "
+    "longer warmup, clipping (max_grad_norm: 1.0) or a smaller beta2 (0.95) help against a recurrence"
 )
 
 
@@ -126,32 +129,41 @@ def _judged(curve: Curve, one: Excursion) -> Pattern | None:
     if one.end is None and one.length < 3 and one.height < abs(one.base) and not wild:
         return None
     if one.end is None:
-        ends = "the log ends there" if one.length < 3 else "has not come back"
+        ends = "the log ends there" if one.length < 3 else "has not recovered"
         return _pattern("spike-unhealed", "act", step, None, f"{told}, {ends}", _SPIKE)
     if one.length < _LONG and slight:
         return None
     back = int(curve.steps[one.end])
     grave = one.length >= _LONG or (wild and deep)
     advice = _SLOW if one.length >= _LONG else _HEALED
-    evidence = f"{told} and was back at step {back}, {_points(one.length)} later"
+    evidence = f"{told} and recovered by step {back}, {_points(one.length)} later"
     return _pattern("spike-healed", "warn" if grave else "info", step, back, evidence, advice)
 
 
 def _divergence(curve: Curve, one: Excursion, step: int, told: str) -> Pattern:
     if one.end is None:
         return _pattern(
-            "divergence", "act", step, None, f"{told} over {_points(one.peak - one.onset + 1)}, and stays up", _DIVERGED
+            "divergence",
+            "act",
+            step,
+            None,
+            f"{told} over {_points(one.peak - one.onset + 1)} and stays high",
+            _DIVERGED,
         )
     back = int(curve.steps[one.end])
-    evidence = f"{told} over {_points(one.peak - one.onset + 1)}; it was back at step {back}"
+    evidence = f"{told} over {_points(one.peak - one.onset + 1)}; it recovered by step {back}"
     return _pattern("divergence", "act" if one.length >= _LONG else "warn", step, back, evidence, _DIVERGED)
 
 
 def _transient(curve: Curve, one: Excursion) -> Pattern:
     assert one.end is not None
     step, back = int(curve.steps[one.onset]), int(curve.steps[one.end])
-    evidence = f"early on the {curve.name} rose from {one.base:.4g} to {one.top:.4g} and was back at step {back}"
-    return _pattern("warm-up-transient", "info", step, back, evidence, "nothing: the first steps are like that")
+    evidence = (
+        f"early in the run the {curve.name} rose from {one.base:.4g} to {one.top:.4g} and recovered by step {back}"
+    )
+    return _pattern(
+        "warm-up-transient", "info", step, back, evidence, "no change needed: this is common in the first steps"
+    )
 
 
 def _summary(curve: Curve, small: list[Excursion]) -> list[Pattern]:
@@ -160,9 +172,9 @@ def _summary(curve: Curve, small: list[Excursion]) -> list[Pattern]:
     highest = sorted(small, key=lambda one: -one.height)[:_TOLD]
     told = ", ".join(f"{one.base:.4g} to {one.top:.4g} at step {int(curve.steps[one.first])}" for one in highest)
     count = "one jump" if len(small) == 1 else f"{len(small)} jumps"
-    evidence = f"{count} of the {curve.name}, healed within {_points(max(one.length for one in small))}: {told}"
+    evidence = f"{count} of the {curve.name}, recovered within {_points(max(one.length for one in small))}: {told}"
     last = small[-1].last
-    advice = "nothing: batches differ, and each jump healed by itself"
+    advice = "no change needed: batches differ, and the loss recovered each time"
     return [
         _pattern("spikes-healed", "info", int(curve.steps[small[0].onset]), int(curve.steps[last]), evidence, advice)
     ]

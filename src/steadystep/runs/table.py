@@ -155,12 +155,12 @@ def in_order(steps: NDArray[np.int64], values: NDArray[np.float64]) -> Ordered:
     if len(back) > max(8, _UNSORTED * len(steps)):
         order = np.argsort(steps, kind="stable")
         steps, values = steps[order], values[order]
-        notes.append("rows were not in the order of their steps and have been sorted")
+        notes.append("rows were not ordered by step and have been sorted")
     elif len(back):
         steps, values, restarts, notes = _joined(steps, values, back)
     last = np.append(np.diff(steps) > 0, True)
     if not last.all():
-        notes.append(f"{int((~last).sum())} steps were logged more than once: the last value counts")
+        notes.append(f"{int((~last).sum())} steps were logged more than once: the last value is used")
         steps, values = steps[last], values[last]
     return Ordered(Series(steps, values), tuple(restarts), tuple(notes))
 
@@ -178,10 +178,10 @@ def _joined(
         first = int(steps[part.start])
         anew = bool(kept) and first <= int(steps[kept[0].start])
         if anew and part.stop - part.start < _SHORT * longest:
-            notes.append(f"a false start of {part.stop - part.start} points was left out")
+            notes.append(f"an aborted start of {part.stop - part.start} points was skipped")
             continue
         if anew:
-            notes.append("several runs stand one after the other: the last one is read")
+            notes.append("the file contains several runs: the last one is read")
             kept, restarts = [part], []
             continue
         if kept:
@@ -265,23 +265,23 @@ def _check_columns(table: LogTable, path: Path, asked: Mapping[str, str]) -> Non
     for role, column in asked.items():
         if column not in table.columns:
             near = nearest_names(column, sorted(table.columns))
-            raise ConfigError(f"{path}: --column {role}={column}: there is no such column{near}")
+            raise ConfigError(f"{path}: --column {role}={column}: no such column{near}")
 
 
 def _row_steps(table: LogTable, column: str | None, notes: list[str]) -> Floats:
     """The step of every row; NaN where it cannot be used."""
     if column is None or column.lower() == "epoch":
         if table.has_steps:
-            notes.append("no column of steps was found: rows are counted instead")
+            notes.append("no step column found: rows are counted instead")
         return np.arange(table.rows, dtype=np.float64)
     steps = np.full(table.rows, np.nan)
     rows, values = table.columns[column]
     steps[rows] = np.where(np.abs(values) < _LARGEST_STEP, values, np.nan)
     lost = int(np.isnan(steps).sum())
     if lost == table.rows:
-        raise ConfigError(f"the column {column!r} holds no step at all; --column step=NAME names another")
+        raise ConfigError(f"the column {column!r} contains no steps; choose another with --column step=NAME")
     if lost:
-        notes.append(f"{lost} rows without a step were left out")
+        notes.append(f"{lost} rows without a step were skipped")
     return steps
 
 

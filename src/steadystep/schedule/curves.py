@@ -206,5 +206,5 @@ def shrink(key: str, value: object) -> float:
     """A factor that makes smaller or leaves alone."""
     number = real(key, value, above=0.0)
     if number > 1.0:
-        raise ConfigError(f"{key} = {value!r}: must be at most 1, a schedule does not grow past its base")
+        raise ConfigError(f"{key} = {value!r}: must be at most 1, a schedule does not exceed its base learning rate")
     return number

@@ -67,8 +67,8 @@ class _Run:
         rise = _count(where, "warmup_steps", warmup, total)
         if total is not None and rise >= total:
             raise ConfigError(
-                f"{where}: warmup_steps = {warmup!r} of total_steps = {total}: the run would end before its warm-up, "
-                "with no step left to decay; 5 to 10 % of the steps is usual"
+                f"{where}: warmup_steps = {warmup!r} of total_steps = {total}: the run would end before its warmup, "
+                "with no step left to decay; 5 to 10 % of the steps is typical"
             )
         low, first = share(f"{where}: floor", floor), share(f"{where}: warmup_start", start)
         return cls(where=where, total_steps=total, warmup_steps=rise, floor=low, start=first)
@@ -94,7 +94,7 @@ def _cosine(run: _Run) -> Schedule:
 def _cosine_with_restarts(run: _Run, *, num_cycles: int = 1) -> Schedule:
     cycles, total = whole(f"{run.where}: num_cycles", num_cycles, least=1), run.steps_after_warmup
     if cycles > total:
-        raise ConfigError(f"{run.where}: num_cycles = {cycles} in {total} steps: a cycle needs a step at least")
+        raise ConfigError(f"{run.where}: num_cycles = {cycles} in {total} steps: a cycle needs at least one step")
 
     def at(step: int) -> float:
         # why: in whole numbers, so that a restart falls on its step whatever the cycle's length rounds to
@@ -191,9 +191,9 @@ def _count(where: str, key: str, value: int | float, total: int | None) -> int:
     if value == 0.0:
         return 0
     if not 0.0 < value < 1.0:
-        raise ConfigError(f"{where}: {key} = {value!r}: a count is a whole number, a fraction is between 0 and 1")
+        raise ConfigError(f"{where}: {key} = {value!r}: must be an integer count or a fraction between 0 and 1")
     if total is None:
-        raise ConfigError(f"{where}: {key} = {value!r} is a fraction: it needs total_steps to be a fraction of")
+        raise ConfigError(f"{where}: {key} = {value!r} is a fraction and needs total_steps")
     return max(1, math.ceil(round(value * total, 6)))  # why: 0.07 * 100 is a little more than 7
 
 

@@ -63,7 +63,7 @@ class Plateau:
         self._eps = share(f"{where}: eps", eps)
         self._warmup = warmup(warmup_steps, warmup_start)
         if self._factor == 1.0:
-            raise ConfigError(f"{where}: factor = {factor!r}: must be below 1, or a cut would change nothing")
+            raise ConfigError(f"{where}: factor = {factor!r}: must be below 1 to have an effect")
         self._multiplier = 1.0
         self._best: float | None = None
         self._num_bad = 0

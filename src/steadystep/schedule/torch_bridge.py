@@ -66,11 +66,11 @@ def from_torch(source: LRScheduler | Callable[[Optimizer], LRScheduler], *, lr: 
     """
     if isinstance(source, LRScheduler):
         if lr is not None:
-            raise ConfigError("from_torch: lr is for a function; a scheduler brings the rates of its own optimizer")
+            raise ConfigError("from_torch: lr= is for a function; a scheduler uses the rates of its own optimizer")
         return _Replay(_copy(source), [float(g["initial_lr"]) for g in source.optimizer.param_groups])
     if not callable(source):
         raise ConfigError(
-            f"from_torch: expected a torch scheduler or a function that makes one, got {type(source).__name__}"
+            f"from_torch: expected a torch scheduler or a function that creates one, got {type(source).__name__}"
         )
     base = real("from_torch: lr", lr, above=0.0)
     made = source(torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=base))
@@ -103,7 +103,7 @@ class _Scheduled(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if ("schedule" in state_dict) != bool(self._memory):
-            raise ConfigError("the saved schedule had a memory and this one has none, or the other way round")
+            raise ConfigError("the saved schedule and this one are of different kinds: only one of them keeps a state")
         self.last_epoch = int(state_dict["last_epoch"])
         self._step_count = int(state_dict["step_count"])
         self.base_lrs = list(state_dict["base_lrs"])
@@ -136,21 +136,21 @@ class _Replay:
                 self._scheduler.step()
         except ValueError as error:
             raise MisuseError(
-                f"{kind} has no step {len(self._table)} ({error}): make it longer, or end it with then()"
+                f"{kind} has no step {len(self._table)} ({error}): make it longer, or continue it with then()"
             ) from error
         if _momenta(self._scheduler.optimizer) != self._momenta:
-            raise ConfigError(f"{kind} changes momentum as well, a schedule cannot: give it cycle_momentum=False")
+            raise ConfigError(f"{kind} also changes momentum, which a schedule cannot: set cycle_momentum=False")
         self._note()
 
     def _note(self) -> None:
         rates = [float(group["lr"]) for group in self._scheduler.optimizer.param_groups]
         found = [rate / base for rate, base in zip(rates, self._bases, strict=True) if base]
         if not found:
-            raise ConfigError("from_torch: every group's learning rate is 0, there is nothing to be relative to")
+            raise ConfigError("from_torch: every group's learning rate is 0, so there is no base rate")
         if max(found) - min(found) > 1e-6 * max(found):
             raise ConfigError(
                 f"{type(self._scheduler).__name__} treats groups differently (multipliers {found} at step "
-                f"{len(self._table)}): one schedule cannot; step it yourself"
+                f"{len(self._table)}), which one schedule cannot: step it in your own loop"
             )
         self._table.append(found[0])
 
@@ -159,13 +159,13 @@ def _copy(scheduler: LRScheduler) -> LRScheduler:
     _usable(scheduler)
     kind, groups = type(scheduler).__name__, scheduler.optimizer.param_groups
     if _stepped(scheduler):
-        raise ConfigError(f"from_torch: this {kind} has been stepped already: give a function that makes a new one")
+        raise ConfigError(f"from_torch: this {kind} has already been stepped: pass a function that creates a new one")
     for group in groups:
         if float(group["lr"]) != float(group["initial_lr"]):
             raise ConfigError(
                 f"from_torch: {kind} has set the learning rate from {group['initial_lr']} to {group['lr']}, which "
-                "would be taken for the base: give a function that makes it, "
-                "from_torch(lambda optimizer: ..., lr=...), or set it back first"
+                "would be taken as the base: pass a function that creates it, from_torch(lambda optimizer: ..., "
+                "lr=...), or reset it first"
             )
     stand_in = torch.optim.SGD([_without_weights(group) for group in groups], lr=1.0)
     return copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})

@@ -13,7 +13,7 @@ from steadystep._utils.text import plain_name
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.records import Signals
 
-NO_PARAMETERS = "the optimizer holds no parameters: give it those of the model, model.parameters()"
+NO_PARAMETERS = "the optimizer has no parameters: pass it model.parameters()"
 
 
 @final
@@ -102,7 +102,9 @@ def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, 
 
 def _check_supported(name: str, parameter: Parameter) -> None:
     if nn.parameter.is_lazy(parameter):
-        raise UnsupportedError(f"{name} is not initialised yet: run one batch through the model before guarding it")
+        raise UnsupportedError(
+            f"{name} is not initialized yet: run one batch through the model before creating the guard"
+        )
 
 
 @final

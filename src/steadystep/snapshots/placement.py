@@ -56,15 +56,15 @@ def protection(placed: Placement, *, interval: int, trust_steps: int, checkpoint
     >>> print(protection(Placement(size=2**30, in_memory=4), interval=80, trust_steps=20, checkpoints=False))
     bad updates are refused; rollbacks to 4 states of 1.00 GiB in memory, one every 80 steps, trusted after 20
     """
-    begin = "bad updates are refused; "
+    begin = "bad updates are skipped; "
     if not placed.count:
-        rest = "to checkpoints on disk only" if checkpoints else "are not possible: no state fits"
+        rest = "use checkpoints on disk only" if checkpoints else "are not possible: no snapshot fits"
         return f"{begin}rollbacks {rest}"
     kinds = [(placed.in_memory, "in memory"), (placed.on_disk, "on disk")]
     where = " and ".join(f"{_states(count)} of {placed.size / _GIB:.2f} GiB {place}" for count, place in kinds if count)
     compact = " (moments in half precision)" if placed.is_compact else ""
-    saved = ", and to checkpoints" if checkpoints else ""
-    return f"{begin}rollbacks to {where}{compact}, one every {interval} steps, trusted after {trust_steps}{saved}"
+    saved = ", and checkpoints" if checkpoints else ""
+    return f"{begin}rollbacks use {where}{compact}, one every {interval} steps, trusted after {trust_steps}{saved}"
 
 
 def without_replay(trust_steps: int, why: str) -> str:
@@ -73,11 +73,11 @@ def without_replay(trust_steps: int, why: str) -> str:
     >>> print(without_replay(20, "4 ranks"))
     a rollback loses 20 updates or more here, they are not replayed: 4 ranks
     """
-    return f"a rollback loses {trust_steps} updates or more here, they are not replayed: {why}"
+    return f"a rollback loses {trust_steps} or more updates here, because they are not replayed: {why}"
 
 
 def _states(count: int) -> str:
-    return "1 state" if count == 1 else f"{count} states"
+    return "1 snapshot" if count == 1 else f"{count} snapshots"
 
 
 _SHARE = 0.25  # of what the machine has, for all processes of this run on it

@@ -236,7 +236,9 @@ class Snapshots:
     def _on_all_ranks(self, flags: Sequence[bool]) -> list[bool]:
         """Which of them are true everywhere: all ranks keep states of the same steps, and have to choose the same."""
         if not self._ranks.same([state.step for state in self._states]):  # other numbers of flags would never add up
-            raise MisuseError("the ranks hold states of different steps: call guard.editing() on every rank or on none")
+            raise MisuseError(
+                "the ranks hold snapshots of different steps: call guard.editing() on every rank or on none"
+            )
         return [mean == 1.0 for mean in self._ranks.mean([float(flag) for flag in flags])] if flags else []
 
     def forget(self) -> None:

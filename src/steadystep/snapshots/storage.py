@@ -143,9 +143,9 @@ class Rooms:
         if placed.in_memory >= wanted:
             note(said)
             return
-        none = "none, so there is no rolling back" + (" but to checkpoints" if self._checkpoints else "")
-        kept = f"{placed.count} instead of {wanted}" if placed.count else none
-        more = "" if self._folder is not None or placed.count > 1 else "; with a run_dir states can be kept on disk"
+        none = "none are kept, so rollbacks are not possible" + (" except to checkpoints" if self._checkpoints else "")
+        kept = f"{placed.count} instead of {wanted} are kept" if placed.count else none
+        more = "" if self._folder is not None or placed.count > 1 else "; with a run_dir snapshots can be kept on disk"
         warn(
             f"a snapshot of this run takes {size / 2**30:.2f} GiB and recovery.snapshot_memory_gb allows "
             f"{memory / 2**30:.2f}: {kept} ({said}{more})"
@@ -174,7 +174,8 @@ class Rooms:
         file.close()
         self.count -= 1
         warn(
-            f"a state could not be written to {self._folder} ({problem or 'another rank'}): room for {self.count} left"
+            f"a snapshot could not be written to {self._folder} ({problem or 'another rank'}): room for {self.count} "
+            "left"
         )
         return None
 
@@ -206,7 +207,7 @@ class Rooms:
             problem = str(error)
         usable = int(self._ranks.least(float(len(files))))
         if usable < count:
-            warn(f"states cannot be kept in {self._folder} ({problem or 'another rank'})")
+            warn(f"snapshots cannot be stored in {self._folder} ({problem or 'another rank'})")
         return files[:usable]
 
 

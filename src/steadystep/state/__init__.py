@@ -65,7 +65,7 @@ def load_checked(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dic
         CheckpointError: it does not fit; every part is as it was.
     """
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"the guard's state is not one of ours: it is a {type(state).__name__}")
+        raise CheckpointError(f"not a steadystep guard state: it is a {type(state).__name__}")
     state = {STATE_PARTS.get(name, name): part for name, part in state.items()}
     check(parts, state)
     copy = _validated(parts, state)
@@ -76,7 +76,7 @@ def load_checked(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dic
         load(parts, before)
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"the guard's state does not fit: {error}") from error
+        raise CheckpointError(f"the guard's state does not match: {error}") from error
     return copy
 
 
@@ -92,7 +92,9 @@ def check(names: Iterable[str], state: Mapping[str, Any]) -> None:
     if missing or type(found) is not int or found != STATE_FORMAT:
         known = str(found) if type(found) is int and 0 <= found < _FORMATS else f"a {type(found).__name__} for it"
         what = f"lacks {', '.join(sorted(missing))}" if missing else f"has format {known}"
-        raise CheckpointError(f"this state {what}; this version of steadystep reads format {STATE_FORMAT} whole")
+        raise CheckpointError(
+            f"this state {what}; this version of steadystep reads complete states of format {STATE_FORMAT}"
+        )
 
 
 def _validated(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def _validated(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dict[
     """
     attempts, updates = (_count(state.get(name), name) for name in ("attempts", "updates"))
     if updates > attempts:
-        raise CheckpointError(f"the guard's state is not one of ours: {updates} updates in {attempts} attempts")
+        raise CheckpointError(f"not a steadystep guard state: {updates} updates in {attempts} attempts")
     copy: dict[str, Any] = {"format": STATE_FORMAT, "attempts": attempts, "updates": updates}
     for name, part in parts.items():
         if name in state:
@@ -115,7 +117,7 @@ def _validated(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dict[
 
 def _count(value: Any, name: str) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise CheckpointError(f"the guard's state is not one of ours: {name} is {str(value)[:80]!r}")
+        raise CheckpointError(f"not a steadystep guard state: {name} is {str(value)[:80]!r}")
     return value
 
 
@@ -135,7 +137,7 @@ def _check(name: str, own: Any, saved: Any) -> None:
     from steadystep.state.parts import PART_SCHEMAS
 
     if type(own) is not type(saved):
-        raise _refusal(name, f"a {type(saved).__name__} and no {type(own).__name__}")
+        raise _refusal(name, f"a {type(saved).__name__}, not a {type(own).__name__}")
     if name.startswith(DETECTOR) and {"until", "inner"} == own.keys():
         if "inner" not in saved:  # from before it had a cooldown
             own = own["inner"]
@@ -188,8 +190,8 @@ def _check_integers(name: str, value: Any, largest: int) -> None:
         elif isinstance(item, list):
             waiting.extend(item)
         elif type(item) is int and abs(item) > largest:
-            raise _refusal(name, f"{str(item)[:40]} is no count of this run")
+            raise _refusal(name, f"{str(item)[:40]} is not a count of this run")
 
 
 def _refusal(name: str, what: str) -> CheckpointError:
-    return CheckpointError(f"the guard's state is not one of ours: {name}: {what}")
+    return CheckpointError(f"not a steadystep guard state: {name}: {what}")

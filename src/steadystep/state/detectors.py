@@ -61,7 +61,7 @@ class BufferJumpState(PartState):  # noqa: D101
     @model_validator(mode="after")
     def _same_names(self) -> Self:
         if self.largest.keys() != self.seen.keys():
-            raise ValueError("largest and seen have other names")
+            raise ValueError("largest and seen have different names")
         return self
 
 

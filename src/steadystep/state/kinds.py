@@ -34,7 +34,7 @@ class LevelState(PartState):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.usual is None) == bool(self.values):
-            raise ValueError("its level belongs to other values")
+            raise ValueError("its level does not belong to its values")
         return self
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from steadystep.records import InputStats, Probe
+from steadystep.records import InputStats, Plan, Probe
 from steadystep.state.kinds import Losses, NothingState, PartState, Size, Sizes, StepNumber, Steps, WholeNumber
 
 _PROBED = ("weight_rms", "update_rms", "second_moments", "surprises", "zero_shares")
@@ -59,7 +59,7 @@ class CeilingState(PartState):  # noqa: D101
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.rewarm[0] > self.rewarm[1]:
-            raise ValueError("more of the rewarm is left than it is long")
+            raise ValueError("more of the rewarm is left than its length")
         if self.lr is not None and not self.hold[2]:
             raise ValueError("a limit that is never lifted")
         return self
@@ -144,6 +144,16 @@ class OpinionState(PartState):  # noqa: D101
     told: list[str]
 
 
+class InterventionsState(PartState):  # noqa: D101
+    plan: str
+    actions: list[str]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _record(Plan, self.plan)
+        return self
+
+
 class RunHistoryState(PartState):  # noqa: D101
     trace: TraceState
     layers: LayersState
@@ -153,6 +163,7 @@ class RunHistoryState(PartState):  # noqa: D101
     warned: dict[str, OccurrencesState]
     noted: dict[str, OccurrencesState]
     opinion: OpinionState | None = None
+    done: dict[str, InterventionsState] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -227,14 +238,14 @@ def check_probe(text: str | None) -> None:
         return
     probe = _record(Probe, text)
     if probe.step < 0:
-        raise ValueError("a probe of a step below zero")
+        raise ValueError("a probe of a negative step")
     for name, names in _ALIGNED.items():
         if len(getattr(probe, name)) not in (0, len(getattr(probe, names))):
-            raise ValueError(f"a probe with {name} of other {names}")
+            raise ValueError(f"a probe whose {name} do not match its {names}")
 
 
 def _record(kind: Any, text: str) -> Any:
     try:
         return kind.from_json(text)
     except ValidationError as error:
-        raise ValueError(f"no {kind.__name__} ({error.errors()[0]['msg']})") from None
+        raise ValueError(f"not a {kind.__name__} ({error.errors()[0]['msg']})") from None

@@ -55,7 +55,7 @@ def check_detector(make: MakeDetector, *, steps: int = 300, seed: int = 0, nan_l
 def _check_name(make: MakeDetector) -> None:
     first, second = make().name, make().name
     if not isinstance(first, str) or not first:
-        raise AssertionError(f"name must be a string that is not empty, got {first!r}")
+        raise AssertionError(f"name must be a non-empty string, got {first!r}")
     if first != second:
         raise AssertionError(f"name must not change: it was {first!r}, then {second!r}")
 
@@ -98,7 +98,7 @@ def _problem(finding: Any, name: str, signals: Signals) -> str:
         f"severity must be one of {sorted(_SEVERITIES)}": finding.severity not in _SEVERITIES,
         "value, limit and usual must be numbers": any(type(n) not in (int, float) for n in numbers),
         "what must be a string and where a tuple of strings": any(type(t) is not str for t in texts),
-        "since must be None or a step that has been": finding.since is not None
+        "since must be None or a past step": finding.since is not None
         and (type(finding.since) is not int or not 0 <= finding.since <= signals.step),
     }
     found = [problem for problem, applies in problems.items() if applies]
@@ -139,16 +139,16 @@ def _check_resume(
             second.load_state_dict(loaded)
         except Exception as error:
             raise AssertionError(f"{place}: load_state_dict raised {error!r} in {kind}") from error
-        what = f"saved before step {cut} and loaded into {kind}, it goes on differently"
+        what = f"saved before step {cut} and loaded into {kind}, it continues differently"
         _check_equal(expected, _run(second, rest, where), where, rest, what)
         if _as_json(second.state_dict(), place) != end:
             raise AssertionError(f"{place}: {what}: {second.state_dict()!r} at the end instead of {end}")
         if _as_json(loaded, place) != text:
-            raise AssertionError(f"{place}: load_state_dict must copy: what it was given changed afterwards")
+            raise AssertionError(f"{place}: load_state_dict must copy: its argument changed afterwards")
     what = f"calling state_dict before step {cut} changed it"
     _check_equal(expected, _run(first, rest, where), where, rest, what)
     if _as_json(saved, place) != text:
-        raise AssertionError(f"{place}: state_dict must copy: what it gave changed afterwards")
+        raise AssertionError(f"{place}: state_dict must copy: its result changed afterwards")
 
 
 def _as_json(state: Any, place: str) -> str:
@@ -160,7 +160,7 @@ def _as_json(state: Any, place: str) -> str:
         raise AssertionError(f"{place}: the state is not JSON ({error}): {state!r}") from error
     if json.loads(text) != state:
         raise AssertionError(
-            f"{place}: the state does not survive JSON (tuples, or keys that are no strings): {state!r}"
+            f"{place}: the state does not survive JSON (tuples, or keys that are not strings): {state!r}"
         )
     return text
 
@@ -215,7 +215,7 @@ def _on_a_thread(sink: Sink, calls: list[SinkCall], where: str) -> None:
                 problems.append(f"{where}: {method}{arguments!r} raised {error!r}")
                 return
             if repr(before) != repr(arguments):
-                problems.append(f"{where}: {method} changed what it was given: {arguments!r} instead of {before!r}")
+                problems.append(f"{where}: {method} changed its arguments: {arguments!r} instead of {before!r}")
                 return
 
     thread = threading.Thread(target=lead)

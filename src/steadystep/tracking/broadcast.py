@@ -1,6 +1,5 @@
 """Carries a run to its sinks on one background thread. The training puts things into a queue and goes on."""
 
-import logging
 import queue
 import threading
 import time
@@ -11,11 +10,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, final
 
+from steadystep._utils.text import logger
 from steadystep.records import Outcome, Signals
 from steadystep.tracking.log_format import incident_from
 from steadystep.tracking.sink import GradientSample, RunStart, Sink, StepRow
-
-logger = logging.getLogger("steadystep")
 
 _GATHER_S = 0.5  # why: a thread that wakes for every point costs the training three times what the point costs
 _URGENT = ("start", "incident")
@@ -52,7 +50,7 @@ class Mailbox:
         elif not self._said:
             self._said = True
             names = ", ".join(_name(sink) for sink in list(self._alive))
-            logger.warning("%s cannot keep up: some points will be missing there; training goes on", names)
+            logger.warning("%s cannot keep up: some points will be missing there; training continues", names)
 
     @property
     def waiting(self) -> int:
@@ -92,7 +90,9 @@ def _to_each(alive: list[Sink], method: str, arguments: tuple[Any, ...]) -> None
             getattr(sink, method)(*arguments)
         except BaseException as error:  # whatever it is, it must not end the training
             alive.remove(sink)
-            logger.warning("sink %s stopped (%s: %s); training goes on", _name(sink), type(error).__name__, error)
+            logger.warning(
+                "sink %s failed and is disabled (%s: %s); training continues", _name(sink), type(error).__name__, error
+            )
             if method != "close":
                 with suppress(BaseException):  # files and connections; whether it works is no news
                     sink.close()
@@ -106,7 +106,7 @@ def _finish(messages: _Queue, bell: _Bell, thread: threading.Thread, alive: list
     thread.join(patience_s)
     if thread.is_alive():
         names = ", ".join(_name(sink) for sink in list(alive))
-        logger.warning("%s did not finish within %g s and was left behind", names, patience_s)
+        logger.warning("%s did not finish within %g s; its last points may be missing", names, patience_s)
 
 
 def _name(sink: Sink) -> str:

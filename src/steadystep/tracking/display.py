@@ -146,11 +146,11 @@ def card(incident: Incident) -> RenderableType:
 def card_lines(incident: Incident) -> list[str]:
     """The same as plain text."""
     head = f"! step {incident.step}: {harmless(incident.cause)} ({incident.severity})"
-    return [head, *(f"    {name:<6} {text}" for name, text in _parts(incident))]
+    return [head, *(f"    {name:<8} {text}" for name, text in _parts(incident))]
 
 
 def _parts(incident: Incident) -> list[tuple[str, str]]:
-    said = {"seen": incident.evidence, "done": incident.done, "origin": incident.origin, "try": incident.advice}
+    said = {"evidence": incident.evidence, "done": incident.done, "origin": incident.origin, "try": incident.advice}
     return [(name, harmless(text)) for name, text in {**said, "bundle": incident.bundle}.items() if text]
 
 
@@ -196,7 +196,7 @@ def _numbers(progress: Progress, room: int) -> RenderableType:
         )
         table.add_row("incidents", Text(str(count), style="bold"), last)
     else:
-        table.add_row("incidents", "0", Text("all quiet", style="green"))
+        table.add_row("incidents", "0", Text("none", style="green"))
     return table
 
 

@@ -1,7 +1,6 @@
 """The file under a run log: how it is begun, written to and ended."""
 
 import json
-import logging
 import os
 import sys
 import time
@@ -10,11 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from steadystep._utils.text import state_of
+from steadystep._utils.text import logger, state_of
 from steadystep.errors import TrainingHalted
 from steadystep.records import SEVERITIES, Action, Incident, Outcome, severity_rank
-
-logger = logging.getLogger("steadystep")
 
 
 def state(path: Path) -> tuple[bool, bool]:
@@ -77,7 +74,7 @@ def write(file: IO[str], pending: list[str], path: Path) -> None:
         file.write(lines)
         file.flush()
     except OSError as error:
-        logger.warning("run log %s stopped (%s); training goes on", path, error.strerror or error)
+        logger.warning("cannot write the run log %s (%s); training continues without it", path, error.strerror or error)
         with suppress(OSError):
             file.close()
 
@@ -101,7 +98,7 @@ def incident_card(incident: Incident) -> str:
     """What, what was done, why, what to try; only what is known."""
     rows = [f"**Step {incident.step}: {incident.cause}** ({incident.severity})"]
     for title, text in (
-        ("Seen", incident.evidence),
+        ("Evidence", incident.evidence),
         ("Done", incident.done),
         ("Origin", incident.origin),
         ("Try", incident.advice),
@@ -115,7 +112,7 @@ def incident_card(incident: Incident) -> str:
 _REFUSED = {
     Action.SKIP_STEP: "update skipped",
     Action.BACK_OFF_SCALE: "update skipped, loss scale halved",
-    Action.LEAVE_OUT: "no usable micro-batch, update skipped",
+    Action.LEAVE_OUT: "no finite micro-batch left, update skipped",
 }
 
 
@@ -132,8 +129,8 @@ def did(outcome: Outcome) -> str:
     """What was done, as a clause."""
     plan = outcome.plan
     if outcome.restored is not None:
-        cut = f", learning rate held at {plan.lr:.3g} or below" if plan.lr is not None else ""
-        how = "bit-identical" if outcome.exact else "not verified bit for bit"
+        cut = f", learning rate limited to {plan.lr:.3g}" if plan.lr is not None else ""
+        how = "bit-identical" if outcome.exact else "not verified as bit-identical"
         again = f" and replayed {outcome.replayed} updates ({how})" if outcome.replayed else ""
         return f"rolled back to {state_of(plan.to)}{again}{cut}"
     done = []
@@ -144,15 +141,15 @@ def did(outcome: Outcome) -> str:
     if plan.kept:
         done.append("kept objects restored")
     if plan.lr is not None:
-        done.append(f"learning rate held at {plan.lr:.3g} or below")
+        done.append(f"learning rate limited to {plan.lr:.3g}")
     if outcome.left_out:
-        done.append(f"updated without micro-batch {', '.join(str(i) for i in outcome.left_out)} of its group")
+        done.append(f"updated without micro-batch {', '.join(str(i) for i in outcome.left_out)} of the group")
     elif not outcome.stepped:
         done.append(next((_REFUSED[step] for step in plan.actions if step in _REFUSED), "update skipped"))
     elif plan.norm is not None:
         done.append(f"gradient scaled down to {plan.norm:.3g}")
     elif any(f.severity == "critical" for f in outcome.findings):
-        done.append("updated all the same (observe mode)")
+        done.append("updated anyway (observe mode)")
     return ", ".join(done) or "updated"
 
 

@@ -7,7 +7,6 @@ leaves; readers skip it.
 """
 
 import json
-import logging
 import os
 import sys
 import time
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import Any, final
 
 from steadystep._utils.numbers import as_json, as_list
+from steadystep._utils.text import logger
 from steadystep.errors import ConfigError
 from steadystep.records import Diagnosis, Outcome, Signals
 from steadystep.tracking.log_format import dropped, end, incident_line, is_gone, state, write
 from steadystep.tracking.sink import Allowance
 from steadystep.version import __version__
-
-logger = logging.getLogger("steadystep")
 
 _FLUSH_EVERY, _FLUSH_EVERY_S = 100, 1.0  # lines; a crash loses at most these, an incident is written at once
 _AROUND = 5  # steps before and after an incident whose layers are written too
@@ -92,7 +90,7 @@ class RunLog:
     def _begin_again(self) -> None:
         if not self._said_gone:
             self._said_gone = True
-            logger.warning("%s was deleted while the run goes on: it is begun again from here", self.path)
+            logger.warning("%s was deleted during the run: a new log starts here", self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("a", encoding="utf-8")
@@ -111,8 +109,8 @@ class RunLog:
         if signals is not None:
             if self._begun and signals.step == 0:
                 logger.warning(
-                    "%s holds a run already: this one is added to its log and is what reports will show. "
-                    "Guard.resume goes on with a run; another run_dir keeps both.",
+                    "%s already contains a run: this run is appended to its log, and reports will show this one. "
+                    "Use Guard.resume to continue a run, or another run_dir to keep both.",
                     self.path.parent,
                 )
             self._pending.append(self._row(outcome, signals))

@@ -12,10 +12,10 @@ from steadystep.records import Incident
 from steadystep.tracking import display
 from steadystep.tracking.display import Progress
 from steadystep.tracking.sink import GradientSample, RunStart, StepRow
+from steadystep.tracking.tracker import Row
 
 _DRAW_EVERY_S = 0.5  # a drawing costs a few milliseconds
 _LINE_EVERY_S = 10.0
-_ALIKE_STEPS = 50  # an incident like the last one, so soon after it, is counted and not shown
 
 
 @final
@@ -41,8 +41,7 @@ class Terminal:
         self._live: Live | None = None
         self._drawn = -math.inf
         self._said = ""
-        self._shown: Incident | None = None
-        self._unshown = 0
+        self._row = Row()
 
     def start(self, run: RunStart) -> None:
         """Take a part of the screen."""
@@ -80,17 +79,17 @@ class Terminal:
         """Too much for a terminal."""
 
     def incident(self, incident: Incident) -> None:
-        """A card, unless one like it was just shown."""
+        """A card; those like the last one are counted and summed up."""
         if incident.severity == "info":
             return
         self._progress.noticed(incident)
-        last = self._shown
-        if last is not None and last.cause == incident.cause and incident.step - last.step <= _ALIKE_STEPS:
-            self._shown = incident
-            self._unshown += 1
+        kind = (incident.cause, incident.severity, incident.stepped, incident.restored)
+        if self._row.goes_on(kind, incident.step):
+            if self._row.is_due:
+                self._sum_up()
             return
-        self._mention_unshown()
-        self._shown = incident
+        self._sum_up()
+        self._row.begin(kind, incident.step)
         if self._live is not None:
             self._console.print(display.card(incident))
             self._draw()
@@ -100,17 +99,16 @@ class Terminal:
 
     def close(self) -> None:
         """The last state stays on the screen."""
-        self._mention_unshown()
+        self._sum_up()
         if self._live is not None:
             self._draw()
             self._live.stop()
         else:
             self._say()
 
-    def _mention_unshown(self) -> None:
-        if self._unshown and self._shown is not None:
-            self._print(f"  {self._unshown} more like it, the last at step {self._shown.step}")
-        self._unshown = 0
+    def _sum_up(self) -> None:
+        if summary := self._row.summary():
+            self._print(f"  {summary}")
 
     def _draw(self) -> None:
         assert self._live is not None

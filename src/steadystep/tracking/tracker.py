@@ -1,10 +1,13 @@
 """Where outcomes go: the log, the sinks, and the logger for a person who is watching."""
 
 import logging
+import math
+import weakref
 from collections.abc import Mapping
 from typing import Protocol, final
 
-from steadystep.records import Action, Diagnosis, Outcome
+from steadystep._utils.text import logger
+from steadystep.records import Diagnosis, Outcome
 from steadystep.tracking.broadcast import Broadcast
 from steadystep.tracking.log_format import describe
 from steadystep.tracking.sink import GradientSample
@@ -12,7 +15,7 @@ from steadystep.tracking.sink import GradientSample
 
 @final
 class NullTracker:
-    """Writes and says nothing: what rank 0 writes down is what all ranks agreed on."""
+    """Records nothing: rank 0 records what all ranks agreed on."""
 
     wants_samples = False
 
@@ -26,55 +29,114 @@ class NullTracker:
         """Rank 0 has it."""
 
     def volunteered(self, step: int, diagnosis: Diagnosis) -> None:
-        """Rank 0 says it."""
+        """Rank 0 has it."""
 
     def concluded(self, diagnosis: Diagnosis | None) -> None:
-        """Rank 0 says it."""
+        """Rank 0 has it."""
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-logger = logging.getLogger("steadystep")
+NEAR_STEPS = 50
+"""Steps within which an incident like the last one continues its row."""
+_FIRST_SUMMARY = 10
+"""Repeats after which a row is summed up for the first time; then after ten times as many, and so on."""
 
-_MOST = 100  # steps: whoever watches a run that goes on like this hears of it again
+
+class Row:
+    """Incidents of one kind, one soon after the other: the first is shown, the others are counted and summed up."""
+
+    def __init__(self) -> None:
+        self.kind: object = None
+        self.first = self.last = 0
+        """Steps of the first repeat and of the last."""
+        self.repeats = 0
+        self._told, self._next = 0, _FIRST_SUMMARY
+
+    def begin(self, kind: object, step: int) -> None:
+        """The first of a row."""
+        self.kind, self.last = kind, step
+        self.repeats, self._told, self._next = 0, 0, _FIRST_SUMMARY
+
+    def goes_on(self, kind: object, step: int) -> bool:
+        """Count a repeat; False for what begins another row."""
+        if kind != self.kind or step - self.last > NEAR_STEPS:
+            return False
+        if not self.repeats:
+            self.first = step
+        self.last, self.repeats = step, self.repeats + 1
+        return True
+
+    @property
+    def is_due(self) -> bool:
+        """Time to sum up, though the row goes on."""
+        return self.repeats == self._next
+
+    def summary(self) -> str:
+        """What has not been told yet, as a clause; empty when all was."""
+        if self.repeats == self._told:
+            return ""
+        self._told = self.repeats
+        self._next = max(self._next, _FIRST_SUMMARY ** (len(str(self.repeats))))
+        return f"… repeated {self.repeats:,} times (steps {self.first:,}-{self.last:,})"
 
 
 @final
 class Repeats:
-    """Says the first at once; the others are counted, and said together when something else comes or the run stops."""
+    """Logs the first of a row of like incidents at once; the others together, when something else comes or all ends."""
 
     def __init__(self) -> None:
-        self._text = ""
-        self._level = logging.INFO
-        self._first = self._last = -1
+        self._row, self._last = Row(), _LastLine()
+        self.until = math.inf
+        """The last step at which a row that was counted may still go on."""
+        # Nobody has to call close(): what was counted is logged when the guard is dropped or the program ends.
+        weakref.finalize(self, _sum_up, self._row, self._last)
 
     def tell(self, outcome: Outcome, level: int, advice: str) -> None:
-        """One step with something to say."""
-        text = describe(outcome).partition(": ")[2]
-        if text == self._text and not advice and outcome.step == self._last + 1:
-            self._last = outcome.step
-            if Action.STOP in outcome.plan.actions or self._last - self._first >= _MOST:
-                self._say()
+        """Log one step, or count it."""
+        kind = (level, outcome.diagnosis.cause, *_kind(outcome))
+        if not advice and self._row.goes_on(kind, outcome.step):
+            self._last.text = describe(outcome)
+            self.until = outcome.step + NEAR_STEPS
+            if self._row.is_due:
+                _sum_up(self._row, self._last)
             return
         self.end()
-        self._text, self._level, self._first, self._last = text, level, outcome.step, outcome.step
+        self._row.begin(kind, outcome.step)
+        self._last.level = level
         # why the mark: a screen that shows incidents as cards leaves these out
         logger.log(level, describe(outcome) + advice, extra={"incident": True})
 
     def end(self) -> None:
-        """Something else comes."""
-        self._say()
-        self._text = ""
+        """Log what was counted: something else comes, or the run ends."""
+        _sum_up(self._row, self._last)
+        self._row.kind, self.until = None, math.inf
 
-    def _say(self) -> None:
-        count = self._last - self._first
-        if self._text and count == 1:
-            logger.log(self._level, f"step {self._last}: {self._text}", extra={"incident": True})
-        elif self._text and count > 1:
-            steps = f"steps {self._first + 1} to {self._last}"
-            logger.log(self._level, f"{steps}: the same {count} times more: {self._text}", extra={"incident": True})
-        self._first = self._last
+
+class _LastLine:
+    """The newest of a row."""
+
+    __slots__ = ("level", "text")
+
+    def __init__(self) -> None:
+        self.level, self.text = logging.INFO, ""
+
+
+def _sum_up(row: Row, last: _LastLine) -> None:
+    summary = row.summary()
+    if summary and row.repeats == 1:
+        logger.log(last.level, last.text, extra={"incident": True})
+    elif summary:
+        text = last.text.partition(": ")[2]
+        logger.log(last.level, f"{summary}, last: {text}", extra={"incident": True})
+
+
+def _kind(outcome: Outcome) -> tuple[object, ...]:
+    """What makes two incidents alike: numbers may differ, what was found and done may not."""
+    plan, detectors = outcome.plan, tuple(finding.detector for finding in outcome.findings)
+    place = outcome.origin.partition(":")[0]
+    return (detectors, plan.actions, plan.to, plan.rank, outcome.stepped, outcome.restored, place)
 
 
 class Tracker(Protocol):
@@ -121,8 +183,8 @@ class Tracking:
     def __init__(self, log: Tracker, sinks: Broadcast | None = None) -> None:
         self._log = log
         self._sinks = sinks
-        self._advised: set[str] = set()
-        """Causes whose advice has been given: it is heard once."""
+        self._advised: set[tuple[str, tuple[str, ...]]] = set()
+        """Causes, and actions taken, whose advice has been given: it is given once."""
         self._has_concluded = False
         self._repeats = Repeats()
 
@@ -133,7 +195,7 @@ class Tracking:
             self._sinks.record(outcome)
         if outcome.diagnosis.findings or not outcome.stepped:
             self._tell(outcome)
-        else:
+        elif outcome.step > self._repeats.until:
             self._repeats.end()
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -153,28 +215,31 @@ class Tracking:
         return self._sinks is not None
 
     def volunteered(self, step: int, diagnosis: Diagnosis) -> None:
-        """What `diagnose()` would say, unasked; not where an incident has said it."""
-        if diagnosis.cause in self._advised:
+        """What `diagnose()` would report, unasked; not where an incident has reported it."""
+        if any(cause == diagnosis.cause for cause, _ in self._advised):
             return
-        self._advised.add(diagnosis.cause)
+        self._advised.add((diagnosis.cause, ()))
         self._log.believed(step, diagnosis)
-        logger.warning("step %d: the run so far looks like %s", step, _sentence(diagnosis))
+        self._repeats.end()
+        logger.warning("step %d: diagnosis of the run so far: %s", step, _sentence(diagnosis))
 
     def concluded(self, diagnosis: Diagnosis | None) -> None:
-        """The closing verdict, once; for a person to see unless all is well."""
+        """The final diagnosis, once; at level INFO when it is "healthy"."""
+        self._repeats.end()
         if diagnosis is None or self._has_concluded:
             return
         self._has_concluded = True
         self._log.believed(None, diagnosis)
         healthy = diagnosis.cause == "healthy"
-        logger.log(logging.INFO if healthy else logging.WARNING, "this run was %s", _sentence(diagnosis))
+        logger.log(logging.INFO if healthy else logging.WARNING, "diagnosis of this run: %s", _sentence(diagnosis))
 
     def _tell(self, outcome: Outcome) -> None:
         diagnosis = outcome.diagnosis
         routine = bool(diagnosis.findings) and all(f.severity == "info" for f in diagnosis.findings)
         advice = ""
-        if not routine and diagnosis.advice and diagnosis.cause not in self._advised:
-            self._advised.add(diagnosis.cause)
+        heard = (diagnosis.cause, outcome.plan.actions)
+        if not routine and diagnosis.advice and heard not in self._advised:
+            self._advised.add(heard)
             advice = f"; try: {diagnosis.advice}"
         self._repeats.tell(outcome, logging.INFO if routine else logging.WARNING, advice)
 

@@ -75,15 +75,17 @@ def resolve(task: str, tasks: Tasks | None = None) -> Factory:
         known: Tasks = import_module(_BUILT_IN).FACTORIES if tasks is None else tasks
         if task not in known:
             names = nearest_names(task, list(known))
-            raise ConfigError(f"task {task!r} is not built in{names} Your own: package.module:factory")
+            raise ConfigError(f"task {task!r} is not built in{names} For your own task use package.module:factory")
         return known[task]
     where, _, name = task.partition(":")
     if not all(part.isidentifier() for part in (*where.split("."), name)):
-        raise ConfigError(f"task {task!r}: write it as package.module:factory, a module and a function in it, no path")
+        raise ConfigError(
+            f"task {task!r}: write it as package.module:factory, a module and a function in it, not a path"
+        )
     try:
         factory: Factory = object_at(task)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"task {task!r}: no module named {error.name!r}, looked for from {Path.cwd()}") from None
+        raise ConfigError(f"task {task!r}: no module named {error.name!r} (searched from {Path.cwd()})") from None
     except AttributeError:
         raise ConfigError(f"task {task!r}: {where} has no {name!r}") from None
     if not callable(factory):
@@ -124,7 +126,7 @@ def _batches(made: Any, of: str) -> Iterable[Any]:
 def _member(made: Any, name: str, kind: type[Any], of: str) -> Any:
     value = getattr(made, name, None)
     if not isinstance(value, kind):
-        raise ConfigError(f"task {of!r}: what it returns must have .{name}, a {kind.__name__}; it has {value!r:.60}")
+        raise ConfigError(f"task {of!r}: its return value must have .{name}, a {kind.__name__}; it has {value!r:.60}")
     return value
 
 
@@ -136,7 +138,7 @@ def _function(made: Any, names: tuple[str, ...], of: str) -> Callable[..., Any]:
     found = _optional(made, names)
     if found is None:
         hint = "; or .batches, a loader" if names == ("batch",) else ""
-        raise ConfigError(f"task {of!r}: what it returns must have a function .{names[0]}{hint}")
+        raise ConfigError(f"task {of!r}: its return value must have a function .{names[0]}{hint}")
     return found
 
 

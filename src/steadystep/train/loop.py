@@ -44,7 +44,7 @@ class Crew:
         if size == 1:
             return cls()
         if kind is None:
-            raise ConfigError(f"torchrun started {size} processes: say distributed: ddp, or fsdp, in the file")
+            raise ConfigError(f"torchrun started {size} processes: set distributed: ddp or fsdp in the file")
         gpu = torch.cuda.is_available()
         if gpu:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -89,7 +89,7 @@ class Crew:
         if self.size == 1:
             return
         if settings.task in _ON_POLICY:
-            raise ConfigError(f"task {settings.task!r} draws its batches from the model itself: run it in one process")
+            raise ConfigError(f"task {settings.task!r} draws its batches from the model: run it in one process")
         seed = settings.seed + _APART * self.rank
         others = make(settings.task, seed, tasks) if self.rank and job.draws else job
         job.batches = others.batches if job.draws else split(job.batches, self.rank, self.size, seed=settings.seed)
@@ -176,9 +176,9 @@ def prepare_folder(run_dir: Path, plan: Path, *, resume: bool) -> None:
     """A folder belongs to one run: a second one needs another, or `--resume`."""
     used = (run_dir / "run.jsonl").exists() or (run_dir / "checkpoints").exists()
     if used and not resume:
-        raise ConfigError(f"{run_dir} holds a run already: continue it with --resume, or give another --run-dir")
+        raise ConfigError(f"{run_dir} already contains a run: continue it with --resume, or use another --run-dir")
     if resume and not used:
-        raise ConfigError(f"{run_dir} holds no run to continue: leave --resume out to start one")
+        raise ConfigError(f"{run_dir} contains no run to continue: omit --resume to start one")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         if not resume:
@@ -226,7 +226,7 @@ def train(
                 if guard.attempts >= total or guard.should_stop:
                     break
             if guard.attempts == before:
-                raise ConfigError(f"task {settings.task!r}: its loader gives no batches")
+                raise ConfigError(f"task {settings.task!r}: its loader yields no batches")
         told.at_the_end()
     return Summary(
         run_dir=str(run_dir),

@@ -15,26 +15,26 @@ class GroupRule(Settings):
     """Parameters that learn faster or slower, or decay differently: a `steadystep.groups.Rule`."""
 
     match: str | tuple[str, ...] = Field(description="a glob over parameter names, or several")
-    lr_mult: Number = Field(1.0, gt=0, description="times the base learning rate")
-    weight_decay: Number | None = Field(None, ge=0, description="instead of the optimizer's")
+    lr_mult: Number = Field(1.0, gt=0, description="factor for the base learning rate")
+    weight_decay: Number | None = Field(None, ge=0, description="overrides the optimizer's")
 
 
 class RunSettings(Settings):
     """What is trained, beside how."""
 
     task: str = Field(description="a built-in task such as gpt, or package.module:factory of your own")
-    seed: Count = Field(0, ge=0, description="another seed, another model and other batches")
+    seed: Count = Field(0, ge=0, description="seed of the model and the batches")
     validation_frequency: Count = Field(200, ge=1, description="steps between two validations")
     init: Literal["xavier", "kaiming", "small", "gpt2", "zero-residual"] | None = Field(
-        None, description="a recipe of steadystep.init for the first weights"
+        None, description="a recipe of steadystep.init for the initial weights"
     )
     groups: tuple[GroupRule, ...] | Literal["embed-and-attention"] | None = Field(
-        None, description="rules of steadystep.groups; norms, biases and embeddings are then not decayed"
+        None, description="rules of steadystep.groups; norms, biases and embeddings then get no weight decay"
     )
     distributed: Literal["ddp", "fsdp"] | None = Field(
-        None, description="under torchrun: ddp has the whole model on every rank, fsdp (FSDP2) a part of it"
+        None, description="under torchrun: ddp replicates the model on every rank, fsdp (FSDP2) shards it"
     )
-    faults: tuple[dict[str, Any], ...] = Field((), description="trouble on purpose; see docs/faults.md")
+    faults: tuple[dict[str, Any], ...] = Field((), description="fault injection; see docs/faults.md")
 
 
 class RunPlan(Settings):
@@ -73,9 +73,9 @@ def _refuse_overruled_faults(plan: RunPlan, path: Path) -> None:
     overruled = [str(fault["kind"]) for fault in plan.run.faults if fault.get("kind") in ("lr-scale", "lr-creep")]
     if setter is not None and overruled:
         raise ConfigError(
-            f"{path}: faults: {overruled[0]} would do nothing here, because training.{setter} makes the guard set the "
-            f"learning rate before every update. Leave training.{setter} out: a scheduler of your own goes into the "
-            "factory (after_step)"
+            f"{path}: faults: {overruled[0]} has no effect here, because training.{setter} makes the guard set the "
+            f"learning rate before every update. Remove training.{setter}; put your own scheduler into the factory "
+            "(after_step)"
         )
 
 
@@ -142,7 +142,7 @@ monitoring:
 def write(name: str, folder: Path) -> tuple[Path, Path]:
     """`NAME.py` and `NAME.yaml`; what is there is not overwritten."""
     if not name.isidentifier():
-        raise ConfigError(f"--new {name!r}: use a name that Python can import, such as my_run")
+        raise ConfigError(f"--new {name!r}: use a valid Python module name, such as my_run")
     files = (folder / f"{name}.py", folder / f"{name}.yaml")
     taken = [str(path) for path in files if path.exists()]
     if taken:

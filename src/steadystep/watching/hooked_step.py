@@ -11,7 +11,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep.actions import REFUSALS
-from steadystep.diagnosis import ADVICE, Cause
+from steadystep.diagnosis import Cause
+from steadystep.diagnosis.advice import advise
 from steadystep.engine.ownership import no_loss_seen
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
@@ -242,8 +243,9 @@ class HookedStep:
 
     def _too_late(self) -> UnsupportedError:
         return UnsupportedError(
-            f"{type(self._optimizer).__name__} had called its closure once per step, now called it a second time, and "
-            "that loss or gradient is not finite: what it did in between cannot be undone. Load your last checkpoint"
+            f"{type(self._optimizer).__name__} called its closure once per step so far and has now called it a "
+            "second time with a non-finite loss or gradient: what it did in between cannot be undone. Load your "
+            "last checkpoint"
         )
 
     def _held(self) -> list[tuple[Parameter, Tensor]]:
@@ -264,9 +266,10 @@ class HookedStep:
         parts, cause = self._parts, Cause.LEARNING_RATE_TOO_HIGH
         stop = (Action.STOP,) if parts.budget.skips_spent(view.signals.step) else ()
         plan = Plan(actions=(Action.SKIP_STEP, *stop), reason=cause.value)
-        evidence = "the optimizer's step led to weights that are not finite"
+        evidence = "the optimizer's step produced non-finite weights"
         parts.probes.cancel()
-        diagnosis = Diagnosis(cause=cause.value, evidence=evidence, advice=ADVICE[cause])
+        advice = advise(cause, parts.judge.setup, plan)
+        diagnosis = Diagnosis(cause=cause.value, evidence=evidence, advice=advice)
         return parts.updater.report(plan, view, diagnosis, stepped=False)
 
     @property
@@ -283,8 +286,8 @@ class HookedStep:
         scale = self.scaling.scale(device) if scaled else None
         if scaled and scale is None and not self._seen.was_given:
             raise MisuseError(
-                "a GradScaler is at work, and what backward is called on is the scaled loss: "
-                "watch(model, optimizer, scaler=scaler)"
+                "a GradScaler is in use, so backward is called on the scaled loss: use watch(model, optimizer, "
+                "scaler=scaler)"
             )
         losses = self._seen.losses(scale)
         if not losses and isinstance(returned, Tensor) and returned.numel() == 1:

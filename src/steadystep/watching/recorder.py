@@ -183,11 +183,11 @@ def _rerun(work: RecordedMicroBatch) -> tuple[Again | None, Any, RngState | None
 def why_not(optimizer: Optimizer, scaler: GradScaler | None, *, finds_loss: bool) -> str:
     """What keeps them from it, whatever the loop does; empty where nothing does."""
     if not finds_loss:
-        return "the loop's backward passes are not listened to (find_loss=False)"
+        return "the loop's backward passes are not observed (find_loss=False)"
     if scaler is not None and scaler.is_enabled():
-        return "the scale of a GradScaler moves"
+        return "the scale of a GradScaler changes"
     if needs_closure(optimizer):
-        return f"{type(optimizer).__name__} calls its closure as often as it likes"
+        return f"{type(optimizer).__name__} calls its closure a varying number of times"
     return ""
 
 

@@ -36,10 +36,10 @@ def test_whole_numbers() -> None:
     assert is_whole(np.int64(3))
     assert not is_whole(True)
     assert not is_whole(3.0)
-    with pytest.raises(ConfigError, match=r"^n = 3.0: must be a whole number, 1 or more \(write 3\)$"):
+    with pytest.raises(ConfigError, match=r"^n = 3.0: must be an integer of at least 1 \(write 3\)$"):
         whole("n", 3.0, least=1)
     for wrong in (True, "3", 2):
-        with pytest.raises(ConfigError, match=r"must be a whole number, 3 or more$"):
+        with pytest.raises(ConfigError, match=r"must be an integer of at least 3$"):
             whole("n", wrong, least=3)
 
 
@@ -47,5 +47,5 @@ def test_a_state_of_another_class() -> None:
     state_keys("Rule", {"a": 1, "b": 2}, "b", "a")
     with pytest.raises(ConfigError, match=r"^not a state of Rule: keys \['a'\], expected \['b'\]$"):
         state_keys("Rule", {"a": 1}, "b")
-    with pytest.raises(ConfigError, match="give what its state_dict"):
+    with pytest.raises(ConfigError, match="pass what its state_dict"):
         state_keys("Rule", [], "b")  # type: ignore[arg-type]

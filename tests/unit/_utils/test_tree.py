@@ -52,7 +52,7 @@ def test_what_is_no_container_stays(thing: object) -> None:
 def test_a_container_that_holds_itself_has_an_end() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(MisuseError, match=f"more than {DEEPEST} deep"):
+    with pytest.raises(MisuseError, match=f"more than {DEEPEST} levels deep"):
         mapped(loop, lambda tensor: tensor)
 
 

@@ -156,7 +156,7 @@ def test_a_failure_is_said_once_and_so_is_its_end(store: CheckpointStore) -> Non
     with no_file_over(1_000_000):
         writer.save(large, step=2, updates=2)
         with pytest.warns(
-            UserWarning, match=r"step-00000002 could not be written \(File too large\).*training goes on"
+            UserWarning, match=r"step-00000002 could not be written \(File too large\).*training continues"
         ):
             writer.flush()
         assert writer.save(large, step=3, updates=3)
@@ -164,7 +164,7 @@ def test_a_failure_is_said_once_and_so_is_its_end(store: CheckpointStore) -> Non
     assert store.steps() == [1]
     assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
     writer.save(large, step=4, updates=4)
-    with pytest.warns(UserWarning, match="checkpoints are written to .*checkpoints again"):
+    with pytest.warns(UserWarning, match="checkpoints are being written to .*checkpoints again"):
         writer.flush()
     writer.save(large, step=5, updates=5)
     writer.close()

@@ -152,14 +152,14 @@ def test_a_missing_file_is_named(template: Path, name: str) -> None:
 
 
 def test_what_is_no_checkpoint(tmp_path: Path, template: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match="is not a directory"):
         read_checkpoint(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match="is not a directory"):
         read_checkpoint(template / "state.json")
     shutil.copytree(template, tmp_path / "best")
     assert read_checkpoint(tmp_path / "best").step == 1234
     shutil.copytree(template, tmp_path / "step-00000007")
-    with pytest.raises(CheckpointError, match="holds step 1234: it was renamed"):
+    with pytest.raises(CheckpointError, match="contains step 1234: it was renamed"):
         read_checkpoint(tmp_path / "step-00000007")
 
 
@@ -176,10 +176,10 @@ def forged(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2, "steadystep": "9.9"}, "has format 2 of steadystep 9.9; this version reads 1"),
-        ({"step": "x"}, "not a manifest of ours"),
-        ({"score": []}, "not a manifest of ours"),
-        ({"files": []}, "not a manifest of ours"),
+        ({"format": 2, "steadystep": "9.9"}, "has format 2, written by steadystep 9.9; this version reads format 1"),
+        ({"step": "x"}, "not a steadystep manifest"),
+        ({"score": []}, "not a steadystep manifest"),
+        ({"files": []}, "not a steadystep manifest"),
         ({"files": {"../../etc/passwd": {"size": 1, "sha256": ""}}}, "it lists"),
     ],
     ids=str,
@@ -226,7 +226,7 @@ def test_a_stranger_s_tensors(template: Path) -> None:
     [
         ("[" * 100_000 + "]" * 100_000, "is not the JSON of a state"),
         ("{", "is not the JSON of a state"),
-        ("3", "holds a int and not a state"),
+        ("3", "contains a int, not a state"),
         ('{"a": {"$": "tensor", "v": "other"}}', "state.json: the state .* was not written by steadystep"),
     ],
     ids=["deep", "cut", "number", "absent"],
@@ -243,7 +243,7 @@ def test_a_manifest_that_is_too_large_is_not_read(template: Path) -> None:
     with Damaged(template) as path:
         with (path / "manifest.json").open("wb") as file:
             file.truncate(1 << 40)
-        with pytest.raises(CheckpointError, match="it is not ours"):
+        with pytest.raises(CheckpointError, match="not a steadystep manifest"):
             read_checkpoint(path)
 
 

@@ -324,11 +324,15 @@ def test_what_does_not_fit_is_refused_with_nothing_changed(tmp_path: Path) -> No
         steadystep.Guard(model, optimizer).close()  # the optimizer is free again
 
     other = nn.Linear(5, 2)
-    attempt(other, torch.optim.AdamW(other.parameters()), r"weight has the shape \[2, 4\] there and \[2, 5\] here")
+    attempt(
+        other,
+        torch.optim.AdamW(other.parameters()),
+        r"weight has the shape \[2, 4\] in the checkpoint and \[2, 5\] in this model",
+    )
     other = nn.Linear(4, 2, bias=False)
     attempt(other, torch.optim.AdamW(other.parameters()), "bias is a parameter, and this model has none")
     other = nn.Linear(4, 2)
-    attempt(other, torch.optim.SGD(other.parameters(), lr=0.1), "another kind of optimizer")
+    attempt(other, torch.optim.SGD(other.parameters(), lr=0.1), "a different optimizer")
     other = nn.Linear(4, 2)
     groups = [{"params": [p]} for p in other.parameters()]
     attempt(other, torch.optim.AdamW(groups), "parameter groups")
@@ -377,7 +381,7 @@ def test_one_process_goes_on_in_the_data_where_two_ranks_were(tmp_path: Path) ->
     """Each had used seven batches of its own half: fourteen of the whole."""
     began = {"random": all_random_state(torch.device("cpu")), "generator": None, "started": False}
     _, path = rewritten(tmp_path, ranks=lambda _: 2, data=lambda d: {**d, "batch": 7, "began": began})
-    with pytest.warns(UserWarning, match="of 2 ranks and this run has 1"):
+    with pytest.warns(UserWarning, match="by 2 ranks and this run has 1"):
         _, guard = small(tmp_path / "other", path=path)
     assert guard._run_state.data.batch == 14
     guard.close()

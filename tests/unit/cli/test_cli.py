@@ -48,10 +48,10 @@ def test_demo_tells_the_story_without_control_codes_in_a_pipe(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     said = " ".join(done.stdout.split())
-    assert "step 150 all gradients are multiplied by 10 step 168 a wrong schedule" in said
+    assert "step 150 all gradients are multiplied by 10 step 168 a schedule error" in said
     assert "step 192 one bit flips" in said
     assert "step 150 the gradient norm is" in said
-    assert "the last trusted learning rate, 0.003" in said
+    assert "the last accepted learning rate, 0.003" in said
     assert "cause damaged-weights" in said
     assert "rolled back to step" in said
     assert done.stderr == ""

@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from steadystep.cli.app import app
+from steadystep.cli.diagnose import _rows
 from steadystep.errors import ConfigError
+from steadystep.runs.reading import PlannedAction
 
 STEPS = np.arange(300)
 HEALTHY = 2.0 + 3.0 * (1 + STEPS / 20) ** -0.5 + 0.03 * np.random.default_rng(0).standard_normal(300)
@@ -44,10 +46,10 @@ def test_healthy_says_so_and_stops(tmp_path: Path) -> None:
 def test_trouble_comes_with_step_numbers_and_what_to_do(diverged: Path) -> None:
     result = run(diverged)
     assert result.exit_code == 1
-    assert result.stdout.startswith("Trouble: it diverged from step 20")
+    assert result.stdout.startswith("Problem: the run diverged from step 20")
     assert "1. divergence, step 20" in result.stdout
-    assert "do: roll back to a checkpoint" in result.stdout
-    assert "A guard would have acted" in result.stdout
+    assert "try: roll back to a checkpoint" in result.stdout
+    assert "A guard would have intervened" in result.stdout
     assert "\x1b" not in result.stdout
 
 
@@ -98,7 +100,7 @@ def test_every_run_in_a_folder_gets_a_verdict(tmp_path: Path, diverged: Path) ->
     assert result.exit_code == 1
     assert "good.csv" in result.stdout
     assert "Healthy" in result.stdout
-    assert "Trouble" in result.stdout
+    assert "Problem" in result.stdout
     assert len(json.loads(run(tmp_path, "--json").stdout)) == 2
     (tmp_path / "odd.csv").write_bytes(b"\x00\x00")
     result = run(tmp_path)
@@ -123,3 +125,10 @@ def test_notes_are_shown_when_asked_for(tmp_path: Path) -> None:
     assert "spikes-healed" not in run(path).stdout
     assert "spikes-healed, step 150" in run(path, "--notes").stdout
     assert "columns were guessed" in run(path, "--notes").stdout
+
+
+def test_plans_of_one_kind_in_a_row_are_counted() -> None:
+    plans = [PlannedAction(step, "skip-step", f"non-finite-loss: the loss is {step}") for step in range(100, 140)]
+    rows = _rows([PlannedAction(50, "rescale", "exploding-gradient: x"), *plans])
+    assert [len(row) for row in rows] == [1, 40]
+    assert [row[0].step for row in rows] == [50, 100]

@@ -44,7 +44,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nan_that_were_all_refused_are_no_trouble(run_dir: Path) -> None:
     verdict = headline(open_run(run_dir))
     assert verdict.healthy
-    assert verdict.said.startswith("Kept on course: the guard stepped in 3 times (non-finite-input at step 52,")
+    assert verdict.said.startswith("Recovered: the guard intervened 3 times (non-finite-input at step 52,")
 
 
 def test_one_that_was_not_refused_is(run_dir: Path, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_diagnose_tells_what_the_guard_did_and_not_what_one_would_have_done(run_
     done = CliRunner().invoke(app, ["diagnose", str(run_dir), "--notes"])
     assert done.exit_code == 0
     assert "step 82: non-finite-input; update skipped." in done.output
-    assert "do: clean the data" in done.output
+    assert "try: the guard skipped the update; clean the data" in done.output
     assert "would have" not in done.output
     assert "--notes" not in done.output
 
@@ -71,9 +71,9 @@ def test_a_skipped_update_is_not_at_the_learning_rate(run_dir: Path) -> None:
 def test_a_second_run_in_the_same_folder_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "steadystep"):
         trained(tmp_path)
-        assert "holds a run already" not in caplog.text
+        assert "already contains a run" not in caplog.text
         trained(tmp_path)
-    assert caplog.text.count("holds a run already") == 1
+    assert caplog.text.count("already contains a run") == 1
 
 
 @pytest.mark.parametrize("command", [["report", "RUN"], ["compare", "RUN", "RUN", "--out", "both.html"]])
@@ -100,7 +100,7 @@ class TestChecklist:
         ],
     )
     def test_a_watcher_is_a_guard(self, line: str) -> None:
-        assert self.item(line + self.LOOP, "NaN check") == ("present", "the guard looks at every update")
+        assert self.item(line + self.LOOP, "NaN check") == ("present", "the guard checks every update")
 
     def test_somebody_elses_watch_is_none(self) -> None:
         assert self.item("import wandb\nwandb.watch(model)\n" + self.LOOP, "NaN check")[0] == "absent"

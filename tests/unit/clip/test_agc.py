@@ -92,7 +92,7 @@ def test_what_is_excluded_is_still_looked_at() -> None:
 
 def test_an_exclusion_that_matches_nothing_is_an_error() -> None:
     model = net()
-    with pytest.raises(ConfigError, match=r"haed\.weight.*near: head\.weight"):
+    with pytest.raises(ConfigError, match=r"haed\.weight.*similar names: head\.weight"):
         agc_(model.named_parameters(), exclude=["haed.weight"])
     with pytest.raises(ConfigError, match="named_parameters"):
         agc_(model.parameters(), exclude=["head.weight"])

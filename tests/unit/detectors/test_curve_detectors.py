@@ -98,12 +98,12 @@ class TestOscillation:
         losses = [*noise(128, 0.02, level=1.0), *(abs(n) for n in noise(128, 1.0, level=3.0))]
         found = seen(Oscillation(), loss=losses)
         assert said(found) == [(191, "info")]
-        assert "as far as it once did" in found[0].what
+        assert "times its earlier amplitude" in found[0].what
 
     def test_wild_from_the_start_is_a_note_once_it_is_worse_than_there(self) -> None:
         found = seen(Oscillation(), loss=[1.0, 1.0, 1.0, 1.0, *(abs(n) for n in noise(124, 2.0, level=6.0))])
         assert [f.severity for f in found] == ["info"]
-        assert "having begun at 1" in found[0].what
+        assert "it began at 1" in found[0].what
 
 
 def growth(found: list[Finding]) -> list[int]:
@@ -116,7 +116,7 @@ class TestGrowingGradient:
         found = seen(GrowingGradient(), grad_norm=[0.5 * (i + 1) for i in range(1500)])
         assert growth(found) == [31]
         assert 24.0 < found[0].value < 25.0
-        assert "never cleared" in found[0].what
+        assert "without zero_grad" in found[0].what
 
     def test_later_on_a_ramp_is_not_its_business(self) -> None:
         assert seen(GrowingGradient(), grad_norm=[0.5] * 32 + [0.5 * (i + 1) for i in range(100)]) == []
@@ -186,7 +186,7 @@ class TestClipRate:
     def test_all_of_the_first_200_steps_cut_tenfold_are_a_warning_by_then(self) -> None:
         found = seen(ClipRate(1.0), grad_norm=[(9.0, 11.0, 12.0)[i % 3] for i in range(600)])
         assert said([f for f in found if f.severity == "warn"]) == [(199, "warn")]
-        assert "66% of the last 200 gradients were more than 10 times max_norm = 1" in found[-1].what
+        assert "66% of the last 200 gradient norms were more than 10 times max_norm = 1" in found[-1].what
 
     def test_an_optimizer_that_divides_by_the_gradient_does_not_mind(self) -> None:
         found = seen(ClipRate(1.0, scale_free=True), grad_norm=[20.0] * 3000)
@@ -196,7 +196,7 @@ class TestClipRate:
         losses = [5.0 * 0.99**i + 1.0 for i in range(600)]
         found = seen(ClipRate(1.0, scale_free=True), grad_norm=[20.0] * 600, loss=losses)
         assert said(found) == [(99, "info"), (199, "warn")]
-        assert "clipping does the optimizer's job" in found[-1].what
+        assert "large and small gradients have the same effect" in found[-1].what
 
     @pytest.mark.parametrize("change", ["grows", "scatters", "negative", "critic", "kl"])
     def test_the_objective_of_a_policy_is_not(self, change: str) -> None:
@@ -257,7 +257,7 @@ class TestLossScale:
     def test_a_row_of_cuts_after_the_scale_was_found_is_a_warning_while_calibrating_too(self) -> None:
         found = self.run(scales(range(20, 30), count=600))
         assert said(found) == [(24, "warn")]
-        assert "cut 5 times within 20 steps" in found[0].what
+        assert "reduced 5 times within 20 steps" in found[0].what
         assert said(self.run(scales([0, 1, 2, *range(20, 30)], count=600))) == [(24, "warn")]
 
     def test_single_cuts_while_gradients_still_grow_are_routine(self) -> None:
@@ -364,7 +364,7 @@ class TestLearningRateBounds:
         assert seen(LearningRateBounds(lr_min=1e-9), lr=rates) == []
 
     def test_bounds_that_cross_are_refused(self) -> None:
-        with pytest.raises(steadystep.ConfigError, match="leave no room"):
+        with pytest.raises(steadystep.ConfigError, match="must be below lr_max"):
             LearningRateBounds(lr_min=1.0, lr_max=0.1)
 
 

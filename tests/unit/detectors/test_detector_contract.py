@@ -456,7 +456,7 @@ class Poisoned(Honest):
 
 
 COMPLAINTS: dict[Callable[[], Detector], str] = {
-    Nameless: "not empty",
+    Nameless: "non-empty",
     Renamed: "name changed",
     EachOther: "name must not change",
     Raises: "update raised OverflowError",
@@ -470,11 +470,11 @@ COMPLAINTS: dict[Callable[[], Detector], str] = {
     Lister: "tuple of strings",
     Dice: "a second one of its kind",
     Shared: "a second one of its kind",
-    Forgetful: "a fresh one, it goes on differently",
-    Half: "a used one, it goes on differently",
+    Forgetful: "a fresh one, it continues differently",
+    Half: "a used one, it continues differently",
     NotJson: "does not survive JSON",
     Infinite: "not JSON",
-    Alias: "state_dict must copy: what it gave",
+    Alias: "state_dict must copy: its result",
     Borrower: "load_state_dict must copy",
     Resetting: "calling state_dict before step .* changed it",
     Picky: "load_state_dict raised ValueError",

@@ -165,7 +165,7 @@ def test_what_clipping_holds_back_is_a_note() -> None:
     for clipped_to, severity in ((math.inf, "act"), (1.0, "info"), (0.0, "info"), (1e3, "act")):
         (found,) = after(640, clipped_to=clipped_to).update(view(640, 1e4))
         assert found.severity == severity
-        assert ("held by your clipping" in found.what) == (severity == "info")
+        assert ("limited by your clipping" in found.what) == (severity == "info")
 
 
 @given(st.sampled_from([6.0, 10.0, 30.0]))

@@ -1,4 +1,4 @@
-"""Gradients that are no longer cleared in the middle of a run."""
+"""Gradients that are without zero_grad in the middle of a run."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def test_a_sum_is_told_once_while_it_lasts(seed: int) -> None:
     assert BEGIN - 1 <= found.since <= BEGIN + 6
     assert found.baseline is not None
     assert found.value > found.limit == pytest.approx(3.0 * found.baseline)
-    assert "no longer cleared" in found.what
+    assert "without zero_grad" in found.what
 
 
 def test_it_goes_on_after_a_resume() -> None:

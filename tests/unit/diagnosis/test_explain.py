@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.diagnosis import ADVICE, Cause, explain
-from steadystep.diagnosis.damage import is_worse
+from steadystep.diagnosis.counterfactual import is_worse
 from steadystep.records import Counterfactual, Damage, Diagnosis, Finding, Severity, Signals
 
 GOOD = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1, losses=(2.0,))
@@ -151,7 +151,7 @@ def test_refusing_again_and_again_means_that_the_weights_are_bad_if_older_ones_a
 def test_several_batches_are_told_as_means() -> None:
     heard = replace(GOOD, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=3.9, batches=12))
     told = explain(heard, (finding("not-healing", "act"),)).evidence
-    assert "the last 12 batches have a mean loss of 3.9, and 2 with the weights of step 50" in told
+    assert "the mean loss of the last 12 batches is 3.9 now and 2 with the weights of step 50" in told
 
 
 def test_a_witness_tells_damaged_weights_from_changed_data() -> None:
@@ -159,7 +159,7 @@ def test_a_witness_tells_damaged_weights_from_changed_data() -> None:
     high = replace(GOOD, loss=4.0)
     same = explain(replace(high, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=2.01)), lasting)
     assert (same.cause, same.damage) == ("data-shift", Damage.NONE)
-    assert "a loss of 2.01, and 2 with the weights of step 50" in same.evidence
+    assert "the loss of this batch is 2.01 now and 2 with the weights of step 50" in same.evidence
     worse = explain(replace(high, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=3.9)), lasting)
     assert (worse.cause, worse.damage) == ("damaged-weights", Damage.WEIGHTS)
     steps = (*lasting, finding("update-ratio", "info", value=0.3))

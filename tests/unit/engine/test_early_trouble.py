@@ -38,7 +38,9 @@ def test_600_of_600_steps_clipped_tenfold_are_said_with_advice(
         assert outcome.signals is not None
         assert outcome.signals.grad_norm > 1e-2
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("step 199: 100% of the last 200 gradients were more than 10 times max_norm = 0.001")
+    assert line.startswith(
+        "steadystep: step 199: 100% of the last 200 gradient norms were more than 10 times max_norm = 0.001"
+    )
     assert "try: most updates are clipped" in line
     assert guard.diagnose()[0].cause == "clipping-too-tight"
 
@@ -89,8 +91,9 @@ def test_a_loss_that_multiplies_at_once_is_undone_with_a_tenth_of_the_rate(caplo
     assert outcomes[3].loss < 3.0
     assert sum(outcome.loss for outcome in outcomes[-50:]) / 50 < 1.5
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "try: divide the learning rate by 3 to 10" in said[0]
-    assert said[-1].startswith("this run was learning-rate-too-high")
+    assert "try: the guard rolled back and limited the learning rate to 0.1; set that learning rate in" in said[0]
+    assert "divide the learning rate" not in said[0]
+    assert said[-1].startswith("steadystep: diagnosis of this run: learning-rate-too-high")
 
 
 def test_a_run_ends_with_a_verdict_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -100,9 +103,11 @@ def test_a_run_ends_with_a_verdict_in_its_log(tmp_path: Path, caplog: pytest.Log
     with Guard(model, torch.optim.SGD(model.parameters(), lr=0.05), run_dir=tmp_path) as guard:
         for _ in range(64):
             guard.step(lambda x: (model(x) - x.sum(-1, keepdim=True)).square().mean(), batch=torch.randn(16, 4))
-    (last,) = [record for record in caplog.records if record.getMessage().startswith("this run was")]
+    (last,) = [
+        record for record in caplog.records if record.getMessage().startswith("steadystep: diagnosis of this run")
+    ]
     assert last.levelname == "INFO"
-    assert last.getMessage().startswith("this run was healthy: 64 updates, loss")
+    assert last.getMessage().startswith("steadystep: diagnosis of this run: healthy: 64 updates, loss")
     run = read(tmp_path)
     assert run.verdict.startswith("healthy: 64 updates, loss")
     assert run.notes == ()
@@ -121,7 +126,7 @@ for _ in range(100):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     said = done.stderr.strip().splitlines()
-    assert said[-1].startswith("this run was "), done.stderr
+    assert said[-1].startswith("steadystep: diagnosis of this run: "), done.stderr
     assert "try: " in said[-1]
 
 

@@ -76,5 +76,5 @@ def test_an_update_must_be_callable() -> None:
     model = small_net()
     guard = steadystep.Guard(model, torch.optim.Adam(model.parameters()))
     wrong: Any = 3
-    with pytest.raises(MisuseError, match="must be a function of no argument"):
+    with pytest.raises(MisuseError, match="must be a function without arguments"):
         guard.keep("target", nn.Linear(1, 1), update=wrong)

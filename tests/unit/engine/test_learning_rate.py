@@ -117,7 +117,7 @@ def test_a_plateau_from_yaml_moves_with_validation_and_resumes() -> None:
         ({"lr_scheduler": "cosine", "warmup_steps": 100, "total_steps": 50}, "warmup_steps"),
         ({"warmup_steps": -1}, "warmup_steps"),
         ({"warmup_steps": 1.5}, "warmup_steps"),
-        ({"min_lr": 0.1}, "do nothing without lr_scheduler"),
+        ({"min_lr": 0.1}, "have no effect without lr_scheduler"),
         ({"lr_scheduler": "cosine", "learning_rate": 0.01, "min_lr": 0.1}, "above the learning rate"),
         ({"lr_scheduler": "linear", "scheduler_options": {"powr": 2}}, "powr"),
         ({"fp32_modules": ["nothing*"]}, "matches no module"),
@@ -129,7 +129,7 @@ def test_schedules_that_cannot_be_say_so(config: dict, says: str) -> None:
 
 
 def test_two_owners_of_the_learning_rate_are_refused() -> None:
-    with pytest.raises(steadystep.ConfigError, match="give one of them"):
+    with pytest.raises(steadystep.ConfigError, match="use one of them"):
         trained({"lr_scheduler": "cosine"}, 0, schedule=lambda n: 1.0)
 
 

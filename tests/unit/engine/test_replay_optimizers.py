@@ -336,7 +336,7 @@ def test_it_is_not_claimed_where_the_optimizer_counts_elsewhere() -> None:
     assert back is not None
     assert differing(got, expected)
     assert not back.exact
-    assert back.replayed == 0 or "(not verified bit for bit)" in describe(back)
+    assert back.replayed == 0 or "(not verified as bit-identical)" in describe(back)
 
 
 def test_it_is_not_claimed_where_the_loop_changes_weights_itself() -> None:

@@ -296,7 +296,7 @@ class TestJudge:
         assert len(memory.compared) == 8
         acted = next(each.diagnosis for each in judged if each.plan.actions)
         assert (acted.damage, acted.findings[0].step) == ("weights", 507)
-        assert "the last 8 batches have a mean loss of 3, and 1 with the weights of step 300" in acted.evidence
+        assert "the mean loss of the last 8 batches is 3 now and 1 with the weights of step 300" in acted.evidence
         assert told(judged) == ["act"]
 
     @pytest.mark.parametrize("detector", ["not-healing", "slow-divergence", "worse-than-best"])

@@ -155,5 +155,5 @@ def test_a_list_of_one_is_that_one_and_the_state_of_several_is_in_the_form_of_to
     fresh = pair(other)
     as_one(fresh).load_state_dict(saved)
     assert_same(bits(model, fresh), bits(model, optimizers))
-    with pytest.raises(MisuseError, match="call add_param_group of the one"):
+    with pytest.raises(MisuseError, match="call add_param_group on the one"):
         one.add_param_group({})

@@ -81,7 +81,7 @@ def test_verdicts_follow_from_the_runs() -> None:
     ]
     first = card.rows[0]
     assert not first.unguarded[0].finite
-    assert first.unguarded[0].stopped.startswith(f"the weights are not finite since step {AT + 1}")
+    assert first.unguarded[0].stopped.startswith(f"non-finite weights from step {AT + 1}")
     assert first.guarded[0].did == {"skip-step": 1}
     assert first.guarded[0].cause == "non-finite-gradient"
     assert "NaN" in first.guarded[0].said

@@ -152,7 +152,7 @@ def test_nan_is_a_word_in_json() -> None:
         ({"kind": "lr-scale", "at": 1, "layer": "0"}, "fault: unknown key 'layer'"),
         (
             {"kind": "lr-scale", "at": 1, "factor": "big"},
-            "fault.factor = 'big': expected a finite number (what it is multiplied by)",
+            "fault.factor = 'big': expected a finite number (what to multiply by)",
         ),
         ({"kind": "lr-scale", "at": 1, "factor": math.inf}, "fault.factor = inf: expected a finite number"),
         ({"kind": "lr-scale", "at": 1, "factor": True}, "fault.factor = True: expected a finite number"),
@@ -160,10 +160,10 @@ def test_nan_is_a_word_in_json() -> None:
         ({"kind": "lr-creep", "at": [1, 5]}, "fault.at = [1, 5]: lr-creep grows from one step on"),
         ({"kind": "bad-loss", "at": 1, "value": "big"}, "'nan', 'inf' or '-inf'"),
         ({"kind": "bit-flip", "at": 1, "bit": 64}, "fault.bit = 64: expected a bit from 0 to 63"),
-        ({"kind": "bad-weight", "at": 1, "element": 1.5}, "fault.element = 1.5: expected a whole number"),
-        ({"kind": "fp16-overflow", "at": 1, "power": 200}, "fault.power = 200: expected a whole number from -126"),
+        ({"kind": "bad-weight", "at": 1, "element": 1.5}, "fault.element = 1.5: expected an integer"),
+        ({"kind": "fp16-overflow", "at": 1, "power": 200}, "fault.power = 200: expected an integer from -126"),
         ({"kind": "moments-scale", "at": 1, "moments": []}, "fault.moments = []: expected a name or a list"),
-        ({"kind": "bad-loss", "at": 1, "rank": -1}, "fault.rank = -1: expected a whole number from 0 on"),
+        ({"kind": "bad-loss", "at": 1, "rank": -1}, "fault.rank = -1: expected an integer of at least 0"),
         ({"kind": "bad-loss", "at": -1}, "fault.at = -1: expected a step such as 500"),
         ({"kind": "bad-loss", "at": True}, "fault.at = True: expected a step"),
         ({"kind": "bad-loss", "at": []}, "fault.at = []: expected a step"),
@@ -172,10 +172,10 @@ def test_nan_is_a_word_in_json() -> None:
         ({"kind": "bad-loss", "at": {"start": 3, "steps": 0}}, "fault.at.steps = 0: expected a number of steps"),
         ({"kind": "bad-loss", "at": 3, "for": "always"}, "fault.for = 'always': expected a number of steps"),
         ({"kind": "bad-loss", "at": 3, "for": 1, "steps": 1}, "fault: 'for' and 'steps' mean the same"),
-        ({"kind": "bad-loss", "at": "3-5", "for": 1}, "fault.for = 1: 'at' says already how long"),
+        ({"kind": "bad-loss", "at": "3-5", "for": 1}, "fault.for = 1: 'at' already gives the duration"),
         ({"kind": "bad-gradient", "at": 1, "parameter": "0.wait"}, "fault: no trainable parameter '0.wait'"),
         ({"kind": "bad-gradient", "at": 1, "parameter": 0, "element": 12}, "fault: no element 12 in parameter 0"),
-        ({"kind": "frozen-layer", "at": 1, "layer": "9"}, "fault: no layer '9' with trainable parameters, there are 2"),
+        ({"kind": "frozen-layer", "at": 1, "layer": "9"}, "fault: no layer '9' with trainable parameters among 2"),
         ({"kind": "dead-relus", "at": 1, "layer": "1"}, "fault: no layer '1'"),
         ("grad-scale", "faults: expected a mapping or a list of mappings, got str"),
         (["grad-scale"], "faults[0]: expected a mapping with 'kind' and 'at', got str"),
@@ -193,7 +193,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 def test_no_relu_is_a_mistake_too() -> None:
     model = nn.Linear(1, 1)
-    with pytest.raises(ConfigError, match=r"no nn\.ReLU behind a layer with biases: name a `layer`"):
+    with pytest.raises(ConfigError, match=r"no nn\.ReLU after a layer with biases: set `layer`"):
         parse({"kind": "dead-relus", "at": 1}, model=model, optimizer=OPTIMIZER)
 
 
@@ -240,14 +240,14 @@ def test_a_stale_batch_is_a_copy_of_what_was_seen() -> None:
 @pytest.mark.parametrize("kind", ["stale-batch", "missing-zero-grad"])
 def test_what_needs_the_step_before_says_so(kind: str) -> None:
     fault = made({"kind": kind, "at": 5})
-    with pytest.raises(MisuseError, match="at the step before"), fault.at(5):
+    with pytest.raises(MisuseError, match="at the previous step"), fault.at(5):
         fault.batch(5, torch.ones(1))
 
 
 @pytest.mark.parametrize(
     ("optimizer", "said"),
     [
-        (torch.optim.SGD(MODEL.parameters(), lr=0.1), "it has none yet"),
+        (torch.optim.SGD(MODEL.parameters(), lr=0.1), "it has no state yet"),
         (torch.optim.AdamW(MODEL.parameters(), lr=0.0), "it has exp_avg, exp_avg_sq"),
     ],
 )
@@ -289,9 +289,9 @@ def test_named_batches_keep_their_kind() -> None:
         (
             scaled_data(steps={0}, factor=2.0, part="z"),
             Sample(torch.ones(1), torch.ones(1)),
-            "no part 'z', it has x, y",
+            "no part 'z'; it has x, y",
         ),
-        (scaled_data(steps={0}, factor=2.0, part=2), (torch.ones(1), torch.ones(1)), "no part 2, it has 0, 1"),
+        (scaled_data(steps={0}, factor=2.0, part=2), (torch.ones(1), torch.ones(1)), "no part 2; it has 0, 1"),
         (scaled_data(steps={0}, factor=2.0), object(), "parts of a object"),
         (shuffled_labels(steps={0}), torch.ones(3), "this batch is one tensor"),
         (made({"kind": "data-constant", "at": 0, "value": "nan"}), (torch.ones(1).long(),), "cannot become nan"),

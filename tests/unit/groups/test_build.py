@@ -108,7 +108,9 @@ def test_where_rules_overlap_the_first_wins() -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
     narrow, wide = Rule("a.bias", lr_mult=3.0), Rule("a", lr_mult=2.0)
     assert settled(param_groups(model, lr=1.0, rules=[narrow, wide]))["a.bias"][0] == 3.0
-    with pytest.raises(ConfigError, match=r"'a.bias' is left nothing: 'a' comes first .*narrower rule first"):
+    with pytest.raises(
+        ConfigError, match=r"'a.bias' matches nothing that is left: 'a' comes first .*narrower rule first"
+    ):
         param_groups(model, lr=1.0, rules=[wide, narrow])
 
 
@@ -266,13 +268,13 @@ GIVEN = {"lr": 1.0}
         ({"lr": "0.1"}, "lr = '0.1'"),
         ({"weight_decay": -0.1}, "weight_decay = -0.1"),
         ({"weight_decay": math.inf}, "weight_decay = inf"),
-        ({"rules": [Rule("blocks.0.atn*")]}, "matches no parameter: near it are blocks.0"),
-        ({"rules": [Rule("qkv*")]}, "near it are blocks.0.qkv"),
-        ({"rules": [Rule("xyzzy")]}, "names here are like bytes.weight"),
+        ({"rules": [Rule("blocks.0.atn*")]}, "matches no parameter: similar names are blocks.0"),
+        ({"rules": [Rule("qkv*")]}, "similar names are blocks.0.qkv"),
+        ({"rules": [Rule("xyzzy")]}, "names look like bytes.weight"),
         ({"rules": [Rule(nn.LSTM)]}, "the modules here are GPT, Embedding, ModuleList, Block"),
         ({"rules": [Rule("positions")]}, "rule 'positions' matches only frozen parameters (positions.weight"),
-        ({"rules": [Rule("head", name="x"), Rule("norm", name="x")]}, "two groups would be called 'x'"),
-        ({"rules": [Rule("head", name="rest")]}, "two groups would be called 'rest'"),
+        ({"rules": [Rule("head", name="x"), Rule("norm", name="x")]}, "two groups would be named 'x'"),
+        ({"rules": [Rule("head", name="rest")]}, "two groups would be named 'rest'"),
     ],
 )
 def test_what_cannot_be_done_says_so(given_: dict, says: str) -> None:
@@ -291,10 +293,10 @@ def test_a_model_with_nothing_to_train() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Rule(""), "give a glob"),
-        (lambda: Rule(()), "give a glob"),
-        (lambda: Rule(int), "give a glob"),
-        (lambda: Rule(nn.Linear(1, 1)), "give a glob"),
+        (lambda: Rule(""), "pass a glob"),
+        (lambda: Rule(()), "pass a glob"),
+        (lambda: Rule(int), "pass a glob"),
+        (lambda: Rule(nn.Linear(1, 1)), "pass a glob"),
         (lambda: Rule("a", lr_mult=0.0), "requires_grad_(False)"),
         (lambda: Rule("a", lr_mult=math.inf), "lr_mult = inf"),
         (lambda: Rule("a", lr_mult=True), "lr_mult = True"),

@@ -108,5 +108,5 @@ def test_rates_that_mean_nothing(rate: float) -> None:
 @pytest.mark.parametrize("glob", ["layer.*", "head.weight"])
 def test_a_glob_that_names_no_block(glob: str) -> None:
     model = GPT(GPTSize(d_model=4, num_layers=2, num_heads=1, context=2))
-    with pytest.raises(ConfigError, match=r"matches no module with parameters; there is blocks\.\*"):
+    with pytest.raises(ConfigError, match=r"matches no module with parameters; available: blocks\.\*"):
         rates(model, layer_decay=LayerDecay(0.9, blocks=glob))

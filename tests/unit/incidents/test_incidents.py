@@ -94,7 +94,7 @@ def test_a_bundle_has_all_it_takes(tmp_path: Path) -> None:
     record = kept.record
     assert (record["step"], record["updates"], record["why"]) == (7, 6, "non-finite-loss")
     assert record["what"] == "the loss is NaN"
-    assert record["did"] == "rollback, cut-lr, 5 updates are in the weights"
+    assert record["did"] == "rollback, cut-lr, the weights contain 5 updates"
     assert record["config"] == {"mode": "autopilot"}
     assert record["environment"]["torch"] == torch.__version__
     assert record["kept"] == {"state": "kept", "batch": "kept"}
@@ -157,7 +157,7 @@ def test_autocast_and_scale_are_those_of_the_step(tmp_path: Path) -> None:
 
 def test_what_cannot_be_run_again_is_said(tmp_path: Path) -> None:
     loop, incidents = Loop(), Incidents(tmp_path)
-    assert "cannot be run again" in loop.open(incidents).examination.origin.what
+    assert "cannot be re-run" in loop.open(incidents).examination.origin.what
 
     def work() -> Tensor:
         raise KeyError("the file is gone")
@@ -215,7 +215,7 @@ def test_bytes_are_bounded(tmp_path: Path) -> None:
     assert [p.name[9:15] for p in bundles.bundles_in(tmp_path)] == ["000001", "000002", "000004"]
     small = Incidents(tmp_path / "small", max_bytes=300)
     path = loop.incident(small)
-    assert "without the optimizer: 0.0 MB, and there is room" in read_bundle(path).record["kept"]["state"]
+    assert "without the optimizer: 0.0 MB, more than the remaining" in read_bundle(path).record["kept"]["state"]
     assert read_bundle(path).state["optimizer"] is None
     path = loop.incident(Incidents(tmp_path / "tiny", max_bytes=10))
     assert read_bundle(path).state is None
@@ -230,7 +230,7 @@ def test_a_batch_that_is_too_large_or_strange_is_left_out_with_a_note(tmp_path: 
     path = loop.incident(Incidents(tmp_path), batch={"lock": threading.Lock()})
     assert "lock" in read_bundle(path).record["kept"]["batch"]
     path = loop.incident(Incidents(tmp_path))
-    assert "not given" in read_bundle(path).record["kept"]["batch"]
+    assert "not passed" in read_bundle(path).record["kept"]["batch"]
 
 
 def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(bundles, "write_checkpoint", full)
-        with pytest.warns(UserWarning, match="could not be written to .*training goes on"):
+        with pytest.warns(UserWarning, match="could not be written to .*training continues"):
             case = loop.open(incidents, work=loop.closure, batch=torch.full((8, 4), NAN))
         assert case.examination.origin.phase == "input", "the origin is known all the same"
         assert incidents.report(outcome(7, "skip-step"), case) is None
@@ -252,7 +252,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path, monkeypat
     assert loop.incident(incidents) is not None
     with monkeypatch.context() as patch:
         patch.setattr(bundles, "write_checkpoint", full)
-        with pytest.warns(UserWarning, match="training goes on"):
+        with pytest.warns(UserWarning, match="training continues"):
             assert loop.incident(incidents) is None
 
 
@@ -271,7 +271,7 @@ def test_the_disk_fills_up_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.warns(UserWarning, match="training goes on"):
+    with pytest.warns(UserWarning, match="training continues"):
         assert Loop().incident(Incidents(tmp_path / "run")) is None
 
 
@@ -296,7 +296,7 @@ def test_reading_what_is_no_bundle(tmp_path: Path) -> None:
     path = loop.incident(Incidents(tmp_path))
     with pytest.raises(ConfigError, match="such as incident-000007-skip"):
         read_bundle(tmp_path)
-    with pytest.raises(ConfigError, match="nowhere: there is no such file or folder"):
+    with pytest.raises(ConfigError, match="nowhere: no such file or directory"):
         read_bundle(tmp_path / "nowhere")
     tensors = path / "state" / "tensors.safetensors"
     data = bytearray(tensors.read_bytes())

@@ -104,7 +104,7 @@ def test_the_bad_micro_batch_of_a_group_is_the_one_that_is_kept(tmp_path: Path) 
 def test_a_loss_given_as_a_tensor_cannot_be_run_again_and_that_is_said(tmp_path: Path) -> None:
     _, closure, guard = guarded(tmp_path)
     outcome = guard.step(closure(BAD))
-    assert "cannot be run again" in outcome.origin
+    assert "cannot be re-run" in outcome.origin
     assert Path(outcome.incident).is_dir()
 
 

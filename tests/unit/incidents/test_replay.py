@@ -116,7 +116,7 @@ def test_another_precision_would_have_survived(run: Callable[..., Path]) -> None
 
 def test_without_a_batch(run: Callable[..., Path]) -> None:
     path = run(batch=False, factor=1e30)
-    with pytest.raises(ConfigError, match=r"takes a batch and the bundle has none \(not given"):
+    with pytest.raises(ConfigError, match=r"takes a batch, and the bundle has none \(not passed"):
         replay(path, make)
 
     def alone() -> Made:
@@ -170,7 +170,7 @@ class More(nn.Sequential):
     ("factory", "said"),
     [
         (lambda: make(9), r"parameter '0.weight' has shape \[8, 4\] in the bundle and \[9, 4\] in the factory's model"),
-        (lambda: (Other(), print), r"parameter '0.weight' is in the bundle and not in the factory's model: did you"),
+        (lambda: (Other(), print), r"parameter '0.weight' is in the bundle but not in the factory's model: did you"),
         (lambda: (More(), print), "parameter 'extra' of the factory's model is not in the bundle"),
         (lambda: make()[0], r"must return \(model, closure\), it returned Sequential"),
         (lambda: (1, 2, 3), r"it returned \(int, int, int\)"),
@@ -209,7 +209,7 @@ def test_an_incomplete_record(run: Callable[..., Path], part: str) -> None:
     record = json.loads((path / "incident.json").read_text())
     record[part] = {"nonsense": 1}
     (path / "incident.json").write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match="is not whole"):
+    with pytest.raises(ConfigError, match="is incomplete"):
         replay(path, make)
 
 
@@ -235,7 +235,7 @@ def test_would_it_have_survived(run: Callable[..., Path], capsys: pytest.Capture
     path = str(run(factor=1e6, fp16=True))
     name = f"{__name__}:make"
     assert command.run_replay(path, factory=name, precision="fp32", device=None, as_json=False) == 0
-    assert "verdict     it would have survived in fp32" in capsys.readouterr().out
+    assert "verdict     not reproduced in fp32" in capsys.readouterr().out
     assert command.run_replay(path, factory=name, precision="fp32", device=None, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["reproduces"] is False
@@ -264,6 +264,6 @@ def test_the_command(
     assert steadystep(str(run(lie=NAN)), "--factory", "my_training:make")[0] == 0
     code, told, complaint = steadystep("nowhere", "--factory", "my_training:make")
     assert (code, told) == (2, "")
-    assert complaint.startswith("error: nowhere: there is no such file or folder")
+    assert complaint.startswith("error: nowhere: no such file or directory")
     assert steadystep(path)[0] == 2
     assert "Example: steadystep replay" in steadystep("--help")[1]

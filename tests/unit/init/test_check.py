@@ -413,7 +413,7 @@ def test_compiled_and_checkpointed_models() -> None:
         (nn.Linear(4, 2), (torch.ones(3, 4), torch.ones(3, 5)), r"shapes \(3, 2\) and \(3, 5\)"),
         (nn.Linear(4, 2), (torch.ones(3, 4), torch.ones(7, 3, dtype=torch.long)), "no class dimension"),
         (nn.Linear(4, 2).requires_grad_(False), torch.ones(3, 4), "depends on the weights"),
-        (nn.Flatten(), torch.ones(3, 4, dtype=torch.long), "no real tensor"),
+        (nn.Flatten(), torch.ones(3, 4, dtype=torch.long), "without a real-valued tensor"),
     ],
 )
 def test_what_cannot_be_checked_is_an_error(model: nn.Module, batch: object, words: str) -> None:

@@ -91,7 +91,7 @@ def test_other_settings_and_other_code_are_not_mixed(tmp_path: Path, monkeypatch
         run(SQUARES, Choice(seeds=(7,)), out=tmp_path, num_workers=1)
     with monkeypatch.context() as patch:
         patch.setattr("steadystep.lab.bench.header.code", lambda study: "other")
-        with pytest.raises(ConfigError, match=r"other code \(commit"):
+        with pytest.raises(ConfigError, match=r"different code \(commit"):
             run(SQUARES, Choice(), out=tmp_path, num_workers=1)
     assert len(Store.read(tmp_path / "squares.jsonl").rows) == 4  # refused, not harmed
     assert run(SQUARES, Choice(seeds=(7,)), out=tmp_path, num_workers=1, fresh=True).rows == ({"n": 7, "square": 49},)
@@ -174,7 +174,7 @@ def test_jobs_that_follow_from_rows(tmp_path: Path) -> None:
 
 
 def test_what_measures_time_runs_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leave --jobs out"):
+    with pytest.raises(ConfigError, match="omit --jobs"):
         run(replace(SQUARES, alone=True), Choice(), out=tmp_path, num_workers=2)
     assert len(run(replace(SQUARES, alone=True), Choice(), out=tmp_path).rows) == 4
 
@@ -250,7 +250,7 @@ def test_mistakes_are_named(squares_verb: list[str], tmp_path: Path) -> None:
 
     assert "did you mean 'stability'" in mistake("bench", "stabilty")
     assert "--seeds 'x'" in mistake(*squares_verb, "--seeds", "x")
-    assert "holds no results yet" in mistake(*squares_verb, "--table")
+    assert "contains no results yet" in mistake(*squares_verb, "--table")
     assert ".svg" in mistake(*squares_verb, "--figure", "a.txt")
     assert "no folder" in mistake(*squares_verb, "--figure", str(tmp_path / "no" / "a.png"))
     assert "not built" in mistake(*_missing_study())
@@ -285,6 +285,6 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on from there" in said
+    assert "the same command continues from there" in said
     assert "Traceback" not in said
     assert [row["n"] for row in Store.read(file).rows.values()] == [3]

@@ -59,7 +59,7 @@ def test_the_table_fits_a_terminal_and_says_what_a_cpu_cannot_show() -> None:
         text = " ".join(console.export_text().split())
         console.file.close()
         assert "…" not in text
-        assert "on a GPU with tensor cores they are faster" in text
+        assert "on a GPU with tensor cores it is faster" in text
 
 
 def test_the_figure_is_a_picture(tmp_path: Path) -> None:

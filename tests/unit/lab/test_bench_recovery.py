@@ -167,7 +167,7 @@ def test_table_and_figure(tmp_path) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(table(study_rows()))
     text = console.export_text()
-    assert "Everybody on the same runs (seeds 0)" in text
+    assert "All methods on the same runs (seeds 0)" in text
     assert "100.0 %" in text
     assert "what autopilot did" in text
     pytest.importorskip("matplotlib")

@@ -243,7 +243,7 @@ def test_optimizers_and_calls_that_cannot_work() -> None:
         adamax.step()
     optimizer = torch.optim.AdamW([p])
     clipped = ClippedUpdates(optimizer)
-    with pytest.raises(steadystep.MisuseError, match="clipped already"):
+    with pytest.raises(steadystep.MisuseError, match="already clipped"):
         ClippedUpdates(optimizer)
     for call in (lambda: optimizer.step(lambda: p.sum()), lambda: optimizer.step(closure=lambda: p.sum())):
         with pytest.raises(steadystep.MisuseError, match="closure"):

@@ -186,7 +186,7 @@ class Back:
 def test_what_is_nested_too_deeply_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "deep.py"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"deep\.py: could not be read: too deeply nested"):
+    with pytest.raises(ConfigError, match=r"deep\.py: cannot be parsed: nested too deeply"):
         list(check_path(path))
 
 
@@ -203,6 +203,6 @@ def test_a_folder_is_checked_around_such_a_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Script, "__init__", endless)
     result = CliRunner().invoke(app, ["check", str(tmp_path)])
     assert result.exit_code == 2
-    assert "deep.py: could not be read: too deeply nested" in result.output
+    assert "deep.py: cannot be parsed: nested too deeply" in result.output
     assert "no faults" in result.output
     assert "Traceback" not in result.output

@@ -239,7 +239,11 @@ def test_null_bytes_and_deep_nesting_are_messages() -> None:
 def test_paths_that_are_nothing_we_know(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "latin.py").write_bytes(b"x = '\xe9'\n")
-    for name, message in (("gone.py", "no such file"), ("notes.txt", "give a training script"), ("latin.py", "UTF-8")):
+    for name, message in (
+        ("gone.py", "no such file"),
+        ("notes.txt", "expected a training script"),
+        ("latin.py", "UTF-8"),
+    ):
         with pytest.raises(ConfigError, match=message):
             list(check_path(tmp_path / name))
     with pytest.raises(ConfigError, match="neither a run"):
@@ -275,7 +279,7 @@ def test_as_a_command_it_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SCRIPTS, check=True)
     assert done.stdout.endswith("1 False\n")
-    assert done.stderr == "error: missing.py: there is no such file or folder\n"
+    assert done.stderr == "error: missing.py: no such file or directory\n"
 
 
 def test_a_script_is_read_with_nothing_but_the_linter() -> None:

@@ -314,9 +314,11 @@ def test_a_glob_takes_the_outermost_and_several_add_up() -> None:
 def test_a_model_that_holds_no_blocks_or_not_these() -> None:
     with pytest.raises(ConfigError, match="no repeated blocks"):
         checkpoint_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
-    with pytest.raises(ConfigError, match=r"'block\.\*': no module has such a name; near ones: blocks"):
+    with pytest.raises(ConfigError, match=r"'block\.\*': matches no module; similar names: blocks"):
         checkpoint_blocks(net(), match="block.*")
-    with pytest.raises(ConfigError, match=r"'blocks' is a ModuleList, which is never called: use 'blocks\.\*'"):
+    with pytest.raises(
+        ConfigError, match=r"'blocks' is a ModuleList, which has no forward of its own: use 'blocks\.\*'"
+    ):
         checkpoint_blocks(net(), match="blocks")
     with pytest.raises(ConfigError, match="every = 0"):
         checkpoint_blocks(net(), every=0)

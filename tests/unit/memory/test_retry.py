@@ -102,7 +102,7 @@ def test_the_gradients_are_those_of_the_whole_batch(count: int, fits: int, backw
 def test_it_halves_until_it_fits_and_starts_there_next_time() -> None:
     model = hungry(3)
     retry = OutOfMemoryRetry()
-    with pytest.warns(UserWarning, match=r"16 rows is tried again in 8 parts of at most 2"):
+    with pytest.warns(UserWarning, match=r"16 rows in 8 parts of at most 2"):
         run(model, retry, rows(16))
     assert model.sizes == [16, 8, 4, *[2] * 8]
     assert (retry.size, retry.retries) == (2, 3)

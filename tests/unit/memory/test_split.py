@@ -127,7 +127,7 @@ def itself() -> list:
         (3.0, "nothing in this batch has rows"),
         (None, "nothing in this batch has rows"),
         (torch.tensor(1.0), "nothing in this batch has rows"),
-        (itself(), "holds itself"),
+        (itself(), "contains itself"),
     ],
 )
 def test_a_batch_that_cannot_be_split_says_why(batch: object, says: str) -> None:
@@ -143,7 +143,7 @@ def test_a_number_of_parts_that_cannot_be(parts: int) -> None:
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_a_count_that_is_none(bad: float) -> None:
-    with pytest.raises(MisuseError, match="count gave"):
+    with pytest.raises(MisuseError, match="count returned"):
         split_batch(torch.ones(4), 2, count=lambda _: bad)
 
 

@@ -175,8 +175,8 @@ def test_no_page_holds_what_the_policy_forbids(client: TestClient) -> None:
 def test_nothing_here_is_a_page_too(client: TestClient) -> None:
     answer = client.get("/nope")
     assert answer.status_code == 404
-    assert "There is nothing here." in answer.text
-    assert client.get("/api/run?name=nope").json() == {"error": "There is nothing here."}
+    assert "Not found." in answer.text
+    assert client.get("/api/run?name=nope").json() == {"error": "Not found."}
     assert client.post("/").status_code == 405
 
 
@@ -217,7 +217,7 @@ def test_the_token_opens_the_door_once_and_then_the_cookie(library: Library) -> 
     client = TestClient(make_app(library, token="s3cret"), follow_redirects=False)
     for attempt in ("/", "/?token=wrong", "/api/runs", "/run?name=good", "/?token=", "/?token=\u00e9"):
         assert client.get(attempt).status_code == 401
-    assert "A token is needed" in client.get("/").text
+    assert "Token required" in client.get("/").text
     assert client.get("/style.css").status_code == 200
     welcome = client.get("/run?name=good&token=s3cret")
     assert (welcome.status_code, welcome.headers["location"]) == (303, "/run?name=good")
@@ -241,7 +241,7 @@ def test_a_taken_port_is_a_clear_message(tmp_path: Path, capsys: pytest.CaptureF
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} is taken"):
+        with pytest.raises(ConfigError, match=f"port {port} is in use"):
             listen("127.0.0.1", port)
         assert steadystep("dashboard", str(tmp_path), "--port", str(port)) == 2
     assert "--port 0" in capsys.readouterr().err

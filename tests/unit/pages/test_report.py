@@ -84,8 +84,8 @@ def test_the_verdict_tells_what_the_guard_did() -> None:
     told = headline(made_run(3000))
     assert told.healthy
     assert told.said == (
-        "Kept on course: the guard stepped in 2 times (exploding-gradient at step 1,500, damaged-weights at step "
-        "2,250); the curves show no other trouble."
+        "Recovered: the guard intervened 2 times (exploding-gradient at step 1,500, damaged-weights at step "
+        "2,250); the curves show no other instability."
     )
     watched = headline(made_run(3000, settings={"mode": "observe"}))
     assert not watched.healthy
@@ -93,7 +93,7 @@ def test_the_verdict_tells_what_the_guard_did() -> None:
     lost = made_run(3000)
     lost.loss.values[2400:] = np.nan
     assert not headline(lost).healthy
-    assert "The guard stepped in 2 times" in headline(lost).said
+    assert "The guard intervened 2 times" in headline(lost).said
 
 
 def test_panels_show_what_there_is() -> None:

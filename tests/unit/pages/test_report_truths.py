@@ -67,7 +67,7 @@ def test_observing_is_not_intervening() -> None:
     assert dashboard
     shown = environment().get_template("row.html").render(run=row, state="finished")
     assert "2 observations" in shown
-    assert "calm" not in shown
+    assert "tag good" not in shown
 
 
 def test_holding_back_outliers_is_not_a_limit() -> None:

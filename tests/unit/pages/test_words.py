@@ -37,12 +37,10 @@ def test_compare_says_which_had_nothing_to_compare() -> None:
     lost = validated("lost", [500, 1000], [math.nan, math.nan], length=1000)
     good = validated("good", [500, 1000], [2.5, 2.0], length=1000)
     assert compare([lost, good]).said == (
-        "good is the only one with a finite held-out loss to compare. lost ended without a finite held-out loss."
+        "good is the only run with a finite held-out loss. lost ended without a finite held-out loss."
     )
     empty = made_run(name="empty", loss=Series(), validation={}, troubled=False)
-    assert compare([empty, good]).said == (
-        "good is the only one with a finite training loss to compare. empty logged none."
-    )
+    assert compare([empty, good]).said == ("good is the only run with a finite training loss. empty logged none.")
 
 
 @pytest.mark.parametrize(("times", "lr"), [(1.0, 300.0), (30.0, 1e-4)])
@@ -90,7 +88,7 @@ def test_a_halt_does_not_call_weights_good_that_nobody_has_judged() -> None:
     with pytest.raises(TrainingHalted) as halted:
         guard.step(lambda: model(torch.ones(2, 2)).square().mean())
     assert "good" not in str(halted.value)
-    assert "the weights are those after the last update that was taken" in str(halted.value)
+    assert "the weights are those after the last accepted update" in str(halted.value)
 
 
 def test_an_incident_under_watch_says_how_it_could_be_run_again() -> None:
@@ -112,7 +110,7 @@ def test_a_fault_that_a_schedule_would_overrule_is_refused(tmp_path: Path, sette
     text = f"task: moons\nfaults: {{kind: {kind}, at: 20}}\ntraining: {{total_steps: 60, {setter}}}\n"
     file.write_text(text)
     with pytest.raises(
-        ConfigError, match=rf"faults: {kind} would do nothing here, because training\.{setter.split(':')[0]}"
+        ConfigError, match=rf"faults: {kind} has no effect here, because training\.{setter.split(':')[0]}"
     ):
         RunPlan.load(file)
     file.write_text(text.replace(f", {setter}", ""))

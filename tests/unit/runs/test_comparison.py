@@ -77,17 +77,14 @@ def test_the_longer_run_is_judged_where_the_shorter_ends() -> None:
     early = Series(np.arange(1000), np.linspace(4, 2.5, 1000))
     result = compare([plain("long", falling), plain("short", early)])
     assert result.better == "short"
-    assert "up to step 999, where the shortest ends" in result.said
+    assert "up to step 999, the end of the shortest run" in result.said
 
 
 def test_a_run_that_diverged_loses() -> None:
     lost = Series(np.arange(1000), np.full(1000, np.nan))
     result = compare([plain("a", lost), plain("b", noisy(2.0, 0.1))])
     assert result.better == "b"
-    assert (
-        result.said
-        == "b is the only one with a finite training loss to compare. a ended without a finite training loss."
-    )
+    assert result.said == "b is the only run with a finite training loss. a ended without a finite training loss."
     both = compare([plain("a", lost), plain("b", lost)])
     assert both.better is None
 
@@ -102,7 +99,7 @@ def test_settings_that_differ() -> None:
 
 
 def test_one_run_or_nothing_to_compare_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="two runs or more"):
+    with pytest.raises(ConfigError, match="at least two runs"):
         compare([made_run(50)])
     with pytest.raises(ConfigError, match="none of these runs has a loss"):
         compare([plain("a", Series()), plain("b", Series())])
@@ -133,4 +130,4 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "best held-out loss" in shown
     assert Path("x.html").stat().st_size > 20_000
     assert steadystep("compare", "a") == 2
-    assert "two runs or more" in capsys.readouterr().err
+    assert "at least two runs" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_a_second_run_in_the_same_file_is_the_one_that_counts(tmp_path: Path) ->
     assert run.loss.values.tolist() == [2.0] * 60
     assert run.restarts == ()
     assert any("several runs" in note for note in run.notes)
-    assert any("false start of 2 points" in note for note in run.notes)
+    assert any("aborted start of 2 points" in note for note in run.notes)
 
 
 def test_rows_in_no_order_are_sorted(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_runs_in_folders_of_their_own_are_told_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
         events(tmp_path / name, {"loss": list(enumerate(LOSSES))})
     assert [path.name for path in find_runs(tmp_path)] == ["a", "b"]
-    with pytest.raises(ConfigError, match=r"there are 2 runs here \(a, b"):
+    with pytest.raises(ConfigError, match=r"found 2 runs here \(a, b"):
         open_run(tmp_path)
     assert len(open_run(tmp_path / "a").loss) == 60
 
@@ -237,18 +237,18 @@ def test_our_own_log(tmp_path: Path) -> None:
     [
         ("a.csv", b"", "empty"),
         ("a.csv", b"   \n\n", "empty"),
-        ("a.csv", b"step,loss\n", "no row below"),
-        ("a.csv", b"who,what\nme,nothing\nyou,that\n", "no column holds numbers"),
+        ("a.csv", b"step,loss\n", "a header and no rows"),
+        ("a.csv", b"who,what\nme,nothing\nyou,that\n", "no column contains numbers"),
         ("a.csv", b"a,b\n1,2\n3,4\n", "--column loss="),
-        ("a.pt", b"\x80\x02}q\x00.", "pickle, which is never opened"),
+        ("a.pt", b"\x80\x02}q\x00.", "pickle, which is never loaded"),
         ("a.pt", b"PK\x03\x04rest", "archive"),
         ("a.csv", b"\x00\x01\x02\x03", "not a text file"),
         ("a.json", b'{"log_history": []}', "log_history is empty"),
-        ("a.json", b'{"log_history": [{"step": 1', "cut off"),
+        ("a.json", b'{"log_history": [{"step": 1', "is it truncated"),
         ("a.json", b"[" * 100_000, "nested too deeply"),
-        ("a.jsonl", b"hello\nworld\n", "no line of it is a JSON object"),
-        ("events.out.tfevents.1", b"\x05" * 100, "not a single scalar"),
-        ("events.out.tfevents.1", struct.pack("<QI", 4, 0) + b"\xff\xff\xff\xff1234", "not a single scalar"),
+        ("a.jsonl", b"hello\nworld\n", "no line is a JSON object"),
+        ("events.out.tfevents.1", b"\x05" * 100, "contain no scalars"),
+        ("events.out.tfevents.1", struct.pack("<QI", 4, 0) + b"\xff\xff\xff\xff1234", "contain no scalars"),
     ],
 )
 def test_what_is_no_log_gets_a_message(tmp_path: Path, name: str, content: bytes, message: str) -> None:

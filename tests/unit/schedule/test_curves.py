@@ -130,7 +130,7 @@ NAN, INF = math.nan, math.inf
     ("make", "says"),
     [
         (lambda: schedule.warmup(-1), "warmup: steps = -1"),
-        (lambda: schedule.warmup(2.5), "steps = 2.5: must be a whole number"),
+        (lambda: schedule.warmup(2.5), "steps = 2.5: must be an integer"),
         (lambda: schedule.warmup(100.0), "write 100"),
         (lambda: schedule.warmup(True), "steps = True"),
         (lambda: schedule.warmup(10, start=1e3), "not a learning rate"),

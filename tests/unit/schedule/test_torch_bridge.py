@@ -122,13 +122,13 @@ def _stepped_chain() -> lr_scheduler.LRScheduler:
     [
         (lambda: from_torch(lambda o: lr_scheduler.StepLR(o, 3)), "lr = None"),
         (lambda: from_torch(lambda o: lr_scheduler.StepLR(o, 3), lr=0.0), "lr = 0.0"),
-        (lambda: from_torch(lr_scheduler.StepLR(an_optimizer(), 3), lr=0.1), "lr is for a function"),
+        (lambda: from_torch(lr_scheduler.StepLR(an_optimizer(), 3), lr=0.1), "lr= is for a function"),
         (lambda: from_torch(lambda o: None, lr=0.1), "returned a NoneType"),
         (lambda: from_torch("cosine", lr=0.1), "got str"),
         (lambda: from_torch(lambda o: lr_scheduler.ReduceLROnPlateau(o), lr=0.1), "use steadystep.schedule.Plateau"),
         (lambda: from_torch(lr_scheduler.ReduceLROnPlateau(an_optimizer())), "use steadystep.schedule.Plateau"),
-        (lambda: from_torch(_stepped()), "has been stepped already"),
-        (lambda: from_torch(_stepped_chain()), "has been stepped already"),
+        (lambda: from_torch(_stepped()), "has already been stepped"),
+        (lambda: from_torch(_stepped_chain()), "has already been stepped"),
         (lambda: from_torch(_warming(an_optimizer())), "has set the learning rate from 0.5 to 0.0"),
         (lambda: from_torch(_warming, lr=LR)(2) and from_torch(lr_scheduler.StepLR(an_optimizer(0.0), 3)), "is 0"),
         (
@@ -141,7 +141,7 @@ def _stepped_chain() -> lr_scheduler.LRScheduler:
             lambda: from_torch(lr_scheduler.CosineAnnealingLR(an_optimizer(1.0, 0.1), 9, eta_min=0.01))(5),
             "treats groups differently",
         ),
-        (lambda: from_torch(lambda o: lr_scheduler.OneCycleLR(o, 0.1, 20), lr=0.1)(1), "give it cycle_momentum=False"),
+        (lambda: from_torch(lambda o: lr_scheduler.OneCycleLR(o, 0.1, 20), lr=0.1)(1), "set cycle_momentum=False"),
     ],
 )
 def test_what_cannot_be_a_schedule_says_so(use, says: str) -> None:
@@ -175,7 +175,7 @@ def test_the_adapter_saves_a_plateaus_memory() -> None:
     first.update(1.0)
     ours.load_state_dict(json.loads(json.dumps(theirs.state_dict())))
     assert second(0) == 0.1
-    with pytest.raises(ConfigError, match="had a memory"):
+    with pytest.raises(ConfigError, match="keeps a state"):
         ours.load_state_dict(as_torch(schedule.constant(), an_optimizer()).state_dict())
 
 

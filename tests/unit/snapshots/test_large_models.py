@@ -119,7 +119,7 @@ def test_the_start_says_in_one_line_what_the_memory_buys(tmp_path: Path, caplog:
     rolling(tmp_path, at=None, memory_gb=1.0)
     said = [r.message for r in caplog.records if "rollbacks" in r.message]
     assert said == [
-        "bad updates are refused; rollbacks to 4 states of 0.00 GiB in memory, one every 4 steps, trusted after 4"
+        "bad updates are skipped; rollbacks use 4 states of 0.00 GiB in memory, one every 4 steps, trusted after 4"
     ]
 
 

@@ -87,26 +87,29 @@ def put(*way: Any) -> Callable[[dict[str, Any]], object]:
 MOMENTS = ("optimizer", "state", 0)
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a buffer of another shape": (put("buffers", "mask", torch.ones(4, 4)), r"mask has the shape \[4, 4\]"),
-    "no statistics": (lambda s: s["buffers"].pop("norm.running_var"), "norm.running_var is a buffer"),
-    "whole numbers": (put("buffers", "norm.running_var", torch.ones(8, dtype=torch.long)), "is torch.int64 there"),
+    "no statistics": (lambda s: s["buffers"].pop("norm.running_var"), "no buffer norm.running_var"),
+    "whole numbers": (
+        put("buffers", "norm.running_var", torch.ones(8, dtype=torch.long)),
+        "is torch.int64 in the checkpoint",
+    ),
     "weights as text": (put("parameters", "inner.bias", "x"), "inner.bias is a str"),
-    "a moment of another shape": (put(*MOMENTS, "exp_avg", torch.zeros(4, 8)), r"exp_avg has the shape \[4, 8\]"),
+    "a moment of another shape": (put(*MOMENTS, "exp_avg", torch.zeros(4, 8)), r"exp_avg has shape \[4, 8\]"),
     "a moment that is missing": (lambda s: s["optimizer"]["state"][0].pop("exp_avg_sq"), "exp_avg_sq is missing"),
-    "squares below zero": (put(*MOMENTS, "exp_avg_sq", -torch.ones(8, 4)), "below zero"),
+    "squares below zero": (put(*MOMENTS, "exp_avg_sq", -torch.ones(8, 4)), "is negative"),
     "a rate of text": (put("optimizer", "param_groups", 0, "lr", "fast"), "group 0: lr is 'fast'"),
     "betas above one": (put("optimizer", "param_groups", 0, "betas", (0.9, 1.5)), "[Ii]nvalid beta"),
-    "numpy's place": (put("random", "numpy", "state", "pos", 10**6), "random.numpy is no random state"),
-    "python's words": (put("random", "python", (3, (1, 2), None)), "random.python is no random state"),
-    "half a generator": (put("random", "torch", torch.zeros(7, dtype=torch.uint8)), "random.torch is no random"),
+    "numpy's place": (put("random", "numpy", "state", "pos", 10**6), "random.numpy is not a random state"),
+    "python's words": (put("random", "python", (3, (1, 2), None)), "random.python is not a random state"),
+    "half a generator": (put("random", "torch", torch.zeros(7, dtype=torch.uint8)), "random.torch is not a random"),
     "a batch of text": (put("data", "batch", "six"), "data.batch is 'six'"),
     "a count of text": (put("guard", "budget", "skips_in_a_row", "3"), "budget: skips_in_a_row"),
     "a negative count": (put("guard", "detector zero-gradient", "in_a_row", -1), "zero-gradient: in_a_row"),
     "a NaN": (put("guard", "detector loss-spike", "values", [float("nan")]), "loss-spike"),
     "columns of two lengths": (put("guard", "run history", "trace", "losses", [1.0]), "run history: trace: .*lengths"),
     "a key nobody knows": (put("guard", "inputs", "more", 1), "inputs: it has more"),
-    "a part that is a list": (put("guard", "rollback trial", [1]), "rollback trial: a list and no dict"),
+    "a part that is a list": (put("guard", "rollback trial", [1]), "rollback trial: a list, not a dict"),
     "updates from the future": (put("guard", "updates", 7), "7 updates in 6 attempts"),
-    "a far future": (put("guard", "rollback trial", "quiet_until", 10**15), "no count of this run"),
+    "a far future": (put("guard", "rollback trial", "quiet_until", 10**15), "not a count of this run"),
     "a scaler": (put("guard", "precision", {"scale": 2.0}), "precision"),
     "no kept objects": (put("kept", None), "kept is a NoneType"),
 }
@@ -122,7 +125,8 @@ UNREADABLE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_the_format_is_a_small_number(tmp_path: Path, value: object) -> None:
     _, _, guard = made(tmp_path)
     with pytest.raises(
-        CheckpointError, match=r"^this state has format .{1,20}; this version of steadystep reads format 1"
+        CheckpointError,
+        match=r"^this state has format .{1,20}; this version of steadystep reads complete states of format 1",
     ):
         guard.load_state_dict(guard.state_dict() | {"format": value})
     guard.close()
@@ -194,7 +198,7 @@ def test_a_users_detector_that_refuses_takes_everything_back() -> None:
     run(model, guard)
     before = json.dumps(guard.state_dict())
     changed = json.loads(before) | {f"{DETECTOR}picky": {"seen": 77}, "accumulation": {"largest_weight": 3.0}}
-    with pytest.raises(CheckpointError, match="does not fit: '77'"):
+    with pytest.raises(CheckpointError, match="does not match: '77'"):
         guard.load_state_dict(changed)
     assert json.dumps(guard.state_dict()) == before
 
@@ -206,7 +210,9 @@ def test_a_kept_object_that_refuses_its_state_takes_everything_back(tmp_path: Pa
     guard.keep("average", average)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     state = read_checkpoint(run_dir / "checkpoints" / "step-00000006").state
-    with pytest.raises(CheckpointError, match=r"state of 'average' was refused \(value has the shape \[1\] there"):
+    with pytest.raises(
+        CheckpointError, match=r"state of 'average' was rejected \(value has shape \[1\] in the checkpoint"
+    ):
         guard._run_state.loop.put_back(state)
     assert torch.equal(average.value, torch.ones(8))
     assert guard.updates == 0
@@ -245,7 +251,7 @@ def test_a_mask_that_is_made_by_the_model_stays_its_own(tmp_path: Path) -> None:
     model, _, guard = made(tmp_path, net=Net(8, persistent=False))
     run(model, guard)
     guard.close()
-    with pytest.warns(UserWarning, match="another shape in the checkpoint stay as this model made them: mask"):
+    with pytest.warns(UserWarning, match="a different shape in the checkpoint keep this model's values: mask"):
         model, _, guard = made(tmp_path, net=Net(16, persistent=False))
     assert model.mask.shape == (16, 16)
     guard.close()
@@ -260,7 +266,7 @@ def test_a_learning_rate_changed_since_is_honoured_and_said(tmp_path: Path) -> N
     _, optimizer, guard = made(tmp_path / "again", learning_rate=0.01)
     assert optimizer.param_groups[0]["lr"] == 0.004
     guard.close()
-    with pytest.warns(UserWarning, match=r"learning_rate is 0.005 and was 0.01 .* 0.005 is used"):
+    with pytest.warns(UserWarning, match=r"learning_rate is 0.005 but was 0.01 .* using 0.005"):
         _, optimizer, guard = made(tmp_path, learning_rate=0.005)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.002)
     guard.close()
@@ -271,7 +277,7 @@ def test_a_schedule_goes_on_from_the_learning_rate_that_is_asked_for_now(tmp_pat
     model, _, guard = made(tmp_path, learning_rate=0.01, **asked)
     run(model, guard)
     guard.close()
-    with pytest.warns(UserWarning, match="0.02 is used"):
+    with pytest.warns(UserWarning, match="using 0.02"):
         model, optimizer, guard = made(tmp_path, learning_rate=0.02, **asked)
     run(model, guard, count=1)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.02 * 0.5)
@@ -284,7 +290,9 @@ def test_a_batch_size_changed_since_is_said_and_the_place_is_found_again(tmp_pat
     guard.close()
     model, _, guard = made(tmp_path)
     loader: Any = DataLoader(X, batch_size=4)  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match="batches of 4 and the checkpoint is of batches of 8, so .* after 12 batches"):
+    with pytest.warns(
+        UserWarning, match="batches of 4, the checkpoint was written with batches of 8, so .* after 12 batches"
+    ):
         seen = list(guard.batches(loader))
     assert torch.equal(torch.cat(seen), X[48:])
     guard.close()
@@ -299,8 +307,8 @@ def test_when_all_checkpoints_are_damaged_it_says_how_to_start_anew(tmp_path: Pa
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters())
         with (
-            pytest.warns(UserWarning, match="there is no whole one"),
-            pytest.raises(CheckpointError, match=r"newest is step-00000006.*To start anew, move that folder away"),
+            pytest.warns(UserWarning, match="no intact checkpoint is left"),
+            pytest.raises(CheckpointError, match=r"newest is step-00000006.*To start over, move that folder away"),
         ):
             steadystep.Guard.resume(model, optimizer, run_dir=tmp_path, **settings)
     shutil.rmtree(tmp_path / "checkpoints")

@@ -114,7 +114,7 @@ def test_after_a_restart_the_later_steps_count(tmp_path: Path) -> None:
     assert run.validation["val_loss"].steps.tolist() == [3]  # the one that the second process started from
     assert (run.layers, run.incidents, run.ended) == (None, (), False)
     assert any("1 line could not be read" in note for note in run.notes)
-    assert any("3 steps were run again" in note for note in run.notes)
+    assert any("3 steps were repeated" in note for note in run.notes)
 
 
 def test_a_run_begun_anew_in_the_same_folder_is_the_later_one(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path, caplo
         model, guard = guard_on(tmp_path)
         assert all(guard.step(lambda x=x: squared(model, x)).stepped for x in batches(250))
         guard.close()
-    assert len([r for r in caplog.records if "training goes on" in r.message]) == 1
+    assert len([r for r in caplog.records if "training continues" in r.message]) == 1
     assert guard.updates == 250
 
 

@@ -41,7 +41,7 @@ def incident(step: int, cause: str = "exploding-gradient", severity: str = "act"
         step=step,
         cause=cause,
         severity=severity,
-        evidence="the gradient norm is 9.31 times its usual 0.721",
+        evidence="the gradient norm is 9.31 times its baseline of 0.721",
         done="gradient scaled down to 0.721",
         advice="lower the learning rate",
         bundle="runs/a/incidents/x",
@@ -65,7 +65,7 @@ def test_in_a_log_file_there_are_plain_lines_now_and_then() -> None:
         "step 500/1000  loss 2.5000  norm 0.5  lr 1.00e-03  8 steps/s  0:01:02 left  validation 2.2500  1 incident"
     )
     assert "! step 300: exploding-gradient (act)" in lines
-    assert "    done   gradient scaled down to 0.721" in lines
+    assert "    done     gradient scaled down to 0.721" in lines
     assert "    try    lower the learning rate" in lines
 
 
@@ -109,10 +109,10 @@ def test_incidents_of_one_kind_that_follow_each_other_are_counted() -> None:
     seen.sink.incident(incident(51, severity="info", cause="loss-scale"))
     seen.sink.incident(incident(52, cause="bad-batch"))
     seen.sink.incident(incident(300, cause="bad-batch"))
-    heads = [line for line in seen.text.splitlines() if line.startswith(("!", "  3 more"))]
+    heads = [line for line in seen.text.splitlines() if line.startswith(("!", "  …"))]
     assert heads == [
         "! step 10: exploding-gradient (act)",
-        "  3 more like it, the last at step 50",
+        "  … repeated 3 times (steps 11-50)",
         "! step 52: bad-batch (act)",
         "! step 300: bad-batch (act)",
     ]

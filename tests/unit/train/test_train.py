@@ -141,7 +141,7 @@ def test_the_template_runs_and_a_folder_belongs_to_one_run(tmp_path: Path, monke
     with pytest.raises(ConfigError, match="no run to continue"):
         prepare_folder(tmp_path / "other", path, resume=True)
     again = runner.invoke(app, ["train", path.name, "--resume"])
-    assert "nothing was left to do" in again.stdout
+    assert "no steps left to run" in again.stdout
     for wrong in ("mine_for_test", "not a name"):
         assert isinstance(runner.invoke(app, ["train", "--new", wrong]).exception, ConfigError)
     assert isinstance(runner.invoke(app, ["train"]).exception, ConfigError)

@@ -103,7 +103,7 @@ def test_a_step_that_was_undone_is_reported_as_refused() -> None:
 
 
 def test_undone_steps_count_in_the_budget() -> None:
-    with pytest.raises(steadystep.TrainingHalted, match="refused 3 updates in a row"):
+    with pytest.raises(steadystep.TrainingHalted, match="skipped 3 updates in a row"):
         far_off("autopilot", 4, max_skips_in_a_row=3)
 
 

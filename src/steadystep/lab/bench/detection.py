@@ -189,7 +189,7 @@ def _figure(rows: Sequence[Row], path: Path) -> None:
         line_to = {"arrowstyle": "-", "color": "#bdc3c7"} if name in crowd else None
         axes.annotate(name, spot, xytext=place, fontsize=9, va="center", arrowprops=line_to)
     axes.set(
-        xscale="log", xlabel="alarms per 10,000 healthy steps (0 is drawn at 0.01)", ylabel="harmful runs noticed, %"
+        xscale="log", xlabel="alarms per 10,000 healthy steps (0 is drawn at 0.01)", ylabel="harmful runs detected, %"
     )
     axes.set_ylim(0, 105)
     axes.set_xlim(0.005, 5e5)
@@ -199,7 +199,7 @@ def _figure(rows: Sequence[Row], path: Path) -> None:
 
 STUDY = Study(
     name="detection",
-    about="faults noticed, and false alarms, beside the rules that others ship",
+    about="faults detected and false alarms, compared with the rules of other tools",
     jobs=_jobs,
     run=_run,
     table=table,

@@ -68,12 +68,12 @@ class Header:
     def differences(self, other: "Header") -> list[str]:
         """What keeps the rows of one from standing beside those of the other, in words."""
         found = [
-            f"{name} {mine} there, {yours} here"
+            f"{name} {mine} stored, {yours} here"
             for name in ("study", "settings", "torch", "python")
             if (mine := getattr(self, name)) != (yours := getattr(other, name))
         ]
         if self.code != other.code:
-            found.append(f"other code (commit {self.commit or 'unknown'} there, {other.commit or 'unknown'} here)")
+            found.append(f"different code (commit {self.commit or 'unknown'} stored, {other.commit or 'unknown'} here)")
         return found
 
     def __str__(self) -> str:

@@ -135,8 +135,9 @@ SETTINGS = {"loss": 1.0, "loss / 4096": 4096.0}
 NUM_STEPS, NUM_QUICK_STEPS = 300, 8
 MARGIN = 0.2
 NOTE = (
-    "Halves are slower than fp32 on a CPU without units for them, as the time says; on a GPU with tensor cores they "
-    "are faster, which cannot be measured here. Losses, overflow, underflow and bytes can."
+    "Half precision is slower than fp32 on a CPU without hardware support for it, as the times show; on a GPU with "
+    "tensor cores it is faster, which was not measured here. Losses, overflow, underflow and memory do not depend "
+    "on that."
 )
 
 
@@ -224,7 +225,7 @@ def table(rows: Sequence[Row]) -> RenderableType:
             f"{line['overflows']:.1f}",
             f"{line['underflow']:.1%}",
         )
-    cost = Table(title="What a step costs", caption=NOTE)
+    cost = Table(title="Cost of a step", caption=NOTE)
     _columns(cost, ("format",), ("saved for backward", "of fp32", "time on this CPU"))
     whole = next((line["saved_bytes"] for line in lines if line["format"] == "fp32"), math.nan)
     for line in {line["format"]: line for line in lines}.values():

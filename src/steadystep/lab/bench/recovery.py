@@ -153,7 +153,7 @@ def _figure(rows: Sequence[Row], path: Path) -> None:
 
 STUDY = Study(
     name="recovery",
-    about="what is left of a run after a fault: unguarded, with each rule, guarded",
+    about="runs after a fault: unguarded, with each competing rule, guarded",
     jobs=_jobs,
     run=faulty.make,
     table=table,

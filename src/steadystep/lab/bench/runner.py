@@ -40,7 +40,7 @@ class Store:
             header = Header.read(entries[0]["header"])
         except (IndexError, KeyError, TypeError, AttributeError, ValueError):
             raise ConfigError(
-                f"{path}: not a results file of steadystep bench; use another --out, or --fresh"
+                f"{path}: not a results file of steadystep bench: use another --out, or --fresh"
             ) from None
         return cls(path, header, {entry["key"]: entry["row"] for entry in entries[1:] if _is_row(entry)})
 
@@ -52,8 +52,8 @@ class Store:
             apart = found.header.differences(header)
             if apart:
                 raise ConfigError(
-                    f"{path} holds other results: {'; '.join(apart)}. --fresh replaces them, --out DIR keeps them, "
-                    "--table shows them"
+                    f"{path} contains other results: {'; '.join(apart)}. Use --fresh to replace them, --out DIR to "
+                    "keep them, --table to show them"
                 )
             _end_the_last_line(path)
             return found
@@ -137,7 +137,7 @@ def stored(study: Study, choice: Choice, *, out: Path) -> Results:
     store = Store.read(path)
     if store is None or not store.rows:
         quick = " --quick" if choice.quick else ""
-        raise ConfigError(f"{path} holds no results yet: make them with steadystep bench {study.name}{quick}")
+        raise ConfigError(f"{path} contains no results yet: run steadystep bench {study.name}{quick}")
     seeds = store.header.settings.get("seeds")
     asked = Choice(quick=choice.quick, seeds=None if seeds is None else tuple(seeds))
     jobs = list(study.jobs(asked))
@@ -145,7 +145,9 @@ def stored(study: Study, choice: Choice, *, out: Path) -> Results:
         jobs += new
     found = _results(jobs, store)
     if not found.rows:
-        raise ConfigError(f"{path} holds results of another version of this study only: --fresh replaces them")
+        raise ConfigError(
+            f"{path} contains results of another version of this benchmark only: replace them with --fresh"
+        )
     return found
 
 
@@ -182,7 +184,7 @@ def _results(jobs: list[StudyJob], store: Store, failed: Sequence[JobResult] = (
 def _num_workers(study: Study, asked: int | None) -> int:
     if study.alone:
         if asked not in (None, 1):
-            raise ConfigError(f"--jobs {asked}: bench {study.name} measures time and runs alone: leave --jobs out")
+            raise ConfigError(f"--jobs {asked}: bench {study.name} measures time and runs in one process: omit --jobs")
         return 1
     if asked:
         return asked

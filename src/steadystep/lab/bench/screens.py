@@ -36,7 +36,7 @@ def _who(told: Line) -> Table:
         "delay": _whole("median_delay"),
         "lead when slow": _whole("median_lead"),
         "alarms / 10k healthy": lambda line: _number(line["alarms_per_10k"], "{:,.2f}"),
-        "acts / 10k healthy": lambda line: _number(line["acts_per_10k"], "{:,.2f}"),
+        "interventions / 10k healthy": lambda line: _number(line["acts_per_10k"], "{:,.2f}"),
     }
     title = f"{told['harmful_runs']} harmful runs, {told['healthy_steps']:,} healthy steps"
     return _filled(title, columns, told["who"], lambda line: "bold" if line["name"] == "steadystep" else "")
@@ -56,9 +56,9 @@ def _faults(told: Line) -> Table:
         "missed on": _counted("missed_on"),
         "ZClip": lambda line: _percent(line["rules"].get("ZClip")),
         "SkipStep": lambda line: _percent(line["rules"].get("SkipStep")),
-        "harmless, spoke": spoke,
+        "harmless, alarmed": spoke,
     }
-    title = "By fault: what steadystep noticed, and the share that others did"
+    title = "By fault: detected by steadystep, and the share detected by other methods"
     return _filled(title, columns, told["faults"], lambda line: "" if line["noticed"] == line["harmful"] else "red")
 
 
@@ -93,7 +93,7 @@ def _false(told: Line) -> Table:
 
 def _spikes(told: Line) -> Table:
     who = [name for name in next(iter(told["spikes"].values())) if name != "tried"]
-    made = _table("One step made larger: share of spikes with an alarm at that very step", "spike", *who)
+    made = _table("One update scaled up: share of spikes with an alarm at that step", "spike", *who)
     for name, counts in told["spikes"].items():
         made.add_row(name, *(_percent(counts.get(one, 0) / counts["tried"]) for one in who))
     return made
@@ -103,17 +103,18 @@ def recovery_screens(told: Line) -> Iterator[RenderableType]:
     """Of the recovery study, one table after another."""
     seeds = ", ".join(str(seed) for seed in told["arm_seeds"])
     yield _arms("The guard on all seeds", told["guard"])
-    yield _arms(f"Everybody on the same runs (seeds {seeds})", told["arms"])
+    yield _arms(f"All methods on the same runs (seeds {seeds})", told["arms"])
     if told["faults"]:
         yield _recovered(told)
     if told["harmless"]:
         yield _harmless(told)
     limits = ", ".join(f"{task} {limit:.3f}" for task, limit in told["limits"].items())
     yield (
-        "runs: those that are harmed unguarded. within: finite, to the last step, and no worse than the worst clean "
-        f"twin that misses one batch ({limits}). but for lost: the same beside a twin of as few updates. score: "
-        "held-out loss over that of the twin without the fault. lost: updates that are not in the last weights. LR: of "
-        "the last update, over the one that was set. no fault: the arm's score where nothing happens. All are medians."
+        "runs: harmful when unguarded. within: finite, completed, and no worse than the worst clean twin that "
+        f"misses one batch ({limits}). but for lost: the same, compared with a twin of as few updates. score: "
+        "held-out loss over that of the twin without the fault. lost: updates missing from the final weights. LR: "
+        "of the last update, relative to the configured one. no fault: the score of the method without a fault. "
+        "All are medians."
     )
 
 

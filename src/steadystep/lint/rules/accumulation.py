@@ -125,7 +125,7 @@ def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
             .replace(backward.loss, f"({text} / {accumulated})" if not backward.scaled else f"{text} / {accumulated}")
             .diff()
         )
-    message = "the losses of a group of micro-batches are added up, not averaged"
+    message = "the losses of the micro-batches are summed, not averaged"
     yield hit("SS109", backward.node, message, diff=diff, snippet="(loss / accumulation_steps).backward()")
 
 
@@ -153,7 +153,7 @@ def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
             many = ast.unparse(counts[0]) if len(counts) == 1 else ""
             fixed = f"{ast.unparse(backward.loss)} / {many}"
             edit = context.edit().replace(backward.loss, fixed if backward.scaled else f"({fixed})")
-            message = "the losses of a group of micro-batches are added up, not averaged"
+            message = "the losses of the micro-batches are summed, not averaged"
             snippet = "(loss / accumulation_steps).backward()"
             yield hit("SS109", backward.node, message, diff=edit.diff() if many else "", snippet=snippet)
             return

@@ -82,7 +82,7 @@ def _in_table(context: Context, script: Script, table: ast.expr) -> Iterator[Hit
         word = str(key.value) if isinstance(key, ast.Constant) else ""
         if NORM.search(word) and (number_at(value, script, value) or 0) > 0 and len(pairs) > 1:
             diff = context.edit().replace(value, "0.0").diff()
-            yield hit("SS504", value, f"{word} has a weight decay of its own", diff=diff, snippet=f'"{word}": 0.0')
+            yield hit("SS504", value, f"{word} has its own weight decay", diff=diff, snippet=f'"{word}": 0.0')
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -138,7 +138,7 @@ def _judge(context: Context, optimizer: ast.Call, group: ast.Dict) -> Iterator[H
         return
     diff = context.edit().replace(own, "0.0").diff() if own is not None else ""
     what = ast.unparse(params) if isinstance(params, ast.Name | ast.Attribute) else "this group"
-    message = f"{what} was sorted out from the rest, but has a weight decay of {decay:g}"
+    message = f"{what} is split from the rest but has a weight decay of {decay:g}"
     yield hit("SS504", group, message, diff=diff, snippet='{"params": no_decay, "weight_decay": 0.0}')
 
 

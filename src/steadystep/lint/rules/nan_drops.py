@@ -68,7 +68,7 @@ def dropped_losses(context: Context) -> Iterator[Hit]:
     for scope, name in _values(context):
         for node in ast.walk(scope or script.tree):
             if script.scope_of(node) is scope and script.loops_of(node) and _hides(script, node, name):
-                yield hit("SS505", node, f"{name} is left out of the log when it is not finite", snippet=SAY_SO)
+                yield hit("SS505", node, f"{name} is left out of the log when it is non-finite", snippet=SAY_SO)
 
 
 def _values(context: Context) -> list[tuple[ScriptScope, str]]:
@@ -120,21 +120,15 @@ def _dropping(script: Script, function: Function, name: str) -> Iterator[Hit]:
                 and not getattr(stmt.body[0], "value", None)
             )
             if leaves and not stmt.orelse and asks(stmt.test, each, good=False):
-                yield hit("SS505", stmt, f"{each} is dropped when it is not finite, and nobody is told", snippet=SAY_SO)
+                yield hit("SS505", stmt, f"{each} is silently dropped when it is non-finite", snippet=SAY_SO)
             elif not stmt.orelse and asks(stmt.test, each, good=True) and _only_adds(stmt.body, each):
-                yield hit(
-                    "SS505", stmt, f"{each} is left out when it is not finite, and nobody is told", snippet=SAY_SO
-                )
+                yield hit("SS505", stmt, f"{each} is silently left out when it is non-finite", snippet=SAY_SO)
             elif not stmt.orelse and asks(stmt.test, each, good=False) and _replaces(stmt.body, each):
-                yield hit(
-                    "SS505", stmt, f"{each} is replaced when it is not finite, and nobody is told", snippet=SAY_SO
-                )
+                yield hit("SS505", stmt, f"{each} is silently replaced when it is non-finite", snippet=SAY_SO)
     for node in ast.walk(function):
         for each in names if isinstance(node, ast.IfExp) else ():
             if isinstance(node, ast.IfExp) and _chooses(node, each):
-                yield hit(
-                    "SS505", node, f"{each} is replaced when it is not finite, and nobody is told", snippet=SAY_SO
-                )
+                yield hit("SS505", node, f"{each} is silently replaced when it is non-finite", snippet=SAY_SO)
 
 
 def _listed(function: Function, name: str) -> Iterator[str]:

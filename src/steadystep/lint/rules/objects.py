@@ -10,7 +10,7 @@ from steadystep.lint.rules.replacing import replaces
 from steadystep.lint.script import Function, Script
 from steadystep.lint.targets import subclasses, target_of
 
-_FIRST = "model = ...   # all of it, on its device\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)"
+_FIRST = "model = ...   # the whole model, on its device\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)"
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -48,7 +48,7 @@ def _after(context: Context, optimizer: ast.Call, model: str) -> Iterator[Hit]:
         if _optimizer_again(context, stmt, made, model):
             return
         if isinstance(stmt, ast.For) and not _goes_back(stmt) and replaces(script, stmt, model):
-            message = f"parts of {model} are made after the optimizer, which does not know them"
+            message = f"parts of {model} are created after the optimizer, which does not hold them"
             found.append(hit("SS601", stmt, message, snippet=_FIRST))
             continue
         if _trains(stmt) or _hands_on(context, stmt, made):
@@ -57,7 +57,7 @@ def _after(context: Context, optimizer: ast.Call, model: str) -> Iterator[Hit]:
             inner = [s for s in ast.walk(stmt) if isinstance(s, ast.Assign | ast.Expr)]
             later = next((s for s in inner if replaces(script, s, model)), None)
             if later is not None:
-                message = f"{ast.unparse(later).split(' = ')[0]} is made after the optimizer, which does not know it"
+                message = f"{ast.unparse(later).split(' = ')[0]} is created after the optimizer, which does not hold it"
                 found.append(hit("SS601", later, message, snippet=_FIRST))
             continue
         if not isinstance(stmt, ast.Assign | ast.Expr):
@@ -65,10 +65,10 @@ def _after(context: Context, optimizer: ast.Call, model: str) -> Iterator[Hit]:
         diff = _made_later(context, made, stmt)
         if replaces(script, stmt, model):
             what = ast.unparse(stmt.targets[0]) if isinstance(stmt, ast.Assign) else f"a part of {model}"
-            message = f"{what} is made after the optimizer, which does not know it"
+            message = f"{what} is created after the optimizer, which does not hold it"
             found.append(hit("SS601", stmt, message, diff=diff, snippet=_FIRST))
         elif _moves(stmt, model):
-            message = f"{model} is moved to its device after the optimizer was made"
+            message = f"{model} is moved to its device after the optimizer was created"
             found.append(hit("SS602", stmt, message, diff=diff, snippet=_FIRST))
     yield from found
 
@@ -190,7 +190,7 @@ def _judge(context: Context, made: ast.stmt, optimizer: str, model: str) -> Iter
             for stmt in (n for s in late for n in ast.walk(s) if isinstance(n, ast.Assign | ast.Expr)):
                 if replaces(script, stmt, model) and not _runs(script, stmt, maker):
                     what = ast.unparse(stmt.targets[0]) if isinstance(stmt, ast.Assign) else f"a part of {model}"
-                    message = f"{what} is made after the optimizer, which does not know it"
+                    message = f"{what} is created after the optimizer, which does not hold it"
                     yield hit("SS601", stmt, message, snippet=f"{optimizer} = ...   # again, after this line")
                     return
 

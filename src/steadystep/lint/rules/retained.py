@@ -52,7 +52,7 @@ def _retained(context: Context, event: Event) -> Iterator[Hit]:
     if ("hidden" in script.text and script.calls.keys() & _RECURRENT) or _remembers(script):
         return
     diff = context.edit().replace(call, _without(call, "retain_graph")).diff()
-    message = "retain_graph=True, but nothing goes back through this graph again"
+    message = "retain_graph=True, but nothing runs backward through this graph again"
     yield hit("SS110", call, message, diff=diff)
 
 

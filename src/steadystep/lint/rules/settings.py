@@ -73,7 +73,7 @@ def _odd(context: Context, call: ast.Call, given: ast.expr, usual: tuple[float, 
         return
     if rate > usual[1] and _is_a_factor(context, rate, usual[1]):
         return
-    message = f"a learning rate of {rate:g} for {kind}: {usual[0]:g} to {usual[1]:g} is what it is used with"
+    message = f"a learning rate of {rate:g} for {kind}: {usual[0]:g} to {usual[1]:g} is usual"
     where = written_at(given, context.script, given)
     yield hit("SS502", where, message, snippet=f"lr={'1e-3' if kind in ADAM_LIKE else '0.1'}")
 

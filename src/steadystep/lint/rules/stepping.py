@@ -61,7 +61,7 @@ def _schedule_on_skips(context: Context, cycle: Cycle) -> Iterator[Hit]:
         if any(
             (question, 1 - arm) in schedule.branch and counting(context, question, arm) for question, arm in step.branch
         ):
-            message = f"{schedule.local}.step() counts the passes in which {step_name(step)} is not called"
+            message = f"{schedule.local}.step() counts iterations in which {step_name(step)} is not called"
             yield hit("SS105", schedule.node, message, snippet=f"{step_name(step)}\n{schedule.local}.step()")
             return
     early = [e for e in cycle.before(step) if _skips(context, e, step)]
@@ -77,7 +77,7 @@ def _schedule_on_skips(context: Context, cycle: Cycle) -> Iterator[Hit]:
         if not ({";"} & set(context.script.lines[schedule.line - 1])):
             moved = source_of(schedule.stmt, context.script)
             diff = context.edit().remove(schedule.stmt).put_after(step.stmt, *moved).diff()
-        message = f"{schedule.local}.step() also counts the passes in which {step_name(step)} is not called"
+        message = f"{schedule.local}.step() also counts iterations in which {step_name(step)} is not called"
         yield hit("SS105", schedule.node, message, diff=diff)
 
 
@@ -107,7 +107,7 @@ def _schedule_not_prepared(context: Context, cycle: Cycle) -> Iterator[Hit]:
             continue
         if schedule.local in prepared or any("sync" in a or "%" in a or "skipped" in a for a in asked):
             continue
-        message = f"{schedule.local} was not prepared, so it also counts the passes in which accelerate makes no update"
+        message = f"{schedule.local} was not prepared, so it also counts iterations in which accelerate makes no update"
         snippet = f"{schedule.local} = accelerator.prepare({schedule.local})   # or: if accelerator.sync_gradients: ..."
         yield hit("SS105", schedule.node, message, snippet=snippet)
 

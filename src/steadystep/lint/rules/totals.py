@@ -116,7 +116,7 @@ def handed_back(context: Context) -> Iterator[Hit]:
         if function is None or not _hands_back(script, function, index, losses) or _total_is_trained_on(script, total):
             continue
         diff = context.edit().replace(value, f"{ast.unparse(value)}.item()").diff()
-        message = f"{total} adds up what {function.name} hands back, with its graph"
+        message = f"{total} sums the result of {function.name} with its graph"
         yield hit("SS302", node, message, diff=diff)
 
 
@@ -195,7 +195,7 @@ def _summed(context: Context, event: Event, names: list[str], loop: ast.AST) -> 
         if _is_for_one_update(context, loop, scope, total, node):
             continue
         diff = context.edit().replace(found, f"{ast.unparse(found)}.item()").diff()
-        yield hit("SS302", node, f"{total} adds up {name} with its graph", diff=diff, snippet=f"{name}.item()")
+        yield hit("SS302", node, f"{total} sums {name} with its graph", diff=diff, snippet=f"{name}.item()")
 
 
 def _is_for_one_update(context: Context, loop: ast.AST, scope: ScriptScope, total: str, node: ast.stmt) -> bool:

@@ -12,7 +12,7 @@ from steadystep.lint.rules.passes import HELD_OUT, TRAIN, Pass, measured_passes,
 from steadystep.lint.script import Script
 from steadystep.lint.targets import target_of
 
-HELD_OUT_DATA = "val_loss = evaluate(model, val_loader)   # data that is not trained on"
+HELD_OUT_DATA = "val_loss = evaluate(model, val_loader)   # data that is not used for training"
 """What it should look like."""
 
 _SPLITS = ("random_split", "Subset", "SubsetRandomSampler", "train_test_split", "KFold", "StratifiedKFold")
@@ -99,7 +99,7 @@ def by_trainer(context: Context) -> Iterator[Hit]:
             for made in (n for n in ast.walk(function) if isinstance(n, ast.Return) and isinstance(n.value, ast.Call)):
                 source = data_name(made.value.args[0]) if isinstance(made.value, ast.Call) and made.value.args else ""
                 if TRAIN.search(source) and not HELD_OUT.search(source):
-                    yield hit("SS404", made, f"{title} gives {source}", snippet=HELD_OUT_DATA)
+                    yield hit("SS404", made, f"{title} returns {source}", snippet=HELD_OUT_DATA)
 
 
 def check(context: Context) -> Iterator[Hit]:
@@ -236,7 +236,7 @@ def _by_phase(context: Context) -> Iterator[Hit]:
         if phase and any(TRAIN.search(w) for w in over) and not any(HELD_OUT.search(w) for w in over):
             place = one.loop.sites[-1] if one.loop.sites else one.loop.node
             yield hit(
-                "SS404", place, f"the phase is {phase}, and it goes over the training data", snippet=HELD_OUT_DATA
+                "SS404", place, f"the phase is {phase}, but it iterates over the training data", snippet=HELD_OUT_DATA
             )
             continue
         same = {loop.path for root in context.roots for loop in training_loops(root)} - {""}

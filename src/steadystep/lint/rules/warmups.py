@@ -177,7 +177,7 @@ def check(context: Context) -> Iterator[Hit]:
         steps = number_at(given, context.script, node)
         if steps is None or not 1 < steps < TOO_SHORT * needed or (total is not None and steps >= _SHARE * total):
             continue
-        message = f"a warm-up of {steps:.0f} steps; with beta2 = {min(betas):g} about {needed:.0f} are needed"
+        message = f"a warmup of {steps:.0f} steps; with beta2 = {min(betas):g} about {needed:.0f} are needed"
         snippet = f"warmup_steps = {needed:.0f}   # or a smaller beta2, such as 0.95"
         where = written_at(given, context.script, node)
         yield hit("SS501", node if where is given else where, message, snippet=snippet)
@@ -192,7 +192,7 @@ def _of_trainers(context: Context) -> Iterator[Hit]:
         total = number_at(given.get("max_steps"), context.script, call)
         if steps is None or total is None or not 1 < steps < min(TOO_SHORT * settle_steps(BETA2), 0.002 * total):
             continue
-        message = f"a warm-up of {steps:.0f} steps of {total:.0f}; about {settle_steps(BETA2):.0f} are needed"
+        message = f"a warmup of {steps:.0f} steps of {total:.0f}; about {settle_steps(BETA2):.0f} are needed"
         yield hit("SS501", given["warmup_steps"], message, snippet=f"warmup_steps={settle_steps(BETA2):.0f}")
 
 

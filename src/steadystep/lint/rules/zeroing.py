@@ -66,7 +66,7 @@ def _missing(context: Context, cycle: Cycle) -> Iterator[Hit]:
         diff = context.edit().put_before(backward.stmt, f"{written}.zero_grad()").diff()
     message = f"{optimizer}.zero_grad() is never called"
     if clearing:
-        message = f"{optimizer}.zero_grad() is called outside of the loop that steps, so gradients add up in it"
+        message = f"{optimizer}.zero_grad() is called outside the loop that steps, so gradients accumulate in it"
     yield hit("SS106", backward.node, message, diff=diff, snippet=f"{written}.zero_grad()\nloss.backward()")
 
 

@@ -24,7 +24,7 @@ class Heat {
     this.low = make("span");
     this.high = make("span");
     this.ramp = make("canvas", { class: "ramp", width: 64, height: 1 });
-    const button = make("button", { class: "quiet", type: "button", "aria-pressed": "false", text: "against its own median" });
+    const button = make("button", { class: "quiet", type: "button", "aria-pressed": "false", text: "relative to its own median" });
     button.addEventListener("click", () => {
       this.own = !this.own;
       button.setAttribute("aria-pressed", String(this.own));
@@ -87,7 +87,7 @@ class Heat {
     const wrong = bad.some(([column, row]) => column === c && row === r);
     const value = rows[r][c];
     const step = first + ((last - first) * (c + 0.5)) / rows[0].length;
-    const norm = wrong ? "not finite" : value === null ? "zero or not there" : say(10 ** value);
+    const norm = wrong ? "non-finite" : value === null ? "zero or missing" : say(10 ** value);
     this.told.textContent = `${names[r]}: ${norm}, near step ${sayStep(step)}`;
   }
 }

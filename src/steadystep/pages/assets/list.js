@@ -24,7 +24,7 @@ function startList() {
   const count = () => {
     const here = rows().map((row) => row.dataset.run).filter((name) => chosen.has(name));
     const query = here.map((name) => `run=${encodeURIComponent(name)}`).join("&");
-    compare.textContent = here.length > 1 ? `compare ${here.length} runs` : "compare: choose two or more";
+    compare.textContent = here.length > 1 ? `compare ${here.length} runs` : "compare: select two or more";
     if (here.length > 1) compare.href = `/compare?${query}`;
     else compare.removeAttribute("href");
   };

@@ -149,7 +149,7 @@ class WandB:
         config = {"parameters": run.parameters, **run.settings}
         self._run = self._wandb.init(project=self._project, config=config, **options)
         if self._run is None:
-            raise ConfigError("wandb.init gave no run")
+            raise ConfigError("wandb.init returned no run")
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")  # its own counter knows nothing of a resume
 
