@@ -1,7 +1,4 @@
-"""The settings: one schema for a YAML file, a mapping and keyword arguments, with messages a person can act on.
-
-No key is parsed and then ignored in silence.
-"""
+"""Settings: one schema for a YAML file, a mapping and keyword arguments. Unknown keys are errors."""
 
 import math
 from collections.abc import Mapping
@@ -30,60 +27,54 @@ _MOST = 2**31  # of things that are remembered, or added up
 
 
 class TrainingSettings(Settings):
-    """How the update is made."""
+    """Settings of the update: learning rate, clipping, accumulation, precision, recovery."""
 
-    learning_rate: Number | None = Field(
-        None,
-        gt=0,
-        description="a learning rate of zero or less would not train; leave it out to keep the optimizer's",
-    )
+    learning_rate: Number | None = Field(None, gt=0, description="base learning rate; left out: the optimizer's")
     max_grad_norm: Number | None = Field(
         None, gt=0, description="gradients are scaled down to this global L2 norm; 0.5 to 5 is usual"
     )
     max_grad_value: Number | None = Field(None, gt=0, description="each gradient element is clamped to [-value, value]")
     clip_rule: Literal["zscore", "percentile", "tensor-ema", "agc"] | None = Field(
-        None, description="limits from the run's own gradient norms or weights, beside max_grad_norm; see docs/clip.md"
+        None, description="adaptive limits from the run's own norms or weights, beside max_grad_norm; see docs/clip.md"
     )
     gradient_clipping: Switch | None = Field(
-        None, description="the limit itself is max_grad_norm; true without one means 1.0, false switches clipping off"
+        None, description="true without any limit clips to a norm of 1.0; false turns clipping off"
     )
     gradient_accumulation_steps: Count = Field(
         1, ge=1, le=_MOST, description="calls of step() that share one update; 1 is no accumulation"
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="the learning rate was right for one micro-batch: times gradient_accumulation_steps (linear, for "
-        "SGD) or its square root (sqrt, for Adam)",
+        description="the learning rate was right for one micro-batch: times gradient_accumulation_steps "
+        "(linear, for SGD) or its square root (sqrt, for Adam)",
     )
     lr_scheduler: str | None = Field(None, description=f"one of {', '.join(NAMES)}")
     warmup_steps: Annotated[Count, Field(ge=0)] | Annotated[Number, Field(gt=0, lt=1)] = Field(
-        0, description="a count, or a fraction of total_steps; the learning rate rises from 0 over these updates"
+        0, description="updates over which the learning rate rises from 0: a count, or a fraction of total_steps"
     )
     total_steps: Count = Field(10_000, ge=1, description="updates in the whole run; where a decay ends")
-    min_lr: Number = Field(0.0, ge=0, description="the learning rate a decay ends at")
+    min_lr: Number = Field(0.0, ge=0, description="the learning rate at which a decay ends")
     scheduler_options: dict[str, Any] = Field(
-        default_factory=dict, description="what the schedule itself takes, such as power or num_cycles"
+        default_factory=dict, description="arguments of the schedule itself, such as power or num_cycles"
     )
     fp32_modules: tuple[str, ...] = Field((), description="name globs of modules kept in fp32 under mixed precision")
     mixed_precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="fp16 brings a loss scaler with it; bf16 needs none"
+        "fp32", description="precision of the forward pass; fp16 includes a loss scaler, bf16 needs none"
     )
-    autocast: Switch = Field(True, description="false: your own code does the autocasting")
+    autocast: Switch = Field(True, description="run the forward pass under autocast; false if your own code does it")
     split_when_out_of_memory: Switch = Field(
-        True, description="halve a batch given as step(closure, batch=...) and try it again; false: the error is yours"
+        True, description="retry a batch given as step(closure, batch=...) in halves; false raises the error"
     )
-    stability_monitoring: Switch = Field(
-        True, description="false: only NaN and infinity are looked for; nothing is learned from the run"
-    )
+    stability_monitoring: Switch = Field(True, description="run all detectors; false checks for NaN and infinity only")
     auto_recovery: Switch = Field(
-        True, description="false: no states are kept in memory, so there is no rolling back and no cutting of the rate"
+        True, description="keep snapshots in memory; false: no rollback and no cut of the learning rate"
     )
     early_stopping: Switch = Field(
-        False, description="guard.should_stop becomes true when validation has not improved for `patience` times"
+        False, description="set guard.should_stop when validation has not improved for `patience` validations"
     )
     patience: Count = Field(10, ge=1, description="validations without improvement before early stopping")
     max_recovery_attempts: Count = Field(
-        3, ge=0, description="rollbacks in 1,000 steps before the run is stopped; skipped batches have their own budget"
+        3, ge=0, description="rollbacks within 1,000 steps before the run is stopped; skips have limits of their own"
     )
 
     @model_validator(mode="after")
@@ -92,7 +83,7 @@ class TrainingSettings(Settings):
         return self
 
     def schedule(self, *, base_lr: float) -> Schedule | None:
-        """The schedule these settings ask for, as multipliers of `base_lr`; None when they ask for none."""
+        """Return the schedule that these settings describe, as multipliers of `base_lr`; None if they describe none."""
         if self.lr_scheduler is None and not self.warmup_steps:
             if self.min_lr or self.scheduler_options:
                 raise ConfigError("min_lr and scheduler_options do nothing without lr_scheduler")
@@ -107,13 +98,13 @@ class TrainingSettings(Settings):
 
     @property
     def lr_times(self) -> float:
-        """What the learning rate is multiplied by for the effective batch."""
+        """Factor that `lr_scaling` applies to the learning rate."""
         size = self.gradient_accumulation_steps
         return {"none": 1.0, "linear": float(size), "sqrt": math.sqrt(size)}[self.lr_scaling]
 
     @property
     def clip_norm(self) -> float | None:
-        """The global norm to clip to, or None."""
+        """Global norm to clip to; None without clipping."""
         if self.gradient_clipping is False:
             return None
         others = (self.max_grad_norm, self.max_grad_value, self.clip_rule)
@@ -123,48 +114,51 @@ class TrainingSettings(Settings):
 
     @property
     def clip_value(self) -> float | None:
-        """The value to clamp gradient elements to, or None."""
+        """Value to clamp gradient elements to; None without clamping."""
         return None if self.gradient_clipping is False else self.max_grad_value
 
 
 class MonitoringSettings(Settings):
-    """What is written down."""
+    """Settings of logging, detection thresholds and checkpoints."""
 
     log_frequency: Count = Field(
-        100,
-        ge=1,
-        description="per-layer gradient norms are logged every so many steps (and at every incident)",
+        100, ge=1, description="steps between two logs of per-layer gradient norms; incidents always log them"
     )
     sinks: tuple[Literal["tensorboard", "wandb", "mlflow", "console"], ...] | None = Field(
         None,
-        description="where the run is shown beside run_dir/run.jsonl: any of tensorboard, wandb, mlflow, console; left "
-        "out: tensorboard, where it is installed and there is a run_dir; [] for none",
+        description="outputs in addition to run_dir/run.jsonl: any of tensorboard, wandb, mlflow, "
+        "console; [] for none; left out: tensorboard, if it is installed and there is a "
+        "run_dir",
     )
     sink_frequency: Count = Field(
-        10, ge=1, description="sinks are shown every so many steps, the first 100 and what is slow or wrong in full"
+        10,
+        ge=1,
+        description="steps between two rows for sinks; the first 100, slow ones and incidents are always sent",
     )
     loss_window_size: Count = Field(
-        128, ge=32, le=_MOST, description="losses that a new one is compared with; 32 at least"
+        128, ge=32, le=_MOST, description="number of past losses that a new one is compared with; 32 at least"
     )
     divergence_threshold: Number = Field(
-        8.0, ge=3, description="sigma above its own level at which a loss counts as raised; below 3 noise would"
+        8.0, ge=3, description="sigma above its baseline at which a loss counts as raised; below 3, noise would"
     )
     gradient_history_size: Count = Field(
-        128, le=_MOST, ge=32, description="gradient norms that a new one is compared with; 32 at least"
+        128, le=_MOST, ge=32, description="number of past gradient norms that a new one is compared with; 32 at least"
     )
     explosion_threshold: Number = Field(
-        10.0, ge=2, description="times its usual value at which a gradient norm is held back; below 2 noise would be"
+        10.0, ge=2, description="multiple of its baseline at which a gradient norm is scaled down; below 2, noise is"
     )
-    lr_min: Number | None = Field(None, ge=0, description="a learning rate that drops below this is worth a warning")
-    lr_max: Number | None = Field(None, gt=0, description="a learning rate above this is worth a warning")
+    lr_min: Number | None = Field(
+        None, ge=0, description="warn below this learning rate, unless a schedule leads there"
+    )
+    lr_max: Number | None = Field(None, gt=0, description="warn above this learning rate")
 
     save_checkpoints: Switch | None = Field(
-        None, description="write the whole state of the loop to run_dir/checkpoints; left out: only with Guard.resume"
+        None, description="write checkpoints of the whole loop to run_dir/checkpoints; left out: only with Guard.resume"
     )
     checkpoint_frequency: Annotated[Count, Field(ge=1)] | str = Field(
-        1000, description='steps between two of them, or a time such as "10 min"'
+        1000, description='steps between two checkpoints, or a time such as "10 min"'
     )
-    keep_checkpoints: Count = Field(3, ge=1, description="the newest so many stay, and the best one")
+    keep_checkpoints: Count = Field(3, ge=1, description="newest checkpoints to keep, besides the best one")
 
     @field_validator("checkpoint_frequency", mode="before")
     @classmethod
@@ -179,68 +173,71 @@ class MonitoringSettings(Settings):
 
 
 class RecoverySettings(Settings):
-    """How much trouble is too much."""
+    """Settings of recovery: limits on skips and rollbacks, snapshots, replay and incident bundles."""
 
-    max_skips_in_a_row: Count = Field(
-        20, ge=1, description="so many refused updates one after another mean that skipping does not help"
-    )
-    max_skips: Count = Field(100, ge=1, description="so many refused updates within 200 steps are too many")
+    max_skips_in_a_row: Count = Field(20, ge=1, description="refused updates in a row before a rollback or a stop")
+    max_skips: Count = Field(100, ge=1, description="refused updates in 200 steps before a rollback or a stop")
     max_exceptions: Count = Field(
         0,
         ge=0,
-        description="exceptions of a closure that are caught in 1,000 steps: the step is skipped and the learning rate "
-        "halved, never below a hundredth; the next one is raised; 0 raises all. Not with several ranks",
+        description="exceptions of a closure that are caught in 1,000 steps: the step is skipped and the "
+        "learning rate halved, never below a hundredth; the next one is raised; 0 raises all."
+        " Not with several ranks",
     )
-    trust_steps: Count = Field(20, ge=1, description="healthy steps after which a remembered state may be gone back to")
-    lr_mult: Number = Field(
-        0.7, gt=0, le=1, description="the learning rate after a rollback, as a share of what it was; 1 leaves it alone"
-    )
+    trust_steps: Count = Field(20, ge=1, description="healthy steps after which a snapshot may be used for a rollback")
+    lr_mult: Number = Field(0.7, gt=0, le=1, description="factor on the learning rate after a rollback; 1 for none")
     rewarm_steps: Count = Field(50, ge=0, description="updates over which the learning rate rises again; 0 for none")
     skip_batches: Switch = Field(
         True,
-        description="false: your loop gives the same batches again, so random numbers are rolled back with the weights",
+        description="continue with new batches after a rollback; false: your loop gives the same batches "
+        "again, so the random state is rolled back too",
     )
-    snapshots: Count = Field(4, ge=0, description="states kept in memory, each 12 bytes per parameter with Adam")
+    snapshots: Count = Field(4, ge=0, description="snapshots kept in memory, each 12 bytes per parameter with Adam")
     snapshot_memory_gb: Number | None = Field(
-        None, gt=0, description="the most that all of them may take; a quarter of this machine's memory when left out"
+        None, gt=0, description="upper limit for all snapshots in memory; left out: a quarter of this machine's memory"
     )
     snapshot_disk_gb: Number | None = Field(
         None,
         ge=0,
-        description="with a run_dir: the most that states may take there when memory does not hold two; a quarter of "
-        "what is free when left out, 0 for none",
+        description="with a run_dir: upper limit for snapshots on disk, used when memory does not hold "
+        "two; left out: a quarter of the free space; 0 for none",
     )
     replay_memory_mb: Number = Field(
         256.0,
         ge=0,
-        description="batches given as batch= are remembered, so that a rollback can replay their updates; 0 for none",
+        description="memory for batches given as batch=, so that a rollback can replay their updates; 0 for none",
     )
     incident_bundles: Switch = Field(
-        True, description="with a run_dir: write what is needed to run a refused step again to run_dir/incidents"
+        True, description="with a run_dir: write refused steps to run_dir/incidents, so that they can be run again"
     )
     incident_batch_mb: Number = Field(
-        64.0, ge=0, description="the largest batch that goes into a bundle; 0 keeps your data out of it"
+        64.0, ge=0, description="largest batch stored in a bundle; 0 keeps your data out of it"
     )
     snapshot_time_share: Number = Field(
         0.005,
         gt=0,
         lt=1,
-        description="deprecated, without effect: how often a state is kept follows from its size, never from a clock",
+        description="deprecated, no effect: how often a snapshot is taken follows from its size, never from a clock",
     )
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Keys that were set and that have no effect any more."""
+        """Keys that were set and no longer have an effect."""
         default = type(self).model_fields["snapshot_time_share"].default
         return () if self.snapshot_time_share == default else ("recovery.snapshot_time_share",)
 
 
 class Config(Settings):
-    """All settings. `Config.load` also takes a mapping or a YAML file."""
+    """All settings of a guard. `Config.load` also takes a mapping or a YAML file.
+
+    >>> config = Config.load({"mode": "careful", "training": {"max_grad_norm": 1.0}})
+    >>> config.training.max_grad_norm, config.recovery.trust_steps
+    (1.0, 20)
+    """
 
     mode: Literal["observe", "careful", "autopilot"] = Field(
         "autopilot",
-        description="observe looks and never touches; careful skips and clips; autopilot does all it can",
+        description="observe measures and never intervenes; careful skips and clips; autopilot uses all interventions",
     )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     monitoring: MonitoringSettings = Field(default_factory=MonitoringSettings)
@@ -248,7 +245,15 @@ class Config(Settings):
 
     @classmethod
     def load(cls, source: "Config | Mapping[str, Any] | str | Path | None") -> Self:
-        """Settings from whatever the user has: a Config, a mapping shaped like the YAML, a YAML file, or nothing."""
+        """Return the settings in `source`.
+
+        Args:
+            source: a Config, a mapping shaped like the YAML file, the path of a YAML file, or None for the defaults.
+
+        Raises:
+            ConfigError: keys are unknown, values are not allowed, or the file cannot be read; all problems in one
+                message.
+        """
         if source is None:
             return cls()
         if isinstance(source, cls):
@@ -260,14 +265,14 @@ class Config(Settings):
         raise ConfigError(f"config: expected a Config, a mapping or a path to a YAML file, got {type(source).__name__}")
 
     def with_checkpoints(self) -> Self:
-        """The same with checkpoints on, unless it says otherwise."""
+        """Return these settings with checkpoints on, unless `save_checkpoints` is set."""
         if self.monitoring.save_checkpoints is not None:
             return self
         return self.model_copy(update={"monitoring": self.monitoring.model_copy(update={"save_checkpoints": True})})
 
     @classmethod
     def from_mapping(cls, raw: Mapping[Any, Any], where: str) -> Self:
-        """Settings from a mapping shaped like the YAML; `where` is what messages begin with."""
+        """Return the settings in `raw`, a mapping shaped like the YAML file; error messages begin with `where`."""
         # why: an empty section ("training:" and nothing under it) is what is left after commenting keys out
         sections = sections_of(cls)
         filled = {key: {} if value is None and key in sections else value for key, value in raw.items()}
@@ -279,15 +284,15 @@ class Config(Settings):
 
 
 def observe() -> Config:
-    """Looks and records; never touches the run."""
+    """Return a `Config` that measures and records, and never changes the run."""
     return Config(mode="observe")
 
 
 def careful() -> Config:
-    """Refuses or scales down bad updates; never touches weights, moments or the learning rate."""
+    """Return a `Config` that refuses or scales down bad updates; weights, moments and learning rate stay untouched."""
     return Config(mode="careful")
 
 
 def autopilot() -> Config:
-    """Everything that keeps the run on course. The default."""
+    """Return a `Config` with all interventions, rollback and replay included. The default."""
     return Config(mode="autopilot")
