@@ -205,11 +205,7 @@ class Guard:
         return self._pipeline.inspect(loss.detach().reshape(()))
 
     def commit(self, *, stepped: bool) -> Outcome:
-        """Close the step that `inspect` opened.
-
-        Args:
-            stepped: whether the update was applied. With False the buffers are restored; gradients are yours to clear.
-        """
+        """Close the step that `inspect` opened. `stepped=False` restores the buffers; gradients are yours to clear."""
         return self._pipeline.commit(stepped=stepped)
 
     def state_dict(self) -> dict[str, Any]:

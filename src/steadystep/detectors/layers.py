@@ -39,7 +39,7 @@ class TensorHistory:
         self._windows.pop(name, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {name: window.state_dict() for name, window in self._windows.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class Growth:
         return max(self._floor, _FACTOR * self._began(name))
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"first": self._first.state_dict(), "last": self._last.state_dict(), "runs": self._runs.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ _ROW_FLOOR = 64.0
 
 @final
 class EmbeddingGrowth:
-    """Warns once for each embedding table whose longest row has outgrown its beginnings and still grows."""
+    """Warns once for each embedding table whose longest row has outgrown its start and still grows."""
 
     name = "embedding-growth"
     only_probes = True
@@ -140,14 +140,14 @@ class EmbeddingGrowth:
         self._growth = Growth(self.name, floor=_ROW_FLOOR, say=_row_message)
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all tables that have just proved to grow."""
+        """Return one finding for all tables whose growth was just confirmed."""
         probe = signals.probe
         if probe is None:
             return ()
         return self._growth.findings(signals.step, probe.tables, probe.row_norms)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return self._growth.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ _LOGIT_FLOOR = 128.0
 
 @final
 class AttentionLogitGrowth:
-    """Warns once for each attention module whose bound on its logits has outgrown its beginnings and still rises."""
+    """Warns once for each attention module whose bound on its logits has outgrown its start and still rises."""
 
     name = "attention-logit-growth"
     only_probes = True
@@ -175,14 +175,14 @@ class AttentionLogitGrowth:
         self._growth = Growth(self.name, floor=_LOGIT_FLOOR, say=_logit_message)
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all modules that have just proved to grow."""
+        """Return one finding for all modules whose growth was just confirmed."""
         probe = signals.probe
         if probe is None:
             return ()
         return self._growth.findings(signals.step, probe.attentions, probe.logit_bounds)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return self._growth.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class DeadUnits:
         self._runs = Runs(3)
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all activations that have just proved dead."""
+        """Return one finding for all activations that were just confirmed dead."""
         probe = signals.probe
         if probe is None or not probe.dead or probe.step <= _QUIET_STEPS:
             return ()
@@ -218,7 +218,7 @@ class DeadUnits:
         return _warning(self.name, signals.step, shares, where, "the units of an activation are zero for whole batches")
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return self._runs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -254,7 +254,7 @@ class UpdateRatio:
         self._below = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A note when three probes in a row agree, once until the ratio comes back."""
+        """Return a note when three probes in a row agree, once until the ratio comes back."""
         probe = signals.probe
         if probe is None or probe.step <= _RATIO_QUIET_STEPS:
             return ()
@@ -281,7 +281,7 @@ class UpdateRatio:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"above": self._above, "below": self._below}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class Opinion:
         return first
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"next": self._next, "last": self._last, "told": sorted(self._told)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Trace:
         return self._seen
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "every": self._mask + 1,
             "seen": self._seen,
@@ -211,7 +211,7 @@ class RunHistory:
             _count(self._noted if finding.severity == "info" else self._warned, finding.detector, finding)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "trace": self._trace.state_dict(),
             "layers": self._layers.state_dict(),

@@ -17,7 +17,9 @@ from steadystep.faults.optimizer import (
     OVERFLOW,
     UNDERFLOW,
     bad_gradient,
+    bad_loss,
     creeping_lr,
+    drifting_loss,
     fp16_overflow,
     fp16_underflow,
     missing_zero_grad,
@@ -150,12 +152,12 @@ KINDS: dict[str, FaultKind] = {
     ),
     "bad-loss": FaultKind(
         about="the loss is NaN",
-        make=lambda g, o: tensors.bad_loss(steps=g.steps, **o),
+        make=lambda g, o: bad_loss(steps=g.steps, **o),
         options={"value": _VALUE},
     ),
     "loss-drift": FaultKind(
         about="the loss reads higher with every step, the gradients stay",
-        make=_from_start(lambda g, **o: tensors.drifting_loss(**o)),
+        make=_from_start(lambda g, **o: drifting_loss(**o)),
         options={"per_step": Option(read=read.number, default=0.01, about="what each step adds")},
         lasts="ever",
         once=True,
@@ -185,7 +187,7 @@ KINDS: dict[str, FaultKind] = {
         make=lambda g, o: tensors.stale_batch(steps=g.steps),
     ),
 }
-"""By the word that a declaration uses."""
+"""Kinds of faults that `parse` accepts, by name, with their options."""
 
 COMMON = ("kind", "at", "for", "steps", "rank", "seed")
 """Keys that every kind takes."""
@@ -251,11 +253,19 @@ def _unknown(entry: Mapping[Any, Any], kind: FaultKind) -> Iterator[str]:
 def parse(
     spec: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, model: nn.Module, optimizer: Optimizer, seed: int = 0
 ) -> Fault:
-    """The fault that was declared, or all of them as one. Raises `ConfigError` with every mistake in it.
+    """Return the fault that is declared, or all of them as one.
 
-    Each has a `kind` (see `KINDS`) and an `at`: a step, a list of steps, "first-last" or {start, steps}; `for` (or
-    `steps`) says how long it lasts, a number or "ever". With `rank` it happens on one rank of a distributed run only.
-    What is left open (which element, which order) is drawn from `seed` and the step.
+    Each declaration has a `kind` (see `KINDS`) and an `at`: a step, a list of steps, "first-last" or {start, steps};
+    `for` (or `steps`) sets how long it lasts, a number or "ever". `rank` limits it to one rank of a distributed run.
+
+    Args:
+        spec: one declaration, or several.
+        model: the model to break.
+        optimizer: its optimizer.
+        seed: what is left open (which element, which order) is drawn from this seed and the step.
+
+    Raises:
+        ConfigError: a declaration is wrong; the message names every mistake.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)

@@ -10,10 +10,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from steadystep._deprecated import new_keys
 
 Severity = Literal["info", "warn", "act", "critical"]
+"""How serious a finding is."""
 SEVERITIES: tuple[Severity, ...] = ("info", "warn", "act", "critical")
-"""From a note to what cannot wait."""
-LOUD, GRAVE = SEVERITIES[1:], SEVERITIES[2:]
-"""More than a note; more than a warning."""
+"""All severities, from the mildest to the most serious."""
+LOUD: tuple[Severity, ...] = SEVERITIES[1:]
+"""Severities that are reported: all but "info"."""
+GRAVE: tuple[Severity, ...] = SEVERITIES[2:]
+"""Severities that ask for an intervention: "act" and "critical"."""
 _RANKS = {severity: rank for rank, severity in enumerate(SEVERITIES)}
 
 
@@ -56,6 +59,7 @@ ActionName = Literal[
     "rewarm",
     "stop",
 ]
+"""Names of the actions that a plan may contain; `Action` describes them."""
 
 
 class Action:

@@ -9,11 +9,11 @@ from steadystep._deprecated import old_arguments, old_fields
 from steadystep.records.record import JSON, Record
 
 REPLICAS_EVERY = 20
-"""Steps between two comparisons of what should be the same on all ranks; one before must still be remembered."""
+"""Steps between two comparisons of the weights on all ranks."""
 
 
 WEIGHTS_EVERY = 20
-"""Steps between two looks at the norms of the weights."""
+"""Steps between two measurements of weight norms and optimizer state."""
 
 
 @final
