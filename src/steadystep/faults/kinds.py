@@ -262,7 +262,7 @@ def parse(
         spec: one declaration, or several.
         model: the model to break.
         optimizer: its optimizer.
-        seed: what is left open (which element, which order) is drawn from this seed and the step.
+        seed: draws what is left open, together with the step.
 
     Raises:
         ConfigError: a declaration is wrong; the message names every mistake.

@@ -14,6 +14,7 @@ from steadystep.faults.fault import (
     Element,
     Fault,
     WithEves,
+    draw,
     hooked,
     permutation,
     pick_layer,
