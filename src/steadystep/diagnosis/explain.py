@@ -130,7 +130,12 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
 
 
 def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
-    """The likeliest cause for one step, and what the trouble has reached so far."""
+    """Return the most likely cause for one step, and how far the damage has reached.
+
+    Args:
+        signals: the measurements.
+        findings: what the detectors found.
+    """
     if not findings:
         return HEALTHY
     top = max(severity_rank(finding.severity) for finding in findings)
@@ -153,14 +158,14 @@ def explain(signals: Signals, findings: tuple[Finding, ...]) -> Diagnosis:
 
 
 def not_repeatable() -> Diagnosis:
-    """For a group whose gradients were lost and could not be computed again."""
+    """Return the diagnosis of a group whose gradients were lost and cannot be computed again."""
     cause = Cause.CLOSURE_NOT_REPEATABLE
     evidence = "a pass was interrupted and a closure gave another loss when it was run again"
     return Diagnosis(cause=cause.value, evidence=evidence, advice=ADVICE[cause])
 
 
 def exception_in_step(error: BaseException) -> Diagnosis:
-    """For a step whose closure raised."""
+    """Return the diagnosis of a step whose closure raised `error`."""
     cause = Cause.EXCEPTION_IN_STEP
     evidence = f"the closure raised {type(error).__name__}: {error}"
     return Diagnosis(cause=cause.value, evidence=evidence[:500], advice=ADVICE[cause])

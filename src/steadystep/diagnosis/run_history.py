@@ -139,7 +139,7 @@ def _floats(values: list[Any]) -> list[float]:
 
 @final
 class RunHistory:
-    """Sees every step; memory is bounded whatever the length of the run.
+    """Collects evidence over a run; memory is bounded whatever its length.
 
     >>> history = RunHistory()
     >>> for step in range(100):
@@ -161,7 +161,7 @@ class RunHistory:
         """Another network learns against this one, or with it, and its loss depends on that one's weights."""
 
     def note(self, signals: Signals, diagnosis: Diagnosis, *, stepped: bool) -> None:
-        """One attempt: what was measured, what it was taken for, and whether the weights were updated."""
+        """Add one attempt: its signals, its diagnosis, and whether the weights were updated."""
         if stepped and self._trace.due() and signals.all_finite:
             self._trace.add(signals.step, signals.loss, signals.grad_norm, signals.lr)
             self._scaled = signals.scaled
@@ -173,19 +173,19 @@ class RunHistory:
             self._inputs = signals.inputs
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
-        """Causes for the run so far, the likeliest first; one diagnosis "healthy" when there is none."""
+        """Return the causes for the run so far, the most likely first; one "healthy" if there is none."""
         return rank(self.facts())
 
     def volunteers(self, step: int) -> Diagnosis | None:
-        """What is believed by now and has not been said; None at nearly every step."""
+        """Return a new diagnosis that has not been reported yet; None at nearly every step."""
         return self._opinion.formed(step, self.diagnose)
 
     def verdict(self) -> Diagnosis | None:
-        """What the run comes to, at its end; None for one that is too short to tell."""
+        """Return the final diagnosis of the run; None for a run that is too short."""
         return self.diagnose()[0] if self._trace.num_updates >= _SHORTEST else None
 
     def facts(self) -> Facts:
-        """What the ranking goes by."""
+        """Return the numbers that the ranking of causes uses."""
         return Facts(
             trace=self._trace,
             curve=LossCurve.read(self._trace.first, self._trace.losses),

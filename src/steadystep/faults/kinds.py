@@ -1,4 +1,4 @@
-"""Every kind of fault that can be declared, in one closed table; and a declaration, checked before there is a model."""
+"""The table of fault kinds, and declarations of faults, checked before there is a model."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from steadystep.faults.options import Option, When, read_when
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What a fault is put into."""
+    """What a fault is injected into."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -50,9 +50,9 @@ class FaultKind:
     make: Callable[[Ground, Mapping[str, Any]], Fault]
     options: Mapping[str, Option] = field(default_factory=dict)
     lasts: int | Literal["ever"] = 1
-    """Steps, where the declaration does not say."""
+    """Number of steps, unless the declaration sets it."""
     once: bool = False
-    """It grows from one start, so it cannot begin at several steps."""
+    """Whether it grows from one start, and so cannot begin at several steps."""
 
 
 def _from_start(make: Callable[..., Fault]) -> Callable[[Ground, Mapping[str, Any]], Fault]:
@@ -253,19 +253,16 @@ def _unknown(entry: Mapping[Any, Any], kind: FaultKind) -> Iterator[str]:
 def parse(
     spec: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, model: nn.Module, optimizer: Optimizer, seed: int = 0
 ) -> Fault:
-    """Return the fault that is declared, or all of them as one.
+    """Return the fault that is declared, or all of them as one. A wrong declaration is a `ConfigError`.
 
     Each declaration has a `kind` (see `KINDS`) and an `at`: a step, a list of steps, "first-last" or {start, steps};
-    `for` (or `steps`) sets how long it lasts, a number or "ever". `rank` limits it to one rank of a distributed run.
+    `for` (or `steps`) sets how long it lasts, a number or "ever". `rank` limits it to one rank.
 
     Args:
         spec: one declaration, or several.
         model: the model to break.
         optimizer: its optimizer.
         seed: draws what is left open, together with the step.
-
-    Raises:
-        ConfigError: a declaration is wrong; the message names every mistake.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)

@@ -24,11 +24,15 @@ Factory = Callable[[int], Any]
 
 @final
 class Job:
-    """A factory's result with everything the loop needs, and clear words about what is missing.
+    """What a factory made, checked, with everything that the training loop needs.
 
-    Required: `model`, `optimizer`, `loss(batch)`, and `batches` (a loader, gone through again and again) or `batch()`.
-    Optional: `held_out()` or `validate()`, a number where lower is better; `after_step()`; `keep`, things with a state
-    by name, which are saved with the rest.
+    Required: `model`, `optimizer`, `loss(batch)`, and `batches` (a loader, restarted at its end) or `batch()`.
+    Optional: `held_out()` or `validate()`, a number where lower is better; `after_step()`; `keep`, stateful objects by
+    name, which are saved with the rest.
+
+    Args:
+        made: what the factory returned.
+        of: name of the factory, for error messages.
     """
 
     def __init__(self, made: Any, *, of: str) -> None:
@@ -46,13 +50,13 @@ class Job:
             self.keep.setdefault("after_step", owner)
 
     def begin(self, epoch: int) -> None:
-        """Tell a loader that wants to know which epoch comes next."""
+        """Tell a sampler with `set_epoch` which epoch comes next."""
         tell = getattr(self.batches, "begin", None)
         if tell is not None:
             tell(epoch)
 
     def prepare(self, settings: RunSettings) -> None:
-        """First weights and parameter groups, where the file asks for them."""
+        """Initialize weights and build parameter groups, where `settings` ask for them."""
         if settings.init is not None:
             initialise_(self.model, settings.init, seed=settings.seed)
         if settings.groups is not None:
@@ -64,7 +68,7 @@ class Job:
 
 
 def resolve(task: str) -> Factory:
-    """The factory: by name, or imported from the folder one is in."""
+    """Return the factory `task`: a built-in name, or `package.module:factory`, imported from the current folder."""
     if ":" not in task:
         if task not in TASKS:
             names = nearest_names(task, list(TASKS))
