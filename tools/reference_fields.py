@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 _DOCTEST = re.compile(r"^([ \t]*)>>> .*?(?=\n[ \t]*\n|\Z)", re.M | re.S)
 _BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+_LONGEST_VALUE = 400  # characters
 _SETTINGS = "steadystep._utils.settings.Settings"
 _ENUMS = ("enum.StrEnum", "enum.Enum", "enum.IntEnum")
 
@@ -40,9 +41,11 @@ class ReferenceFields(griffe.Extension):
     """Prepares every object for its page."""
 
     def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **kwargs: Any) -> None:
-        """Fence doctests, which Markdown would take for quotations."""
+        """Fence doctests, which Markdown would take for quotations, and leave out values that fill a page."""
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)
+        if isinstance(obj, griffe.Attribute) and len(str(obj.value)) > _LONGEST_VALUE:
+            obj.value = None
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **kwargs: Any) -> None:
         """Add the tables, once all classes are known."""
@@ -135,7 +138,7 @@ def settings_section(cls: griffe.Class) -> griffe.DocstringSection:
     rows = []
     for name, field in model.model_fields.items():
         text = (field.description or sentence_of(field)).strip()
-        text = text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+        text += "" if text.endswith(".") else "."
         limits = bounds(field.metadata)
         text += f" Must be {limits}." if limits else ""
         rows.append(griffe.DocstringParameter(name, annotation=type_of(field.annotation), description=text))
@@ -146,7 +149,7 @@ def settings_section(cls: griffe.Class) -> griffe.DocstringSection:
 def default_text(field: FieldInfo) -> Any:
     """Return the default of a key; None where the key is required."""
     if field.default is not PydanticUndefined:
-        return repr(field.default).replace("'", '"')
+        return "[]" if field.default == () else repr(field.default).replace("'", '"')
     return None if field.default_factory is None else f"{field.default_factory.__name__}()".replace("dict()", "{}")
 
 

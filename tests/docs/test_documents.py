@@ -25,6 +25,7 @@ def blocks() -> list:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # of lightning, about torch
 @pytest.mark.parametrize("block", blocks())
 def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block is run from top to bottom in an empty folder; it shows its results with assert."""

@@ -78,8 +78,8 @@ class NotHealing:
 
     It warns at 36, or at 18 where half of the progress is lost, and not before twice the longest stretch that has
     healed by itself; nor where the loss is falling again, nor where it has been negative, as with policy gradients,
-    whose level means little. Harder data does the same, so a warning is a reason to compare weights
-    (diagnosis/counterfactual.py).
+    whose level means little. Instead of a warning it asks for action where a quarter of the progress is lost. Harder
+    data does the same, so it is a reason to compare weights (diagnosis/counterfactual.py).
 
     Args:
         deviations: standard deviations above the level.

@@ -22,7 +22,7 @@ class Cause(StrEnum):
     NON_FINITE_BUFFER = "non-finite-buffer"
     """A buffer, such as a running statistic, became non-finite."""
     LOSS_SCALE_COLLAPSE = "loss-scale-collapse"
-    """fp16 overflows again and again."""
+    """Gradients overflow in fp16 again and again."""
     GRADIENT_UNDERFLOW = "gradient-underflow"
     """Gradients round to zero in fp16."""
     # the loop

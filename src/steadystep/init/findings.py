@@ -41,7 +41,7 @@ class InitReport:
     loss: float
     """Loss of the batch."""
     expected_loss: float | None
-    """ln(number of classes), where that is known."""
+    """Logarithm of the number of classes, where that is known."""
     layers: tuple[LayerScale, ...]
     """Scale of each layer, in the order of the forward pass."""
     unused: tuple[str, ...]

@@ -39,7 +39,7 @@ class PlannedAction(NamedTuple):
     action: str
     """Names of the actions, joined with "+": "rollback+cut-lr"."""
     reason: str
-    """Why."""
+    """Why it would have."""
 
 
 @final

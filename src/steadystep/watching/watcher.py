@@ -94,7 +94,7 @@ def watch(
 
 @final
 class Watcher:
-    """Guards a loop that steps by itself; returned by `watch`, whose arguments it takes. `guard` is its `Guard`.
+    """Guards a loop that steps by itself; returned by `watch`. Takes the arguments of `watch`, and two more.
 
     Args:
         signs_scaling: let a `GradScaler` hand its check for overflow to the guard; False where a framework forbids it.
@@ -170,11 +170,11 @@ class Watcher:
         return loss
 
     def could_rerun(self, again: Again, batch: Any, rng: RngState | None = None) -> None:
-        """Give a way to compute the loss of the current step again, with its batch and random state."""
+        """Give `again`, which computes the loss of the current step again from `batch`, and its random state `rng`."""
         self._reruns.add(again, batch, rng)
 
     def metrics(self, **numbers: float | Tensor) -> None:
-        """Give scalars that belong to the next step: they are logged with it and monitored."""
+        """Give scalars, `**numbers`, that belong to the next step: they are logged with it and monitored."""
         self.guard._pipeline.metrics.update(checked(numbers))
 
     def remove(self) -> None:
