@@ -34,9 +34,9 @@ class RollbackTrial:
 
     def __init__(self) -> None:
         self.finding: Finding | None = None
-        """What is suspected; None while nothing is."""
+        """The finding under trial; None if there is no trial."""
         self.state = 0
-        """The step whose weights are tried."""
+        """Step of the snapshot that is tried."""
         self._lr = 0.0
         self._pairs: list[tuple[float, float]] = []
         self._quiet_until = -1

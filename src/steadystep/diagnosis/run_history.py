@@ -158,7 +158,7 @@ class RunHistory:
         self._noted: dict[str, Occurrences] = {}
         self._opinion = Opinion()
         self.opposed = False
-        """Another network learns against this one, or with it, and its loss depends on that one's weights."""
+        """Whether the loss depends on another network that learns at the same time, as in a GAN."""
 
     def note(self, signals: Signals, diagnosis: Diagnosis, *, stepped: bool) -> None:
         """Add one attempt: its signals, its diagnosis, and whether the weights were updated."""

@@ -60,7 +60,7 @@ class Incidents:
         self.folder = folder
         self.history = History(history)
         self.note: Callable[[Outcome], None] = self.history.note
-        """Remember one step: an append, nothing else."""
+        """Add the outcome of one step to the history: `note(outcome)`."""
         self._config = dict(config or {})
         self._max_bundles, self._max_bytes, self._max_batch_bytes = max_bundles, max_bytes, max_batch_bytes
         self._complained = False

@@ -54,7 +54,7 @@ class NaNTracer:
         self._runner = runner
         self._incidents = incidents
         self.keeps_history = incidents is not None
-        """Whether each step is to be noted."""
+        """Whether `note` has to be called at each step."""
         self._ranks = ranks or SingleProcess()
 
     def open(self, plan: Plan, view: GradientView, *, updates: int) -> RefusedStep | None:

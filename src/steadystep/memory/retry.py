@@ -82,7 +82,7 @@ class OutOfMemoryRetry:
 
     def __init__(self, *, split: Split = split_batch, agree: AgreeOnParts | None = None, least: int = 1) -> None:
         self.size: int | None = None
-        """Rows in the largest part that is known to fit; None while whole batches do."""
+        """Rows of the largest part known to fit; None while whole batches fit."""
         self.retries = 0
         self._split = split
         self._agree = agree

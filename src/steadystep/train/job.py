@@ -43,7 +43,7 @@ class Job:
         self.after_step: Callable[[], object] | None = _optional(made, ("after_step",))
         self.batches: Iterable[Any] = _batches(made, of)
         self.draws = isinstance(self.batches, _Endless)
-        """There is no loader: every batch is drawn when it is asked for."""
+        """Whether batches come from `batch()` instead of a loader."""
         self.keep: dict[str, Any] = dict(getattr(made, "keep", None) or {})
         owner = getattr(self.after_step, "__self__", None)  # a scheduler whose step() is called after each update
         if owner is not made and callable(getattr(owner, "load_state_dict", None)):

@@ -125,9 +125,9 @@ class Watcher:
         extra = (*detectors, LossScale()) if scaler is not None and scaler.is_enabled() else tuple(detectors)
         # why force: a watcher writes no checkpoints that another process could write over
         self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True)
-        """For `diagnose()`, `validate()`, `keep()`, `state_dict()`; the steps are the loop's."""
+        """The guard, for `diagnose()`, `validate()`, `keep()` and `state_dict()`; the loop steps."""
         self.outcome: Outcome | None = None
-        """What became of the last step."""
+        """Outcome of the last step."""
         self.guard._foreign = True
         self._optimizer = one
         parts = self.guard._parts
