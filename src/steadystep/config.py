@@ -1,7 +1,4 @@
-"""The settings: one schema for a YAML file, a mapping and keyword arguments, with messages a person can act on.
-
-No key is parsed and then ignored in silence.
-"""
+"""Settings: one schema for a YAML file, a mapping and keyword arguments. Unknown keys are errors."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +27,7 @@ _MOST = 2**31  # of things that are remembered, or added up
 
 
 class TrainingSettings(Settings):
-    """How the update is made."""
+    """Settings of the update: learning rate, clipping, accumulation, precision, recovery."""
 
     learning_rate: Number | None = Field(
         None,
@@ -58,7 +55,7 @@ class TrainingSettings(Settings):
     )
     lr_scheduler: str | None = Field(None, description=f"one of {', '.join(NAMES)}")
     warmup_steps: Annotated[Count, Field(ge=0)] | Annotated[Number, Field(gt=0, lt=1)] = Field(
-        0, description="a count, or a fraction of total_steps; the learning rate rises from 0 over these updates"
+        0, description="updates over which the learning rate rises from 0: a count, or a fraction of total_steps"
     )
     total_steps: Count = Field(10_000, ge=1, description="updates in the whole run, where a decay ends")
     min_lr: Number = Field(0.0, ge=0, description="the learning rate a decay ends at")
@@ -90,7 +87,7 @@ class TrainingSettings(Settings):
         return self
 
     def schedule(self, *, base_lr: float) -> Schedule | None:
-        """The schedule these settings ask for, as multipliers of `base_lr`; None when they ask for none."""
+        """Return the schedule that these settings describe, as multipliers of `base_lr`; None if they describe none."""
         if self.lr_scheduler is None and not self.warmup_steps:
             if self.min_lr or self.scheduler_options:
                 raise ConfigError("min_lr and scheduler_options have no effect without lr_scheduler")
@@ -105,13 +102,13 @@ class TrainingSettings(Settings):
 
     @property
     def lr_times(self) -> float:
-        """What the learning rate is multiplied by for the effective batch."""
+        """Factor that `lr_scaling` applies to the learning rate."""
         size = self.gradient_accumulation_steps
         return {"none": 1.0, "linear": float(size), "sqrt": math.sqrt(size)}[self.lr_scaling]
 
     @property
     def clip_norm(self) -> float | None:
-        """The global norm to clip to, or None."""
+        """Global norm to clip to; None without clipping."""
         if self.gradient_clipping is False:
             return None
         others = (self.max_grad_norm, self.max_grad_value, self.clip_rule)
@@ -121,12 +118,12 @@ class TrainingSettings(Settings):
 
     @property
     def clip_value(self) -> float | None:
-        """The value to clamp gradient elements to, or None."""
+        """Value to clamp gradient elements to; None without clamping."""
         return None if self.gradient_clipping is False else self.max_grad_value
 
 
 class MonitoringSettings(Settings):
-    """What is written down."""
+    """Settings of logging, detection thresholds and checkpoints."""
 
     log_frequency: Count = Field(
         100,
@@ -181,7 +178,7 @@ class MonitoringSettings(Settings):
 
 
 class RecoverySettings(Settings):
-    """How much trouble is too much."""
+    """Settings of recovery: limits on skips and rollbacks, snapshots, replay and incident bundles."""
 
     max_skips_in_a_row: Count = Field(20, ge=1, description="skipped updates in a row before the run is stopped")
     max_skips: Count = Field(100, ge=1, description="skipped updates within 200 steps before the run is stopped")
@@ -236,13 +233,18 @@ class RecoverySettings(Settings):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Keys that were set and that have no effect any more."""
+        """Keys that were set and no longer have an effect."""
         default = type(self).model_fields["snapshot_time_share"].default
         return () if self.snapshot_time_share == default else ("recovery.snapshot_time_share",)
 
 
 class Config(Settings):
-    """All settings. `Config.load` also takes a mapping or a YAML file."""
+    """All settings of a guard. `Config.load` also takes a mapping or a YAML file.
+
+    >>> config = Config.load({"mode": "careful", "training": {"max_grad_norm": 1.0}})
+    >>> config.training.max_grad_norm, config.recovery.trust_steps
+    (1.0, 20)
+    """
 
     mode: Literal["observe", "careful", "autopilot"] = Field(
         "autopilot",
@@ -255,7 +257,15 @@ class Config(Settings):
 
     @classmethod
     def load(cls, source: "Config | Mapping[str, Any] | str | Path | None") -> Self:
-        """Settings from whatever the user has: a Config, a mapping shaped like the YAML, a YAML file, or nothing."""
+        """Return the settings in `source`.
+
+        Args:
+            source: a Config, a mapping shaped like the YAML file, the path of a YAML file, or None for the defaults.
+
+        Raises:
+            ConfigError: keys are unknown, values are not allowed, or the file cannot be read; all problems in one
+                message.
+        """
         if source is None:
             return cls()
         if isinstance(source, cls):
@@ -267,14 +277,14 @@ class Config(Settings):
         raise ConfigError(f"config: expected a Config, a mapping or a path to a YAML file, got {type(source).__name__}")
 
     def with_checkpoints(self) -> Self:
-        """The same with checkpoints on, unless it says otherwise."""
+        """Return these settings with checkpoints on, unless `save_checkpoints` is set."""
         if self.monitoring.save_checkpoints is not None:
             return self
         return self.model_copy(update={"monitoring": self.monitoring.model_copy(update={"save_checkpoints": True})})
 
     @classmethod
     def from_mapping(cls, raw: Mapping[Any, Any], where: str) -> Self:
-        """Settings from a mapping shaped like the YAML; `where` is what messages begin with."""
+        """Return the settings in `raw`, a mapping shaped like the YAML file; error messages begin with `where`."""
         # why: an empty section ("training:" and nothing under it) is what is left after commenting keys out
         sections = sections_of(cls)
         filled = {key: {} if value is None and key in sections else value for key, value in raw.items()}
@@ -286,15 +296,15 @@ class Config(Settings):
 
 
 def observe() -> Config:
-    """Looks and records; never touches the run."""
+    """Return a `Config` that measures and records, and never changes the run."""
     return Config(mode="observe")
 
 
 def careful() -> Config:
-    """Refuses or scales down bad updates; never touches weights, moments or the learning rate."""
+    """Return a `Config` that refuses or scales down bad updates; weights, moments and learning rate stay untouched."""
     return Config(mode="careful")
 
 
 def autopilot() -> Config:
-    """Everything that keeps the run on course. The default."""
+    """Return a `Config` with all interventions, rollback and replay included. The default."""
     return Config(mode="autopilot")

@@ -1,36 +1,43 @@
-"""Everything steadystep raises.
+"""Exceptions raised by steadystep.
 
 SteadystepError
-├── ConfigError (also a ValueError)          a setting is unknown, out of range or not built yet
-├── MisuseError (also a RuntimeError)        the guard was called in a way that cannot work
-├── CheckpointError (also a RuntimeError)    a state cannot be written, or a file is not what was written
-├── UnsupportedError (also a NotImplementedError)   a case we know of and do not handle
-└── TrainingHalted (also a RuntimeError)     the run cannot go on; nothing bad was applied
+├── ConfigError (also a ValueError)                 a setting is unknown, out of range or not supported
+├── MisuseError (also a RuntimeError)               a call that cannot work
+├── CheckpointError (also a RuntimeError)           a state cannot be written, or a file is damaged
+├── UnsupportedError (also a NotImplementedError)   a known case that is not handled
+└── TrainingHalted (also a RuntimeError)            the run cannot continue; no bad update was applied
 """
 
 
 class SteadystepError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of every exception that steadystep raises."""
 
 
 class ConfigError(SteadystepError, ValueError):
-    """A setting is wrong: the message names the key, the value and what would be right."""
+    """Raised for a wrong setting; the message names the key, the value and what is allowed."""
 
 
 class MisuseError(SteadystepError, RuntimeError):
-    """A call that cannot work here: the message says what to call instead."""
+    """Raised for a call that cannot work; the message names what to call instead."""
 
 
 class CheckpointError(SteadystepError, RuntimeError):
-    """A state has no form in a file, or a checkpoint is damaged or foreign: the message names the place."""
+    """Raised when a state cannot be saved, or when a checkpoint is damaged or foreign; the message names the place."""
 
 
 class UnsupportedError(SteadystepError, NotImplementedError):
-    """A case that is known and not handled: better said at once than discovered in the weights."""
+    """Raised for a known case that is not handled, before anything is changed."""
 
 
 class TrainingHalted(SteadystepError, RuntimeError):  # noqa: N818 - it reports an event, not a defect
-    """The budget for recovery is spent. The weights are those of the last accepted update."""
+    """Raised when the recovery budget is spent. The weights are those of the last accepted update.
+
+    Args:
+        step: the step at which the run stopped.
+        what: what was detected.
+        did: what the guard did before it stopped.
+        try_next: what to try next.
+    """
 
     def __init__(self, *, step: int, what: str, did: str, try_next: str) -> None:
         self.step = step

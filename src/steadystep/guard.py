@@ -1,4 +1,4 @@
-"""The guard: the face of one training loop. What a step does is in `engine/pipeline.py`."""
+"""`Guard`: replaces backward, clip, step, schedule and zero_grad. What a step does is in `engine/pipeline.py`."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,17 +10,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep import state
-from steadystep.actions import manual_update
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.engine import arguments
-from steadystep.engine.build import build
 from steadystep.engine.closures import Closure
 from steadystep.engine.learning_rate import check_rates
-from steadystep.engine.ownership import claim, refuse_foreign_steps, refuse_step, release, steps_elsewhere
+from steadystep.engine.ownership import assemble, refuse_step, release, steps_elsewhere
 from steadystep.engine.pipeline import Pipeline
 from steadystep.errors import MisuseError
-from steadystep.optimizers import as_one
 from steadystep.parallel import Meeting
 from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.schedule import Schedule
@@ -33,7 +30,24 @@ Batch = TypeVar("Batch")
 
 @final
 class Guard:
-    """Replaces backward, clip, step, schedule and zero_grad in a loop of yours.
+    """Guards a training loop: replaces backward, clip, step, schedule and zero_grad.
+
+    Args:
+        model: the module to train, also wrapped in `DistributedDataParallel`, `fully_shard` or `torch.compile`.
+        optimizer: one optimizer, or a list of optimizers that share every decision. None for a loop that updates the
+            weights itself and calls `inspect` and `commit`.
+        config: a `Config`, a mapping shaped like the YAML file, or the path of a YAML file. Default: `autopilot()`.
+        schedule: function from the number of updates to a multiplier of the learning rate, see `steadystep.schedule`.
+            Not together with `training.lr_scheduler`.
+        run_dir: folder for the run log, checkpoints and incident bundles. Without it nothing is written.
+        detectors: additional detectors, see `steadystep.detectors.Detector`.
+        sinks: additional sinks, see `steadystep.tracking.Sink`.
+        force: use `run_dir` even if another process is using it.
+
+    Raises:
+        ConfigError: a setting is unknown, out of range or contradicts another one.
+        MisuseError: an argument has the wrong type, or the optimizer already has a guard.
+        UnsupportedError: updates happen where a guard cannot stop them (DeepSpeed, FSDP1, inside backward).
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
@@ -58,49 +72,24 @@ class Guard:
         sinks: Sequence[Sink] = (),
         force: bool = False,
     ) -> None:
-        meeting = Meeting()
-        with meeting.telling(model):
-            arguments.check_extras(detectors, sinks)
-            refuse_foreign_steps(model, optimizer)
-            self.config = Config.load(config)
-            if optimizer is None:
-                arguments.check_model(model)
-                training = self.config.training
-                optimizer = manual_update.by_hand(model, schedule, training.learning_rate, training.lr_scheduler)
-        self._optimizer: Optimizer = as_one(optimizer)
         self._closed = False
-        with meeting.telling(model):
-            claim(self, model, self._optimizer)
+        self.config, self._optimizer, parts = assemble(
+            self, model, optimizer, config, schedule, run_dir, detectors=detectors, sinks=sinks, force=force
+        )
         self._foreign = steps_elsewhere(self._optimizer)
         """Steps are the loop's own, or the optimizer's."""
-        try:
-            parts = build(
-                self,
-                self.config,
-                model,
-                self._optimizer,
-                schedule,
-                run_dir,
-                extra_detectors=detectors,
-                extra_sinks=sinks,
-                force=force,
-                meeting=meeting,
-            )
-        except BaseException:
-            release(self._optimizer)
-            raise
         self.precision, self._parts, self._pipeline = parts.precision, parts, Pipeline(parts)
         self._runner, self._progress = parts.runner, parts.progress
         self._recovery, self._run_state, self._ranks = parts.recovery, parts.run_state, parts.ranks
 
     @property
     def updates(self) -> int:
-        """Updates contained in the weights: the position of the schedule."""
+        """Number of updates contained in the weights: the position of the schedule."""
         return self._progress.updates
 
     @property
     def attempts(self) -> int:
-        """Optimizer steps tried, refused ones included."""
+        """Number of optimizer steps tried, refused ones included."""
         return self._progress.attempts
 
     def step(
@@ -111,13 +100,20 @@ class Guard:
         weight: float | None = None,
         metrics: Metrics | None = None,
     ) -> Outcome:
-        """One micro-batch, and with the last of its group one update, taken or refused.
+        """Run one micro-batch and, with the last one of its accumulation group, judge and apply one update.
 
         Args:
             closure_or_loss: a function that computes the loss (preferred: it can be run again), or the loss itself.
-            batch: given to the closure as its argument, and looked at when something goes wrong.
-            weight: what this micro-batch counts in its group, such as its number of tokens.
-            metrics: scalars to log with this step; in a group the last value of each name counts.
+            batch: passed to the closure as its argument, checked when the step is not finite, and kept for replay.
+            weight: weight of this micro-batch in its group, for example its number of tokens; give it for all or none.
+            metrics: scalars to log with this step. In a group, the last value of each name counts.
+
+        Returns:
+            What was decided and done. `outcome.stepped` is False if the update was refused.
+
+        Raises:
+            TrainingHalted: the recovery budget is spent; the weights are those of the last accepted update.
+            MisuseError: the guard is closed, or the call cannot work here.
         """
         if self._foreign or self._closed:
             refuse_step(self._optimizer, closed=self._closed)
@@ -133,14 +129,18 @@ class Guard:
         return self._pipeline.collect(closure_or_loss, batch, number, numbers)
 
     def flush(self) -> Outcome | None:
-        """Update with a group that is not full, as at the end of an epoch; None when none is open."""
+        """Update with an accumulation group that is not full, as at the end of an epoch; None if no group is open."""
         with self._runner:
             return self._pipeline.step() if self._runner.group.members else None
 
     def validate(self, val_loss: float, **metrics: float) -> None:
-        """Tell how a validation went: for the log, a plateau schedule, early stopping and the best weights.
+        """Report a validation to the log, a plateau schedule, early stopping and the best checkpoint.
 
-        In a distributed run every rank calls it, and the mean counts; one that did not validate gives NaN.
+        In a distributed run every rank calls it and the mean counts; a rank that did not validate passes NaN.
+
+        Args:
+            val_loss: the validation loss; lower is better.
+            **metrics: other scalars to log with it.
         """
         metrics = {name: arguments.number(name, value) for name, value in metrics.items()}
         loss = self._ranks.validation(arguments.number("val_loss", val_loss))
@@ -148,27 +148,31 @@ class Guard:
 
     @property
     def should_stop(self) -> bool:
-        """With `early_stopping`: validation has not improved for `patience` times."""
+        """Whether `early_stopping` is on and validation has not improved for `patience` validations."""
         return self._run_state.early_stopping.should_stop
 
     @property
     def epoch(self) -> int:
-        """Passes of `batches` that have ended, those before a resume too."""
+        """Number of completed passes over `batches`, those before a resume included."""
         return self._run_state.data.epoch
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The loader's batches, from where a resumed run was; a short last group is flushed when they end."""
+        """Iterate over `loader` from where a resumed run stopped; flush a short last group at its end."""
         arguments.check_loader(loader)
         return self._run_state.data.batches(loader, self._pipeline.between, at_end=self.flush)
 
     def keep(
         self, name: str, thing: KeptObject, *, check: bool | None = None, update: Callable[[], object] | None = None
     ) -> None:
-        """Let something else with a state (EMA weights, a scheduler) be saved and rolled back with the weights.
+        """Save and roll back another stateful object (EMA weights, a scheduler) together with the weights.
 
-        `update` is what your loop does to it after each step (`lambda: ema.update_parameters(model)`): where updates
-        are replayed after a rollback, so is this. With `check`, the default for modules, its tensors are looked at
-        every 20 steps together with the weights, and put back by themselves when they are no longer finite.
+        Args:
+            name: a unique name for it in checkpoints.
+            thing: an object with `state_dict` and `load_state_dict`.
+            check: check its tensors every 20 steps and restore them when they are not finite. Default: True for
+                modules.
+            update: what your loop does to it after each step, for example `lambda: ema.update_parameters(model)`. It is
+                called again when updates are replayed after a rollback.
         """
         arguments.check_kept(name, thing, update)
         self._run_state.check(name, thing)
@@ -177,49 +181,45 @@ class Guard:
 
     @contextmanager
     def editing(self) -> Iterator[None]:
-        """Announce a change of weights that you make on purpose inside it: it is no damage, and is not undone.
+        """Announce a deliberate change of the weights made inside the `with` block, so that it is not undone as damage.
 
-        `model.load_state_dict` between two steps is taken for one by itself, in one process. With several ranks every
-        rank announces it.
+        In a single process, `model.load_state_dict` between two steps is recognized without it. With several ranks
+        every rank announces it.
         """
         arguments.refuse_inside("editing", busy=self._runner.busy)
         self._parts.edits.expect()
         yield
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
-        """What is probably wrong with the run so far, the likeliest cause first; one "healthy" when nothing is."""
+        """Return the probable causes of instability so far, the most likely first; one "healthy" if there is none."""
         return self._parts.run_history.diagnose()
 
     def inspect(self, loss: Tensor) -> Plan:
-        """Judge the gradients that your own loop computed, without stepping: for loops that update by themselves.
+        """Judge the gradients that your own loop computed from `loss`, without stepping. Call `commit` afterwards.
 
-        `plan.proceeds` says whether the update may be applied; tell the guard with `commit` what you did. Weights and
-        learning rates stay yours: there is no rolling back here.
+        `plan.proceeds` tells whether the update may be applied. Weights and learning rates stay yours: there is no
+        rollback.
         """
         arguments.check_loss("inspect", loss)
         check_rates(self._optimizer)
         return self._pipeline.inspect(loss.detach().reshape(()))
 
     def commit(self, *, stepped: bool) -> Outcome:
-        """Close what `inspect` opened. With `stepped=False` buffers are put back; gradients stay yours to clear."""
+        """Close the step that `inspect` opened. `stepped=False` restores the buffers; gradients are yours to clear."""
         return self._pipeline.commit(stepped=stepped)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the guard remembers, ready for JSON. Micro-batches of an open group count as not seen."""
+        """Return the state of the guard, ready for JSON. Micro-batches of an open group count as not seen."""
         return state.save(self._parts.stateful) | {"attempts": self.attempts, "updates": self.updates}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue as if never interrupted. Load model and optimizer first; an open group is dropped.
+        """Continue from `saved`, which `state_dict` returned. Load model and optimizer first; an open group is dropped.
 
         Raises:
             CheckpointError: this guard could not have written it; nothing was changed.
         """
         arguments.refuse_inside("load_state_dict", busy=self._runner.busy)
-        loaded = state.load_checked(self._parts.stateful, arguments.saved_state(saved))
-        self._progress.attempts, self._progress.updates = loaded["attempts"], loaded["updates"]
-        self._runner.reset()
-        self._recovery.forget()
-        self._parts.edits.forget()
+        self._parts.load(arguments.saved_state(saved))
 
     @classmethod
     def resume(
@@ -235,23 +235,16 @@ class Guard:
         sinks: Sequence[Sink] = (),
         force: bool = False,
     ) -> Self:
-        """Return a guard that goes on where the newest whole checkpoint of `run_dir` was taken; a new one without any.
+        """Return a guard that continues from the newest intact checkpoint in `run_dir`, or a new one if there is none.
 
-        Takes what `Guard` takes, and `path` for a certain checkpoint or another folder of them. One process at a time
-        uses a `run_dir`; with `force` this one does although another one does.
+        Takes the arguments of `Guard`, and `path` for a certain checkpoint or another folder of checkpoints.
+        Checkpoints are on unless `config` turns them off. One process at a time uses a `run_dir`; `force` overrides
+        that.
         """
         with Meeting().telling(model):
             settings = Config.load(config).with_checkpoints()
-        guard = cls(
-            model,
-            optimizer,
-            config=settings,
-            schedule=schedule,
-            run_dir=run_dir,
-            detectors=detectors,
-            sinks=sinks,
-            force=force,
-        )
+        more: dict[str, Any] = {"schedule": schedule, "detectors": detectors, "sinks": sinks, "force": force}
+        guard = cls(model, optimizer, config=settings, run_dir=run_dir, **more)
         try:
             guard._run_state.resume(None if path is None else Path(path))
         except BaseException:
@@ -260,7 +253,7 @@ class Guard:
         return guard
 
     def save(self, path: str | Path | None = None) -> Path:
-        """Write a checkpoint now and wait for it; to `run_dir/checkpoints`, or into the folder `path`."""
+        """Write a checkpoint to `run_dir/checkpoints`, or to the folder `path`; return its path once it is on disk."""
         arguments.refuse_inside("save", busy=self._runner.busy)
         where = None if path is None else arguments.folder("path", path)
         if self._runner.group.members:
@@ -268,17 +261,17 @@ class Guard:
         return self._run_state.save(where, self.attempts, self.updates)
 
     def restore_best(self) -> bool:
-        """Put the weights of the best validation back; False when there are none."""
+        """Restore the weights of the best validation; return False if there are none."""
         arguments.refuse_inside("restore_best", busy=self._runner.busy)
         self._recovery.forget()
         return self._run_state.restore_best(self.attempts, self.updates)
 
     def _conclude(self) -> None:
-        """Say what the run came to, if that has not been said; done by `close` and at the end of the program."""
+        """Report the final diagnosis of the run once; called by `close` and at the end of the program."""
         self._parts.log.concluded(self._parts.run_history.verdict())
 
     def close(self) -> None:
-        """Save the last state, write the log's last lines and let go of the optimizer."""
+        """Save the last state, complete the run log and release the optimizer."""
         arguments.refuse_inside("close", busy=self._runner.busy)
         self._end(save=sys.exc_info()[0] is None)
 

@@ -1,6 +1,5 @@
-"""The documentation as a site: it builds without a warning, every link leads somewhere, no name is missing."""
+"""The documentation as a site: it builds without a warning, and every link leads somewhere."""
 
-import importlib
 import importlib.util
 import re
 import subprocess
@@ -8,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-import steadystep
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
@@ -74,6 +71,10 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     site = tmp_path / "site"
     assert (site / "failures" / "nan-loss.html").exists()
     assert (site / "repository" / "benchmarks" / "index.html").exists()
+    clip, config = ((site / "reference" / f"{name}.html").read_text() for name in ("clip", "config"))
+    assert 'id="steadystep.clip.ClipReport"' in clip  # from docstrings, with a table of its fields
+    assert "<code>norm_before</code>" in clip
+    assert "rollbacks within 1,000 steps" in config  # the description of a key
     page = (site / "index.html").read_text()
     fetched = re.findall(r"<(?:script|img)\b[^>]*\bsrc=\"(https?:[^\"]+)\"", page)
     fetched += re.findall(r"<link\b[^>]*\brel=\"(?:stylesheet|preconnect)\"[^>]*\bhref=\"(https?:[^\"]+)\"", page)
@@ -84,23 +85,6 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     listed = set(re.findall(r"([\w/-]+\.md)", navigation))
     assert listed == {str(path.relative_to(ROOT / "docs")) for path in ROOT.glob("docs/**/*.md")}
-
-
-def sections(page: str) -> dict[str, set[str]]:
-    """The names in the first column of each section's table."""
-    parts = re.split(r"^## (.+)$", page, flags=re.M)
-    named = zip(parts[1::2], parts[2::2], strict=True)
-    return {title: set(re.findall(r"^\| `([^`]+)` \|", text, re.M)) for title, text in named}
-
-
-def test_the_reference_has_every_public_name_and_no_other() -> None:
-    told = sections((ROOT / "docs" / "api.md").read_text())
-    parts = {name for name in steadystep.__all__ if f"steadystep.{name}" in told}
-    assert told.pop("steadystep") == set(steadystep.__all__) - parts
-    assert {f"Guard.{name}" for name in vars(steadystep.Guard) if not name.startswith("_")} == told.pop("Guard")
-    assert told.pop("Errors") == set()
-    for title, names in told.items():
-        assert names == set(importlib.import_module(title).__all__), f"{title}: run python tools/api_page.py"
 
 
 @pytest.mark.parametrize("path", FAILURES, ids=lambda path: path.stem)

@@ -44,12 +44,16 @@ _ORDER = {name: place for place, name in enumerate(ItemName)}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecklistItem:
-    """One line of the checklist, with what it was concluded from."""
+    """One line of the checklist, with its evidence."""
 
     name: ItemName
+    """What is checked."""
     state: ItemState
+    """Whether it is present; `unknown` if that cannot be seen."""
     evidence: str
+    """What the state was concluded from."""
     line: int | None = None
+    """Line in the script, where there is one."""
     fix: str = ""
     """What to write, where something is missing."""
 
@@ -59,7 +63,7 @@ class ChecklistItem:
         return MARKS[self.state]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 

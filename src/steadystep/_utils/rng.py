@@ -11,7 +11,13 @@ import torch
 
 @final
 class RngState:
-    """torch's random state on the host and on one device, as it is now; Python's and NumPy's where asked for."""
+    """Random state of torch on the host and on one device, as it is now; optionally of Python and NumPy.
+
+    Args:
+        device: the device whose generator is included.
+        python: include Python's `random`.
+        numpy: include NumPy's global generator.
+    """
 
     __slots__ = ("_cpu", "_device", "_numpy", "_on_device", "_python")
 
@@ -23,7 +29,7 @@ class RngState:
         self._numpy: Any = np.random.get_state(legacy=False) if numpy else None  # 0.3 ms
 
     def restore(self) -> None:
-        """Put it back."""
+        """Restore this random state."""
         _set_torch(self._cpu, self._on_device, self._device)
         if self._python is not None:
             random.setstate(self._python)
@@ -35,7 +41,7 @@ class RngState:
         return {"host": self._cpu, "device": self._on_device, "kind": self._device.type}
 
     def moved(self) -> tuple[bool, bool, bool]:
-        """Whether numbers have been drawn since from torch, Python, NumPy; False for one whose state is not known."""
+        """Return whether numbers were drawn since from torch, Python, NumPy; False where the state is not known."""
         now = RngState(self._device, python=self._python is not None, numpy=self._numpy is not None)
         drawn = not torch.equal(self._cpu, now._cpu)
         if self._on_device is not None and now._on_device is not None:

@@ -1,4 +1,4 @@
-"""States on disk: written whole or not at all, resumed exactly; and where a loop is in its data."""
+"""Checkpoints on disk: written atomically, verified on reading, resumed exactly; and the position in the data."""
 
 from steadystep.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from steadystep.checkpoints.packing import Packed, pack, unpack

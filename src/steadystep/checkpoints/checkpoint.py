@@ -143,13 +143,18 @@ def _render(fields: Mapping[str, Any]) -> bytes:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A state that was read and found to be what was written."""
+    """A checkpoint that was read and verified."""
 
     path: Path
+    """Folder of the checkpoint."""
     step: int
+    """Step at which it was written."""
     updates: int
+    """Number of updates in the weights."""
     score: float | None
+    """Score it was written with; lower is better."""
     state: Mapping[str, Any]
+    """The state."""
     not_finite: tuple[str, ...] = ()
     """Names of tensors with NaN or infinity that a run should not be continued from."""
 
@@ -157,12 +162,19 @@ class Checkpoint:
 def write_checkpoint(
     folder: Path, state: Mapping[str, Any] | Packed, *, step: int, updates: int, score: float | None = None
 ) -> Path:
-    """Write one checkpoint into `folder`, which exists; the disk has it when this returns.
+    """Write one checkpoint into a folder and return its path, once it is on disk.
 
-    Whatever happens on the way, a checkpoint of that name is the one from before or the new one.
+    If it fails, an earlier checkpoint of the same step is unchanged.
+
+    Args:
+        folder: an existing folder.
+        state: the state: nested containers of tensors, arrays and plain values.
+        step: step of the checkpoint; gives it its name.
+        updates: number of updates in the weights.
+        score: score for `CheckpointStore.best`; lower is better.
 
     Raises:
-        CheckpointError: the state has no form in a file, or the disk refused; nothing that was there has changed.
+        CheckpointError: the state cannot be stored, or the disk refused; nothing that was there has changed.
     """
     if step < 0:
         raise CheckpointError(f"step = {step}: must be 0 or more")
@@ -197,10 +209,10 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint and verify all of it: sizes and checksums of every file, the manifest's own too.
+    """Read the checkpoint at `path` and verify sizes and checksums of every file, the manifest included.
 
     Raises:
-        CheckpointError: something is missing, damaged, or not ours; the message says what.
+        CheckpointError: something is missing, damaged, or not ours; the message names it.
     """
     path = Path(path)
     manifest = read_manifest(path)

@@ -1,7 +1,7 @@
-"""A state as strict JSON and flat tensors, and back: the same values of the same types, never through pickle.
+"""Splits a state into strict JSON and flat tensors, and back: the same values and types, never through pickle.
 
-JSON has no form for a tuple, a NaN or a key that is a number: those become `{"$": kind, "v": ...}`. Tensors are named
-after their place in the state, for a person to read. On the way back nothing looks up a name that the file chooses.
+JSON has no tuple, NaN or number as a key: those become `{"$": kind, "v": ...}`. Tensors are named after their place in
+the state. On the way back nothing looks up a name that the file chooses.
 """
 
 import math
@@ -117,32 +117,30 @@ _TRY = "save its state_dict(), or numbers, strings, lists, dicts, arrays or tens
 @final
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A state taken apart. The tensors are those of the state: not copied, on whatever device they are."""
+    """A state split into JSON and tensors. The tensors are those of the state: not copied, on their device."""
 
     tree: Any
     """Strict JSON: numbers are finite, keys are strings."""
     tensors: dict[str, Tensor]
+    """Tensors by name."""
     shards: dict[str, Tensor] = field(default_factory=dict)
-    """This rank's parts of tensors that are spread over ranks."""
+    """This rank's parts of tensors that are sharded over ranks."""
     places: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Where each part begins."""
+    """Offset of each part."""
 
 
 def pack(state: Any) -> Packed:
-    """Take `state` apart.
+    """Split `state` into JSON and tensors; raise CheckpointError, with the place, for what cannot be stored.
 
-    Types come back as they were, with these exceptions: a Parameter comes back as a tensor, every tensor on the CPU and
-    contiguous, an array in C order. Two names for the same memory come back as one tensor under two names.
-
-    Raises:
-        CheckpointError: something in it has no form in a file; the message names its place.
+    Types come back as they were, except: a Parameter comes back as a tensor, every tensor on the CPU and contiguous, an
+    array in C order. Two names for the same memory come back as one tensor under two names.
     """
     packer = _Packer()
     return Packed(packer.node(state, "", 0), packer.tensors, packer.shards, packer.places)
 
 
 def unpack(packed: Packed) -> Any:
-    """The state as it was. Raises CheckpointError for what `pack` did not make."""
+    """Return the state from `packed`. Raises CheckpointError for what `pack` did not make."""
     return unpacked(packed.tree, packed.tensors)
 
 

@@ -36,10 +36,14 @@ _LOOKS = 3  # a writer may replace or tidy away what was just listed; then the f
 
 @final
 class CheckpointStore:
-    """Puts checkpoints into a folder and gives back the newest or the best that is whole.
+    """A folder of checkpoints: keeps the newest and the best, and reads the newest or best intact one.
 
-    One process writes to a folder; any number may read. `keep_last` counts the one just written. Lower scores are
-    better. Opening it removes what a killed process left half-written.
+    One process writes to a folder; any number may read. Opening it removes what a killed process left incomplete.
+
+    Args:
+        folder: the folder.
+        keep_last: number of newest checkpoints to keep, the one just written included.
+        keep_best: also keep the one with the lowest score.
     """
 
     def __init__(self, folder: Path, *, keep_last: int = 3, keep_best: bool = True) -> None:
@@ -58,7 +62,7 @@ class CheckpointStore:
             raise ConfigError(f"{self.folder}: cannot store checkpoints there ({error.strerror})") from None
 
     def put(self, state: Mapping[str, Any] | Packed, *, step: int, updates: int, score: float | None = None) -> Path:
-        """Write a checkpoint; only when the disk has it, older ones that are no longer wanted are removed.
+        """Write a checkpoint; once it is on disk, remove older ones that are no longer needed.
 
         One of the same step is replaced. Those of later steps (from a run that was continued at an earlier point) stay.
         """
@@ -70,21 +74,21 @@ class CheckpointStore:
         return path
 
     def refuse(self, step: int) -> None:
-        """There will be none of `step`; nobody else waits for it."""
+        """Announce that there will be no checkpoint of `step`, so that no rank waits for it."""
 
     def newest(self, among: Callable[[int], bool] = lambda step: True) -> Checkpoint | None:
-        """The one of the latest step that is whole and finite; what is not is named in a warning and passed over.
+        """Return the latest checkpoint that is intact and finite; others are named in a warning and skipped.
 
-        Only steps that are `among` certain ones count.
+        `among` limits the steps that count.
         """
         return self._first(lambda: filter(among, reversed(self.steps())))
 
     def best(self) -> Checkpoint | None:
-        """The one with the lowest score that is whole and finite; of equals the latest."""
+        """Return the intact and finite checkpoint with the lowest score, the latest of equals."""
         return self._first(self.by_score)
 
     def steps(self) -> list[int]:
-        """Of every checkpoint here, whole or not, in ascending order."""
+        """Return the steps of all checkpoints, intact or not, in ascending order."""
         try:
             found = [_NAME.fullmatch(path.name) for path in self.folder.iterdir()]
         except OSError:
@@ -128,13 +132,13 @@ class CheckpointStore:
         return found
 
     def by_score(self) -> list[int]:
-        """Steps with a score, the best first."""
+        """Return the steps that have a score, the best first."""
         scores = {step: manifest.score for step, manifest in self._whole(self.steps()).items()}
         known = {step: score for step, score in scores.items() if score is not None and not math.isnan(score)}
         return sorted(known, key=lambda step: (known[step], -step))
 
     def tidy(self, written: int) -> None:
-        """Only what is older than the one just written, and so never the newest that is whole."""
+        """Remove checkpoints older than the one just `written` that are no longer needed."""
         older = [step for step in self.steps() if step < written]
         usable = [step for step in self._whole(older) if step not in self._not_finite]
         wanted = set(sorted(usable, reverse=True)[: self._keep_last - 1])
@@ -167,12 +171,15 @@ _writers: "weakref.WeakSet[BackgroundWriter]" = weakref.WeakSet()
 
 @final
 class BackgroundWriter:
-    """Save states through a `CheckpointStore`, one at a time.
+    """Writes states through a `CheckpointStore` in a background thread, one at a time.
 
-    It keeps one copy of the state's tensors in host memory (pinned for tensors of an accelerator) and uses it again for
-    the next. A write that fails is said once, when `save`, `report` or `flush` is called next, and the next success is
-    said once; training goes on and older checkpoints stay. A state of a guarded loop that holds NaN or infinity is not
-    written, and that counts as a failure. A write under way at the end of the program is completed.
+    Keeps one copy of the state's tensors in host memory (pinned for tensors of an accelerator) and reuses it. A failed
+    write is reported once, when `save`, `report` or `flush` is called next; training continues and older checkpoints
+    stay. A state of a guarded loop that holds NaN or infinity is not written and counts as a failure. A write under way
+    at the end of the program is completed.
+
+    Args:
+        store: where to write.
     """
 
     def __init__(self, store: "Shelving") -> None:
@@ -192,18 +199,18 @@ class BackgroundWriter:
 
     @property
     def busy(self) -> bool:
-        """A write is under way."""
+        """Whether a write is under way."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(
         self, state: Mapping[str, Any], *, step: int, updates: int, score: float | None = None, wait: bool = False
     ) -> bool:
-        """Copy `state` and begin to write it; False if nothing was begun: the last one is still being written.
+        """Copy `state` and begin to write it; return False if the last write is still under way.
 
-        With `wait` it waits for the last one first. The state may change as soon as this returns.
+        With `wait` it waits for that one first. The state may change as soon as this returns.
 
         Raises:
-            CheckpointError: the first state given has no form in a file. A later one is a failed write, and False.
+            CheckpointError: the first state given cannot be stored. A later one is a failed write, and False.
         """
         if self._closed:
             raise MisuseError("save() after close(): create a new BackgroundWriter")
@@ -228,7 +235,7 @@ class BackgroundWriter:
         return True
 
     def report(self) -> None:
-        """Say what became of the last write, if that is news. Costs nothing otherwise."""
+        """Report the result of the last write, if it is new. Costs nothing otherwise."""
         if self.busy or (self._failure is not None) == self._failing:
             return
         self._failing = self._failure is not None
@@ -238,11 +245,11 @@ class BackgroundWriter:
             warn(f"checkpoints are being written to {self._store.folder} again")
 
     def flush(self) -> None:
-        """Wait until what is under way is written."""
+        """Wait until the write under way is complete."""
         self._wait(None)
 
     def close(self) -> None:
-        """Wait, and give the memory back."""
+        """Wait, and release the memory."""
         self._closed = True
         self.flush()
         self._buffers = {}

@@ -1,4 +1,4 @@
-"""Gradient clipping that returns what it measured and never lets a non-finite norm through."""
+"""Gradient clipping that returns what it measured and never applies a non-finite norm."""
 
 from steadystep.clip.global_norm import ClipReport, clip_global_norm_, clip_value_
 from steadystep.clip.learned import NormRule, PercentileClip, ZScoreClip

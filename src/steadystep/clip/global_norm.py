@@ -113,10 +113,7 @@ def _layout_if_alike(grads: list[Tensor]) -> Layout | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipReport:
-    """`scale == 0.0` means: do not step, the gradients are not finite and were left alone.
-
-    Where all gradients are scaled alike, `scale` is that factor. Where rows or tensors have factors of their own
-    (`agc_`, `TensorEMAClip`) it is the global norm after ÷ before. `clip_value_` does not scale and says 1.0.
+    """What a clip measured and did. `scale == 0.0` means: do not step, the gradients are not finite and were unchanged.
 
     >>> report = ClipReport(norm_before=5.0, scale=0.2, clipped=True, finite=True)
     >>> report.norm_before * report.scale
@@ -126,18 +123,23 @@ class ClipReport:
     """
 
     norm_before: float
+    """Global L2 norm before clipping."""
     scale: float
+    """Factor on the gradients; with a factor per tensor (`agc_`, `TensorEMAClip`) the global norm after ÷ before.
+    `clip_value_` reports 1.0."""
     clipped: bool
+    """Whether any gradient was changed."""
     finite: bool
+    """Whether all gradients were finite."""
 
     @classmethod
     def refused(cls, norm: float) -> Self:
-        """The report for a norm that is not finite."""
+        """Return the report for a `norm` that is not finite."""
         return cls(norm_before=norm, scale=0.0, clipped=False, finite=False)
 
     @classmethod
     def scaled(cls, norm: float, scale: float) -> Self:
-        """The report for finite gradients multiplied by `scale`."""
+        """Return the report for finite gradients of this `norm`, multiplied by `scale`."""
         return cls(norm_before=norm, scale=scale, clipped=scale < 1.0, finite=True)
 
 
@@ -149,9 +151,15 @@ _MARGIN = 1.01  # torch adds up in the gradients' dtype, bf16 to two digits; nea
 def clip_global_norm_(params: Params, max_norm: float) -> ClipReport:
     """Scale gradients in place so that their global L2 norm is at most `max_norm`.
 
-    Bit-identical to torch's function on finite gradients, the norm included: in half precision it has torch's two or
-    three digits. On a non-finite norm the gradients are left as they are and `report.scale == 0.0` says: do not step.
-    Costs one host read, which is the report. With `max_norm=math.inf` it only measures.
+    Bit-identical to torch's function on finite gradients. A non-finite norm leaves the gradients as they are. Costs one
+    host read.
+
+    Args:
+        params: parameters, named parameters or a single parameter.
+        max_norm: the largest norm; `math.inf` only measures.
+
+    Returns:
+        The norm before and the factor applied; `scale == 0.0` means: do not step.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> weight.grad = torch.tensor([3.0, 4.0])
@@ -226,8 +234,14 @@ def multiply_each_(grads: list[Tensor], layout: Layout, factors: list[float]) ->
 def clip_value_(params: Params, max_value: float) -> ClipReport:
     """Clamp gradient elements in place.
 
-    A non-finite gradient is left as it is (`report.scale == 0.0`: do not step); clamping would turn an infinity into a
-    number that looks healthy. `clipped` says whether any element was beyond the limit.
+    A non-finite gradient is left as it is: clamping would turn an infinity into a number that looks healthy.
+
+    Args:
+        params: parameters, named parameters or a single parameter.
+        max_value: elements are clamped to [-max_value, max_value].
+
+    Returns:
+        `clipped` tells whether any element was beyond the limit; `scale == 0.0` means: do not step.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> weight.grad = torch.tensor([3.0, -0.5])

@@ -15,11 +15,11 @@ from steadystep.clip.global_norm import ClipReport, Params, gradients_of, measur
 
 
 class NormRule(Protocol):
-    """From the norms seen so far to a limit for the next one.
+    """Protocol of a clip that learns: computes a limit for the next norm from those seen so far.
 
-    Ask first, then tell: `limit(norm)` changes nothing, `learn(norm)` takes the norm as it was measured, before any
-    clipping. A non-finite norm has the limit 0.0 and teaches nothing; neither does a norm of exactly zero, from which a
-    limit of zero would follow and never go away.
+    `limit(norm)` changes nothing; `learn(norm)` takes the norm before clipping. A non-finite norm has the limit 0.0 and
+    is not learned. A norm of exactly zero is not learned either: it would lead to a limit of zero for the rest of the
+    run.
 
     >>> from steadystep.clip import PercentileClip
     >>> rule: NormRule = PercentileClip(percentile=50)
@@ -30,16 +30,16 @@ class NormRule(Protocol):
     """
 
     def limit(self, norm: float) -> float:
-        """The largest norm this step may have; `math.inf` where there is none."""
+        """Return the largest norm that this step may have; `math.inf` without a limit."""
 
     def learn(self, norm: float) -> None:
-        """Take in the norm of this step."""
+        """Learn from the norm of this step, as measured before clipping."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything learned so far, as plain JSON."""
+        """Return everything learned so far, as plain JSON."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken."""
+        """Continue from `state`."""
 
 
 def teaches(norm: float) -> bool:
@@ -64,10 +64,14 @@ def clip_by_rule_(params: Params, rule: NormRule) -> ClipReport:
 
 @final
 class PercentileClip:
-    """Brings every gradient norm above the p-th percentile of the last `history_steps` down to it.
+    """Clips gradient norms to a percentile of the last `history_steps` norms.
 
-    With the paper's p = 10 nine steps in ten are clipped: it acts more like normalised gradient descent than like an
-    emergency brake. Use 90 or more to touch outliers only. It learns the norms as measured, so it follows a new level.
+    With the paper's percentile of 10, nine steps in ten are clipped, which resembles normalized gradient descent. Use
+    90 or more to clip outliers only. It learns norms as measured, so it follows a new level.
+
+    Args:
+        percentile: the limit, as a percentile of the norms in the history.
+        history_steps: number of past norms to keep.
 
     >>> import torch
     >>> clip = PercentileClip(percentile=50)
@@ -86,11 +90,11 @@ class PercentileClip:
         self._ranked: list[float] = []
 
     def clip_(self, params: Params) -> ClipReport:
-        """Clip gradients in place and learn from their norm."""
+        """Clip the gradients of `params` in place and learn from their norm."""
         return clip_by_rule_(params, self)
 
     def limit(self, norm: float) -> float:
-        """The largest norm this step may have. Changes nothing."""
+        """Return the largest norm that this step may have. Changes nothing."""
         if not math.isfinite(norm):
             return 0.0
         if norm == 0.0:
@@ -105,7 +109,7 @@ class PercentileClip:
         return ranked[below] + (ranked[above] - ranked[below]) * (position - below)
 
     def learn(self, norm: float) -> None:
-        """Take in a norm as it was measured. Not finite, or zero: nothing to learn."""
+        """Learn from a norm as measured. A norm that is zero or not finite is ignored."""
         if not teaches(norm):
             return
         if len(self._history) == self._history_steps:
@@ -114,11 +118,11 @@ class PercentileClip:
         insort(self._ranked, norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON: the norms, oldest first."""
+        """Return the norms as plain JSON, oldest first."""
         return {"history": list(self._history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken; a shorter `history_steps` keeps the newest."""
+        """Continue from `state`; a shorter `history_steps` keeps the newest norms."""
         numbers.state_keys("PercentileClip", state, "history")
         history = [numbers.real("history", norm, above=0.0) for norm in state["history"]][-self._history_steps :]
         self._history, self._ranked = deque(history), sorted(history)
@@ -130,11 +134,17 @@ _LARGEST = 1e100  # what a warm-up can use: the square of more, summed, leaves d
 
 @final
 class ZScoreClip:
-    """Holds back gradient norms that stand out from the run's own recent ones; the more they do, the harder.
+    """Clips gradient norms that stand out from the run's own recent ones; the further they stand out, the harder.
 
-    The first `warmup_steps` norms only set the mean and the variance. `max_norm` is a fixed limit on top, from the
-    first step on. As published the rule never accepts a new level: after a lasting jump it clips every step for ever,
-    because what it learns is clipped. `restart_after_steps=k` warms up again once k steps in a row were held back.
+    As published, the rule never accepts a new level: after a lasting jump it clips every step, because it learns
+    clipped norms. `restart_after_steps` ends that.
+
+    Args:
+        z_threshold: standard deviations above the mean at which clipping begins.
+        alpha: decay of the moving mean and variance.
+        warmup_steps: number of first norms that only set mean and variance.
+        max_norm: a fixed limit in addition, from the first step on.
+        restart_after_steps: warm up again after so many clipped steps in a row; None for never.
 
     >>> import torch
     >>> clip = ZScoreClip(warmup_steps=4)
@@ -172,11 +182,11 @@ class ZScoreClip:
         self._held_back_in_a_row = 0
 
     def clip_(self, params: Params) -> ClipReport:
-        """Clip gradients in place and learn from their norm."""
+        """Clip the gradients of `params` in place and learn from their norm."""
         return clip_by_rule_(params, self)
 
     def limit(self, norm: float) -> float:
-        """The largest norm this step may have. Changes nothing."""
+        """Return the largest norm that this step may have. Changes nothing."""
         return min(self._limit_by_history(norm), self._max_norm) if math.isfinite(norm) else 0.0
 
     def _limit_by_history(self, norm: float) -> float:
@@ -187,7 +197,7 @@ class ZScoreClip:
         return self._mean + self._z_threshold * sigma / (z / self._z_threshold) if z > self._z_threshold else math.inf
 
     def learn(self, norm: float) -> None:
-        """Take in a norm as it was measured. Not finite, or zero: nothing to learn."""
+        """Learn from a norm as measured. A norm that is zero or not finite is ignored."""
         if not teaches(norm):
             return
         if not self._ready:
@@ -214,7 +224,7 @@ class ZScoreClip:
         self._ready = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the state as plain JSON."""
         return {
             "warmup": list(self._warmup),
             "mean": self._mean,
@@ -224,7 +234,7 @@ class ZScoreClip:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken."""
+        """Continue from `state`."""
         numbers.state_keys("ZScoreClip", state, *self.state_dict())
         warmup = [numbers.real("warmup", norm, above=0.0) for norm in state["warmup"]]
         mean = _level("mean", state["mean"], most=_LARGEST)

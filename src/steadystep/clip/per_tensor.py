@@ -31,11 +31,15 @@ class _Past:
 
 @final
 class TensorEMAClip:
-    """Holds each tensor's gradient norm to `relative_limit` times the moving average of its own clipped norms.
+    """Clips each tensor's gradient norm to `relative_limit` times the moving average of its own clipped norms.
 
-    A tensor is in warm-up until it has taught `warmup_steps` norms; meanwhile the global norm is held to
-    `warmup_max_norm`. Give `named_parameters()` if the list of parameters may change or people are to read the state;
-    without names, tensors are known by their position.
+    Pass `named_parameters()` if the list of parameters may change; without names, tensors are known by their position.
+
+    Args:
+        relative_limit: the limit, as a multiple of a tensor's moving average.
+        beta: decay of the moving average.
+        warmup_steps: number of norms that a tensor learns before it has a limit of its own.
+        warmup_max_norm: global norm to clip to during warmup.
 
     >>> import torch
     >>> clip = TensorEMAClip(warmup_steps=2)
@@ -62,7 +66,7 @@ class TensorEMAClip:
         self._past: dict[str, _Past] = {}
 
     def clip_(self, params: Params) -> ClipReport:
-        """Clip gradients in place, each tensor by itself, and learn from their norms."""
+        """Clip the gradients of `params` in place, each tensor by itself, and learn from their norms."""
         grads = {name: p.grad for name, p in named(params).items() if p.grad is not None}
         seen = measured(list(grads.values()))
         each = torch.stack(seen.norms).tolist() if grads else []  # sync: the rule needs every norm
@@ -80,7 +84,7 @@ class TensorEMAClip:
         return ClipReport(norm_before=total, scale=after / total, clipped=True, finite=True)
 
     def limits(self, norms: Mapping[str, float]) -> dict[str, float]:
-        """The largest norm each tensor may have in this step. Changes nothing."""
+        """Return the largest norm that each tensor may have in this step. Changes nothing."""
         total = math.hypot(*norms.values())
         if not math.isfinite(total):
             return dict.fromkeys(norms, 0.0)
@@ -93,10 +97,10 @@ class TensorEMAClip:
         return norm * share if share < 1.0 else math.inf
 
     def learn(self, norms: Mapping[str, float]) -> None:
-        """Take in the norms of one step as they were measured. One that is not finite: nothing to learn from any.
+        """Learn from the norms of one step as measured; if one is not finite, from none.
 
-        A norm of exactly zero teaches nothing about its tensor: gamma would become zero in warm-up and stay there, and
-        the tensor would never move again (the layers below a zero-initialised one start like that).
+        A norm of exactly zero is ignored for its tensor: the limit would become zero in warmup and stay there (the
+        layers below a zero-initialized one start like that).
         """
         self._learn(norms, self.limits(norms))
 
@@ -113,11 +117,11 @@ class TensorEMAClip:
             self._past[name] = _Past(level, past.steps + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the state as plain JSON."""
         return {"tensors": {name: {"level": p.level, "steps": p.steps} for name, p in self._past.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken."""
+        """Continue from `state`."""
         numbers.state_keys("TensorEMAClip", state, "tensors")
         past = {}
         for name, entry in state["tensors"].items():
@@ -136,9 +140,15 @@ Excluded = str | Parameter | Iterable[str | Parameter]
 def agc_(params: Params, *, clip_factor: float = 0.01, eps: float = 1e-3, exclude: Excluded = ()) -> ClipReport:
     """Scale each unit's gradient in place to at most `clip_factor` times the norm of that unit's weights.
 
-    The paper leaves the last linear layer alone: name it in `exclude`, by parameters or, with `named_parameters()`, by
-    names or patterns such as `"head.*"`. What is excluded still counts in the norm and in the test for finiteness.
-    `report.scale` is the global norm after ÷ before. Costs one host read.
+    Args:
+        params: parameters, named parameters or a single parameter.
+        clip_factor: largest ratio of gradient norm to weight norm.
+        eps: lower limit of the weight norm, for units that start at zero.
+        exclude: parameters or, with `named_parameters()`, names or globs such as `"head.*"` that are not clipped. The
+            paper excludes the last linear layer. They still count in the norm and in the finiteness check.
+
+    Returns:
+        `scale` is the global norm after ÷ before. Costs one host read.
 
     >>> layer = torch.nn.Linear(2, 2, bias=False)
     >>> layer.weight.data = torch.tensor([[3.0, 4.0], [0.0, 1.0]])

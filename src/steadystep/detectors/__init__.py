@@ -1,4 +1,4 @@
-"""NOTICE: plain numbers in, findings out. Each detector looks for one failure mode."""
+"""NOTICE: plain numbers in, findings out. Each detector checks for one failure mode."""
 
 from steadystep.detectors.adam_moments import LostMoments, PoisonedMoments, RmsSurprise
 from steadystep.detectors.clip_rate import ClipRate

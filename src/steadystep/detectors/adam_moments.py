@@ -19,10 +19,13 @@ _LOOKS = 2  # both must say so: a single one may have met a moment that was pois
 
 @final
 class LostMoments:
-    """Warns once when most second moments have fallen further between two looks than `beta2` allows.
+    """Warns once when most second moments fell further between two measurements than `beta2` allows.
 
-    A state that was not loaded after a restart, an optimizer made anew, `optimizer.state.clear()`: updates are the
-    wrong size until it is learned again. Nothing is undone, because it may be meant.
+    Causes: an optimizer state that was not loaded after a restart, an optimizer made anew, `optimizer.state.clear()`.
+    Updates have the wrong size until the moments are learned again. Nothing is undone, because it may be intended.
+
+    Args:
+        beta2: decay of the second moment.
     """
 
     name = "lost-moments"
@@ -33,7 +36,7 @@ class LostMoments:
         """Step and finite peaks of the last ones."""
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all tensors concerned."""
+        """Return one finding for all tensors concerned."""
         if not signals.state_peaks:
             return ()
         peaks = dict(zip(signals.state, signals.state_peaks, strict=True))
@@ -70,7 +73,7 @@ class LostMoments:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"looks": [[step, dict(peaks)] for step, peaks in self._looks]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -95,7 +98,7 @@ _HABIT = 2  # earlier intervals with a gradient as large: then it is this run's 
 class PoisonedMoments:
     """Asks for action when v of a quarter of the tensors is a hundred times its median and the gradients are not.
 
-    It must have come between two probes: v that has grown for long belongs to gradients that have. A run whose
+    The rise must have come between two probes: v that has grown for long belongs to gradients that have. A run whose
     gradients are always spiky (rare rewards under a small beta2) is left alone: the largest gradient norm between two
     probes must be new to it, unless no large one was seen at all.
     """
@@ -111,7 +114,7 @@ class PoisonedMoments:
         self._clean: int | None = None
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding for each probe; after four in a row the new level counts as usual."""
+        """Return at most one finding for each probe; after four in a row the new level becomes the baseline."""
         probe = signals.probe
         if probe is None:
             # why: between probes only the largest norm is of interest; NaN and infinity fail the comparison
@@ -185,7 +188,7 @@ class PoisonedMoments:
             self._clean = probe.step
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "moments": self._moments.state_dict(),
             "norms": self._norms.state_dict(),
@@ -212,7 +215,7 @@ _SURPRISE_QUIET_STEPS = 32
 
 @final
 class RmsSurprise:
-    """Notes when a quarter of the tensors are six times as surprised as usual."""
+    """Notes when RMS_t of a quarter of the tensors is six times its usual value."""
 
     name = "rms-surprise"
     only_probes = True
@@ -221,7 +224,7 @@ class RmsSurprise:
         self._usual = TensorHistory()
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one note for each probe."""
+        """Return at most one note for each probe."""
         probe = signals.probe
         if probe is None or not probe.surprises or probe.step <= _SURPRISE_QUIET_STEPS:
             return ()
@@ -251,7 +254,7 @@ class RmsSurprise:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return self._usual.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -25,14 +25,19 @@ _POLICY = frozenset({"actor", "critic", "policy", "kl", "entropy", "reward", "re
 
 @final
 class ClipRate:
-    """Counts in blocks of 100 steps. More than a tenth clipped is a note, heard once per `quiet_steps`.
+    """Notes when more than a tenth of 100 steps were clipped; warns when clipping sets the size of the steps.
 
-    It is no more than that even if all are: Adam divides by the size of the gradient, and a byte-level GPT clipped
-    to half its norm on nine of ten steps ends where it does without. Where most gradients are cut to less than a tenth
-    the clip sets the size of the steps and the learning rate no longer does: a warning, once in a run, after 200 steps
-    if hardly one of them was cut to more than a fifth, else after 1000. Only where it has been so from the first step:
-    returns that grow make the gradients of a policy grow, and that is not the limit's fault. With `scale_free`, for
-    optimizers that divide by the size of the gradient, it is a note as well: PPO is clipped twentyfold by custom.
+    It stays a note even if all steps are clipped: Adam divides by the size of the gradient, and a byte-level GPT
+    clipped to half its norm on nine of ten steps ends where it does without. A warning, once in a run, where most
+    gradients are cut to less than a tenth from the first step on: after 200 steps if hardly one of them was cut to more
+    than a fifth, else after 1000. Gradients that grow later, as those of a policy with its returns, are not the limit's
+    fault.
+
+    Args:
+        max_norm: the clipping limit.
+        quiet_steps: steps between two notes.
+        scale_free: the optimizer divides by the size of the gradient: a note instead of the warning, as PPO is clipped
+            twentyfold by custom.
     """
 
     name = "clip-rate"
@@ -57,7 +62,7 @@ class ClipRate:
         self._first = _Block()
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding, every 100 steps; norms that are not finite do not count."""
+        """Return at most one finding every 100 steps; non-finite norms do not count."""
         norm = signals.grad_norm
         if norm > self._max_norm:
             if norm == math.inf:
@@ -112,7 +117,7 @@ class ClipRate:
         return Finding(detector=self.name, step=signals.step, severity=severity, value=value, limit=limit, what=what)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "steps": self._steps,
             "clipped": self._clipped,

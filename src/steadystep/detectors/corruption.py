@@ -22,10 +22,10 @@ _TRIFLE = 1e-3  # of the largest norm of all: what decay may have brought to zer
 
 @final
 class WeightJump:
-    """Compares the norm of each tensor with the one at the last look.
+    """Compares the norm of each weight tensor with the last measurement.
 
-    A norm that is no longer finite, or that no weights come to, asks for older weights. A mere jump is a warning,
-    unless older weights do better on the batch at hand.
+    A norm that is not finite or implausibly large asks for earlier weights. A mere jump is a warning, unless earlier
+    weights do better on the current batch.
     """
 
     name = "weight-jump"
@@ -39,7 +39,7 @@ class WeightJump:
         self._largest: dict[str, deque[float]] = {}
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all tensors that jumped since the last look."""
+        """Return one finding for all tensors that jumped since the last measurement."""
         if self._rate < signals.lr < math.inf:
             self._rate = signals.lr
         if not signals.weight_norms:
@@ -98,7 +98,7 @@ class WeightJump:
         self._looked += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         changes = {name: list(values) for name, values in self._largest.items()}
         return {
             "last": dict(self._last),
@@ -122,7 +122,7 @@ _PATIENCE = 2  # looks in a row, after which it is this optimizer's way
 
 @final
 class DamagedState:
-    """Asks for older values of what is NaN, infinite or beyond all numbers that training comes to."""
+    """Asks for action when a tensor of the optimizer state or of a kept object is not finite or implausibly large."""
 
     name = "damaged-state"
 
@@ -133,7 +133,7 @@ class DamagedState:
         self._in_a_row: dict[str, int] = {}
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all tensors concerned."""
+        """Return one finding for all tensors concerned."""
         if self._largest_gradient < signals.grad_norm < math.inf:
             self._largest_gradient = signals.grad_norm
         if not signals.state_peaks:
@@ -167,7 +167,7 @@ class DamagedState:
         return not math.isfinite(peak) or (is_absurd(peak) and self._largest_gradient < _LARGEST_GRADIENT)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"clean": self._clean, "gradient": self._largest_gradient, "in_a_row": dict(self._in_a_row)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -178,13 +178,16 @@ class DamagedState:
 
 @final
 class OddReplica:
-    """Asks for weights from before the last comparison that found no difference. Says nothing in a single process."""
+    """Asks for action when weights differ between ranks; silent in a single process.
+
+    The weights are restored from before the last comparison that found no difference.
+    """
 
     name = "odd-replica"
     needs = "odd_replicas"
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all weights that differ."""
+        """Return one finding for all weights that differ."""
         odd = signals.odd_replicas
         if not odd:
             return ()
@@ -202,8 +205,8 @@ class OddReplica:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to remember."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to continue."""
+        """Do nothing: there is no state."""

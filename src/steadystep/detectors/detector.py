@@ -10,21 +10,22 @@ _OCCASIONAL = ("metrics", "batch_rms", "buffer_peaks", "odd_replicas")
 
 
 class Detector(Protocol):
-    """Sees every step's signals in order, before the update, and says what it noticed.
+    """Protocol of a detector: sees every step's signals in order, before the update, and returns what it found.
 
-    The state is plain JSON; a detector that is saved and loaded continues as if never interrupted. One that has an
-    attribute `only_probes = True` does nothing at steps without a probe, and is not asked there; nor is one with
-    `needs = "metrics"` (or "batch_rms", "buffer_peaks", "odd_replicas") where that is missing.
+    The state is plain JSON; a detector that is saved and loaded continues as if never interrupted. One with an
+    attribute `only_probes = True` is called only at steps with a probe; one with `needs = "metrics"` (or "batch_rms",
+    "buffer_peaks", "odd_replicas") only where the signals contain it.
     """
 
     name: str
+    """Name of the detector in findings and logs."""
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """Findings about this step."""
+        """Return the findings about this step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -33,28 +34,46 @@ class Detector(Protocol):
 
 
 def sees_every_step(detector: Detector) -> bool:
-    """Whether it is asked at steps without a probe too."""
+    """Return whether a detector is also called at steps without a probe.
+
+    Args:
+        detector: the detector.
+    """
     return not getattr(detector, "only_probes", False)
 
 
 def occasional(signals: Signals) -> tuple[bool, bool, bool, bool]:
-    """Which of the signals that most runs never have are there."""
+    """Return which of the optional signals are present: metrics, batch_rms, buffer_peaks, odd_replicas.
+
+    Args:
+        signals: the signals of one step.
+    """
     has_batch = signals.batch_rms is not None
     return bool(signals.metrics), has_batch, bool(signals.buffer_peaks), bool(signals.odd_replicas)
 
 
 def has_what_it_needs(detector: Detector, given: tuple[bool, ...]) -> bool:
-    """Whether it could say or learn anything from signals of which so much is `given`."""
+    """Return whether a detector can find or learn anything from signals with these parts.
+
+    Args:
+        detector: the detector.
+        given: what `occasional` returned for the signals.
+    """
     needs = getattr(detector, "needs", "")
     return needs not in _OCCASIONAL or given[_OCCASIONAL.index(needs)]
 
 
 @final
 class Cooldown:
-    """Silences a detector for `quiet_steps` after it speaks, except where it asks for action.
+    """Silences a detector for `quiet_steps` after a finding, except where it asks for action.
 
-    The inner detector still sees every step, so it keeps learning. With `as_notes` only warnings are rationed, and
-    those that come too soon become notes: a different layer or metric may be meant, and a note can still be weighed.
+    The inner detector still sees every step, so it keeps learning.
+
+    Args:
+        inner: the detector.
+        quiet_steps: steps of silence after a finding.
+        as_notes: limit warnings only, and turn those that come too soon into notes: they may concern a different layer
+            or metric, and a note still counts as evidence.
     """
 
     def __init__(self, inner: Detector, *, quiet_steps: int, as_notes: bool = False) -> None:
@@ -67,7 +86,7 @@ class Cooldown:
         self._until = -1
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """What the inner detector says, unless it said something a short while ago."""
+        """Return the findings of the inner detector, unless it had one a short while ago."""
         found = self._inner.update(signals)
         if not found:
             return found
@@ -92,7 +111,7 @@ class Cooldown:
         return tuple(told)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"until": self._until, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -125,7 +144,7 @@ class Runs:
         return tuple(reached)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"counts": dict(self._counts), "said": sorted(self._said)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

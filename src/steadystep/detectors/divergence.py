@@ -34,7 +34,7 @@ class EarlyDivergence:
         self._asked = False
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding, in the first 64 steps; losses that are not finite or not positive do not count."""
+        """Return at most one finding, in the first 64 steps; losses that are not finite or positive do not count."""
         if self._seen >= _YOUNG:
             return _NOTHING
         loss = signals.loss
@@ -73,7 +73,7 @@ class EarlyDivergence:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "first": self._first,
             "seen": self._seen,
@@ -110,7 +110,7 @@ class WorseThanBest:
         self._signed = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """Judged once per window."""
+        """Return a finding at most once per window."""
         loss = signals.loss
         if loss - loss != 0.0:
             return ()
@@ -154,7 +154,7 @@ class WorseThanBest:
         return (found,)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         levels = [None if math.isnan(v) else v for v in (self._first, self._best)]
         return {
             "rise": self._rise.state_dict(),
@@ -178,7 +178,13 @@ _RISE = 2.0  # from its first value to its top: less is no warm-up
 
 @final
 class ShortWarmup:
-    """Notes it once, when the learning rate has stopped rising. A run without any warm-up is left alone."""
+    """Notes once, at the end of the warmup, that it was shorter than 2 / (1 - beta2) steps.
+
+    A run without any warmup is left alone.
+
+    Args:
+        beta2: decay of Adam's second moment.
+    """
 
     name = "short-warmup"
 
@@ -190,7 +196,7 @@ class ShortWarmup:
         self._done = False
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding at the first step that is no higher than the one before."""
+        """Return a finding at the first step whose learning rate is no higher than the one before."""
         lr = signals.lr
         if self._done or not 0.0 <= lr < float("inf"):
             return ()
@@ -217,7 +223,7 @@ class ShortWarmup:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"first": self._first, "last": self._last, "steps": self._steps, "done": self._done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

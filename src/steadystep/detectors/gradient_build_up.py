@@ -99,7 +99,7 @@ class Piling:
         return sum(moves) / (_STEPS - 1) <= _SMOOTH * self._jitter
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "level": self._level.state_dict(),
             "losses": self._losses.state_dict(),
@@ -132,12 +132,12 @@ _RISING = 0.85
 
 @final
 class GrowingGradient:
-    """Judges the first 32 norms of a run, once: does each doubling of the time about double the norm?
+    """Warns when gradient norms add up from step to step, as after a forgotten `zero_grad`.
 
     Gradients that are never cleared add up, n(t) = |g_1 + ... + g_t|, so the mean norm of steps 1, 2, 3-4, 5-8, 9-16
-    and 17-32 grows by a factor of nearly two each time. An explosion grows faster and faster, a warm-up or a drift
-    far more slowly. Later on a healthy net that leaves a flat region can grow like that; there norms must also have
-    become smoother than those of single batches are (`Piling`).
+    and 17-32 grows by a factor of nearly two each time; the first 32 norms of a run are judged once. An explosion grows
+    faster and faster, a warmup or a drift far more slowly. Later, a healthy net that leaves a flat region can grow like
+    that; there the norms must also have become smoother than those of single batches.
     """
 
     name = "growing-gradient"
@@ -148,7 +148,7 @@ class GrowingGradient:
         self._piling = Piling()
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding for the beginning, and one for each time later; what is not finite does not count."""
+        """Return at most one finding for the beginning, and one for each time later; non-finite norms do not count."""
         if self._piling.update(signals):
             return (self._piled(signals),)
         if self._done:
@@ -188,7 +188,7 @@ class GrowingGradient:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "norms": list(self._norms),
             "done": self._done,

@@ -35,16 +35,22 @@ _Kind = Literal["info", "act"]
 
 @final
 class GradientSpike:
-    """Speaks when the norm passes `factor` times its median, `deviations` sigma of its logarithm and the run's tail.
+    """Asks for action when the norm exceeds `factor` times its median, `deviations` sigma of its log, and the tail.
 
-    A spike that reaches all tensors alike while the loss is as usual is no batch's doing: it is noticed from 0.6 times
-    the factor on, beside the tail of such steps. It takes three times the factor where single tensors rise, ten times
-    where the loss is high too or where the update (norm times learning rate) is no larger than others that this run has
-    taken. Where the user's own clipping brings the norm back under the limit the finding is a note.
+    A spike that reaches all tensors alike while the loss is as usual is not caused by the batch: it counts from 0.6
+    times the factor on, beside the tail of such steps. It takes three times the factor where single tensors rise, and
+    ten times where the loss is high too or where the update (norm times learning rate) is no larger than others that
+    this run has taken. Where the user's own clipping brings the norm below the limit, the finding is a note.
 
-    Outliers that last are let in step by step: twelve in a row that agree are held down to the usual norm, and that
+    Outliers that last are accepted step by step: twelve in a row that agree are scaled down to the usual norm, and that
     limit doubles every sixteen updates for as long as the loss does not rise; where it does, a quarter of that is the
     most from then on.
+
+    Args:
+        factor: multiple of the median norm that counts as a spike.
+        deviations: standard deviations of the logarithm of the norm that it must exceed as well.
+        history: number of past norms to compare with.
+        clipped_to: the user's own clipping limit.
     """
 
     name = "gradient-spike"
@@ -73,7 +79,7 @@ class GradientSpike:
         """While a new level is being let in: the logarithm of the norm that updates are held down to."""
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding when this gradient is no member of its own history."""
+        """Return a finding when this gradient norm is an outlier of its own history."""
         norm = signals.grad_norm
         if not 0.0 < norm < math.inf:
             return ()  # nothing to compare, or the non-finite gate's business
@@ -219,7 +225,7 @@ class GradientSpike:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "level": self._level.state_dict(),
             "losses": self._losses.state_dict(),

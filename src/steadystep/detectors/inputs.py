@@ -17,7 +17,7 @@ _PATIENCE = 3  # findings in a row, after which it is the data's new scale
 
 @final
 class InputScale:
-    """Asks for the step to be refused when a batch is a thousand times as large as any before."""
+    """Asks for action when a batch is a thousand times as large as any before."""
 
     name = "input-scale"
     needs = "batch_rms"
@@ -28,7 +28,7 @@ class InputScale:
         self._in_a_row = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding at such a batch; needs `batch=`."""
+        """Return a finding at such a batch; needs `batch=`."""
         size = signals.batch_rms
         if size is None or not size > 0.0:
             return ()
@@ -54,7 +54,7 @@ class InputScale:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"largest": self._largest, "seen": self._seen, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -69,10 +69,10 @@ _IN_A_ROW = 4
 
 @final
 class SameBatch:
-    """Warns once when the fourth batch in a row is the same, in a run whose batches had always differed.
+    """Warns once when four batches in a row are the same, in a run whose batches had always differed.
 
-    Batches are known by their root mean square, to the last bit. Data that repeats by design (one batch to overfit,
-    one-hot rows) does so from the beginning and is never mentioned.
+    Batches are recognized by their root mean square, to the last bit. Data that repeats by design (one batch to
+    overfit, one-hot rows) does so from the beginning and is never reported.
     """
 
     name = "same-batch"
@@ -84,7 +84,7 @@ class SameBatch:
         self._in_a_row = 1
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding at the fourth; needs `batch=`."""
+        """Return a finding at the fourth equal batch; needs `batch=`."""
         size, last = signals.batch_rms, self._last
         if size is None or not math.isfinite(size):
             return ()
@@ -111,7 +111,7 @@ class SameBatch:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"last": self._last, "differed": self._differed, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -127,11 +127,15 @@ _STUCK = 100  # steps
 
 @final
 class LearningRateBounds:
-    """Warns once above `lr_max`, and once below `lr_min` where no plan leads there.
+    """Warns once above `lr_max`, and once below `lr_min` where no schedule leads there.
 
-    A warm-up begins below `lr_min` and a decay ends there: neither is worth a word. What counts is a fall through
-    `lr_min` to half or less in one step that the fall before it did not announce, or a run that began below and has not
-    moved in 100 steps.
+    A warmup begins below `lr_min` and a decay ends there: neither counts. What counts is a fall through `lr_min` to
+    half or less in one step that the fall before it did not announce, or a run that began below and has not moved in
+    100 steps.
+
+    Args:
+        lr_min: the lowest learning rate; None for no limit.
+        lr_max: the highest learning rate; None for no limit.
     """
 
     name = "learning-rate-bounds"
@@ -147,7 +151,7 @@ class LearningRateBounds:
         self._told = {"above": False, "below": False}
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding; rates that are not finite do not count."""
+        """Return at most one finding; non-finite rates do not count."""
         lr = signals.lr
         if lr == self._lr:
             self._before = lr
@@ -196,7 +200,7 @@ class LearningRateBounds:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"lr": self._lr, "before": self._before, "same": self._same, "told": dict(self._told)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

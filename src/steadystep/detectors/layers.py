@@ -40,7 +40,7 @@ class TensorHistory:
         self._windows.pop(name, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {name: window.state_dict() for name, window in self._windows.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ class Growth(ABC):
         return max(self.floor, _FACTOR * self._began(name))
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"first": self._first.state_dict(), "last": self._last.state_dict(), "runs": self._runs.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class Growth(ABC):
 
 @final
 class EmbeddingGrowth(Growth):
-    """Warns once for each embedding table whose longest row has outgrown its beginnings and still grows."""
+    """Warns once for each embedding table whose longest row has outgrown its start and still grows."""
 
     name = "embedding-growth"
     # Four times the first rows of torch's N(0, 1) at a width of 256; narrower or smaller beginnings have further to go.
@@ -144,7 +144,7 @@ class EmbeddingGrowth(Growth):
 
 @final
 class AttentionLogitGrowth(Growth):
-    """Warns once for each attention module whose bound on its logits has outgrown its beginnings and still rises."""
+    """Warns once for each attention module whose bound on its logits has outgrown its start and still rises."""
 
     name = "attention-logit-growth"
     # From here on neighbouring bf16 numbers are 1 apart, a factor e of attention. Small healthy GPTs stay below 64,
@@ -172,7 +172,7 @@ class DeadUnits:
         self._runs = Runs(3)
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all activations that have just proved dead."""
+        """Return one finding for all activations that were just confirmed dead."""
         probe = signals.probe
         if probe is None or not probe.dead or probe.step <= _QUIET_STEPS:
             return ()
@@ -181,7 +181,7 @@ class DeadUnits:
         return _warning(self.name, signals.step, shares, where, "units of an activation output zero for whole batches")
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return self._runs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ class UpdateRatio:
         self._below = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A note when three probes in a row agree, once until the ratio comes back."""
+        """Return a note when three probes in a row agree, once until the ratio comes back."""
         probe = signals.probe
         if probe is None or probe.step <= _RATIO_QUIET_STEPS:
             return ()
@@ -244,7 +244,7 @@ class UpdateRatio:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"above": self._above, "below": self._below}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -15,15 +15,18 @@ _HABIT = 3  # leaps withdrawn: it goes to and fro by plan
 
 @final
 class LearningRateJump:
-    """Speaks when the learning rate leaps, within one step, above `factor` times its largest of the last steps.
+    """Asks for action when the learning rate jumps, in one step, above `factor` times its largest of the last steps.
 
-    A warm-up that climbs far, but gradually, is a plan. So is what a scheduler has announced, a return to 0.8 to 1.1
-    times the largest rate used so far (a warm restart, a cycle), to where a restart led before, or to less than a tenth
-    of the largest. What remains is a leap beyond all that was used, or to somewhere in between: late in a decay from
-    1e-3 to 1e-5, to 5e-4. Restarts set by hand to less than 0.8 of the peak look like that once; give them as a
+    A warmup that climbs far but gradually does not count. Nor does what a scheduler has announced, a return to 0.8 to
+    1.1 times the largest rate used so far (a warm restart, a cycle), to where a restart led before, or to less than a
+    tenth of the largest. What remains is a jump beyond all that was used, or to somewhere in between: late in a decay
+    from 1e-3 to 1e-5, to 5e-4. Restarts set by hand to less than 0.8 of the peak look like that once; give them as a
     schedule.
 
-    A leap that is withdrawn within 1,000 steps was never in use: the next one is told again, the fourth no more.
+    A jump that is withdrawn within 1,000 steps was never in use: the next one is reported again, the fourth no more.
+
+    Args:
+        factor: multiple of the largest recent rate.
     """
 
     name = "learning-rate-jump"
@@ -41,7 +44,7 @@ class LearningRateJump:
         self._seen = self._lasted = self._withdrawn = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding at the leap; from the next step on the new value is no news."""
+        """Return a finding at the jump; from the next step on the new value is known."""
         lr = signals.lr
         if not 0.0 < lr < float("inf"):
             return ()  # a learning rate of 0 (before a warm-up, in between) is nothing to compare with
@@ -98,7 +101,7 @@ class LearningRateJump:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "rates": [self._last, self._largest, self._restart, self._leap],
             "recent": list(self._recent),
@@ -119,11 +122,14 @@ _FALL = 0.5  # within one step: what follows may be another warm-up
 
 @final
 class LearningRateCreep:
-    """Speaks once when the learning rate has climbed to `factor` times its largest before the climb, unannounced.
+    """Asks for action once when the learning rate has climbed, unannounced, to `factor` times its largest before.
 
-    A forgotten `gamma` above 1, a schedule stepped with the wrong sign: long before the loss shows it. Warm-ups never
-    came to rest or begin with a sudden fall, warm restarts return to what was there before, and torch's schedulers
-    announce where they go.
+    Typical causes: a `gamma` above 1, a schedule stepped with the wrong sign. Warmups never settled before or begin
+    with a sudden fall, warm restarts return to an earlier rate, and torch's schedulers announce where they go: none of
+    these counts.
+
+    Args:
+        factor: multiple of the largest rate before the climb.
     """
 
     name = "learning-rate-creep"
@@ -138,7 +144,7 @@ class LearningRateCreep:
         self._since = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding for each climb."""
+        """Return at most one finding for each climb."""
         lr, last = signals.lr, self._last
         if lr == last:
             self._rested += 1
@@ -171,7 +177,7 @@ class LearningRateCreep:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "rates": [self._last, self._largest, self._before],
             "steps": [self._rested, self._since],
@@ -259,7 +265,7 @@ class PlannedRise:
         return self._rested <= _RECENT and self._largest > _RISE * max(self._before, self._announced)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         low, before = (None if value == math.inf else value for value in (self._low, self._before))
         return {
             "low": low,

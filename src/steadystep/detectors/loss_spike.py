@@ -10,7 +10,12 @@ from steadystep.stats import Level
 
 @final
 class LossSpike:
-    """Notes a loss more than `deviations` sigma above its median."""
+    """Notes a loss more than `deviations` sigma above its median.
+
+    Args:
+        deviations: standard deviations above the median.
+        history: number of past losses to compare with.
+    """
 
     name = "loss-spike"
 
@@ -19,7 +24,7 @@ class LossSpike:
         self._level = Level(history)
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A note when this loss stands out."""
+        """Return a note when this loss is an outlier."""
         loss, level = signals.loss, self._level
         if loss - loss != 0.0:
             return ()
@@ -48,7 +53,7 @@ class LossSpike:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return self._level.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -69,12 +74,16 @@ _SIGNED = 128  # losses for which a negative one is remembered
 
 @final
 class NotHealing:
-    """Notes six losses that are all `deviations` sigma above the level, by an amount that matters; warns if they last.
+    """Notes six losses in a row that are `deviations` sigma up, by an amount that matters; warns if they last.
 
-    It warns at 36, or at 18 where half of what was learned is lost, and not before twice the longest stretch that has
-    healed by itself; nor where the loss is coming down again, nor where it has been negative, as with policy gradients,
-    whose level means little. Harder data does the same, so a warning is a reason to compare weights
-    (diagnosis/counterfactual.py).
+    It warns at 36, or at 18 where half of the progress is lost, and not before twice the longest stretch that has
+    healed by itself; nor where the loss is falling again, nor where it has been negative, as with policy gradients,
+    whose level means little. Instead of a warning it asks for action where a quarter of the progress is lost. Harder
+    data does the same, so it is a reason to compare weights (diagnosis/counterfactual.py).
+
+    Args:
+        deviations: standard deviations above the level.
+        history: number of past losses to compare with.
     """
 
     name = "not-healing"
@@ -96,7 +105,7 @@ class NotHealing:
         self._signed = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding at the sixth raised loss in a row, and again when it lasts."""
+        """Return a finding at the sixth raised loss in a row, and again when it lasts."""
         loss, level = signals.loss, self._level
         if loss - loss != 0.0:
             return ()
@@ -160,7 +169,7 @@ class NotHealing:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "level": self._level.state_dict(),
             "rise": self._rise.state_dict(),

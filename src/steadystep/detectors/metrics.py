@@ -22,9 +22,9 @@ _COLLAPSED, _BACK = 0.05, 0.2  # of the entropy at the beginning
 
 @final
 class EntropyCollapse:
-    """Speaks when a metric with "entropy" in its name has come down to a twentieth of what it was at the beginning.
+    """Warns when a metric with "entropy" in its name has fallen to a twentieth of its initial value.
 
-    A warning; a note when a reward has risen since: then the policy may simply know what to do.
+    A note when a reward has risen since: the policy may have converged.
     """
 
     name = "entropy-collapse"
@@ -36,7 +36,7 @@ class EntropyCollapse:
         self._told: list[str] = []
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding for each entropy that has just collapsed."""
+        """Return a finding for each entropy that has just collapsed."""
         if not signals.metrics:
             return ()
         watched = [name for name in signals.metrics if words(name) & {"entropy", "reward"}]
@@ -84,7 +84,7 @@ class EntropyCollapse:
         return any(_median(self._recent[name]) > max(self._first[name]) for name in rewards)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "first": {name: list(values) for name, values in self._first.items()},
             "recent": {name: list(values) for name, values in self._recent.items()},
@@ -107,10 +107,9 @@ _SAME, _NO_SPREAD = 48, 16  # readings in a row
 
 @final
 class FlatReward:
-    """Speaks once when a reward has been exactly the same for 48 readings, or its spread 0 for 16.
+    """Warns once when a reward has been exactly the same for 48 readings, or its spread 0 for 16.
 
-    A warning; a note when the reward is above its first value: then the task may be solved. The next different value
-    arms it again.
+    A note when the reward is above its first value: the task may be solved. The next different value arms it again.
     """
 
     name = "flat-reward"
@@ -121,7 +120,7 @@ class FlatReward:
         """First value, last value, how often in a row."""
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding for each reward that has just become flat."""
+        """Return a finding for each reward that has just become flat."""
         if not signals.metrics:
             return ()
         watched = [(name, value) for name, value in signals.metrics.items() if _is_reward(words(name))]
@@ -149,7 +148,7 @@ class FlatReward:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {name: list(seen) for name, seen in self._seen.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -169,9 +168,9 @@ _IN_A_ROW = 3
 
 @final
 class KlBlowUp:
-    """Warns when a metric with "kl" in its name is far above its own level for three steps in a row.
+    """Warns when a metric with "kl" in its name is far above its baseline for three steps in a row.
 
-    Twelve such values that agree with each other are a new level.
+    Twelve such values that agree with each other become the new baseline.
     """
 
     name = "kl-blow-up"
@@ -181,7 +180,7 @@ class KlBlowUp:
         self._levels: dict[str, Level] = {}
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding for each KL that has just left its level."""
+        """Return a finding for each KL that has just left its baseline."""
         if not signals.metrics:
             return ()
         watched = [(name, value) for name, value in signals.metrics.items() if "kl" in words(name)]
@@ -216,7 +215,7 @@ class KlBlowUp:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {name: level.state_dict() for name, level in self._levels.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -229,7 +228,10 @@ class KlBlowUp:
 
 @final
 class MetricBounds:
-    """Warns once when a metric is NaN or infinite, or leaves the bounds given for it; again after it has come back.
+    """Warns once when a metric is NaN or infinite, or leaves its bounds; again after it has come back.
+
+    Args:
+        bounds: lowest and highest allowed value by metric name.
 
     >>> guard_detectors = [MetricBounds({"kl": (0.0, 0.5), "clip_fraction": (0.0, 0.4)})]
     """
@@ -242,7 +244,7 @@ class MetricBounds:
         self._outside: list[str] = []
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding for each metric that has just left."""
+        """Return a finding for each metric that has just left its bounds."""
         if not signals.metrics:
             return ()
         found = []
@@ -263,7 +265,7 @@ class MetricBounds:
         return Finding(detector=self.name, step=step, severity="warn", value=value, limit=limit, what=what)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"outside": list(self._outside)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -21,11 +21,11 @@ _ABOUT = 0.02
 
 @final
 class NoLearning:
-    """Compares, once, after 300 losses, the median of the last 64 with that of the first 16.
+    """Notes once, after 300 losses, that the median of the last 64 is no better than that of the first 16.
 
-    Only a note: a fine-tune may begin at its floor. Waits while the learning rate is still warming up, and says nothing
-    about losses that are not positive, whose level means nothing. Names the number of classes whose guessing costs as
-    much, where there is one.
+    Only a note: a fine-tune may begin at its floor. Waits while the learning rate is still warming up, and ignores
+    losses that are not positive, whose level means nothing. Names the number of classes C whose ln(C) fits the loss, if
+    any.
     """
 
     name = "no-learning"
@@ -38,7 +38,7 @@ class NoLearning:
         self._done = False
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding in a run; losses that are not finite do not count."""
+        """Return at most one finding in a run; non-finite losses do not count."""
         if self._done:
             return _NOTHING
         loss = signals.loss
@@ -73,7 +73,7 @@ class NoLearning:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "first": list(self._first),
             "last": list(self._last),
@@ -111,7 +111,7 @@ _GIVE_UP_STEPS = 512  # steps: a run that is not back at its start by then is so
 
 @final
 class ConstantPrediction:
-    """A warning, once: a leap in the first 64 steps, then three windows of 64 losses at rest near the first loss."""
+    """Warns once: the loss jumped in the first 64 steps and settled near the first loss for three windows of 64."""
 
     name = "constant-prediction"
 
@@ -125,7 +125,7 @@ class ConstantPrediction:
         self._done = False
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding in a run; losses that are not finite do not count."""
+        """Return at most one finding in a run; non-finite losses do not count."""
         if self._done:
             return _NOTHING
         loss = signals.loss
@@ -167,7 +167,7 @@ class ConstantPrediction:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "first": self._first,
             "losses": list(self._losses),
@@ -192,10 +192,9 @@ _REAL = 1e-3  # a loss that began above this was measuring something
 
 @final
 class SuspiciousPerfection:
-    """A note, once, when 16 losses in a row are exactly 0, or below 1e-12 in a run that began above 1e-3.
+    """Notes once that 16 losses in a row are exactly 0, or below 1e-12 in a run that began above 1e-3.
 
-    The usual reasons: the target leaks into the input, every target is masked, or the loss has been detached from the
-    prediction.
+    Usual causes: the target leaks into the input, every target is masked, or the loss is detached from the prediction.
     """
 
     name = "suspicious-perfection"
@@ -207,7 +206,7 @@ class SuspiciousPerfection:
         self._done = False
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding in a run; losses that are not finite do not count."""
+        """Return at most one finding in a run; non-finite losses do not count."""
         if signals.loss > _TINY and self._first is not None:
             if signals.loss - signals.loss == 0.0:
                 self._zeros = self._tiny = 0
@@ -231,7 +230,7 @@ class SuspiciousPerfection:
         return (Finding(detector=self.name, step=signals.step, severity="info", value=loss, limit=_TINY, what=what),)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"first": self._first, "zeros": self._zeros, "tiny": self._tiny, "done": self._done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -12,12 +12,12 @@ _TOLERATED_AFTER, _WITHIN = 3, 200  # losses with finite gradients; steps
 
 @final
 class NonFinite:
-    """Loss, gradients and buffers are told apart: each can be bad while the others look healthy.
+    """Reports a loss, gradient, buffer or learning rate that is NaN or infinite, each by itself.
 
-    With a loss scaler, overflowing gradients under a finite loss are the scaler's routine and only worth a note. A loss
-    that is NaN again and again while every gradient is finite has a term without a gradient (a logged extra, a masked
-    log of 0): the third time within 200 steps it is said, and from then on such updates are taken. Refusing them all
-    would end a run that learns.
+    With a loss scaler, overflowing gradients under a finite loss are routine and only a note. A loss that is NaN again
+    and again while every gradient is finite has a term without a gradient (a logged extra, a masked log of 0): the
+    third time within 200 steps it is reported, and from then on such updates are applied. Refusing them all would end a
+    run that learns.
     """
 
     name = "non-finite"
@@ -28,7 +28,7 @@ class NonFinite:
         self._told = False
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for each of the four that is not finite."""
+        """Return one finding for each of the four that is not finite."""
         if signals.all_finite:
             return ()
         found = []
@@ -79,7 +79,7 @@ class NonFinite:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"without_gradient": list(self._without_gradient), "told": self._told}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -111,11 +111,14 @@ _LOWEST = 1.0
 
 @final
 class LossScale:
-    """Silent without a scaler. Three cuts within 50 steps, or a scale below 1, are a warning.
+    """Warns when an fp16 loss scale is cut three times within 50 steps, or falls below 1.
 
-    A healthy scaler cuts about once per 2000 steps, after it tried to grow; its first 200 steps are calibration, where
+    A healthy scaler cuts about once per 2000 steps, after it tried to grow. Its first 200 steps are calibration, where
     it takes five cuts within 20 steps after a scale that has held for 8. In GLM-130B and BLOOM-104B the scale fell 30
-    to 1500 steps before the loss showed anything. Heard once per `quiet_steps`.
+    to 1500 steps before the loss showed anything.
+
+    Args:
+        quiet_steps: steps between two findings.
     """
 
     name = "loss-scale"
@@ -132,7 +135,7 @@ class LossScale:
         self._until = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding, at a step whose scale is another than before."""
+        """Return at most one finding, at a step whose scale differs from the one before."""
         if not signals.scaled:
             return _NOTHING
         self._steps += 1
@@ -173,7 +176,7 @@ class LossScale:
         return (Finding(detector=self.name, step=signals.step, severity="warn", value=value, limit=limit, what=what),)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "steps": self._steps,
             "scale": self._scale,
@@ -200,7 +203,7 @@ _PATIENCE = 3  # findings in a row, after which it is the data's new scale
 
 @final
 class BufferJump:
-    """Asks for the step to be refused when a buffer's largest value leaps to a thousand times what it ever was."""
+    """Asks for action when a buffer's largest value jumps to a thousand times its largest so far."""
 
     name = "buffer-jump"
     needs = "buffer_peaks"
@@ -211,7 +214,7 @@ class BufferJump:
         self._in_a_row = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all buffers that leapt."""
+        """Return one finding for all buffers that jumped."""
         if not signals.buffer_peaks:
             return ()
         leaps: dict[str, float] = {}
@@ -248,7 +251,7 @@ class BufferJump:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"largest": dict(self._largest), "seen": dict(self._seen), "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

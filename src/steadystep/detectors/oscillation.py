@@ -24,11 +24,13 @@ _WORSE = 1.5
 
 @final
 class Oscillation:
-    """Looks at 64 losses at a time for a short cycle (2 to 8 steps) or for jumps that outgrew the run's own noise.
+    """Checks 64 losses at a time for a short cycle (2 to 8 steps) or for jumps that outgrew the run's own noise.
 
-    A cycle alone is only worth a note: two tasks in turn, or four fixed batches per epoch, look the same in a healthy
-    run. A cycle that doubles while neither its tops nor its bottoms come down is not healthy: that is a warning. Each
-    severity is heard once per `quiet_steps`.
+    A cycle alone is a note: two tasks in turn, or four fixed batches per epoch, look the same in a healthy run. A cycle
+    that doubles while neither its tops nor its bottoms fall is a warning.
+
+    Args:
+        quiet_steps: steps between two findings of one severity.
     """
 
     name = "oscillation"
@@ -41,7 +43,7 @@ class Oscillation:
         self._rest = {"info": 0, "warn": 0}
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """At most one finding, every 64 losses; those that are not finite do not count."""
+        """Return at most one finding every 64 losses; non-finite losses do not count."""
         loss = signals.loss
         if loss - loss == 0.0:
             self._losses.append(loss)
@@ -101,7 +103,7 @@ class Oscillation:
         return (Finding(detector=self.name, step=signals.step, severity=severity, value=value, limit=limit, what=what),)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "losses": list(self._losses),
             "start": self._start,

@@ -44,13 +44,13 @@ _MATERIAL = 0.02  # of the loss and of the progress made: a rise smaller than th
 
 @final
 class SlowDivergence:
-    """Suspects at 7 sigma in sum, warns at 8 or more, asks for action where a quarter of the progress is lost.
+    """Notes a loss that creeps up by 7 sigma in sum, warns at 8 or more, asks for action at a quarter of the progress.
 
-    The mark for a warning rises by 8 with every doubling of the run beyond 256 steps; it is the one for a suspicion
-    while the learning rate goes where it has never been. A warning also takes 56 steps, or 16 where the loss is five
+    The threshold for a warning rises by 8 with every doubling of the run beyond 256 steps; it is the one for a note
+    while the learning rate is higher than ever before. A warning also takes 56 steps, or 16 where the loss is five
     sigma up, because bursts are over by then (128 to 512 steps and a whole sigma where sigma is a quarter of the level
-    or more: SGD on few samples); and six times the largest rise that the level of this run has come back from, if it
-    wanders at all. There is none while nothing has been learned. It is a reason to compare weights
+    or more: SGD on few samples); and six times the largest rise that the level of this run has recovered from, if it
+    wanders at all. There is none while nothing has been learned. A warning is a reason to compare weights
     (diagnosis/counterfactual.py).
     """
 
@@ -80,7 +80,7 @@ class SlowDivergence:
         self._silent = 0
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A finding each time the sum passes the next mark."""
+        """Return a finding each time the sum passes the next threshold."""
         loss = signals.loss
         if loss - loss != 0.0:
             return ()
@@ -214,7 +214,7 @@ class SlowDivergence:
         return self._first, self._best, self._sigma, self._noise, self._calm_noise
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "sum": self._sum.state_dict(),
             "rise": self._rise.state_dict(),

@@ -17,7 +17,8 @@ _FEWEST = 4  # weight tensors: below, there is no depth to speak of
 class VanishingGradient:
     """Warns when the first quarter of the weights gets 1e-4 of the gradient of the last quarter, in medians.
 
-    A ratio, so no scale of loss or data matters. Parameters are taken in the order in which the model names them.
+    A ratio, so the scale of loss and data does not matter. Parameters are taken in the order in which the model names
+    them.
     """
 
     name = "vanishing-gradient"
@@ -28,7 +29,7 @@ class VanishingGradient:
         self._ends: tuple[list[int], list[int]] = ([], [])
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """A warning when four evaluations in a row agree, once until the gradient comes back."""
+        """Return a warning when four evaluations in a row agree, once until the gradient comes back."""
         if signals.step % _EVERY_STEPS or not signals.grad_norm < math.inf:
             return ()
         if signals.names != self._names:
@@ -57,7 +58,7 @@ class VanishingGradient:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -84,11 +85,12 @@ _QUIET_STEPS = 500  # between two warnings about single tensors
 class ZeroGradient:
     """Warns when all gradients are zero for 8 steps, and once for a tensor that had gradients and has none for 64.
 
-    The first is said once, and again only after 1,000 steps that mostly had a gradient: a loss that is often exactly
-    zero has streaks all the time. Tensors that stop one after another are told together, every 500 steps.
+    The first is reported once, and again only after 1,000 steps that mostly had a gradient: a loss that is often
+    exactly zero has such streaks all the time. Tensors that stop one after another are reported together, every 500
+    steps.
 
-    A tensor that never had one in 256 steps is only worth a note: branches that are not used yet and experts that were
-    never chosen are no faults.
+    A tensor that never had a gradient in 256 steps is a note: unused branches and experts that were never chosen are no
+    faults.
     """
 
     name = "zero-gradient"
@@ -105,7 +107,7 @@ class ZeroGradient:
         """No warning about single tensors before this step."""
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One warning or note when the count is reached."""
+        """Return a warning or a note when the count is reached."""
         if signals.grad_norm != 0.0:
             if signals.grad_norm < math.inf:
                 self._in_a_row = 0
@@ -176,7 +178,7 @@ class ZeroGradient:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         alive = [self._all_alive, dict(self._alive), sorted(self._told)]
         said = [self._mended, self._until]
         return {"in_a_row": self._in_a_row, "zeros": dict(self._zeros), "alive": alive, "said": said}
@@ -213,7 +215,7 @@ class SuddenZero:
         return sudden
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"without": self._without}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,7 +232,7 @@ _LEARNT = 0.5  # of the first loss: below it, a classifier is sure of itself and
 class SaturatedUnits:
     """Warns once for each activation with over 70 % saturated values in three probes in a row and a loss still high.
 
-    A loss that started at zero or below counts as high while it has not come down at all.
+    A loss that started at zero or below counts as high while it has not fallen at all.
     """
 
     name = "saturated-units"
@@ -240,7 +242,7 @@ class SaturatedUnits:
         self._first: float | None = None
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """One finding for all activations that have just proved saturated."""
+        """Return one finding for all activations that were just confirmed saturated."""
         if self._first is None and math.isfinite(signals.loss):
             self._first = signals.loss
         probe = signals.probe
@@ -270,7 +272,7 @@ class SaturatedUnits:
         return loss > _LEARNT * self._first if self._first > 0.0 else loss >= self._first
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"runs": self._runs.state_dict(), "first": self._first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

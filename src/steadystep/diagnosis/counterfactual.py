@@ -24,24 +24,25 @@ _QUIET_STEPS = 32  # after it came to nothing
 _TOLD_STEPS = 400  # between two warnings
 
 RollbackTrialResult = Literal["gathering", "confirmed", "cleared", "healing"]
+"""State of a trial: `confirmed` means that the rollback helps, `cleared` that it does not."""
 
 
 @final
 class RollbackTrial:
-    """Opened by a suspicion, closed by a verdict."""
+    """Tests over several batches whether a rollback would help, before it is made."""
 
     def __init__(self) -> None:
         self.finding: Finding | None = None
-        """What is suspected; None while nothing is."""
+        """The finding under trial; None if there is no trial."""
         self.state = 0
-        """The step whose weights are tried."""
+        """Step of the snapshot that is tried."""
         self._lr = 0.0
         self._pairs: list[tuple[float, float]] = []
         self._quiet_until = -1
         self._told_until = -1
 
     def begin(self, finding: Finding, *, state: int, lr: float) -> bool:
-        """Suspect `finding`; a rollback would restore `state`. False so soon after one that came to nothing."""
+        """Open a trial of `finding`, with `state` to roll back to; return False too soon after one without result."""
         if finding.step < self._quiet_until:
             return False
         self.finding, self.state, self._lr = finding, state, lr
@@ -49,20 +50,20 @@ class RollbackTrial:
         return True
 
     def heard(self, finding: Finding) -> None:
-        """The same suspicion once more: its newest numbers count."""
+        """Update the trial with a newer `finding` of the same kind."""
         if self.finding is not None and self.finding.detector == finding.detector:
             graver = "act" in (finding.severity, self.finding.severity)
             self.finding = replace(finding, severity="act" if graver else finding.severity)
 
     def close(self, step: int) -> Finding:
-        """The suspicion is settled at `step`; returns what it was."""
+        """Close the trial at `step` and return its finding."""
         assert self.finding is not None
         suspected, self.finding = replace(self.finding, step=step), None
         self._quiet_until = step + _QUIET_STEPS
         return suspected
 
     def once(self, finding: Finding) -> Finding:
-        """A warning as it is, and as a note for a while after another one."""
+        """Return a warning unchanged, or as a note for a while after another one."""
         if finding.severity != "warn":
             return finding
         if finding.step < self._told_until:
@@ -72,7 +73,7 @@ class RollbackTrial:
 
     @property
     def counterfactual(self) -> Counterfactual:
-        """What was seen so far, as means."""
+        """Mean losses so far."""
         current_loss, old_loss = (
             [current_loss for _, current_loss in self._pairs],
             [old_loss for old_loss, _ in self._pairs],
@@ -86,7 +87,7 @@ class RollbackTrial:
         )
 
     def add(self, *, old_loss: float, current_loss: float) -> RollbackTrialResult:
-        """One more batch: its loss under the old state and under the present weights."""
+        """Add one batch: its loss under the earlier and under the current weights."""
         assert self.finding is not None
         self._pairs.append((old_loss, current_loss))
         if not all(math.isfinite(old_loss) for old_loss, _ in self._pairs):
@@ -121,7 +122,7 @@ class RollbackTrial:
         return last - baseline < _HEALING * (first - baseline) and first - last > _FALLS * noise
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state. States in memory do not survive a resume, and so does no suspicion."""
+        """Return the state, ready for JSON. Snapshots do not survive a resume, so an open trial is dropped."""
         return {"quiet_until": self._quiet_until, "told_until": self._told_until}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -155,7 +156,7 @@ LASTING = (
     DetectorName.WORSE_THAN_BEST,
     DetectorName.WEIGHT_JUMP,
 )
-"""Detectors of what only a comparison of weights can confirm: a loss that stays high, a tensor that changed much."""
+"""Detectors of a lasting rise, whose findings are tested with earlier weights."""
 _STUCK = 2  # refused updates before this one
 _EARLY = DetectorName.EARLY_DIVERGENCE
 _BETTER = 10.0  # times: what the first weights do better on a batch that is theirs to do
@@ -164,9 +165,13 @@ _LARGE = 1e3  # absolute: without older weights to ask, only then is it said
 
 
 def needs_counterfactual(signals: Signals, findings: tuple[Finding, ...]) -> bool:
-    """Whether this batch under older weights says what is to be done.
+    """Return whether the loss under earlier weights is needed for a decision.
 
-    It does where updates are refused again and again, or the loss has multiplied in the first steps.
+    It is where updates are refused again and again, or where the loss has multiplied in the first steps.
+
+    Args:
+        signals: the measurements.
+        findings: what the detectors found.
     """
     stuck = signals.refused_in_a_row >= _STUCK and signals.input_finite is not False
     if any(f.detector == DetectorName.WEIGHT_JUMP and f.severity == "act" for f in findings):
@@ -177,12 +182,17 @@ def needs_counterfactual(signals: Signals, findings: tuple[Finding, ...]) -> boo
 
 
 def first_sign(findings: tuple[Finding, ...]) -> int:
-    """Only weights older than this can tell."""
+    """Return the first step of the fault in `findings`: only earlier weights are free of it."""
     return min(f.step if f.since is None else f.since for f in findings)
 
 
 def weigh(signals: Signals, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Return the findings with the severity that the counterfactual gives them; without one most are unchanged."""
+    """Return the findings with the severity that the counterfactual gives them; without one most are unchanged.
+
+    Args:
+        signals: the measurements, with or without a counterfactual.
+        findings: what the detectors found.
+    """
     counterfactual = signals.counterfactual
     findings = tuple(_early(f, counterfactual) if f.detector == _EARLY else f for f in findings)
     if counterfactual is None:

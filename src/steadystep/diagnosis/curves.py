@@ -120,7 +120,7 @@ class Layers:
             self._stride *= 2
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "stride": self._stride,
             "until": self._until,

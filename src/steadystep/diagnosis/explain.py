@@ -131,7 +131,13 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
 
 
 def explain(signals: Signals, findings: tuple[Finding, ...], setup: Setup = UNKNOWN_SETUP) -> Diagnosis:
-    """The likeliest cause for one step, what the damage has reached so far, and advice for a run set up like this."""
+    """Return the most likely cause for one step, how far the damage has reached, and advice.
+
+    Args:
+        signals: the measurements.
+        findings: what the detectors found.
+        setup: what is known of the settings of the run, so that advice leaves out what is set.
+    """
     if not findings:
         return HEALTHY
     top = max(severity_rank(finding.severity) for finding in findings)
@@ -154,28 +160,28 @@ def explain(signals: Signals, findings: tuple[Finding, ...], setup: Setup = UNKN
 
 
 def advised(diagnosis: Diagnosis, signals: Signals, plan: Plan, setup: Setup = UNKNOWN_SETUP) -> Diagnosis:
-    """The same diagnosis with the advice that is left after `plan` was carried out."""
+    """Return the same diagnosis with the advice that is left after `plan` was carried out."""
     if not plan.actions:
         return diagnosis
     return replace(diagnosis, advice=advise(Cause(diagnosis.cause), as_measured(setup, signals), plan))
 
 
 def as_measured(setup: Setup, signals: Signals) -> Setup:
-    """The setup, with what the signals of a step show of it: a loss scaler is one of fp16."""
+    """Return the setup with what the signals of a step show of it: a loss scaler is one of fp16."""
     precision = "fp16" if signals.scaled else setup.precision
     given = signals.batch_rms is not None or signals.input_finite is not None or setup.gives_batch
     return replace(setup, precision=precision, gives_batch=given)
 
 
 def not_repeatable(*, given: bool = False) -> Diagnosis:
-    """For a group whose gradients were lost and could not be recomputed; `given` says that it came with `batch=`."""
+    """Return the diagnosis of a group whose gradients were lost; `given` says that it came with `batch=`."""
     cause, plan = Cause.CLOSURE_NOT_REPEATABLE, Plan(actions=(Action.SKIP_STEP,))
     evidence = "a forward or backward pass was interrupted, and re-running the closure gave a different loss"
     return Diagnosis(cause=cause.value, evidence=evidence, advice=advise(cause, Setup(gives_batch=given), plan))
 
 
 def exception_in_step(error: BaseException, plan: Plan) -> Diagnosis:
-    """For a step whose closure raised, and what was done about it."""
+    """Return the diagnosis of a step whose closure raised `error`, after `plan`."""
     cause = Cause.EXCEPTION_IN_STEP
     evidence = f"the closure raised {type(error).__name__}: {error}"
     return Diagnosis(cause=cause.value, evidence=evidence[:500], advice=advise(cause, UNKNOWN_SETUP, plan))

@@ -54,7 +54,7 @@ class Occurrences:
         return f"{self.count} times between steps {self.first} and {self.last}"
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "count": self.count,
             "first": self.first,

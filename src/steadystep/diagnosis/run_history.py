@@ -43,7 +43,7 @@ class Opinion:
         return first
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"next": self._next, "last": self._last, "told": sorted(self._told)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class Trace:
         return self._seen
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "every": self._mask + 1,
             "seen": self._seen,
@@ -144,7 +144,7 @@ def _floats(values: list[Any]) -> list[float]:
 
 @final
 class RunHistory:
-    """Sees every step; memory is bounded whatever the length of the run.
+    """Collects evidence over a run; memory is bounded whatever its length.
 
     >>> history = RunHistory()
     >>> for step in range(100):
@@ -165,7 +165,7 @@ class RunHistory:
         self._done: dict[str, Interventions] = {}
         self._opinion = Opinion()
         self.opposed = False
-        """Another network learns against this one, or with it, and its loss depends on that one's weights."""
+        """Whether the loss depends on another network that learns at the same time, as in a GAN."""
 
     def note(self, signals: Signals, diagnosis: Diagnosis, *, stepped: bool, plan: Plan = _NOTHING) -> None:
         """Record one attempt: what was measured and diagnosed, what was done, and whether the weights were updated."""
@@ -182,19 +182,19 @@ class RunHistory:
             self._inputs = signals.inputs
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
-        """Causes for the run so far, the likeliest first; one diagnosis "healthy" when there is none."""
+        """Return the causes for the run so far, the most likely first; one "healthy" if there is none."""
         return rank(self.facts())
 
     def volunteers(self, step: int) -> Diagnosis | None:
-        """What is believed by now and has not been said; None at nearly every step."""
+        """Return a new diagnosis that has not been reported yet; None at nearly every step."""
         return self._opinion.formed(step, self.diagnose)
 
     def verdict(self) -> Diagnosis | None:
-        """What the run comes to, at its end; None for one that is too short to tell."""
+        """Return the final diagnosis of the run; None for a run that is too short."""
         return self.diagnose()[0] if self._trace.num_updates >= _SHORTEST else None
 
     def facts(self) -> Facts:
-        """What the ranking goes by."""
+        """Return the numbers that the ranking of causes uses."""
         return Facts(
             trace=self._trace,
             curve=LossCurve.read(self._trace.first, self._trace.losses),
@@ -239,7 +239,7 @@ class RunHistory:
             _count(self._noted if finding.severity == "info" else self._warned, finding.detector, finding)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "trace": self._trace.state_dict(),
             "layers": self._layers.state_dict(),

@@ -171,7 +171,7 @@ class LearningRate:
             _set(group, start if own == base or base == 0 else start * (own / base))
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         rates = [_rate(group) for group in self._optimizer.param_groups]
         plateau = self._schedule.state_dict() if isinstance(self._schedule, Plateau) else None
         return {

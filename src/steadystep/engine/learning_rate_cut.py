@@ -107,7 +107,7 @@ class Ceiling:
         self.low = self._rewarm_left > 0
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "lr": self.lr,
             "rates": [self.asked, self._level, self._known],

@@ -1,4 +1,4 @@
-"""Which optimizer has a guard: two guards on one optimizer would each undo what the other decided."""
+"""Claims an optimizer for one guard: two guards on one optimizer would each undo what the other decided."""
 
 import atexit
 import functools
@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -15,12 +16,63 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from steadystep.actions.manual_update import BY_HAND_USAGE, ByHand
-from steadystep.engine.arguments import check_model
+from steadystep.actions.manual_update import BY_HAND_USAGE, ByHand, by_hand
+from steadystep.config import Config
+from steadystep.detectors import Detector
+from steadystep.engine.arguments import check_extras, check_model
+from steadystep.engine.build import build
+from steadystep.engine.parts import Parts
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.optimizers import each_of
+from steadystep.optimizers import as_one, each_of
+from steadystep.parallel import Meeting
+from steadystep.schedule import Schedule
+from steadystep.state import KeptObject
+from steadystep.tracking import Sink
 
 _HOLDERS: "weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+
+
+def assemble(
+    guard: KeptObject,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    config: Config | Mapping[str, Any] | str | Path | None,
+    schedule: Schedule | None,
+    run_dir: str | Path | None,
+    *,
+    detectors: Sequence[Detector],
+    sinks: Sequence[Sink],
+    force: bool,
+) -> tuple[Config, Optimizer, Parts]:
+    """Check what `Guard` was given, claim the optimizer and build the parts; after an error nothing is claimed."""
+    meeting = Meeting()
+    with meeting.telling(model):
+        check_extras(detectors, sinks)
+        refuse_foreign_steps(model, optimizer)
+        settings = Config.load(config)
+        if optimizer is None:
+            check_model(model)
+            optimizer = by_hand(model, schedule, settings.training.learning_rate, settings.training.lr_scheduler)
+    one: Optimizer = as_one(optimizer)
+    with meeting.telling(model):
+        claim(guard, model, one)
+    try:
+        parts = build(
+            guard,
+            settings,
+            model,
+            one,
+            schedule,
+            run_dir,
+            extra_detectors=detectors,
+            extra_sinks=sinks,
+            force=force,
+            meeting=meeting,
+        )
+    except BaseException:
+        release(one)
+        raise
+    return settings, one, parts
 
 
 def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:

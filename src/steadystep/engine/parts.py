@@ -1,7 +1,8 @@
 """One guard, taken apart: what `build` makes and the pipeline works with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from steadystep.actions.apply import Updater
 from steadystep.actions.manual_update import Around
@@ -21,7 +22,7 @@ from steadystep.precision import Fp32Islands, Precision
 from steadystep.signals import GradientSamples, Measurer, UpdateProbes
 from steadystep.signals.weight_edits import WeightEdits
 from steadystep.snapshots.recovery import Recovery
-from steadystep.state import Stateful
+from steadystep.state import Stateful, load_checked
 from steadystep.tracking import Tracking
 from steadystep.tracking.tracker import NullTracker
 
@@ -60,6 +61,14 @@ class Parts:
     lock: RunLock | None
     stateful: dict[str, Stateful]
     """What is saved. Precision first: it is the only part that may refuse a state."""
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what `Guard.state_dict` returned; an open group and all snapshots are dropped."""
+        loaded = load_checked(self.stateful, saved)
+        self.progress.attempts, self.progress.updates = loaded["attempts"], loaded["updates"]
+        self.runner.reset()
+        self.recovery.forget()
+        self.edits.forget()
 
     def close(self) -> None:
         """Let go of files, hooks and memory."""

@@ -1,10 +1,12 @@
-"""Fault injection for any loop: deterministic by step, and nothing is left behind but what the fault itself did."""
+"""Fault injection for any loop: deterministic by step; hooks are removed after each step."""
 
 from steadystep.faults.fault import NO_FAULT, Fault, on_rank, since, together
 from steadystep.faults.kinds import KINDS, parse
 from steadystep.faults.optimizer import (
     bad_gradient,
+    bad_loss,
     creeping_lr,
+    drifting_loss,
     fp16_overflow,
     fp16_underflow,
     missing_zero_grad,
@@ -15,11 +17,9 @@ from steadystep.faults.optimizer import (
 from steadystep.faults.scorecard import Scorecard, scorecard
 from steadystep.faults.tensors import (
     bad_input,
-    bad_loss,
     bad_weight,
     constant_data,
     dead_relus,
-    drifting_loss,
     flipped_bit,
     frozen_layer,
     scaled_data,

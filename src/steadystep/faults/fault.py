@@ -37,30 +37,37 @@ def _nothing(step: int) -> AbstractContextManager[None]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Trouble at `steps`: whatever of the three is given. Computing the loss again within a step repeats the fault."""
+    """A fault at certain steps: a changed batch, a changed loss, or something around the whole step.
+
+    Computing the loss again within a step repeats the fault.
+    """
 
     name: str
+    """Name of the fault."""
     steps: Container[int]
-    """A range, a set: anything that knows whether a step is in it."""
+    """The steps it happens at: a range, a set, or any other container."""
     change_batch: Callable[[int, Any], Any] = _same_batch
+    """Called as (step, batch); returns the batch that training sees."""
     change_loss: Callable[[int, Tensor], Tensor] = _same_loss
+    """Called as (step, loss); returns the loss that training sees."""
     around: Callable[[int], AbstractContextManager[None]] = _nothing
+    """Called with the step; returns a context manager around forward, backward and update."""
 
     def batch(self, step: int, batch: Any) -> Any:
-        """The batch that training sees. The one given is left as it is."""
+        """Return the batch that training sees; `batch` itself is left unchanged."""
         return self.change_batch(step, batch) if step in self.steps else batch
 
     def loss(self, step: int, loss: Tensor) -> Tensor:
-        """The loss that training sees."""
+        """Return the loss that training sees."""
         return self.change_loss(step, loss) if step in self.steps else loss
 
     def at(self, step: int) -> AbstractContextManager[None]:
-        """Goes around forward pass, backward pass and update of one step."""
+        """Return the context manager for forward pass, backward pass and update of one step."""
         return self.around(step) if step in self.steps else nullcontext()
 
 
 NO_FAULT = Fault(name="none", steps=())
-"""For the twin that nothing happens to."""
+"""A fault that never happens, for the run to compare with."""
 
 
 @final
@@ -104,7 +111,11 @@ def _rank() -> int:
 
 
 def since(start: int) -> range:
-    """`start` and all that follow."""
+    """Return all steps from `start` on.
+
+    Args:
+        start: the first step.
+    """
     return range(start, sys.maxsize)
 
 
@@ -128,7 +139,11 @@ def _number(seed: int, step: int, what: str) -> int:
 
 
 def together(faults: Sequence[Fault]) -> Fault:
-    """All of them, each at its own steps, in the order given. None at all is `NO_FAULT`."""
+    """Return one fault that is all of them, each at its own steps, in the order given.
+
+    Args:
+        faults: the faults; an empty sequence gives `NO_FAULT`.
+    """
     if len(faults) < 2:
         return faults[0] if faults else NO_FAULT
 
@@ -159,7 +174,12 @@ def together(faults: Sequence[Fault]) -> Fault:
 
 
 def on_rank(fault: Fault, rank: int) -> Fault:
-    """The fault on one rank of a distributed run only; the others go through the same steps unharmed."""
+    """Return the fault limited to one rank of a distributed run.
+
+    Args:
+        fault: the fault.
+        rank: the rank it happens on; the others run the same steps without it.
+    """
     return replace(fault, steps=OnRank(fault.steps, rank))
 
 

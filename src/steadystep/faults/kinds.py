@@ -1,4 +1,4 @@
-"""Every kind of fault that can be declared, in one closed table; and a declaration, checked before there is a model."""
+"""The table of fault kinds, and declarations of faults, checked before there is a model."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,9 @@ from steadystep.faults.optimizer import (
     OVERFLOW,
     UNDERFLOW,
     bad_gradient,
+    bad_loss,
     creeping_lr,
+    drifting_loss,
     fp16_overflow,
     fp16_underflow,
     missing_zero_grad,
@@ -31,7 +33,7 @@ from steadystep.faults.options import Option, When, read_when
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What a fault is put into."""
+    """What a fault is injected into."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -48,9 +50,9 @@ class FaultKind:
     make: Callable[[Ground, Mapping[str, Any]], Fault]
     options: Mapping[str, Option] = field(default_factory=dict)
     lasts: int | Literal["ever"] = 1
-    """Steps, where the declaration does not say."""
+    """Number of steps, unless the declaration sets it."""
     once: bool = False
-    """It grows from one start, so it cannot begin at several steps."""
+    """Whether it grows from one start, and so cannot begin at several steps."""
 
 
 def _from_start(make: Callable[..., Fault]) -> Callable[[Ground, Mapping[str, Any]], Fault]:
@@ -154,12 +156,12 @@ KINDS: dict[str, FaultKind] = {
     ),
     "bad-loss": FaultKind(
         about="set the loss to NaN",
-        make=lambda g, o: tensors.bad_loss(steps=g.steps, **o),
+        make=lambda g, o: bad_loss(steps=g.steps, **o),
         options={"value": _VALUE},
     ),
     "loss-drift": FaultKind(
         about="raise the reported loss at every step; gradients are unchanged",
-        make=_from_start(lambda g, **o: tensors.drifting_loss(**o)),
+        make=_from_start(lambda g, **o: drifting_loss(**o)),
         options={"per_step": Option(read=read.number, default=0.01, about="increase per step")},
         lasts="ever",
         once=True,
@@ -189,7 +191,7 @@ KINDS: dict[str, FaultKind] = {
         make=lambda g, o: tensors.stale_batch(steps=g.steps),
     ),
 }
-"""By the word that a declaration uses."""
+"""Kinds of faults that `parse` accepts, by name, with their options."""
 
 COMMON = ("kind", "at", "for", "steps", "rank", "seed")
 """Keys that every kind takes."""
@@ -255,11 +257,16 @@ def _unknown(entry: Mapping[Any, Any], kind: FaultKind) -> Iterator[str]:
 def parse(
     spec: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, model: nn.Module, optimizer: Optimizer, seed: int = 0
 ) -> Fault:
-    """The fault that was declared, or all of them as one. Raises `ConfigError` with every mistake in it.
+    """Return the fault that is declared, or all of them as one. A wrong declaration is a `ConfigError`.
 
-    Each has a `kind` (see `KINDS`) and an `at`: a step, a list of steps, "first-last" or {start, steps}; `for` (or
-    `steps`) says how long it lasts, a number or "ever". With `rank` it happens on one rank of a distributed run only.
-    What is left open (which element, which order) is drawn from `seed` and the step.
+    Each declaration has a `kind` (see `KINDS`) and an `at`: a step, a list of steps, "first-last" or {start, steps};
+    `for` (or `steps`) sets how long it lasts, a number or "ever". `rank` limits it to one rank.
+
+    Args:
+        spec: one declaration, or several.
+        model: the model to break.
+        optimizer: its optimizer.
+        seed: draws what is left open, together with the step.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)

@@ -1,4 +1,4 @@
-"""Gradients that come out wrong."""
+"""Losses, gradients, learning rates and moments that go wrong."""
 
 import math
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -13,6 +13,30 @@ from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.faults.fault import Element, Fault, WithEves, hooked, pick_layer, put, since, trained
 
 
+def bad_loss(*, steps: Container[int], value: float = math.nan) -> Fault:
+    """Multiply the loss, and the gradients with it, by `value`.
+
+    Args:
+        steps: the steps it happens at.
+        value: NaN by default.
+    """
+    return Fault(name="bad-loss", steps=steps, change_loss=lambda _, loss: loss * value)
+
+
+def drifting_loss(*, start: int, per_step: float) -> Fault:
+    """Raise the loss by `per_step` more with every step; the gradients stay unchanged.
+
+    Args:
+        start: the first step.
+        per_step: what is added per step.
+    """
+    return Fault(
+        name="drifting-loss",
+        steps=since(start),
+        change_loss=lambda step, loss: loss + per_step * (step - start + 1),
+    )
+
+
 def bad_gradient(
     model: nn.Module,
     *,
@@ -22,10 +46,15 @@ def bad_gradient(
     element: int | None = 0,
     seed: int = 0,
 ) -> Fault:
-    """One element of one parameter's gradient becomes `value`, NaN unless told otherwise.
+    """Set one element of one parameter's gradient to `value`.
 
-    `parameter` and `element` are drawn from `seed` and the step where they are None. Under a loss scaler a finite
-    `value` is divided by the scale like everything else.
+    Args:
+        model: the model.
+        steps: the steps it happens at.
+        value: NaN by default. Under a loss scaler a finite value is divided by the scale.
+        parameter: name or position; None draws it from `seed` and the step.
+        element: position in the gradient; None draws it.
+        seed: seed of the draws.
     """
     place = Element(model, parameter=parameter, element=element, seed=seed)
 
@@ -47,7 +76,13 @@ def bad_gradient(
 def scaled_gradients(
     model: nn.Module, *, steps: Container[int], factor: float, layer: str | int | None = None
 ) -> Fault:
-    """All gradients times `factor`, or those of one layer; -1 turns descent into ascent.
+    """Multiply all gradients, or those of one layer, by `factor`; -1 turns descent into ascent.
+
+    Args:
+        model: the model.
+        steps: the steps it happens at.
+        factor: factor on the gradients.
+        layer: name or position of a layer; None for all.
 
     >>> model = nn.Linear(1, 1)
     >>> fault = scaled_gradients(model, steps={500}, factor=10.0)
@@ -68,10 +103,14 @@ def scaled_gradients(
 
 
 def missing_zero_grad(model: nn.Module, *, steps: Container[int]) -> Fault:
-    """The gradients of the former step are added again, as if `zero_grad` had been left out before this one.
+    """Add the gradients of the previous step again, as if `zero_grad` had been left out.
 
-    At several steps in a row they pile up. They are kept as backward computed them, before clipping; that takes as much
-    memory as the gradients themselves from one step before the first to the last.
+    At several steps in a row they add up. Gradients are kept as backward computed them, before clipping; that takes as
+    much memory as the gradients themselves, from one step before the first to the last.
+
+    Args:
+        model: the model.
+        steps: the steps it happens at.
     """
     former: dict[nn.Parameter, Tensor] = {}
 
@@ -102,12 +141,24 @@ UNDERFLOW = -60  # the same goes to 6e-17
 
 
 def fp16_overflow(model: nn.Module, *, steps: Container[int], power: int = OVERFLOW) -> Fault:
-    """Gradients go through backward 2^power times too large. Give the loss through `fault.loss` too."""
+    """Run backward with gradients 2^power times too large. Pass the loss through `fault.loss` too.
+
+    Args:
+        model: the model.
+        steps: the steps it happens at.
+        power: exponent of the factor.
+    """
     return _through("fp16-overflow", model, steps, 2.0**power)
 
 
 def fp16_underflow(model: nn.Module, *, steps: Container[int], power: int = UNDERFLOW) -> Fault:
-    """Gradients go through backward 2^-power times too small. Give the loss through `fault.loss` too."""
+    """Run backward with gradients 2^-power times too small. Pass the loss through `fault.loss` too.
+
+    Args:
+        model: the model.
+        steps: the steps it happens at.
+        power: exponent of the factor.
+    """
     return _through("fp16-underflow", model, steps, 2.0**power)
 
 
@@ -132,12 +183,24 @@ def _through(name: str, model: nn.Module, steps: Container[int], factor: float) 
 
 
 def scaled_lr(optimizer: Optimizer, *, steps: Container[int], factor: float) -> Fault:
-    """The learning rate of every group times `factor`; `since(300)` as steps makes it last."""
+    """Multiply the learning rate of every group by `factor`.
+
+    Args:
+        optimizer: whose learning rates change.
+        steps: the steps it happens at; `since(300)` makes it last.
+        factor: factor on the learning rates.
+    """
     return _fault("scaled-lr", optimizer, steps, lambda _: factor)
 
 
 def creeping_lr(optimizer: Optimizer, *, start: int, growth: float = 1.01) -> Fault:
-    """From `start` on the learning rate is multiplied by `growth` once more with every step."""
+    """Multiply the learning rate by `growth` once more with every step.
+
+    Args:
+        optimizer: whose learning rates grow.
+        start: the first step.
+        growth: factor per step.
+    """
     return _fault("creeping-lr", optimizer, since(start), lambda step: _grown(growth, step - start + 1))
 
 
@@ -171,9 +234,13 @@ def _fault(name: str, optimizer: Optimizer, steps: Container[int], factor: Calla
 def scaled_moments(
     optimizer: Optimizer, *, steps: Container[int], factor: float = 0.0, moments: Sequence[str] = ()
 ) -> Fault:
-    """Moments times `factor` before the step, 0 unless told otherwise: a checkpoint that came back without them.
+    """Multiply the optimizer's moments by `factor` before the step, as after a checkpoint without them.
 
-    `moments` names some of them (`exp_avg_sq`, `momentum_buffer`); without it all are meant. Step counts stay.
+    Args:
+        optimizer: whose state changes. Step counts stay.
+        steps: the steps it happens at.
+        factor: factor on the moments; 0 clears them.
+        moments: names of some moments (`exp_avg_sq`, `momentum_buffer`); empty for all.
     """
 
     @contextmanager

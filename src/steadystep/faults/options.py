@@ -1,12 +1,15 @@
-"""What a key of a fault may hold: each reader returns the value to use, or a ValueError says what it expects."""
+"""Values of a fault's options: each reader returns the value to use, or a ValueError names what is expected."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from torch import nn
+
 from steadystep._utils.numbers import is_number, is_whole, number_word
-from steadystep.faults.fault import since
+from steadystep.errors import MisuseError
+from steadystep.faults.fault import draw, pick_layer, since
 
 
 @final
@@ -179,3 +182,30 @@ def _lasting(start: int, how_long: object, key: str) -> range:
 
 def _is_step(value: object) -> bool:
     return is_whole(value) and value >= 0
+
+
+def layer_of(model: nn.Module, layer: str | int | None, seed: int) -> nn.Module:
+    """Return the layer with this name or position; None draws one from `seed`."""
+    if layer is not None:
+        return pick_layer(model, layer)
+    owners = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    if not owners:
+        raise MisuseError("the model has no trainable parameter")
+    return owners[draw(seed, 0, "layer", len(owners))]
+
+
+def relu_biases(model: nn.Module) -> list[nn.Parameter]:
+    """Return the biases of the layer nearest before each ReLU, in the order in which the model was built."""
+    found: dict[int, nn.Parameter] = {}
+    last: list[nn.Parameter] = []
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            found |= {id(bias): bias for bias in last}
+        elif any(True for _ in module.parameters(recurse=False)):
+            last = [p for name, p in module.named_parameters(recurse=False) if name == "bias"]
+    return list(found.values())
+
+
+def own_biases(module: nn.Module) -> list[nn.Parameter]:
+    """Return all biases inside a module."""
+    return [p for name, p in module.named_parameters() if name.rpartition(".")[2] == "bias"]

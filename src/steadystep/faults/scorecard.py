@@ -84,26 +84,31 @@ MIN_STEPS = 90  # the fault comes after two thirds: detectors need 32 steps befo
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorecard:
-    """Which faults a training survives. Print it, or take `as_dict()` for a program."""
+    """Which faults a training survives. Print it, or call `as_dict()`."""
 
     rows: tuple[ScorecardRow, ...]
+    """One row per fault."""
     steps: int
+    """Length of each run."""
     at: int
+    """The step of the fault."""
     seeds: tuple[int, ...]
+    """Seeds that each fault was run with."""
     tolerance: float
+    """How much worse than the fault-free run still counts as survived."""
 
     @property
     def verdicts(self) -> dict[str, int]:
-        """How many faults came to which verdict."""
+        """Number of faults by verdict."""
         return dict(Counter(row.verdict for row in self.rows))
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the card as a dictionary, ready for JSON."""
         told = {"steps": self.steps, "at": self.at, "seeds": list(self.seeds), "tolerance": self.tolerance}
         return told | {"verdicts": self.verdicts, "rows": [row.as_dict() for row in self.rows]}
 
     def table(self) -> "Table":
-        """For a rich console."""
+        """Return a table for a rich console."""
         from steadystep.faults.scorecard_table import table
 
         return table(self)
@@ -124,17 +129,16 @@ def scorecard(
     tolerance: float = 0.1,
     progress: OnProgress | None = None,
 ) -> Scorecard:
-    """Break a training in every way there is, with a guard and without, and compare it with the run without a fault.
+    """Inject every kind of fault into a training, with and without a guard, and compare with the fault-free run.
 
     Args:
         factory: makes the training from a seed: an object with `model`, `optimizer`, `batches(step)`, `loss(batch)`
-            and, if it likes, `score()` (held out; lower is better) and `after_step()`. A task of the lab is one too.
-        steps: how long each run is. The fault comes after two thirds of them.
-        kinds: some of `KINDS`, or declarations of your own as for `parse`, where `at` may be left out.
-        seeds: each fault is tried with each of them.
-        config: the guard's settings. The runs without a guard have the same ones in observe mode: same precision, same
-            clipping, same schedule, and nothing is held back.
-        tolerance: how much worse than the run without a fault still counts as survived.
+            and, optionally, `score()` (held out; lower is better) and `after_step()`.
+        steps: length of each run. The fault comes after two thirds of them.
+        kinds: some of `KINDS`, or declarations as for `parse`, where `at` may be left out. Default: all.
+        seeds: each fault is run with each of them.
+        config: settings of the guard. Runs without a guard have the same precision, clipping and schedule.
+        tolerance: how much worse than the fault-free run still counts as survived.
         progress: called before each run.
     """
     settings = Config.load(config)

@@ -20,13 +20,19 @@ from steadystep.faults.fault import (
     pick_layer,
     put,
     replaced,
-    since,
     trained,
 )
+from steadystep.faults.options import layer_of, own_biases, relu_biases
 
 
 def scaled_data(*, steps: Container[int], factor: float, part: int | str = 0) -> Fault:
-    """One part of the batch times `factor`: inputs are mostly part 0 and targets part 1, or named in a mapping."""
+    """Multiply one part of the batch by `factor`.
+
+    Args:
+        steps: the steps it happens at.
+        factor: factor on the values.
+        part: position or key of the part: inputs are mostly 0 and targets 1.
+    """
 
     def scale(values: Tensor) -> Tensor:
         return _real(values) * factor
@@ -35,7 +41,13 @@ def scaled_data(*, steps: Container[int], factor: float, part: int | str = 0) ->
 
 
 def constant_data(*, steps: Container[int], value: float = 0.0, part: int | str = 0) -> Fault:
-    """Every number in one part of the batch becomes `value`: a camera with its cap on."""
+    """Set every number in one part of the batch to `value`, like a camera with its cap on.
+
+    Args:
+        steps: the steps it happens at.
+        value: the constant.
+        part: position or key of the part.
+    """
 
     def fill(values: Tensor) -> Tensor:
         if not values.is_floating_point() and not float(value).is_integer():
@@ -53,7 +65,15 @@ def bad_input(
     element: int | None = None,
     seed: int = 0,
 ) -> Fault:
-    """One number in one part of the batch becomes `value`; which one is drawn from `seed` and the step."""
+    """Set one number in one part of the batch to `value`.
+
+    Args:
+        steps: the steps it happens at.
+        value: NaN by default.
+        part: position or key of the part.
+        element: position in the part; None draws it from `seed` and the step.
+        seed: seed of the draws.
+    """
 
     def change(step: int, values: Tensor) -> Tensor:
         spoilt = _real(values).clone(memory_format=torch.contiguous_format)
@@ -68,7 +88,12 @@ def bad_input(
 
 
 def shuffled_labels(*, steps: Container[int], part: int | str = 1, seed: int = 0) -> Fault:
-    """The rows of one part change places, so that inputs and labels no longer belong together.
+    """Permute the rows of one part of the batch, so that inputs and labels no longer match.
+
+    Args:
+        steps: the steps it happens at.
+        part: position or key of the part.
+        seed: seed of the permutation.
 
     >>> fault = shuffled_labels(steps={500}, seed=1)
     >>> batch = torch.arange(5.0), torch.arange(5)
@@ -96,9 +121,12 @@ def _real(values: Tensor) -> Tensor:
 
 
 def stale_batch(*, steps: Container[int]) -> Fault:
-    """The batch of the step before comes again, and again for as long as the fault lasts.
+    """Return the batch of the step before the fault again, for as long as it lasts.
 
-    Ask for `fault.batch` at every step: the one before the first is kept, as a copy.
+    Call `fault.batch` at every step: a copy of the last batch before the fault is kept.
+
+    Args:
+        steps: the steps it happens at.
 
     >>> fault = stale_batch(steps={2, 3})
     >>> [fault.batch(step, f"batch {step}") for step in range(5)]
@@ -117,20 +145,6 @@ def stale_batch(*, steps: Container[int]) -> Fault:
     return Fault(name="stale-batch", steps=WithEves(steps), change_batch=change)
 
 
-def bad_loss(*, steps: Container[int], value: float = math.nan) -> Fault:
-    """The loss is multiplied by `value`, NaN unless told otherwise, and the gradients with it."""
-    return Fault(name="bad-loss", steps=steps, change_loss=lambda _, loss: loss * value)
-
-
-def drifting_loss(*, start: int, per_step: float) -> Fault:
-    """From `start` on the loss is `per_step` higher with every step; the gradients stay as they are."""
-    return Fault(
-        name="drifting-loss",
-        steps=since(start),
-        change_loss=lambda step, loss: loss + per_step * (step - start + 1),
-    )
-
-
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -143,10 +157,16 @@ def flipped_bit(
     bit: int | Literal["any"] | None = None,
     seed: int = 0,
 ) -> Fault:
-    """One bit of one weight flips before the step. The damage stays, as it would in earnest.
+    """Flip one bit of one weight before the step; the damage stays.
 
-    The default is the top bit of the exponent: any weight below 2 becomes huge (or, from 1 on, infinite or NaN).
-    `parameter` and `element` are drawn from `seed` and the step where they are None, and so is the bit with "any".
+    Args:
+        model: the model.
+        steps: the steps it happens at.
+        parameter: name or position; None draws it from `seed` and the step.
+        element: position in the parameter; None draws it.
+        bit: position of the bit; "any" draws it. Default: the top bit of the exponent, which makes any weight below 2
+            huge (or, from 1 on, infinite or NaN).
+        seed: seed of the draws.
     """
     place = Element(model, parameter=parameter, element=element, seed=seed)
 
@@ -168,7 +188,16 @@ def bad_weight(
     element: int | None = None,
     seed: int = 0,
 ) -> Fault:
-    """One weight becomes `value` before the step, and stays it. What is None is drawn from `seed` and the step."""
+    """Set one weight to `value` before the step; it stays.
+
+    Args:
+        model: the model.
+        steps: the steps it happens at.
+        value: NaN by default.
+        parameter: name or position; None draws it from `seed` and the step.
+        element: position in the parameter; None draws it.
+        seed: seed of the draws.
+    """
     place = Element(model, parameter=parameter, element=element, seed=seed)
 
     @contextmanager
@@ -195,11 +224,17 @@ def flip(tensor: torch.Tensor, element: int, bit: int | None = None) -> None:
 
 
 def frozen_layer(model: nn.Module, *, steps: Container[int], layer: str | int | None = 0, seed: int = 0) -> Fault:
-    """A layer that no longer learns: its gradients are zero, and its weights are put back after the update.
+    """Stop a layer from learning: its gradients are zero, and its weights are restored after the update.
 
-    So momentum and weight decay do not move it either. `layer` is drawn from `seed` where it is None.
+    Momentum and weight decay do not move it either.
+
+    Args:
+        model: the model.
+        steps: the steps it happens at.
+        layer: name or position; None draws it from `seed`.
+        seed: seed of the draw.
     """
-    target = _layer(model, layer, seed)
+    target = layer_of(model, layer, seed)
 
     @contextmanager
     def around(step: int) -> Iterator[None]:
@@ -217,8 +252,15 @@ def frozen_layer(model: nn.Module, *, steps: Container[int], layer: str | int | 
 
 
 def zeroed_layer(model: nn.Module, *, steps: Container[int], layer: str | int | None = 0, seed: int = 0) -> Fault:
-    """All weights of a layer become zero before the step; what training makes of them afterwards is its own."""
-    target = _layer(model, layer, seed)
+    """Set all weights of a layer to zero before the step; training continues from there.
+
+    Args:
+        model: the model.
+        steps: the steps it happens at.
+        layer: name or position; None draws it from `seed`.
+        seed: seed of the draw.
+    """
+    target = layer_of(model, layer, seed)
 
     @contextmanager
     def around(step: int) -> Iterator[None]:
@@ -231,11 +273,15 @@ def zeroed_layer(model: nn.Module, *, steps: Container[int], layer: str | int | 
 
 
 def dead_relus(model: nn.Module, *, steps: Container[int], bias: float = -1e3, layer: str | None = None) -> Fault:
-    """The biases before each `nn.ReLU` become `bias` before the step: no unit fires and none has a gradient.
+    """Set the biases before each `nn.ReLU` to `bias` before the step: no unit fires and none has a gradient.
 
-    `layer` names a module whose biases are meant, for models that call a ReLU as a function.
+    Args:
+        model: the model.
+        steps: the steps it happens at.
+        bias: the new bias.
+        layer: name of a module whose biases are set, for models that call ReLU as a function.
     """
-    biases = _biases(model) if layer is None else _own_biases(pick_layer(model, layer))
+    biases = relu_biases(model) if layer is None else own_biases(pick_layer(model, layer))
     if not biases:
         what = "no nn.ReLU after a layer with biases: set `layer`" if layer is None else f"no biases in {layer!r}"
         raise MisuseError(f"dead-relus: {what}")
@@ -248,28 +294,3 @@ def dead_relus(model: nn.Module, *, steps: Container[int], bias: float = -1e3, l
         yield
 
     return Fault(name="dead-relus", steps=steps, around=around)
-
-
-def _layer(model: nn.Module, layer: str | int | None, seed: int) -> nn.Module:
-    if layer is not None:
-        return pick_layer(model, layer)
-    owners = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
-    if not owners:
-        raise MisuseError("the model has no trainable parameter")
-    return owners[draw(seed, 0, "layer", len(owners))]
-
-
-def _biases(model: nn.Module) -> list[nn.Parameter]:
-    """Of the layer nearest before each ReLU, in the order in which the model was built."""
-    found: dict[int, nn.Parameter] = {}
-    last: list[nn.Parameter] = []
-    for module in model.modules():
-        if isinstance(module, nn.ReLU):
-            found |= {id(bias): bias for bias in last}
-        elif any(True for _ in module.parameters(recurse=False)):
-            last = [p for name, p in module.named_parameters(recurse=False) if name == "bias"]
-    return list(found.values())
-
-
-def _own_biases(module: nn.Module) -> list[nn.Parameter]:
-    return [p for name, p in module.named_parameters() if name.rpartition(".")[2] == "bias"]

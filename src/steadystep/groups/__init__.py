@@ -1,4 +1,4 @@
-"""Parameter groups from rules: who learns how fast, and who is decayed."""
+"""Parameter groups from rules: learning rate and weight decay per group."""
 
 from steadystep.groups.build import LayerDecay, param_groups, table
 from steadystep.groups.rule import Rule, embed_and_attention

@@ -15,7 +15,11 @@ from steadystep.groups.rule import NamedParameter, Rule, inventory, near
 
 
 def table(groups: Iterable[Mapping[str, Any]], *, names: int = 3) -> str:
-    """What went where: one line a group, with its first `names` parameter names. Takes `optimizer.param_groups` too.
+    """Return a table of groups: one line per group, with its first parameter names.
+
+    Args:
+        groups: from `param_groups`, or `optimizer.param_groups`.
+        names: number of parameter names per line.
 
     >>> from torch import nn
     >>> from steadystep.groups import param_groups
@@ -46,15 +50,15 @@ def table(groups: Iterable[Mapping[str, Any]], *, names: int = 3) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class LayerDecay:
-    """Each block learns `rate` times as fast as the one after it.
-
-    >>> LayerDecay(0.9, blocks="encoder.layer.*").rate
-    0.9
+    """Layer-wise learning-rate decay: each block learns `rate` times as fast as the one after it.
 
     Args:
         rate: 0.65 to 0.95 is usual.
-        blocks: a glob over the paths of the blocks, bottom first, such as "encoder.layer.*". Without it, the one
+        blocks: a glob over the paths of the blocks, bottom first, such as "encoder.layer.*". Default: the one
             ModuleList or Sequential in the model whose members are all of one type.
+
+    >>> LayerDecay(0.9, blocks="encoder.layer.*").rate
+    0.9
     """
 
     rate: float
@@ -167,24 +171,24 @@ def param_groups(
     no_decay: bool = True,
     layer_decay: float | LayerDecay | None = None,
 ) -> list[dict[str, Any]]:
-    """Groups for any torch optimizer: every trainable parameter in exactly one, a tied weight once.
+    """Return groups for any torch optimizer, with every trainable parameter in exactly one; a tied weight counts once.
+
+    Args:
+        model: the model, also wrapped in DDP or torch.compile; names are without `module.` and `_orig_mod.`.
+        lr: the base learning rate. Pass it to the optimizer too.
+        weight_decay: weight decay where no rule sets another one.
+        rules: the first rule that matches a parameter applies. A rule that no parameter is left for is an error.
+        no_decay: no weight decay for norms, biases and embeddings, unless a rule sets one.
+        layer_decay: rate of a `LayerDecay`, or the object itself; multiplied with the rules.
+
+    Returns:
+        Groups with `params`, `lr`, `weight_decay`, and three keys that torch carries along: `name`, `lr_mult` (lr /
+        base) and `members`, the names of the parameters.
 
     >>> model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> groups = param_groups(model, lr=0.1, weight_decay=0.01, rules=[Rule(nn.Embedding, lr_mult=0.5)])
     >>> [(group["name"], group["lr"], group["weight_decay"]) for group in groups]
     [('Embedding/no decay', 0.05, 0.0), ('rest', 0.1, 0.01), ('rest/no decay', 0.1, 0.0)]
-
-    Args:
-        model: also one wrapped in DDP or torch.compile; names are without `module.` and `_orig_mod.`.
-        lr: the base learning rate. Give it to the optimizer too.
-        weight_decay: for what no rule gives another one.
-        rules: the first that matches a parameter has it. One that matches nothing, or is left nothing, is an error.
-        no_decay: no weight decay for norms, biases and embeddings, unless a rule says otherwise.
-        layer_decay: each of a stack of blocks learns so many times as fast as the one after it; times the rules.
-
-    Returns:
-        Groups with `params`, `lr`, `weight_decay`, and three keys torch carries along: `name`, `lr_mult` (lr / base)
-        and `members`, the names of the parameters.
     """
     chosen = (rules,) if isinstance(rules, Rule) else tuple(rules)
     decay = LayerDecay(layer_decay) if isinstance(layer_decay, int | float) else layer_decay

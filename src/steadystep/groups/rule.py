@@ -89,22 +89,22 @@ Match = str | type[nn.Module]
 @final
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A learning-rate multiplier and, if given, a weight decay for the parameters that `match`.
+    """Learning-rate multiplier and, optionally, weight decay for the parameters that `match`.
 
-    A string is a glob over the whole parameter name (`*` also runs over dots) or over a module path it begins with:
+    A string is a glob over the whole parameter name (`*` also matches dots) or over a module path that it begins with:
     "blocks.3" is everything in that block and nothing of "blocks.30". A module type is everything inside modules of
-    that type. With several, any of them will do.
+    that type.
+
+    Args:
+        match: a glob, a module type, or several of them, any of which may match.
+        lr_mult: multiple of the base learning rate.
+        weight_decay: weight decay of all these parameters, biases and norms included. Default: the usual rules.
+        name: name of the group. Default: derived from `match`.
 
     >>> Rule("head.*", lr_mult=10.0).label
     'head.*'
     >>> Rule((nn.LayerNorm, "*.gain"), weight_decay=0.0).label
     'LayerNorm|*.gain'
-
-    Args:
-        match: a glob, a module type, or several of them.
-        lr_mult: the learning rate of these parameters is so many times the base.
-        weight_decay: taken as said, for the biases and norms among them too. Without it the usual rules hold.
-        name: what the group is called; otherwise it is called after `match`.
     """
 
     match: Match | tuple[Match, ...] | list[Match]
@@ -128,21 +128,21 @@ class Rule:
 
     @property
     def matches(self) -> tuple[Match, ...]:
-        """`match` as a tuple, whatever it was given as."""
+        """`match` as a tuple."""
         return tuple(self.match) if isinstance(self.match, tuple | list) else (self.match,)
 
     @property
     def label(self) -> str:
-        """What the group is called."""
+        """Name of the group."""
         return self.name or "|".join(m if isinstance(m, str) else m.__name__ for m in self.matches)
 
     def speaks_of(self, item: NamedParameter) -> bool:
-        """True if one of the parameter's homes matches; a tied weight matches by each of its names."""
+        """Return whether the rule matches the parameter; a tied weight matches by each of its names."""
         return any(_at(match, home) for match in self.matches for home in item.homes)
 
 
 def embed_and_attention() -> tuple[Rule, ...]:
-    """Embeddings at a tenth of the learning rate, attention at twice, the rest as it is.
+    """Return rules for a transformer: embeddings at a tenth of the learning rate, attention at twice.
 
     >>> [(rule.label, rule.lr_mult) for rule in embed_and_attention()]
     [('embeddings', 0.1), ('attention', 2.0)]

@@ -1,4 +1,4 @@
-"""What went wrong, kept so that it can be run again: where a NaN was born, bundles on disk, replay."""
+"""Refused steps, kept so that they can be run again: the source of a NaN, bundles on disk, replay."""
 
 from steadystep._deprecated import old_names
 from steadystep._utils.rng import RngState

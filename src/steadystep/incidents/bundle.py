@@ -37,14 +37,18 @@ MEGABYTE = 1_000_000
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """An incident that was read back."""
+    """An incident bundle that was read and checked."""
 
     path: Path
+    """Folder of the bundle."""
     record: Mapping[str, Any]
-    """incident.json"""
+    """Content of incident.json: what was measured, decided and done."""
     state: Mapping[str, Any] | None
+    """Weights, optimizer state and random state before the step; None if they were not written."""
     batch: Any
+    """The batch of the step, if `has_batch`."""
     has_batch: bool
+    """Whether the bundle holds the batch."""
 
 
 @final
@@ -127,7 +131,18 @@ def write_bundle(
     batch: Any = None,
     max_batch_bytes: float = 64 * MEGABYTE,
 ) -> Path:
-    """A whole bundle at once: `folder/name`.
+    """Write a whole bundle to `folder/name` and return its path.
+
+    Args:
+        folder: folder of all bundles.
+        name: name of this one.
+        step: the optimizer step.
+        updates: number of updates in the weights.
+        record: content of incident.json.
+        history: lines of JSON about the steps before.
+        state: weights, optimizer state and random state.
+        batch: the batch of the step.
+        max_batch_bytes: a larger batch is left out.
 
     Raises:
         OSError, CheckpointError: it cannot be written; nothing of it stays.
@@ -145,7 +160,7 @@ def write_bundle(
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read one back, checked.
+    """Read and check the bundle in the folder `path`.
 
     Raises:
         ConfigError: there is no bundle, or its incident.json is not one.

@@ -34,9 +34,17 @@ _APART_STEPS = 200
 
 @final
 class Incidents:
-    """`note` each step; `open` before and `report` after something is done about a bad one.
+    """Writes incident bundles: `note` each step, `open` before and `report` after an intervention.
 
-    Nothing here can stop a run: what cannot be written is said once, and training goes on.
+    A bundle that cannot be written is reported once, and training continues.
+
+    Args:
+        folder: folder of all bundles.
+        config: settings to store in each bundle.
+        history: number of past steps to store in each bundle.
+        max_bundles: the most bundles of one run.
+        max_bytes: the most bytes of all bundles.
+        max_batch_bytes: a larger batch is left out.
     """
 
     def __init__(
@@ -52,7 +60,7 @@ class Incidents:
         self.folder = folder
         self.history = History(history)
         self.note: Callable[[Outcome], None] = self.history.note
-        """Remember one step: an append, nothing else."""
+        """Add the outcome of one step to the history: `note(outcome)`."""
         self._config = dict(config or {})
         self._max_bundles, self._max_bytes, self._max_batch_bytes = max_bundles, max_bytes, max_batch_bytes
         self._complained = False
@@ -62,11 +70,11 @@ class Incidents:
 
     @staticmethod
     def concerns(plan: Plan) -> bool:
-        """Whether a plan is an incident: a step refused, a state restored, a run stopped. Not fp16's routine."""
+        """Return whether a `plan` is an incident: a refused step, a restored state, a stop. Not an fp16 overflow."""
         return not _WORDS.keys().isdisjoint(plan.actions)
 
     def wants(self, plan: Plan, step: int) -> bool:
-        """The first ones are all written; after that a row of skipped steps is one incident every so often."""
+        """Return whether to write a bundle: the first ones all, then one of a row of skipped steps every so often."""
         grave = not _GRAVE.isdisjoint(plan.actions)
         often = self._last_step is not None and step - self._last_step < _APART_STEPS
         if often and not grave and len(bundles_in(self.folder)) >= self._max_bundles // 2:
@@ -93,17 +101,17 @@ class Incidents:
         """Run the step again under hooks and write its state, while the weights are still those it started from.
 
         Args:
-            step: the attempt; `updates`: how many the weights contain.
-            updates: see above.
+            step: the attempt.
+            updates: number of updates in the weights.
             model: as it was before the update; nothing of it is changed.
-            optimizer: whose state belongs to the weights.
-            work: the closure; None when the loop gave a loss and nothing can be run again.
-            batch: its argument, if it has one.
+            optimizer: the optimizer whose state belongs to the weights.
+            work: the closure; None if the loop gave a loss, which cannot be run again.
+            batch: argument of the closure, if it has one.
             rng: torch's random state when the step began.
             precision: provides autocast.
-            scale: the loss scale of this step.
-            buffers: remembers what they were before the forward pass.
-            examination: what running it again has shown already.
+            scale: loss scale of this step.
+            buffers: remembers their values before the forward pass.
+            examination: result of an earlier run of the step.
             gathered: the state, where this process holds only a part of it.
         """
         with as_before(buffers):
@@ -117,7 +125,7 @@ class Incidents:
         return RefusedStep(examination=examination, precision=setting, draft=draft)
 
     def report(self, outcome: Outcome, case: RefusedStep) -> Path | None:
-        """Complete the bundle with what was done; returns its folder, or None when it could not be written."""
+        """Complete the bundle with what was done; return its folder, or None if it could not be written."""
         if case.draft is None:
             return None
         path = None

@@ -48,16 +48,16 @@ def locate(
     batch: Any = None,
     scale: float = 1.0,
 ) -> Origin:
-    """The first module that makes a non-finite number, forward or backward.
+    """Return the first module that produces a non-finite value, in forward or backward.
 
     Args:
         model: its modules are hooked while this runs.
         work: runs the forward pass and returns the loss; the caller provides autocast and the batch, and sets the
-            random state before. Whatever it raises is raised here.
-        loss_of: takes the loss out of what `work` returns.
-        parameters: whose gradients count; by default all that are trained.
-        batch: what `work` computes from, to tell bad data from a bad loss function.
-        scale: the loss scale that was in use: with it an fp16 gradient overflows or does not.
+            random state before. Its exceptions are raised here.
+        loss_of: extracts the loss from what `work` returns.
+        parameters: parameters whose gradients count. Default: all trainable ones.
+        batch: the input of `work`, to tell bad data from a bad loss function.
+        scale: the loss scale in use, on which the overflow of an fp16 gradient depends.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> with torch.no_grad():
@@ -79,10 +79,10 @@ def examine(
     scale: float = 1.0,
     agree: AgreeOnBad | None = None,
 ) -> Examination:
-    """As `locate`, with the loss and the gradient norm of the second run.
+    """Run a step again under hooks and return its origin, loss and gradient norm.
 
-    Where parameters are spread over ranks, all ranks call it, each with its own batch, and `agree` says whether a flag
-    is true on every one: a backward pass is run by all or by none.
+    Takes the arguments of `locate`, and `agree` where parameters are sharded: all ranks call it, each with its own
+    batch, and `agree` tells whether a flag is true on every rank, so that all run the backward pass or none does.
     """
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     sick = sick_weights(model)

@@ -23,9 +23,18 @@ if TYPE_CHECKING:
 
 @final
 class NaNTracer:
-    """`open` before something is done about a step, `close` afterwards.
+    """Finds the source of a NaN in a guarded loop: `open` before an intervention, `close` afterwards.
 
-    Without a folder nothing is written, and only steps with NaN or infinity are run again.
+    Without a folder nothing is written, and only steps with NaN or infinity are run again. Built by the guard.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer.
+        precision: provides autocast and the loss scale.
+        buffers: remembers buffers before the forward pass.
+        runner: holds the micro-batches of the step.
+        incidents: writes bundles; None for none.
+        ranks: the ranks of a distributed run.
     """
 
     def __init__(
@@ -45,11 +54,11 @@ class NaNTracer:
         self._runner = runner
         self._incidents = incidents
         self.keeps_history = incidents is not None
-        """Whether each step is to be noted."""
+        """Whether `note` has to be called at each step."""
         self._ranks = ranks or SingleProcess()
 
     def open(self, plan: Plan, view: GradientView, *, updates: int) -> RefusedStep | None:
-        """The weights are still those the step started from."""
+        """Run the refused step again, while the weights are still those it started from."""
         if not plan.actions or not Incidents.concerns(plan):
             return None
         signals = view.signals
@@ -119,7 +128,7 @@ class NaNTracer:
         )
 
     def close(self, outcome: Outcome, case: RefusedStep | None) -> Outcome:
-        """What was done, with where it began and where that is written."""
+        """Return the outcome with the origin and the bundle added."""
         if case is None:
             return outcome
         said = _said(case.examination.origin, outcome.signals) if case.said is None else case.said
@@ -129,7 +138,7 @@ class NaNTracer:
         return replace(outcome, incident=written) if written else outcome
 
     def note(self, outcome: Outcome) -> None:
-        """One step is over."""
+        """Add one step to the history."""
         if self._incidents is not None:
             self._incidents.note(outcome)
 

@@ -34,21 +34,23 @@ class Origin(Record):
     __pydantic_config__ = _JSON
 
     module: str = ""
-    """Path inside the model; "" for the model itself or, with no `type`, for what happens outside of it."""
+    """Path inside the model; "" for the model itself or, without `type`, for code outside of it."""
     type: str = ""
-    """The module's class."""
+    """Class of the module."""
     phase: Phase = "none"
+    """Pass in which it happened."""
     culprit: Culprit = "none"
+    """What was non-finite first."""
     tensor: str = ""
     """The parameter, buffer, input or operation, where one can be named."""
     what: str = ""
     """One plain clause."""
     reproduces: bool = False
-    """Whether the second run went wrong too. A transient fault of the hardware does not repeat."""
+    """Whether the second run went wrong too. A transient hardware fault does not repeat."""
 
     @property
     def place(self) -> str:
-        """For a sentence: "blocks.3.attn (Attention)"."""
+        """The module for a sentence: "blocks.3.attn (Attention)"."""
         if not self.type:
             return "the loss function" if self.phase in ("loss", "backward") else "outside the model"
         return f"{self.module or 'the model itself'} ({self.type})"
@@ -57,18 +59,20 @@ class Origin(Record):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination(Record):
-    """One step run again under hooks: its origin, and numbers to compare with those seen the first time."""
+    """Result of running one step again under hooks: its origin, and numbers to compare with the first run."""
 
     __pydantic_config__ = _JSON
 
     origin: Origin = field(default_factory=Origin)
+    """Where the step became non-finite."""
     loss: float = float("nan")
+    """Loss of the second run."""
     grad_norm: float = float("nan")
-    """Global L2 norm without the loss scale; NaN when no backward pass was run."""
+    """Global L2 norm without the loss scale; NaN if no backward pass was run."""
 
     @property
     def finite(self) -> bool:
-        """Nothing went wrong this time."""
+        """Whether everything was finite this time."""
         return self.origin.phase == "none"
 
 

@@ -108,15 +108,18 @@ _NO_FUNCTION = (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedStep:
-    """What the second look found, and the bundle that is being written about it (None: it could not be)."""
+    """A refused step that was run again, and the bundle that is being written about it."""
 
     examination: Examination
+    """Result of the second run."""
     precision: str
+    """Precision of the step: fp32, bf16 or fp16."""
     draft: Draft | None = None
+    """The bundle; None if it could not be written."""
     rank: int = 0
-    """Where it began."""
+    """Rank on which it began."""
     said: str | None = None
-    """What that rank has to say about it; None in a run of one process."""
+    """Description from that rank; None in a single process."""
 
 
 @contextmanager
@@ -175,13 +178,17 @@ _WITH_NORMS = 50  # newest steps that keep the norm of every tensor in the file;
 
 @final
 class History:
-    """A ring of outcomes. Adding one is an append to a deque; nothing is copied or formatted until it is written."""
+    """Ring buffer of outcomes; nothing is copied or formatted until it is written.
+
+    Args:
+        length: number of outcomes to keep.
+    """
 
     def __init__(self, length: int = 500) -> None:
         self._past: deque[Outcome] = deque(maxlen=length)
 
     def note(self, outcome: Outcome) -> None:
-        """One more; the oldest is forgotten."""
+        """Add an outcome; the oldest is dropped."""
         self._past.append(outcome)
 
     def __len__(self) -> int:
@@ -189,11 +196,11 @@ class History:
 
     @property
     def last(self) -> Outcome | None:
-        """The newest."""
+        """The newest outcome."""
         return self._past[-1] if self._past else None
 
     def lines(self) -> Iterator[str]:
-        """One line of JSON each, oldest first: `Outcome.from_json` reads them."""
+        """Yield one line of JSON per outcome, oldest first; `Outcome.from_json` reads them."""
         old = len(self._past) - _WITH_NORMS
         for i, outcome in enumerate(self._past):
             signals = outcome.signals

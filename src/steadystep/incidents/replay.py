@@ -31,32 +31,40 @@ _ALIKE = 1e-2  # of loss and norm: another machine adds in another order
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """An incident and what became of it this time."""
+    """Result of `replay`: an incident, and what happened this time."""
 
     bundle: Path
+    """Folder of the bundle."""
     step: int
+    """The optimizer step."""
     what: str
-    """What was seen when it happened."""
+    """What was found when it happened."""
     then: Origin
-    """Where it began, as found when it happened."""
+    """Origin found when it happened."""
     now: Examination
+    """Result of this run."""
     seen_loss: float
+    """Loss when it happened."""
     seen_norm: float
+    """Gradient norm when it happened."""
     precision: str
+    """Precision of this run."""
     recorded_precision: str
+    """Precision when it happened."""
     reproduces: bool
-    """Non-finite again; for an incident of finite numbers: the same loss and gradient norm again."""
+    """Whether it is non-finite again; for an incident of finite numbers, whether loss and gradient norm are the same.
+    Whether it is non-finite again; for an incident of finite numbers, whether loss and gradient norm are the same."""
 
 
 def replay(bundle: Path, factory: ReplayFactory, *, precision: str | None = None, device: str | None = None) -> Replay:
     """Load a bundle into the factory's model and run its step under `locate`.
 
     Args:
-        bundle: the folder of one incident.
+        bundle: folder of one incident.
         factory: returns (model, closure), the closure being the one given to `Guard.step`: it is called with the batch
-            if the bundle holds one, else with nothing.
-        precision: "fp32", "bf16" or "fp16" instead of the recorded one: would it have survived?
-        device: where to run; by default where the factory puts the model.
+            if the bundle holds one, else without arguments.
+        precision: "fp32", "bf16" or "fp16" instead of the recorded one, to test whether it would have survived.
+        device: where to run. Default: where the factory puts the model.
 
     Raises:
         ConfigError: no bundle, a factory that does not fit, or a choice that does not exist.

@@ -1,4 +1,4 @@
-"""First weights: named recipes for any module tree, and a look at a model before its first step."""
+"""Weight initialization: named recipes for any module tree, and a check of a model before its first step."""
 
 from steadystep.init.check import check_init
 from steadystep.init.findings import InitReport, LayerScale

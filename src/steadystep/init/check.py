@@ -149,10 +149,15 @@ def check_init(
 ) -> InitReport:
     """Run one batch and report the scale of activations and gradients, layer by layer.
 
-    `loss_fn(batch)` returns the loss, as a guard's closure does. Without it, a pair `(inputs, target)` gets
-    cross-entropy for integer targets and squared error for real ones, a mapping is passed on as keyword arguments (and
-    `.loss` of the output is used), and anything else is the input, with the mean square of the output for a loss.
-    Weights, buffers, gradients and random numbers are afterwards what they were before.
+    Weights, buffers, gradients and random state are left unchanged.
+
+    Args:
+        model: the model.
+        batch: without `loss_fn`, a pair (inputs, target) gets cross-entropy for integer targets and squared error for
+            real ones; a mapping is passed as keyword arguments, and `.loss` of the output is used; anything else is the
+            input, with the mean square of the output as the loss.
+        loss_fn: called as `loss_fn(batch)`; returns the loss.
+        num_classes: number of classes, for the expected loss. Default: from the output.
 
     >>> from steadystep.init import initialise_
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 10))

@@ -15,18 +15,20 @@ from steadystep.records import Finding, Severity
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerScale:
-    """One layer, in the order the forward pass reached it. None where there was nothing to measure."""
+    """Measurements of one layer. None where there was nothing to measure."""
 
     name: str
+    """Path of the layer in the model."""
     kind: str
+    """Class of the layer."""
     output_rms: float
     """Root mean square of the output."""
     input_zeros: float | None
-    """Share of exact zeros in what the layer was given, when that was computed by other layers."""
+    """Share of exact zeros in the input, where other layers computed it."""
     input_saturated: float | None
-    """Share of its inputs that sit in the flat part of a tanh or sigmoid, when they can only come from one."""
+    """Share of inputs in the flat part of a tanh or sigmoid, where they can only come from one."""
     output_grad_norm: float | None
-    """L2 norm of the loss's gradient by the output."""
+    """L2 norm of the loss's gradient with respect to the output."""
     pull: float | None
     """Relative change of the loss per relative change of the weight: |gradient| |weight| / |loss|."""
 
@@ -34,19 +36,22 @@ class LayerScale:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitReport:
-    """`str(report)` is a table to read; `findings` is empty for a model that is ready to train."""
+    """Result of `check_init`. `str(report)` is a table; `findings` is empty for a model that is ready to train."""
 
     loss: float
+    """Loss of the batch."""
     expected_loss: float | None
-    """ln(number of classes), where that is known."""
+    """Logarithm of the number of classes, where that is known."""
     layers: tuple[LayerScale, ...]
+    """Scale of each layer, in the order of the forward pass."""
     unused: tuple[str, ...]
-    """Parameters the loss does not depend on in this batch."""
+    """Parameters that the loss does not depend on in this batch."""
     findings: tuple[Finding, ...]
+    """What is wrong with the initialization."""
 
     @property
     def healthy(self) -> bool:
-        """Nothing was found."""
+        """Whether nothing was found."""
         return not self.findings
 
     def __str__(self) -> str:

@@ -24,14 +24,16 @@ from steadystep.init.rules import InitMethod, InitRule, Slot, choose, is_project
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitRow:
-    """One tensor: the rule it was filled by, or why it was not."""
+    """One tensor: the rule that filled it, or why it was left untouched."""
 
     name: str
+    """Name of the parameter."""
     shape: tuple[int, ...]
+    """Its shape."""
     rule: str
     """The rule in words; for an untouched tensor, the reason."""
     std: float = 0.0
-    """The standard deviation drawn from; 0 for constants."""
+    """Standard deviation of the distribution; 0 for constants."""
     also: tuple[str, ...] = ()
     """Other names of the same (tied) tensor."""
 
@@ -39,7 +41,7 @@ class InitRow:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitTable:
-    """`str(table)` is meant to be read: one line per tensor, the untouched ones at the end.
+    """Result of `initialise_`. `str(table)` has one line per tensor, the untouched ones at the end.
 
     >>> row = InitRow(name="head.weight", shape=(10, 4), rule="N(0, std)", std=0.02)
     >>> print(InitTable(recipe="small", rows=(row,), untouched=()))
@@ -48,8 +50,11 @@ class InitTable:
     """
 
     recipe: str
+    """Name of the recipe."""
     rows: tuple[InitRow, ...]
+    """Tensors that were filled."""
     untouched: tuple[InitRow, ...]
+    """Tensors that were left as they are."""
 
     def __str__(self) -> str:
         left = f"{len(self.untouched)} untouched" if self.untouched else "none untouched"
@@ -61,7 +66,7 @@ class InitTable:
         return "\n".join(lines)
 
     def row(self, name: str) -> InitRow:
-        """The line of one tensor, by any of its names."""
+        """Return the row of one tensor, by any of its names."""
         for row in (*self.rows, *self.untouched):
             if name == row.name or name in row.also:
                 return row
@@ -75,6 +80,7 @@ def _cells(row: InitRow, std: str) -> tuple[str, str, str, str]:
 
 
 Recipe = Literal["xavier", "kaiming", "small", "gpt2", "zero-residual"]
+"""Names of the recipes that `initialise_` accepts."""
 _METHODS: dict[str, InitMethod] = {
     "xavier": "xavier",
     "kaiming": "kaiming",
@@ -97,9 +103,13 @@ def initialise_(
 ) -> InitTable:
     """Fill the weights of `model` in place and return what was set.
 
-    `gpt2` divides the residual output projections by sqrt(N), `zero-residual` makes them zero. They are found by the
-    names that common model code uses, inside repeated blocks, or by the globs in `residual`. N is their number on the
-    same stream, or 2 * `num_layers` when given. Frozen parameters, and those no rule knows, are listed as untouched.
+    Args:
+        model: frozen parameters, and those that no rule covers, are listed as untouched.
+        recipe: `gpt2` divides residual output projections by sqrt(N); `zero-residual` sets them to zero.
+        num_layers: N is 2 * `num_layers`. Default: the number of residual projections on the same stream.
+        residual: globs of the residual output projections. Default: the names that common model code uses.
+        seed: seed of a generator of its own, on each device.
+        generator: the generator to draw from, instead of `seed`.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
     >>> table = initialise_(nn.TransformerEncoder(layer, num_layers=2), "gpt2", seed=0)

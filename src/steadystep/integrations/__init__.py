@@ -1,6 +1,6 @@
-"""Frameworks that own the loop. Each adapter is thin: it finds the parts, `watch` does the rest.
+"""Adapters for frameworks that own the loop. Each is thin: it finds the parts, `watch` does the rest.
 
-Here is what they share: forward passes of a model that computes its own loss, kept so that a bad one can be run again.
+Shared here: forward passes of a model that computes its own loss, kept so that a bad one can be run again.
 """
 
 import math
@@ -22,7 +22,12 @@ from steadystep.watching import Watcher
 
 @final
 class ForwardPasses:
-    """Holds on to the inputs of the present step: references, and the random state where the model draws."""
+    """Keeps references to the inputs of the current step, and the random state where the model draws random numbers.
+
+    Args:
+        model: the model.
+        watcher: told how the loss could be computed again.
+    """
 
     def __init__(self, model: nn.Module, watcher: Watcher) -> None:
         self._model = model
@@ -33,7 +38,7 @@ class ForwardPasses:
         self._handle = model.register_forward_pre_hook(self._seen, with_kwargs=True)
 
     def remove(self) -> None:
-        """The model is as it was."""
+        """Remove the hook from the model."""
         self._handle.remove()
 
     def _seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -58,12 +63,12 @@ def _loss_in(output: Any) -> Tensor:
 
 
 def install_line(package: str, extra: str, error: ImportError) -> ImportError:
-    """What to raise instead: what is missing and how to get it."""
+    """Return the error to raise instead: what is missing and how to install it."""
     return ImportError(f"this needs {package}: {install(extra)} ({error})")
 
 
 def without_sinks(config: Config | Mapping[str, Any] | str | Path | None) -> Config:
-    """The settings; unless they name sinks there are none beside the framework's loggers."""
+    """Return the settings, without sinks unless they name some: the framework has its own loggers."""
     settings = Config.load(config)
     if settings.monitoring.sinks is not None:
         return settings
@@ -72,14 +77,14 @@ def without_sinks(config: Config | Mapping[str, Any] | str | Path | None) -> Con
 
 @final
 class StepCounts:
-    """Counts outcomes; holds the last one's true numbers."""
+    """Counts outcomes and keeps the numbers of the last one."""
 
     def __init__(self) -> None:
         self._refused = self._rollbacks = self._clipped = self._incidents = 0
         self._last: Outcome | None = None
 
     def add(self, outcome: Outcome) -> None:
-        """One more step."""
+        """Count one step."""
         self._last = outcome
         self._refused += not outcome.stepped
         self._rollbacks += outcome.restored is not None
@@ -87,7 +92,7 @@ class StepCounts:
         self._incidents += bool(outcome.plan.actions)
 
     def numbers(self) -> dict[str, float]:
-        """Under names of our own. A loss or norm that is NaN stays NaN: no filter."""
+        """Return the counts and the last loss and norm under names of our own. NaN stays NaN."""
         last = self._last
         if last is None:
             return {}

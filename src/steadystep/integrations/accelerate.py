@@ -40,7 +40,20 @@ def watch(
     schedulers: Sequence[Any] = (),
     detectors: Sequence[Detector] = (),
 ) -> Watcher:
-    """Guard what `accelerator.prepare` returned; `watcher.remove()` takes it out."""
+    """Guard what `accelerator.prepare` returned; `watcher.remove()` ends it.
+
+    Args:
+        accelerator: the `Accelerator`.
+        model: the prepared model.
+        optimizer: the prepared optimizer.
+        config: see `Guard`.
+        run_dir: folder for the run log and incident bundles.
+        schedulers: schedulers that are not torch's own.
+        detectors: additional detectors.
+
+    Raises:
+        UnsupportedError: DeepSpeed, FSDP through Accelerate, Megatron-LM or XLA applies the update itself.
+    """
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     if kind in _ENGINES:
         raise UnsupportedError(
@@ -62,7 +75,12 @@ def watch(
 
 
 def mark_skipped(optimizer: Any, outcome: Outcome) -> None:
-    """What `step_was_skipped` answers after this step."""
+    """Set what `optimizer.step_was_skipped` returns after this step.
+
+    Args:
+        optimizer: the prepared optimizer.
+        outcome: outcome of the step.
+    """
     if not isinstance(optimizer, AcceleratedOptimizer):
         return
     # After a rollback a scheduler is where it was right after that update, and the loop's call completes it.

@@ -31,7 +31,17 @@ def watch(
     schedulers: Sequence[Any] = (),
     detectors: Sequence[Detector] = (),
 ) -> Watcher:
-    """Guard what `fabric.setup` returned; `watcher.remove()` takes it out."""
+    """Guard what `fabric.setup` returned; `watcher.remove()` ends it.
+
+    Args:
+        fabric: the `Fabric`.
+        model: the model from `fabric.setup`.
+        optimizer: the optimizer from `fabric.setup`.
+        config: see `Guard`.
+        run_dir: folder for the run log and incident bundles.
+        schedulers: schedulers that are not torch's own.
+        detectors: additional detectors.
+    """
     return Watcher(
         getattr(model, "module", model),
         optimizer,

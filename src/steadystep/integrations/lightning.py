@@ -26,10 +26,11 @@ except ImportError as error:
 
 @final
 class StabilityCallback(Callback):
-    """A guard for each optimizer of a `Trainer`.
+    """Lightning callback: a guard for each optimizer of a `Trainer`.
 
-    `config` is what `Guard` takes; `run_dir` is for the run log and incident bundles, by default the folder
-    `steadystep` in the Trainer's log directory.
+    Args:
+        config: see `Guard`.
+        run_dir: folder for the run log and incident bundles. Default: `steadystep` in the Trainer's log directory.
     """
 
     def __init__(
@@ -42,14 +43,14 @@ class StabilityCallback(Callback):
         self.config = without_sinks(config)
         self.run_dir = None if run_dir is None else folder("run_dir", run_dir)
         self.watchers: list[Watcher] = []
-        """One for each optimizer, while a fit is running."""
+        """One watcher per optimizer, while a fit is running."""
         self.incidents: list[Outcome] = []
-        """Steps about which something was done."""
+        """Outcomes of steps with an intervention."""
         self._tally = StepCounts()
         self._saved: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Optimizers exist and a checkpoint, if there is one, is loaded."""
+        """Attach a guard to each optimizer."""
         self._remove()
         folder = self.run_dir or Path(trainer.log_dir or trainer.default_root_dir) / "steadystep"
         scaler: GradScaler | None = getattr(trainer.precision_plugin, "scaler", None)
@@ -73,27 +74,27 @@ class StabilityCallback(Callback):
         self._saved = {}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Numbers for Lightning's own loggers, at its own cadence."""
+        """Log our numbers through Lightning's loggers, at its cadence."""
         numbers = self._tally.numbers()
         if numbers and trainer.loggers:
             pl_module.log_dict(numbers, on_step=True, on_epoch=False, batch_size=1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The optimizers are Lightning's alone again."""
+        """Remove the guards."""
         self._keep()
         self._remove()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Also when the fit ended badly."""
+        """Remove the guards after an exception."""
         self._remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning's checkpoint."""
+        """Return the state of the guards for Lightning's checkpoint."""
         self._keep()
         return self._saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From Lightning's checkpoint, before there are optimizers."""
+        """Load the state from Lightning's checkpoint, before there are optimizers."""
         self._saved = dict(saved_state(state_dict))
 
     def _keep(self) -> None:

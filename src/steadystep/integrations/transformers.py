@@ -33,10 +33,14 @@ _POLICY = {"kl", "entropy", "reward", "ratio"}
 
 @final
 class StabilityCallback(TrainerCallback):
-    """A guard for `Trainer`. The run log and incident bundles go to `output_dir/steadystep`.
+    """Hugging Face callback: a guard for `Trainer` and the trainers of TRL.
 
     With `attach(trainer)` it comes before the Trainer's loggers, so that its numbers go through them; given as
     `callbacks=[...]` they are in `log_history` and in what is printed.
+
+    Args:
+        config: see `Guard`.
+        run_dir: folder for the run log and incident bundles. Default: `output_dir/steadystep`.
     """
 
     def __init__(
@@ -48,15 +52,15 @@ class StabilityCallback(TrainerCallback):
         self.config = without_sinks(config)
         self.run_dir = None if run_dir is None else folder("run_dir", run_dir)
         self.watcher: Watcher | None = None
-        """While a training is running."""
+        """The watcher, while a training is running."""
         self.incidents: list[Outcome] = []
-        """Steps about which something was done."""
+        """Outcomes of steps with an intervention."""
         self._tally = StepCounts()
         self._passes: ForwardPasses | None = None
         self._optimizer: Any = None
 
     def attach(self, trainer: Any) -> Self:
-        """Join `trainer` in front of its loggers."""
+        """Insert the callback into `trainer`, before its loggers."""
         handler = getattr(trainer, "callback_handler", None)
         if handler is None:
             raise MisuseError(
@@ -71,7 +75,7 @@ class StabilityCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **made: Any
     ) -> None:
-        """Everything is made, and loaded when the training resumes."""
+        """Attach a guard; load its state when the training resumes."""
         self._remove()
         model: nn.Module = made["model"]
         optimizer = made["optimizer"]
@@ -105,7 +109,7 @@ class StabilityCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Our numbers beside the Trainer's."""
+        """Add our numbers to the Trainer's."""
         numbers = self._tally.numbers() if logs is not None and "loss" in logs else {}
         if logs is not None and numbers:
             if self.watcher is not None:
@@ -122,20 +126,20 @@ class StabilityCallback(TrainerCallback):
         metrics: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """A validation, for the log and the diagnosis."""
+        """Report the validation to the guard."""
         loss = (metrics or {}).get("eval_loss")
         if self.watcher is not None and isinstance(loss, float | int):
             self.watcher.guard.validate(float(loss))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The guard's state beside the Trainer's, in the same checkpoint."""
+        """Write the guard's state into the Trainer's checkpoint."""
         folder = _checkpoint(args, state)
         if self.watcher is not None and state.is_world_process_zero and folder.is_dir():
             text = json.dumps(self.watcher.guard.state_dict())
             (folder / _STATE).write_text(text, encoding="utf-8")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Model and optimizer are the Trainer's alone again."""
+        """Remove the guard."""
         self._remove()
 
     def _told(self, outcome: Outcome) -> None:

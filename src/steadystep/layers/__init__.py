@@ -1,4 +1,4 @@
-"""Layers and limits that keep activations, logits and updates in range; each usable alone."""
+"""Layers and functions that keep activations, logits and updates in range; each usable alone."""
 
 from steadystep.layers.attention import QKClipReport, StableAttention, peak_logits, qk_clip_
 from steadystep.layers.clipped_updates import ClippedUpdates

@@ -20,10 +20,19 @@ from steadystep.layers.limits import fill_linear_, softcap
 class StableAttention(nn.Module):
     """Self-attention for [batch, time, d_model].
 
-    `qk_norm` puts an RMSNorm with a learned gain on each head's queries and keys: with gains of 1 no logit exceeds
-    sqrt(d_head). `logit_cap` bounds the logits whatever the weights are; it needs them in memory, so the fused kernel
-    is not used. `zero_init_output` starts the block as the identity of the stream. `record_peaks` keeps the largest
-    logit of each head seen in training in `peaks`, for `qk_clip_`; it costs one more q k^T per forward pass.
+    Args:
+        d_model: width of the stream.
+        n_heads: number of heads; divides `d_model`.
+        qk_norm: RMSNorm with a learned gain on each head's queries and keys: with gains of 1 no logit exceeds
+            sqrt(d_head).
+        logit_cap: bound on the logits, whatever the weights are. Holds the logits in memory: no fused kernel.
+        zero_init_output: start the block as the identity of the stream.
+        causal: attend to earlier positions only.
+        dropout: dropout on the attention weights.
+        bias: biases in the projections.
+        init_method: "xavier", "kaiming" or "small" (N(0, 0.02)).
+        record_peaks: keep the largest training logit of each head in `peaks`, for `qk_clip_`; costs one more q k^T per
+            forward pass.
 
     >>> attention = StableAttention(16, 4, causal=True)
     >>> attention(torch.randn(2, 5, 16)).shape
@@ -88,19 +97,19 @@ class StableAttention(nn.Module):
         return out
 
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[batch, head, time, d_head] each, normalised if asked for."""
+        """Return queries and keys as [batch, head, time, d_head], normalized with `qk_norm`."""
         q, k = self._heads(self.q_proj(x)), self._heads(self.k_proj(x))
         return _normalised(q, self.q_norm), _normalised(k, self.k_norm)
 
     def allowed(self, time: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
-        """The mask and causality together; None when every position may see every other."""
+        """Combine `mask` and causality; None if every position may attend to every other."""
         if not self.causal:
             return mask
         causal = torch.ones(time, time, dtype=torch.bool, device=device).tril()
         return causal if mask is None else mask & causal
 
     def extra_repr(self) -> str:
-        """What the parts do not show."""
+        """Return the options for `repr`."""
         return f"{self.d_model}, {self.n_heads}, causal={self.causal}, logit_cap={self.logit_cap}"
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -158,29 +167,35 @@ Attention = StableAttention | nn.MultiheadAttention
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QKClipReport:
-    """Per head: the largest logit before, and what the logits are multiplied by from now on."""
+    """What `qk_clip_` measured and did, per head."""
 
     peaks: tuple[float, ...]
+    """Largest logit of each head before clipping."""
     scales: tuple[float, ...]
+    """Factor on the logits of each head from now on."""
 
     @property
     def clipped(self) -> bool:
-        """Any head was scaled."""
+        """Whether any head was scaled."""
         return any(scale != 1.0 for scale in self.scales)
 
     @property
     def finite(self) -> bool:
-        """No peak was NaN or infinite; a head with such a peak is left as it is."""
+        """Whether all peaks were finite; a head with a non-finite peak is left as it is."""
         return all(math.isfinite(peak) for peak in self.peaks)
 
 
 @torch.no_grad()
 def qk_clip_(attention: Attention, max_logit: float = 100.0, *, peaks: Tensor | None = None) -> QKClipReport:
-    """Scale the query and key weights in place, head by head, so that the largest logit becomes `max_logit`.
+    """Scale query and key weights in place, head by head, so that the largest logit becomes `max_logit`.
 
-    Call it after the optimizer's step. `peaks`, one number per head, comes from `peak_logits`; without it the peaks are
-    those that a `StableAttention(record_peaks=True)` has seen since the last call. Values, output and all other heads
-    stay as they are. Costs one host read, which is the report.
+    Call it after the optimizer's step. Values, output and all other heads stay as they are. Costs one host read.
+
+    Args:
+        attention: a `StableAttention` or `nn.MultiheadAttention`.
+        max_logit: the largest logit allowed.
+        peaks: one number per head, from `peak_logits`. Default: the peaks that a `StableAttention(record_peaks=True)`
+            has recorded since the last call.
 
     >>> attention = StableAttention(8, 2, qk_norm=False)
     >>> report = qk_clip_(attention, max_logit=100.0, peaks=torch.tensor([50.0, 400.0]))
@@ -212,9 +227,13 @@ def qk_clip_(attention: Attention, max_logit: float = 100.0, *, peaks: Tensor | 
 def peak_logits(
     attention: Attention, query: Tensor, key: Tensor | None = None, *, mask: Tensor | None = None
 ) -> Tensor:
-    """The largest attention logit of each head for this input, before any cap.
+    """Return the largest attention logit of each head for this input, before any cap.
 
-    `key` is for the cross-attention of `nn.MultiheadAttention`. `mask` is boolean; True means: may be attended to.
+    Args:
+        attention: a `StableAttention` or `nn.MultiheadAttention`.
+        query: the input.
+        key: the other input, for the cross-attention of `nn.MultiheadAttention`.
+        mask: boolean; True means: may be attended to.
 
     >>> attention = StableAttention(8, 2, qk_norm=False)
     >>> x = torch.randn(3, 5, 8)

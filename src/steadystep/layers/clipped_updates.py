@@ -28,8 +28,11 @@ from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 class ClippedUpdates:
     """Shortens the update of every tensor whose gradient is larger than Adam's second moment expects.
 
-    Attach it once after building the optimizer, and again after a resume; `detach` takes it off. A step in which no
-    RMS_t exceeds 1 is bit for bit the plain one.
+    Attach it once after building the optimizer, and again after a resume. A step in which no RMS_t exceeds 1 is
+    bit-identical to the plain one.
+
+    Args:
+        optimizer: an optimizer of the Adam family.
 
     >>> weight = torch.nn.Parameter(torch.zeros(4))
     >>> optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
@@ -59,12 +62,12 @@ class ClippedUpdates:
         ]
 
     def detach(self) -> None:
-        """Leave the optimizer as it was."""
+        """Remove the hooks from the optimizer."""
         for handle in self._handles:
             handle.remove()
 
     def rms(self) -> tuple[float, ...]:
-        """RMS_t of the last step, for the parameters that had a gradient, in the order of the groups."""
+        """Return RMS_t of the last step for the parameters that had a gradient, in the order of the groups."""
         return tuple(torch.stack([r.to(self._rms[0]) for r in self._rms]).tolist()) if self._rms else ()  # sync: asked
 
     @torch.no_grad()

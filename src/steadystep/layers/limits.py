@@ -27,8 +27,13 @@ from steadystep.init.rules import METHODS, InitMethod
 class StableMLP(nn.Module):
     """Linear, GELU, dropout, linear: the MLP of a transformer block, to be added to the stream.
 
-    `init_method` is "xavier", "kaiming" or "small" (N(0, 0.02)); biases start at 0. With `zero_init_output` the block
-    starts as the identity of the stream: the second layer is 0.
+    Args:
+        d_model: width of the stream.
+        d_ff: width of the hidden layer.
+        init_method: "xavier", "kaiming" or "small" (N(0, 0.02)); biases start at 0.
+        dropout: dropout after the activation.
+        bias: biases in both layers.
+        zero_init_output: start the block as the identity of the stream: the second layer is 0.
 
     >>> mlp = StableMLP(8, 32, init_method="small")
     >>> mlp(torch.zeros(2, 5, 8)).shape
@@ -69,7 +74,7 @@ class StableMLP(nn.Module):
             self.fc2.weight.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., d_model] to the same shape."""
+        """Map [..., d_model] to the same shape."""
         out: Tensor = self.fc2(self.dropout(self.activation(self.fc1(x))))
         return out
 
@@ -83,7 +88,11 @@ def fill_linear_(layer: nn.Linear, method: InitMethod) -> None:
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
-    """Bend `x` into [-cap, cap] by cap * tanh(x / cap), leaving small values nearly as they are.
+    """Bend `x` into [-cap, cap] as cap * tanh(x / cap); small values stay nearly unchanged.
+
+    Args:
+        x: any tensor.
+        cap: the bound.
 
     >>> softcap(torch.tensor([0.1, 1000.0]), 30.0)
     tensor([ 0.1000, 30.0000])
@@ -94,10 +103,14 @@ def softcap(x: Tensor, cap: float) -> Tensor:
 
 
 def z_loss(logits: Tensor, coefficient: float = 1e-4, *, mask: Tensor | None = None) -> Tensor:
-    """A term to add to a cross-entropy: coefficient * mean(log(Z)^2), Z = sum(exp(logits)) over the last dimension.
+    """Return coefficient * mean(log(Z)^2), Z = sum(exp(logits)), to add to a cross-entropy.
 
-    Softmax does not care about a common shift of the logits, so nothing holds them in place; this does. It is computed
-    in fp32. `mask`, with the shape of the logits without the last dimension, says which positions count.
+    Softmax ignores a common shift of the logits, so nothing else keeps them in place. Computed in fp32.
+
+    Args:
+        logits: classes in the last dimension.
+        coefficient: weight of the term.
+        mask: positions that count; the shape of the logits without the last dimension.
 
     >>> abs(float(z_loss(torch.zeros(2, 10), coefficient=1.0)) - math.log(10) ** 2) < 1e-5
     True
@@ -113,11 +126,24 @@ def z_loss(logits: Tensor, coefficient: float = 1e-4, *, mask: Tensor | None = N
 
 
 class BoundedEmbedding(nn.Embedding):
-    """`nn.Embedding` with row norms of at most `max_norm`: the same arguments, weights and state_dict.
+    """`nn.Embedding` with row norms of at most `max_norm`, with its arguments, weights and state_dict.
 
-    Gradients are those of projected descent: by the bounded row, as if no bound were there, so that a row on the bound
-    can leave it again. A row that holds NaN or infinity stays visible as NaN. With `sparse=True` forward bounds the
-    stored rows it looks up, not the whole table.
+    Gradients are those of projected descent, as if there were no bound, so that a row on the bound can leave it again.
+    A row that holds NaN or infinity reads as NaN. With `sparse=True` forward bounds the rows it looks up, not the whole
+    table.
+
+    Args:
+        num_embeddings: number of rows.
+        embedding_dim: length of a row.
+        padding_idx: as in `nn.Embedding`.
+        max_norm: the largest norm of a row.
+        norm_type: p of the norm, at least 1.
+        scale_grad_by_freq: as in `nn.Embedding`.
+        sparse: as in `nn.Embedding`.
+        _weight: as in `nn.Embedding`; copied.
+        _freeze: as in `nn.Embedding`.
+        device: as in `nn.Embedding`.
+        dtype: as in `nn.Embedding`.
 
     >>> table = BoundedEmbedding(10, 4, max_norm=2.0)
     >>> torch.nn.init.constant_(table.weight, 64.0).norm(dim=1).max().item()
@@ -167,19 +193,19 @@ class BoundedEmbedding(nn.Embedding):
     def from_pretrained(  # type: ignore[override]
         cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, max_norm: float = 1.0, **more: Any
     ) -> Self:
-        """A table from given rows, bounded; `embeddings` itself is copied, not changed."""
+        """Return a bounded table with a copy of the rows in `embeddings`."""
         rows, columns = embeddings.shape
         return cls(
             rows, columns, padding_idx=padding_idx, max_norm=max_norm, _weight=embeddings, _freeze=freeze, **more
         )
 
     def reset_parameters(self) -> None:
-        """N(0, 1) as in `nn.Embedding`, then bounded."""
+        """Draw from N(0, 1) as `nn.Embedding` does, then bound the rows."""
         super().reset_parameters()
         self.bound_()
 
     def forward(self, input: Tensor) -> Tensor:
-        """The rows, each with a norm of at most `max_norm`."""
+        """Return the rows, each with a norm of at most `max_norm`."""
         if self._may_write():
             self.bound_(input.flatten() if self.sparse else None)
         rows = functional.embedding(
@@ -199,7 +225,7 @@ class BoundedEmbedding(nn.Embedding):
         self._seen_version = -1 if self.weight.is_inference() else self.weight._version
 
     def bound_after(self, optimizer: Optimizer) -> RemovableHandle:
-        """Bound the table right after every step of `optimizer`; needed for the stored rows of compiled models."""
+        """Bound the table after every step of `optimizer`; needed for the stored rows of compiled models."""
         if not any(p is self.weight for group in optimizer.param_groups for p in group["params"]):
             raise MisuseError("this optimizer does not hold the embedding's weight")
 
@@ -210,7 +236,7 @@ class BoundedEmbedding(nn.Embedding):
         return optimizer.register_step_post_hook(after)
 
     def train(self, mode: bool = True) -> Self:
-        """As in `nn.Module`; the next lookup bounds the table."""
+        """Set the mode as `nn.Module` does; the next lookup bounds the table."""
         self._seen_version = -1
         return super().train(mode)
 
@@ -240,7 +266,11 @@ def shrink_factor(rows: Tensor, max_norm: float, norm_type: float) -> Tensor:
 
 
 def shrink_gradient(x: Tensor, alpha: float) -> Tensor:
-    """`x` unchanged, bit for bit; on the way back the gradient is multiplied by `alpha`.
+    """Return `x` unchanged; in the backward pass its gradient is multiplied by `alpha`.
+
+    Args:
+        x: any tensor.
+        alpha: factor on the gradient.
 
     >>> weight = torch.ones(3, requires_grad=True)
     >>> shrink_gradient(weight, 0.1).sum().backward()

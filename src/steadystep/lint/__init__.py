@@ -1,4 +1,4 @@
-"""The checklist and the wiring linter behind `steadystep check`. Scripts are read as syntax trees, never run."""
+"""The checklist and the linter behind `steadystep check`. Scripts are parsed, never run."""
 
 from steadystep._utils.checklist import ChecklistItem
 from steadystep.lint.catalog import RULES, LintRule

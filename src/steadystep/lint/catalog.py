@@ -9,12 +9,16 @@ from steadystep.lint.report import HitSeverity
 @final
 @dataclass(frozen=True, slots=True)
 class LintRule:
-    """One fault that `check` knows."""
+    """One fault that `steadystep check` detects."""
 
     code: str
+    """Code, such as "SS101"."""
     name: str
+    """Short name."""
     severity: HitSeverity
+    """`advice` does not count as a fault."""
     why: str
+    """Why it matters, in one sentence."""
 
 
 RULES: dict[str, LintRule] = {
@@ -156,6 +160,7 @@ RULES: dict[str, LintRule] = {
         ),
     )
 }  # fmt: skip
+"""All rules of `steadystep check`, by code."""
 
 
 def nearest_code(code: str) -> str:

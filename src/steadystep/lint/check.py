@@ -17,10 +17,14 @@ _SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site-pack
 
 
 def check_script(text: str, path: str = "script.py") -> Report:
-    """Read, never run.
+    """Check the text of a script, without running it.
+
+    Args:
+        text: the script.
+        path: its name in the report.
 
     Raises:
-        ConfigError: it is no Python, or nested so deeply that it cannot be followed.
+        ConfigError: it is not Python, or nested too deeply.
     """
     try:
         return _check(text, path)
@@ -54,11 +58,11 @@ def _end(script: Script, line: int) -> int:
 
 
 def check_path(path: Path) -> Iterator[Report]:
-    """One report for a script, a config or a run; one per script for a folder of scripts.
+    """Yield one report for a script, a config or a run at `path`; for a folder, one per script.
 
     Raises:
-        ConfigError: it is none of them, or cannot be read. In a folder the other scripts come first, and then one
-            error for all that could not be read, a line for each.
+        ConfigError: it is none of them, or cannot be read. In a folder the other scripts come first, and then one error
+            for all that could not be read, a line for each.
     """
     must_end(path)
     if path.is_dir() and (path / _LOG).exists():

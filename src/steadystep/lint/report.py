@@ -15,10 +15,15 @@ class Hit:
     """One fault at one place."""
 
     code: str
+    """Code of the rule."""
     line: int
+    """Line in the script, from 1."""
     column: int
+    """Column in the line."""
     message: str
+    """What is wrong here."""
     severity: HitSeverity
+    """Severity of the rule."""
     why: str
     """Why it matters, in one sentence."""
     diff: str = ""
@@ -27,30 +32,35 @@ class Hit:
     """What it should look like, where there is no diff."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything about one path."""
+    """Everything that was found at one path."""
 
     path: str
+    """The path."""
     kind: ReportKind
+    """What it is: a script, a config or a run."""
     hits: tuple[Hit, ...] = ()
+    """Faults, in order."""
     items: tuple[ChecklistItem, ...] = ()
+    """The checklist."""
     source: tuple[str, ...] = ()
-    """The lines of a script or a config, for showing them."""
+    """Lines of a script or config, to show them."""
     notes: tuple[str, ...] = ()
+    """What could not be checked."""
 
     @property
     def faults(self) -> tuple[Hit, ...]:
-        """The hits that count: advice does not."""
+        """The hits that count; advice does not."""
         return tuple(hit for hit in self.hits if hit.severity != "advice")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {
             "path": self.path,
             "kind": self.kind,

@@ -1,4 +1,4 @@
-"""The learning-rate range probe: a short sweep on a snapshot that is put back afterwards."""
+"""Learning-rate range test: a short sweep on a snapshot that is restored afterwards."""
 
 from steadystep.lr_finder.curve import LRCurve, SweepShape
 from steadystep.lr_finder.sweep import find_lr

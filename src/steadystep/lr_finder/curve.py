@@ -17,14 +17,20 @@ _ROWS, _BAR = 24, 30
 
 
 class SweepShape(StrEnum):
-    """How far the curve can be trusted."""
+    """Shape of a range-test curve: how far its suggestion can be trusted."""
 
     FOUND = "found"
+    """The loss fell, then diverged."""
     OPEN_ENDED = "open-ended"
+    """The loss fell and never diverged: a larger `max_lr` may show a larger stable rate."""
     LIMIT_ONLY = "limit-only"
+    """The loss diverged before it fell beyond its noise; the suggestion is a tenth of the limit."""
     FLAT = "flat"
+    """The loss did not change at any rate."""
     DIVERGES_AT_ONCE = "diverges-at-once"
+    """The loss diverged in the first steps."""
     NOT_FINITE = "not-finite"
+    """The first loss was not finite."""
 
 
 _MEANING = {
@@ -42,7 +48,7 @@ _MEANING = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRCurve(Record):
-    """The sweep and what it says. Rates are those of the group at the optimizer's default; others keep their ratio.
+    """Result of `find_lr`. Rates are those of groups at the optimizer's default; other groups keep their ratio.
 
     >>> told = {"verdict": SweepShape.FOUND, "suggested": 0.5, "largest_stable": 1.0}
     >>> print(LRCurve(lrs=(0.1, 1.0), losses=(2.0, 1.0), smoothed=(2.0, 1.0), **told))
@@ -57,18 +63,21 @@ class LRCurve(Record):
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings", extra="forbid")
 
     lrs: tuple[float, ...]
+    """Learning rates, in ascending order."""
     losses: tuple[float, ...]
-    """As seen, before the step at that rate."""
+    """Loss before the step at each rate, as measured."""
     smoothed: tuple[float, ...]
+    """Smoothed losses."""
     verdict: SweepShape
+    """Shape of the curve."""
     suggested: float | None = None
-    """A rate to train with; None when the curve shows none."""
+    """A learning rate to train with; None if the curve shows none."""
     largest_stable: float | None = None
-    """Where the loss was lowest (verdict `limit-only`: the last rate at which it was not yet up)."""
+    """Rate at the lowest loss (verdict `limit-only`: the last rate at which the loss had not yet risen)."""
 
     @property
     def meaning(self) -> str:
-        """The verdict in a sentence."""
+        """The verdict as a sentence."""
         return _MEANING[self.verdict]
 
     def __str__(self) -> str:

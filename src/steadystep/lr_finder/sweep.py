@@ -86,22 +86,25 @@ def find_lr(
     smoothing: float = 0.8,
     stop_factor: float = 4.0,
 ) -> LRCurve:
-    """Sweep the learning rate for a few steps and say which one to train with; nothing stays changed.
+    """Sweep the learning rate for a few steps and suggest one to train with; everything is restored afterwards.
 
-    Costs `num_steps` training steps, and for its duration a copy of the weights and of the optimizer's state. The model
-    is put into training mode unless it is in it.
+    Costs `num_steps` training steps and, meanwhile, a copy of the weights and of the optimizer state. Runs in training
+    mode.
 
     Args:
-        model: what the optimizer trains.
-        optimizer: as you will train with; groups with rates of their own keep their ratios.
-        closure_or_loader: a function that returns the loss of another batch each time, or an iterable of (x, y) batches
-            that can be started again.
+        model: the model that the optimizer trains.
+        optimizer: the optimizer to train with; groups with rates of their own keep their ratios.
+        closure_or_loader: a function that returns the loss of a new batch each time, or an iterable of (x, y) batches
+            that can be restarted.
         loss_fn: with a loader, called as `loss_fn(model(x), y)`.
-        min_lr: the first rate; so small that nothing happens yet.
-        max_lr: the last rate, reached unless the loss runs away before.
-        num_steps: how many rates are tried.
-        smoothing: weight of the neighbouring step when losses are averaged, from 0 (not at all) to below 1.
-        stop_factor: end when the running mean of the loss exceeds its lowest value by this factor, and its noise.
+        min_lr: the first rate, too small to change anything.
+        max_lr: the last rate, unless the loss diverges before.
+        num_steps: number of rates.
+        smoothing: weight of the neighboring step when losses are averaged, from 0 (none) to below 1.
+        stop_factor: stop when the running mean of the loss exceeds its lowest value by this factor, and its noise.
+
+    Returns:
+        The curve, with `suggested` and `largest_stable`.
 
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(64, 4)

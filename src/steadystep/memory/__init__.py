@@ -1,6 +1,6 @@
-"""Memory relief: activation checkpointing, splitting a batch, and trying again in smaller parts.
+"""Memory relief: activation checkpointing, splitting a batch, and retrying in smaller parts when memory runs out.
 
-Activation checkpointing loads on first use: it brings torch's compiler with it, which takes seconds.
+Activation checkpointing loads on first use: it imports torch's compiler, which takes seconds.
 """
 
 from typing import TYPE_CHECKING

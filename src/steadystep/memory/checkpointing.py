@@ -115,9 +115,12 @@ def checkpoint_blocks(
 ) -> "CheckpointedBlocks":
     """Turn activation checkpointing on for the repeated blocks of a model.
 
-    Gradients, random numbers, buffers and the keys of `state_dict` stay what they were. Blocks are found by themselves
-    (the longest row of alike modules) or by `match`, a glob over module names or several. `every=2` takes every second
-    block: half the saving for half the extra compute.
+    Gradients, random numbers, buffers and the keys of `state_dict` are unchanged.
+
+    Args:
+        model: the model.
+        match: a glob over module names, or several. Default: the longest row of modules of one type.
+        every: checkpoint every n-th block; 2 saves half as much for half the extra compute.
 
     >>> _ = torch.manual_seed(0)
     >>> block = lambda: nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
@@ -137,7 +140,12 @@ def checkpoint_blocks(
 
 @final
 class CheckpointedBlocks:
-    """A handle to take it back: `remove()`, or use it as a context."""
+    """Handle of `checkpoint_blocks`: call `remove()`, or use it as a context manager.
+
+    Args:
+        model: the model that contains the blocks.
+        blocks: the checkpointed modules by name.
+    """
 
     def __init__(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
         self.names = tuple(blocks)
@@ -145,16 +153,16 @@ class CheckpointedBlocks:
         self._forwards = [_installed(block) for block in blocks.values()]
 
     def remove(self) -> None:
-        """The blocks as they were; calling it again does nothing."""
+        """Turn activation checkpointing off again; a second call does nothing."""
         for forward in self._forwards:
             forward.remove()
         self._forwards = []
 
     def measure(self, run: Callable[[], object]) -> SavedBytes:
-        """What the forward pass of `run` holds for backward, with and without; weights and buffers do not count.
+        """Measure the bytes that the forward pass of `run` saves for backward, with and without checkpointing.
 
-        Runs it twice and leaves no trace in buffers and random state. Without checkpointing it may need memory that you
-        do not have: measure with a small batch.
+        Weights and buffers do not count. Runs `run` twice and leaves buffers and random state unchanged. Without
+        checkpointing it may need more memory than you have: measure with a small batch.
         """
         without, with_checkpoints = (self._count(run, active=active) for active in (False, True))
         return SavedBytes(without=without, with_checkpoints=with_checkpoints)

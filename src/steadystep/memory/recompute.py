@@ -109,14 +109,16 @@ def _now(place: BufferPlace) -> Tensor:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedBytes:
-    """Held from the end of forward until backward; on top of it backward holds one block's activations at a time."""
+    """Bytes saved for backward; in addition backward holds one block's activations at a time."""
 
     without: int
+    """Bytes without checkpointing."""
     with_checkpoints: int
+    """Bytes with checkpointing."""
 
     @property
     def saved(self) -> int:
-        """Bytes that checkpointing does not hold."""
+        """Difference of the two."""
         return self.without - self.with_checkpoints
 
     def __str__(self) -> str:

@@ -29,7 +29,10 @@ _HOPELESS = 2**31 - 1  # proposed instead of a number of parts, so that all rank
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch.OutOfMemoryError, or one of the RuntimeErrors that say it in words (the CPU's allocator, MPS, cuBLAS).
+    """Return whether an exception means out of memory: torch.OutOfMemoryError, or a RuntimeError with its text.
+
+    Args:
+        error: any exception; the texts of the CPU allocator, MPS and cuBLAS are known.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
     True
@@ -40,7 +43,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def weighted_mean(done: Sequence[tuple[Tensor, float]]) -> Tensor:
-    """The mean loss of the whole batch from those of its parts; of a single part untouched."""
+    """Return the mean loss of a batch from the losses of its parts; a single part is returned unchanged.
+
+    Args:
+        done: pairs of loss and weight, from `OutOfMemoryRetry.run`.
+    """
     if len(done) == 1:
         return done[0][0]
     return torch.stack([loss * weight for loss, weight in done]).sum()
@@ -50,14 +57,14 @@ def weighted_mean(done: Sequence[tuple[Tensor, float]]) -> Tensor:
 class OutOfMemoryRetry:
     """Runs a batch whole while that works, and in parts that fit when it does not.
 
-    Args:
-        split: cuts a batch; `split_batch` unless you need another rule or another `count`.
-        agree: in a distributed run, a function that every rank calls with its number and that returns the largest of
-            all ranks; called twice per batch or more, always by all ranks together.
-        least: rows that a part must have; 2 where BatchNorm learns from the batch.
+    The size that fits is remembered. After 64 batches that fit, parts of twice the size are tried, and when that fails,
+    later and later.
 
-    What fits is remembered, but not for ever: another program may have had the memory, or one batch was longer than
-    all others. After 64 batches that fit, parts of twice the size are tried, and when that fails, later and later.
+    Args:
+        split: splits a batch. Default: `split_batch`.
+        agree: in a distributed run, a function that every rank calls with its number and that returns the largest of
+            all ranks; called at least twice per batch, always by all ranks together.
+        least: smallest number of rows in a part; 2 where BatchNorm learns from the batch.
 
     >>> import warnings
     >>> model = torch.nn.Linear(2, 1)
@@ -76,7 +83,7 @@ class OutOfMemoryRetry:
 
     def __init__(self, *, split: Split = split_batch, agree: AgreeOnParts | None = None, least: int = 1) -> None:
         self.size: int | None = None
-        """Rows in the largest part that is known to fit; None while whole batches do."""
+        """Rows of the largest part known to fit; None while whole batches fit."""
         self.retries = 0
         self._split = split
         self._agree = agree
@@ -88,11 +95,11 @@ class OutOfMemoryRetry:
     def run(
         self, work: Callable[[Any, float], Result], batch: Any, *, undo: Callable[[], None], step: int | None = None
     ) -> list[tuple[Result, float]]:
-        """Do `work(part, weight)` for the parts of `batch`; returns what it returned, with the weights.
+        """Call `work(part, weight)` for the parts of `batch`; return each result with its weight.
 
-        `work` is forward and backward of one part, its mean loss times `weight`. `undo` makes everything that a partial
-        run has done undone: gradients of this batch, buffers, random state. It is also called when another error ends
-        the run, before that is raised. `step` is the number to name when nothing helps.
+        `work` runs forward and backward of one part, its mean loss times `weight`. `undo` reverts what a partial run
+        has done: gradients of this batch, buffers, random state; it is also called before any other error is raised.
+        `step` is named in the error when nothing fits.
         """
         number = self._batches if step is None else step
         self._batches += 1
@@ -198,7 +205,7 @@ class OutOfMemoryRetry:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "size": self.size,
             "retries": self.retries,
@@ -229,10 +236,13 @@ def _free_memory() -> None:
 
 @final
 class Attempt:
-    """Gradients, buffers and random state as before, unless the block ends well.
+    """Context manager that can restore gradients, buffers and random state of a model to those at its entry.
 
-    Gradients collected before (accumulation) are set aside and added at the end, so undoing never costs them; while
-    there are some, that needs the memory of one more set. Reusable, one block after another.
+    An exception restores them too. Gradients accumulated before are set aside and added at the end, which needs the
+    memory of one more set. Reusable.
+
+    Args:
+        model: the model.
 
     >>> model = nn.Linear(1, 1)
     >>> with Attempt(model) as attempt:
@@ -257,7 +267,7 @@ class Attempt:
         return self
 
     def undo(self) -> None:
-        """As when the block was entered; it may be tried again."""
+        """Restore the state at the entry of the block; the work may then be repeated."""
         self._drop_gradients()
         self._buffers.put_back()
         self._rng.restore()

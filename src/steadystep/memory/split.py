@@ -27,18 +27,24 @@ class BatchPart:
     """Some rows of a batch."""
 
     batch: Any
+    """The rows, in the structure of the whole batch."""
     weight: float
-    """Its share of the whole; the weights of all parts add up to 1."""
+    """Share of the whole; the weights of all parts add up to 1."""
     size: int
-    """Rows in it."""
+    """Number of rows."""
 
 
 def split_batch(batch: Any, parts: int, *, count: Callable[[Any], float] | None = None) -> list[BatchPart]:
-    """Split tensors, arrays, lists of examples, and mappings, tuples, lists and dataclasses of them.
+    """Split a batch by rows: tensors, arrays, lists of examples, and mappings, tuples, lists and dataclasses of them.
 
-    Sizes differ by one row at most; tensors become views, not copies. Numbers, strings and tensors without dimensions
-    go into every part. `count` says what a part counts when that is not its rows: for a mean over tokens
-    `lambda part: (part["labels"] != -100).sum()`.
+    Sizes differ by at most one row; tensors become views. Numbers, strings and 0-dimensional tensors go into every
+    part.
+
+    Args:
+        batch: the batch.
+        parts: number of parts.
+        count: weight of a part where that is not its rows: for a mean over tokens, `lambda part: (part["labels"] !=
+            -100).sum()`.
 
     >>> for part in split_batch({"x": torch.arange(5), "name": "a"}, 2):
     ...     print(part.batch, part.weight)
@@ -122,7 +128,13 @@ ScalingRule = Literal["linear", "sqrt"]
 
 
 def scale_lr(lr: float, *, batch_size: float, base_batch_size: float, rule: ScalingRule = "linear") -> float:
-    """The rate for `batch_size` where `lr` was right for `base_batch_size`, counted in examples or tokens per update.
+    """Return the learning rate for `batch_size` where `lr` was right for `base_batch_size`.
+
+    Args:
+        lr: the known learning rate.
+        batch_size: examples or tokens per update.
+        base_batch_size: the batch size that `lr` was right for.
+        rule: "linear" for SGD, "sqrt" for Adam.
 
     >>> scale_lr(0.1, batch_size=1024, base_batch_size=256)
     0.4

@@ -1,4 +1,4 @@
-"""A run as a page: reports and comparisons as one HTML file, and a live dashboard over a folder of runs.
+"""HTML pages of runs: reports and comparisons as one file, and a live dashboard over a folder of runs.
 
 `Library` and `make_app` load on first use: the server needs `pip install 'steadystep[dashboard]'`.
 """

@@ -87,13 +87,15 @@ _LARGEST = 1e300  # the difference of two values must still be a number where th
 @final
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """A curve as drawn. A value that is not finite breaks the line at its step."""
+    """A curve reduced for drawing. A non-finite value breaks the line at its step."""
 
     steps: NDArray[np.int64]
+    """The steps that are drawn."""
     values: NDArray[np.float64]
+    """Their values."""
 
     def for_json(self) -> dict[str, Any]:
-        """Steps, values with None for gaps, and what each gap is."""
+        """Return steps, values with None for gaps, and the value of each gap."""
         finite = np.isfinite(self.values)
         drawn = np.clip(self.values, -_LARGEST, _LARGEST)
         values = [float(f"{v:.{DIGITS}g}") if ok else None for v, ok in zip(drawn, finite, strict=True)]
@@ -102,11 +104,11 @@ class Thinned:
 
 
 def thin(series: Series, *, buckets: int, first: int | None = None, last: int | None = None) -> Thinned:
-    """At most three points for each of `buckets` equal stretches of steps, and the two ends.
+    """Reduce a curve to at most three points for each of `buckets` equal stretches of steps, and its two ends.
 
     Args:
         series: the curve.
-        buckets: how many pixels there are to draw it in.
+        buckets: number of pixels to draw it in.
         first: where the picture begins; one point before it stays, so that the line enters from the edge.
         last: where it ends, with one point after it.
     """

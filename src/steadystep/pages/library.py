@@ -147,7 +147,11 @@ _MOST_HELD = 12  # runs with their curves in memory, beside those that grow
 
 @final
 class Library:
-    """Use it as a context: reading goes on until it is left."""
+    """The runs in a folder, read in the background. Use it as a context manager.
+
+    Args:
+        root: the folder.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -167,12 +171,12 @@ class Library:
         self._thread.join(timeout=5.0)
 
     def find(self, key: str) -> RunCache | None:
-        """The run of that name, which is looked up and never made into a path."""
+        """Return the run with the name `key`; the name is looked up, never used as a path."""
         self._walk(at_most_every_s=_WALK_EVERY_S)
         return self._shelves.get(key)
 
     def summaries(self) -> tuple[RunSummary, ...]:
-        """All runs, the last changed first."""
+        """Return summaries of all runs, the last changed first."""
         self._walk(at_most_every_s=_WALK_EVERY_S)
         return tuple(sorted((s.summary for s in self._shelves.values()), key=lambda s: (-s.changed, s.key)))
 

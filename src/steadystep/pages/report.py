@@ -171,11 +171,11 @@ def words(value: object) -> str:
 
 
 def report_page(run: Run, verdict: Headline | None = None) -> str:
-    """A whole HTML page that needs nothing beside itself.
+    """Return an HTML page about one run that needs no other file.
 
     Args:
-        run: what the log says.
-        verdict: what to say first; by default the doctor's reading of the curves.
+        run: the run.
+        verdict: what to show first. Default: the diagnosis of its curves.
     """
     return self_contained("report.html", view=view(run, verdict or headline(run)), when=None)
 
@@ -196,7 +196,12 @@ _ROWS: tuple[tuple[str, str], ...] = (
 
 
 def compare_page(runs: Sequence[Run], compared: Comparison | None = None) -> str:
-    """A whole HTML page that needs nothing beside itself."""
+    """Return an HTML page that compares runs and needs no other file.
+
+    Args:
+        runs: the runs.
+        compared: their comparison. Default: `steadystep.runs.compare(runs)`.
+    """
     compared = compared or compare(runs)
     return self_contained("compare.html", compared=compared, rows=rows(compared), charts=overlay(runs))
 

@@ -111,12 +111,12 @@ _LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]", "::1", "testserver"]
 
 
 def make_app(library: Library, *, token: str | None = None, host: str = "") -> Starlette:
-    """The dashboard over one folder.
+    """Return the dashboard over one folder as a Starlette application.
 
     Args:
-        library: the runs; it reads in the background while the server runs.
-        token: what a visitor must show; None only for a server that nobody else can reach.
-        host: the address it listens on, where that is not one of the usual names of this machine.
+        library: the runs; read in the background while the server runs.
+        token: what a visitor must present; None only for a server that nobody else can reach.
+        host: the address it listens on, if that is not one of the usual names of this machine.
     """
     pages = Pages(library)
 

@@ -92,7 +92,7 @@ class Budget:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "skips_in_a_row": self.skips_in_a_row,
             "refused_in_a_row": self.refused_in_a_row,
@@ -174,7 +174,7 @@ class EarlyStopping:
         return better
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"best": self.best if math.isfinite(self.best) else None, "since_best": self.since_best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

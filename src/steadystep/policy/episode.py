@@ -68,7 +68,7 @@ class Episode:
         self.first_sign = self._suspected = self._foretold_at = None
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "first_sign": self.first_sign,
             "last_sign": self._last_sign,

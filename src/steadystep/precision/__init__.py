@@ -23,13 +23,14 @@ _DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerReport:
-    """What the loss scaler has been through."""
+    """Counts of the loss scaler."""
 
     scale: float
+    """The current loss scale."""
     steps: int
-    """Updates taken."""
+    """Updates applied."""
     overflows: int
-    """Updates refused because gradients overflowed under a finite loss: the scaler's routine."""
+    """Updates refused because gradients overflowed under a finite loss: routine for a scaler."""
     bad_losses: int
     """Updates refused for another reason, which no scale can cure."""
 
@@ -38,8 +39,12 @@ class ScalerReport:
 class Precision:
     """Autocast and, for fp16 only, loss scaling.
 
-    Usable alone. Order inside one update: `autocast` around the forward pass, `backward`, `unscale_`, clip,
-    then `step` or `refuse`.
+    Order within one update: `autocast` around the forward pass, `backward`, `unscale_`, clip, then `step` or `refuse`.
+
+    Args:
+        setting: "fp32", "bf16" or "fp16".
+        device_type: device type of the model, such as "cuda" or "cpu".
+        autocast: False if your own code does the autocasting.
 
     >>> precision = Precision("bf16", device_type="cpu")
     >>> model = torch.nn.Linear(2, 1)
@@ -64,7 +69,7 @@ class Precision:
         self._steps = self._overflows = self._bad_losses = 0
 
     def check(self, parameters: Iterable[Tensor]) -> None:
-        """Refuse or warn about weights that this setting cannot train."""
+        """Raise or warn about `parameters` that this setting cannot train."""
         dtypes = {p.dtype for p in parameters}
         if self.scales and torch.float16 in dtypes:
             raise ConfigError("mixed_precision fp16: keep the weights in fp32 (no model.half()); autocast casts them")
@@ -78,29 +83,29 @@ class Precision:
 
     @property
     def scales(self) -> bool:
-        """True when a loss scaler is at work."""
+        """Whether a loss scaler is active."""
         return self._scaler.is_enabled()
 
     @property
     def casts(self) -> bool:
-        """True when `autocast` does something."""
+        """Whether `autocast` has an effect."""
         return self._dtype is not None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context for the forward pass."""
+        """Return the context manager for the forward pass."""
         return torch.autocast(self._device_type, dtype=self._dtype) if self._dtype else nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Backward through the (scaled) loss."""
+        """Run backward through the (scaled) loss."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the scale, once per update, before anything looks at them."""
+        """Divide the gradients by the scale, once per update, before anything reads them."""
         self._scaler.unscale_(optimizer)
         self._unscaled = self.scales
 
     def scale(self, device: torch.device) -> Tensor | None:
-        """The current loss scale as a tensor (no host read), or None without a scaler."""
+        """Return the current loss scale as a tensor (no host read); None without a scaler."""
         if not self.scales:
             return None
         if self._one is None or self._one.device != device:
@@ -108,7 +113,7 @@ class Precision:
         return self._scaler.scale(self._one)
 
     def step(self, optimizer: Optimizer) -> None:
-        """Take the update. With a scaler torch checks once more for overflow and skips by itself."""
+        """Apply the update. With a scaler, torch checks for overflow once more and skips by itself."""
         if not self.scales:
             bare_calls.step(optimizer)
             return
@@ -118,9 +123,9 @@ class Precision:
         self._steps += 1
 
     def refuse(self, *, overflow: bool) -> None:
-        """No update this time. `overflow` says that the scale is to blame, so that it backs off.
+        """Close the update without applying it. With `overflow` the scale backs off.
 
-        After a non-finite *loss* the scale stays: no scale cures a forward pass that overflowed. Does nothing when no
+        After a non-finite *loss* the scale stays: no scale cures a forward pass that overflowed. Does nothing if no
         update is open.
         """
         if not self._unscaled:
@@ -135,14 +140,14 @@ class Precision:
             self._scaler.update(self._scaler.get_scale())  # sync: only on a refused step
 
     def report(self) -> ScalerReport | None:
-        """The scaler's telemetry since it was made; None without one."""
+        """Return counts of the scaler since it was made; None without one."""
         if not self.scales:
             return None
         scale = self._scaler.get_scale()  # sync: when asked
         return ScalerReport(scale=scale, steps=self._steps, overflows=self._overflows, bad_losses=self._bad_losses)
 
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's state as plain numbers; empty without one."""
+        """Return the scaler's state as plain numbers; empty without one."""
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -159,6 +164,10 @@ class Precision:
 @final
 class Fp32Islands:
     """Runs the matching modules with autocast off and their floating-point inputs in fp32, until removed.
+
+    Args:
+        model: the model.
+        patterns: globs over module names.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     >>> with Fp32Islands(model, ["1"]), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -195,7 +204,7 @@ class Fp32Islands:
         self._open.pop().__exit__(None, None, None)
 
     def remove(self) -> None:
-        """Back to plain autocast."""
+        """Remove the hooks; the modules run under plain autocast again."""
         for handle in self._handles:
             handle.remove()
 
@@ -216,11 +225,14 @@ def _widened(value: Any) -> Any:
 
 @torch.no_grad()
 def underflow_share(grads: Iterable[Tensor]) -> Tensor:
-    """Share of gradient elements that are exactly zero, on the device.
+    """Return the share of gradient elements that are exactly zero, on the device.
 
-    Rows without any gradient beside rows that have one (words that are not in the batch, dead units) are left out:
-    their zeros are no rounding. A tensor that is zero throughout counts whole. Micikevicius et al. 2018 read the same
+    Rows without any gradient next to rows that have one (words that are not in the batch, dead units) are left out:
+    their zeros are not rounding. A tensor that is zero throughout counts whole. Micikevicius et al. 2018 use the same
     share to show why fp16 gradients need a scale.
+
+    Args:
+        grads: gradients of the model.
 
     >>> round(underflow_share([torch.tensor([[1.0, 0.0], [0.0, 0.0]])]).item(), 2)
     0.5

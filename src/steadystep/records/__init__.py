@@ -1,8 +1,7 @@
-"""The five records that cross the five stages, one way: Signals, Finding, Diagnosis, Plan, Outcome.
+"""The records that cross the five stages, in one direction: Signals, Finding, Diagnosis, Plan, Outcome.
 
-They hold plain numbers and names, never tensors: what is decided from them can be decided again on another rank,
-from yesterday's log, or without torch. Each goes to JSON and back unchanged (NaN and infinity as strings, because
-JSON has no word for them).
+They hold plain numbers and names, never tensors, so a decision can be repeated on another rank, from a log, or without
+torch. Each record converts to JSON and back unchanged (NaN and infinity as strings, which JSON lacks).
 """
 
 from steadystep._deprecated import old_names

@@ -13,72 +13,85 @@ from steadystep.records.signals import Signals
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Record):
-    """NOTICE: one detector's claim about one step."""
+    """NOTICE: what one detector found at one step."""
 
     __pydantic_config__ = JSON
 
     detector: str
+    """Name of the detector."""
     step: int
+    """The step it was found at."""
     severity: Severity
+    """`info`: evidence for a diagnosis. `warn`: report it. `act`: an intervention is needed. `critical`: the update
+    must not be applied."""
     value: float
+    """The measured value."""
     limit: float
+    """The limit that it crossed."""
     what: str = ""
     """One plain clause: "the loss is NaN"."""
     where: tuple[str, ...] = ()
     """Tensors, buffers or micro-batches concerned."""
     since: int | None = None
-    """The step it began at, where that is known to be before `step`."""
+    """First step of the fault, where it is known to be earlier than `step`."""
     baseline: float | None = None
-    """What the value was before, where there is such a thing."""
+    """The usual value in this run, where there is one."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Record):
-    """EXPLAIN: what probably caused the findings, and how far the damage reached."""
+    """EXPLAIN: the probable cause of the findings, and how far the damage reached."""
 
     __pydantic_config__ = JSON
 
     cause: str = "healthy"
+    """Value of a `steadystep.diagnosis.Cause`; "healthy" if nothing is wrong."""
     damage: Damage = Damage.NONE
+    """How far the fault has reached."""
     findings: tuple[Finding, ...] = ()
+    """The findings that were explained."""
     evidence: str = ""
+    """What was measured, as a sentence."""
     advice: str = ""
+    """What to change in the training script or the settings."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Record):
-    """DECIDE: what to do, as data. No actions means: go ahead."""
+    """DECIDE: what to do, as data. An empty plan applies the update as it is."""
 
     __pydantic_config__ = JSON
 
     actions: tuple[ActionName, ...] = ()
+    """Names of the actions, in order; see `Action`."""
     reason: str = ""
+    """Why, as a sentence for the log."""
     norm: float | None = None
-    """With "rescale": the gradient norm to come down to."""
+    """With "rescale": the gradient norm to scale down to."""
     to: int | None = None
-    """With "rollback" and "restore-moments": the step whose state is restored. A rollback without it goes to the newest
-    finite checkpoint."""
+    """With "rollback" and "restore-moments": the step whose state is restored. A rollback without it restores the
+    newest finite checkpoint."""
     rank: int | None = None
-    """With "copy-replica": the rank whose weights and moments all others take."""
+    """With "copy-replica": the rank whose weights and moments all others copy."""
     kept: tuple[str, ...] = ()
-    """With "restore-kept": tensors of the kept objects that are restored."""
+    """With "restore-kept": names of the tensors to restore."""
     lr: float | None = None
-    """With "cut-lr" and "hold-lr": the ceiling for the learning rate from here on."""
+    """With "cut-lr" and "hold-lr": upper limit of the learning rate from here on."""
     hold: int | None = None
-    """With "cut-lr" and "hold-lr": healthy updates before it is lifted; the usual number without it."""
+    """With "cut-lr" and "hold-lr": healthy updates before the limit is lifted; None for the default."""
     until: int | None = None
-    """With "replay": the step of the first sign. After a rollback, updates of remembered batches are replayed; from
-    this step on only where they go better this time."""
+    """With "replay": the step of the first sign of the fault. Later updates are replayed only where they go better this
+    time."""
     outside: bool = False
-    """With "replay": the weights were modified outside the optimizer, so that all may be replayed."""
+    """With "replay": the weights were modified outside the optimizer, so all updates may be replayed."""
     only_whole: bool = False
-    """With "replay": unless all of them can be replayed, none is."""
+    """With "replay": replay all updates or none."""
 
     @property
     def proceeds(self) -> bool:
-        """True when the update is taken as it stands."""
+        """Whether the update is applied unchanged."""
         return not self.actions
 
 
@@ -89,36 +102,41 @@ _Reading = Annotated[SupportsFloat, PlainValidator(float), PlainSerializer(float
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Record):
-    """ACT: what was done."""
+    """ACT: what was done with one step."""
 
     __pydantic_config__ = JSON
 
     step: int
+    """The optimizer step, counted from 0; refused steps count."""
     reading: _Reading
-    """The loss, perhaps still on its device: use `.loss`."""
+    """The loss, perhaps still on its device. Read `loss` instead."""
     stepped: bool
-    """The weights were updated."""
+    """Whether the weights were updated."""
     pending: bool = False
-    """A micro-batch inside an open accumulation group: nothing was decided yet."""
+    """True for a micro-batch inside an open accumulation group: nothing was decided yet."""
     plan: Plan = field(default_factory=Plan)
+    """The actions that were decided on."""
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    """The probable cause."""
     signals: Signals | None = None
-    """What the update was judged by; None while pending."""
+    """The measurements that the update was judged by; None while pending."""
     left_out: tuple[int, ...] = ()
-    """Micro-batches the update was computed without."""
+    """Positions of micro-batches that the update was computed without."""
     clipped: bool = False
+    """Whether the gradients were clipped."""
     lr_mult: float = 1.0
-    """What the learning rate was multiplied by for this update: below 1 while a run recovers."""
+    """Factor applied to the learning rate of this update: below 1 while a run recovers."""
     origin: str = ""
-    """Where it began: the first module that made a NaN or an infinity when a refused step was run again."""
+    """The first module that produced a NaN or an infinity when a refused step was run again."""
     incident: str = ""
-    """The folder with everything that is needed to run this step again."""
+    """Folder of the incident bundle, for `steadystep replay`."""
     restored: int | None = None
     """After a rollback: the number of updates in the weights now."""
     replayed: int = 0
-    """Of these, how many were replayed from remembered batches."""
+    """How many of these were replayed from remembered batches."""
     exact: bool = False
-    """These came out bit for bit as they had, compared up to the first sign of trouble; False where it is not known."""
+    """Whether the replayed updates were bit-identical up to the first sign of the fault; False where it is not known.
+    Whether the replayed updates were bit-identical up to the first sign of the fault; False where it is not known."""
 
     @classmethod
     def of(
@@ -133,7 +151,18 @@ class Outcome(Record):
         lr_mult: float = 1.0,
         restored: int | None = None,
     ) -> "Outcome":
-        """Return what was done about the step that these signals are of."""
+        """Return the outcome of the step that these signals were measured at.
+
+        Args:
+            plan: the actions that were decided on.
+            signals: the measurements.
+            diagnosis: the probable cause.
+            stepped: whether the weights were updated.
+            left_out: positions of micro-batches that were left out.
+            clipped: whether the gradients were clipped.
+            lr_mult: factor applied to the learning rate.
+            restored: after a rollback, the number of updates in the weights.
+        """
         return cls(
             step=signals.step,
             reading=signals.loss,
@@ -149,42 +178,47 @@ class Outcome(Record):
 
     @property
     def loss(self) -> float:
-        """The loss as seen, NaN included: of this micro-batch while pending, else the mean of those that counted."""
+        """The loss as measured, NaN included: of this micro-batch while pending, else the mean of all that counted."""
         return float(self.reading)  # sync: only inside an open group, and only when asked
 
     @property
     def lr(self) -> float:
-        """Learning rate in use for this update: the one asked for times `lr_mult`; 0.0 while pending."""
+        """Learning rate of this update, `lr_mult` included; 0.0 while pending."""
         return 0.0 if self.signals is None else self.signals.lr * self.lr_mult
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the detectors claimed about this step."""
+        """The findings of all detectors at this step."""
         return self.diagnosis.findings
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One step that was not like the others, as the guard saw it."""
+    """One step at which the guard found a fault, as the run log holds it."""
 
     step: int
+    """The optimizer step."""
     cause: str
+    """Value of a `steadystep.diagnosis.Cause`."""
     severity: str
-    """The highest of its findings: info, warn, act or critical."""
+    """The highest severity of its findings: info, warn, act or critical."""
     evidence: str = ""
+    """What was measured, as a sentence."""
     advice: str = ""
+    """What to change."""
     done: str = ""
-    """What was done, as a sentence."""
+    """What the guard did, as a sentence."""
     stepped: bool = True
+    """Whether the update was applied."""
     restored: int | None = None
     """After a rollback: the number of updates in the restored weights."""
     origin: str = ""
-    """The first bad module, where the step was run again."""
+    """The first module that produced a non-finite value, where the step was run again."""
     bundle: str = ""
-    """The folder with everything needed to run the step again."""
+    """Folder of the incident bundle, for `steadystep replay`."""
     findings: tuple[tuple[str, str, str], ...] = ()
-    """Detector, severity, message."""
+    """Detector, severity and message of each finding."""
 
 
 old_fields(Finding)

@@ -10,15 +10,21 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from steadystep._deprecated import new_keys
 
 Severity = Literal["info", "warn", "act", "critical"]
+"""How serious a finding is."""
 SEVERITIES: tuple[Severity, ...] = ("info", "warn", "act", "critical")
-"""From a note to what cannot wait."""
-LOUD, GRAVE = SEVERITIES[1:], SEVERITIES[2:]
-"""More than a note; more than a warning."""
+"""All severities, from the mildest to the most serious."""
+LOUD: tuple[Severity, ...] = SEVERITIES[1:]
+"""Severities that are reported: all but "info"."""
+GRAVE: tuple[Severity, ...] = SEVERITIES[2:]
+"""Severities that ask for an intervention: "act" and "critical"."""
 _RANKS = {severity: rank for rank, severity in enumerate(SEVERITIES)}
 
 
 def severity_rank(severity: str) -> int:
-    """How grave, from 0; what is no severity, in a log of another version, counts as a note.
+    """Return the rank of a severity, from 0; a name from another version's log counts as "info".
+
+    Args:
+        severity: one of `SEVERITIES`.
 
     >>> severity_rank("info"), severity_rank("critical"), severity_rank("odd")
     (0, 3, 0)
@@ -27,11 +33,14 @@ def severity_rank(severity: str) -> int:
 
 
 class Damage(StrEnum):
-    """What the trouble has reached; the response is chosen by this, not by how loud the alarm is."""
+    """How far a fault has reached. The response is chosen by this, not by the severity of the alarm."""
 
     NONE = "none"
+    """Nothing was changed; skipping the update is enough."""
     MOMENTS = "moments"
+    """The optimizer's moments are damaged."""
     WEIGHTS = "weights"
+    """The weights are damaged."""
 
 
 ActionName = Literal[
@@ -50,29 +59,44 @@ ActionName = Literal[
     "rewarm",
     "stop",
 ]
+"""Names of the actions that a plan may contain; `Action` describes them."""
 
 
 class Action:
-    """What a plan may ask for. Plain texts, as they stand in plans and logs; a misspelt name is a type error."""
+    """Names of the actions that a plan may contain, as they appear in plans and logs."""
 
     SKIP_STEP: Final[ActionName] = "skip-step"
+    """Do not apply this update."""
     LEAVE_OUT: Final[ActionName] = "leave-out"
+    """Recompute the update without the micro-batches that are not finite."""
     BACK_OFF_SCALE: Final[ActionName] = "back-off-scale"
+    """Do not apply this update and lower the fp16 loss scale."""
     RESCALE: Final[ActionName] = "rescale"
+    """Scale the gradients down to `Plan.norm`, then apply the update."""
     RESTORE_MOMENTS: Final[ActionName] = "restore-moments"
+    """Restore the optimizer's moments from a snapshot."""
     RESTORE_KEPT: Final[ActionName] = "restore-kept"
+    """Restore tensors of objects given to `Guard.keep`."""
     COPY_REPLICA: Final[ActionName] = "copy-replica"
+    """Copy weights and moments from the rank `Plan.rank` to all others."""
     ROLLBACK: Final[ActionName] = "rollback"
+    """Restore weights, moments and buffers from a trusted snapshot."""
     REPLAY: Final[ActionName] = "replay"
+    """Apply the updates since the snapshot again, from remembered batches."""
     CUT_LR: Final[ActionName] = "cut-lr"
+    """Limit the learning rate to `Plan.lr` because an update caused damage."""
     HOLD_LR: Final[ActionName] = "hold-lr"
+    """Limit the learning rate to `Plan.lr` because it rose unannounced."""
     SKIP_BATCHES: Final[ActionName] = "skip-batches"
+    """Continue with the loop's next batches; without it the loop gives the same ones again."""
     REWARM: Final[ActionName] = "rewarm"
+    """Raise the learning rate from a tenth to its value over `recovery.rewarm_steps` updates."""
     STOP: Final[ActionName] = "stop"
+    """Stop the run with `TrainingHalted`."""
 
 
 class DetectorName:
-    """The detectors that come with the package; one of a user's own has any other name."""
+    """Names of the built-in detectors, as they appear in findings and logs. A detector of your own has another name."""
 
     ATTENTION_LOGIT_GROWTH: Final = "attention-logit-growth"
     BUFFER_JUMP: Final = "buffer-jump"
@@ -115,17 +139,21 @@ class DetectorName:
 
 
 class Record:
-    """JSON in both directions, for every record."""
+    """Base class of the records: conversion to JSON and back."""
 
     __slots__ = ()
 
     def to_json(self) -> str:
-        """This record as one line of JSON."""
+        """Return this record as one line of JSON."""
         return _adapter(cast(Hashable, type(self))).dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The record that `to_json` wrote."""
+        """Return the record that `to_json` wrote.
+
+        Args:
+            text: one line of JSON.
+        """
         adapter = _adapter(cast(Hashable, cls))
         try:
             record: Self = adapter.validate_json(text)

@@ -9,19 +9,19 @@ from steadystep._deprecated import old_arguments, old_fields
 from steadystep.records.record import JSON, Record
 
 REPLICAS_EVERY = 20
-"""Steps between two comparisons of what should be the same on all ranks; one before must still be remembered."""
+"""Steps between two comparisons of the weights on all ranks."""
 
 
 WEIGHTS_EVERY = 20
-"""Steps between two looks at the norms of the weights."""
+"""Steps between two measurements of weight norms and optimizer state."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(Record):
-    """MEASURE, every so many steps: what costs too much to look at each time. Estimated from a sample of each tensor.
+    """MEASURE, at a cadence: signals that are too expensive for every step, estimated from a sample of each tensor.
 
-    It is taken around one update and travels with the look of the next one. Tuples align with `names`; one that does
+    Measured around one update and delivered with the signals of the next one. Tuples align with `names`; one that does
     not apply (moments without Adam) is empty.
     """
 
@@ -30,18 +30,19 @@ class Probe(Record):
     step: int
     """The step whose update was measured."""
     names: tuple[str, ...] = ()
+    """Names of the parameters."""
     weight_rms: tuple[float, ...] = ()
     """Root mean square of each parameter, after the update."""
     update_rms: tuple[float, ...] = ()
-    """Root mean square of what the update changed."""
+    """Root mean square of the update."""
     second_moments: tuple[float, ...] = ()
-    """Mean of Adam's v, corrected for its start from zero."""
+    """Mean of Adam's v, bias-corrected."""
     surprises: tuple[float, ...] = ()
     """RMS_t of StableAdamW (Wortsman et al. 2023): sqrt(mean(g² / max(v, eps²)))."""
     zero_shares: tuple[float, ...] = ()
     """Share of gradient elements that are exactly zero."""
     modules: tuple[str, ...] = ()
-    """Activations that were watched; `dead` and `saturated` align with these."""
+    """Activation modules measured; `dead` and `saturated` align with these."""
     dead: tuple[float, ...] = ()
     """Share of units that were zero for the whole batch."""
     saturated: tuple[float, ...] = ()
@@ -49,124 +50,134 @@ class Probe(Record):
     tables: tuple[str, ...] = ()
     """Embedding tables; `row_norms` aligns with these."""
     row_norms: tuple[float, ...] = ()
-    """Norm of the longest row of each, after the update."""
+    """Norm of the longest row of each table, after the update."""
     attentions: tuple[str, ...] = ()
-    """Attention modules that were watched; `logit_bounds` aligns with these."""
+    """Attention modules measured; `logit_bounds` aligns with these."""
     logit_bounds: tuple[float, ...] = ()
-    """What no logit of the module exceeded: max|q| max|k| / sqrt(d_head), or its cap."""
+    """Upper bound of the logits of each module: max|q| max|k| / sqrt(d_head), or its cap."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputStats(Record):
-    """What the first batches look like: evidence for a diagnosis, never an alarm."""
+    """Statistics of the first batches: evidence for a diagnosis, never an alarm."""
 
     __pydantic_config__ = JSON
 
     batches: int
+    """Number of batches measured."""
     mean: float
+    """Mean of all values."""
     std: float
+    """Standard deviation of all values."""
     largest: float
     """Largest absolute value."""
     constant_share: float
     """Share of features that did not vary."""
     scale_spread: float
-    """Largest feature scale over the smallest non-zero one; 1.0 for one feature."""
+    """Largest feature scale divided by the smallest non-zero one; 1.0 for one feature."""
     finite: bool
+    """Whether all values are finite."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counterfactual(Record):
-    """Batches under older weights and under the present ones, same random numbers. Asked only in trouble."""
+    """Loss of the current batches under earlier and under current weights, with the same random numbers.
+
+    Measured only when a finding needs it.
+    """
 
     __pydantic_config__ = JSON
 
     step: int
     """The step whose weights were tried."""
     old_loss: float
-    """The loss with those weights."""
+    """Loss with those weights."""
     current_loss: float
-    """The loss with the present ones."""
+    """Loss with the current weights."""
     lr: float = 0.0
-    """The learning rate that was in use then."""
+    """Learning rate at that step."""
     batches: int = 1
-    """Batches that the two losses are means of."""
+    """Number of batches that the two losses are means of."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals(Record):
-    """MEASURE: what one optimizer step looks like before it is taken."""
+    """MEASURE: the measurements of one optimizer step, before the update."""
 
     __pydantic_config__ = JSON
 
     step: int
-    """Attempts so far, from 0. A refused step counts: the data was consumed."""
+    """Steps tried so far, from 0. A refused step counts: its data was consumed."""
     loss: float
     """Weighted mean over the micro-batches."""
     losses: tuple[float, ...] = ()
-    """Each micro-batch's own loss, in the order they came."""
+    """Loss of each micro-batch, in order."""
     grad_norm: float
     """Global L2 norm, after unscaling, before clipping."""
     norms: tuple[float, ...] = ()
-    """L2 norm per gradient tensor, aligned with `names`."""
+    """L2 norm of each gradient tensor, aligned with `names`."""
     names: tuple[str, ...] = ()
+    """Names of the parameters that have a gradient."""
     bad_buffers: tuple[str, ...] = ()
     """Buffers that the forward pass made non-finite."""
     buffers: tuple[str, ...] = ()
     """Buffers that the forward pass writes; `buffer_peaks` aligns with these."""
     buffer_peaks: tuple[float, ...] = ()
-    """The largest absolute value of each, as this step would leave it."""
+    """Largest absolute value of each buffer after this step."""
     weights: tuple[str, ...] = ()
-    """All parameters; `weight_norms` aligns with these."""
+    """Names of all parameters; `weight_norms` aligns with these."""
     weight_norms: tuple[float, ...] = ()
-    """L2 norm of each, before the update. Every so many steps, and when something is not finite."""
+    """L2 norm of each parameter, before the update. Measured at a cadence, and when something is not finite."""
     state: tuple[str, ...] = ()
-    """What the optimizer holds beside the weights, and tensors of kept objects; `state_peaks` aligns with these."""
+    """Tensors of the optimizer state and of kept objects; `state_peaks` aligns with these."""
     state_peaks: tuple[float, ...] = ()
-    """The largest absolute value of each. Every so many steps."""
+    """Largest absolute value of each. Measured at a cadence."""
     batch_rms: float | None = None
-    """Root mean square of the first micro-batch, or of a sample of it (of ids its log1p); None without `batch=`."""
+    """Root mean square of the first micro-batch, or of a sample of it (of ids their log1p); None without `batch=`."""
     lr: float = 0.0
-    """The largest learning rate of all parameter groups."""
+    """Largest learning rate of all parameter groups."""
     announced_lr: float = 0.0
-    """The largest learning rate that a schedule (the user's or the guard's) has announced; 0 when there is none."""
+    """Largest learning rate that a schedule (the user's or the guard's) has announced; 0 if there is none."""
     scale: float = 1.0
-    """The loss scale the gradients were computed with (1.0 without a scaler)."""
+    """Loss scale of these gradients; 1.0 without a scaler."""
     scaled: bool = False
-    """True when a loss scaler is at work: then a gradient overflow is its routine."""
+    """Whether a loss scaler is active: it handles gradient overflows itself."""
     input_finite: bool | None = None
-    """Whether the batch was finite; looked at only after trouble and only when `batch=` was given."""
+    """Whether the batch was finite; checked only after a fault, and only with `batch=`."""
     repeatable: bool = False
-    """True when every micro-batch can be run again."""
+    """Whether every micro-batch can be run again."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Scalars given as `metrics=`."""
     loss_eps: float = 1.1920928955078125e-07
     """Machine epsilon of the loss's dtype: differences below eps * |loss| are rounding."""
     refused_in_a_row: int = 0
-    """Updates refused directly before this one."""
+    """Number of updates refused directly before this one."""
     probe: Probe | None = None
-    """Heavier signals, at a cadence."""
+    """Signals measured at a cadence, if this step has them."""
     inputs: InputStats | None = None
-    """Only at the step by which the first batches have been seen, and only when `batch=` is given."""
+    """Statistics of the first batches; only at the step that completes them, and only with `batch=`."""
     counterfactual: Counterfactual | None = None
+    """Loss under earlier weights, where a finding asked for it."""
     bad_ranks: tuple[int, ...] = ()
-    """In a distributed run: the ranks whose own loss or batch is not finite."""
+    """In a distributed run: ranks whose own loss or batch is not finite."""
     odd_replicas: tuple[str, ...] = ()
-    """In a distributed run: weights that are not the same on all ranks, each as "name on rank 3"."""
+    """In a distributed run: weights that differ between ranks, each as "name on rank 3"."""
     healthy_rank: int | None = None
-    """With `odd_replicas`: a rank whose weights are those of most ranks, where most agree."""
+    """With `odd_replicas`: a rank whose weights agree with those of most ranks, where most agree."""
 
     @property
     def all_finite(self) -> bool:
-        """Nothing in this look is NaN or infinite (metrics are the user's and do not count)."""
+        """Whether everything measured is finite. Metrics do not count: they are the user's."""
         # why: the difference of a number and itself is 0 exactly when it is finite; one test instead of three
         total = self.loss + self.grad_norm + self.lr
         return (total - total == 0.0 or self.is_finite) and not self.bad_buffers
 
     @property
     def is_finite(self) -> bool:
-        """Loss, gradients and learning rate are; buffers do not count."""
+        """Whether loss, gradients and learning rate are finite. Buffers do not count."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm) and math.isfinite(self.lr)
 
     @property

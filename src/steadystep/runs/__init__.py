@@ -1,4 +1,4 @@
-"""Reads any run, ours or another tool's, and says what its curves show. No torch needed."""
+"""Reads any run, ours or another tool's, and diagnoses its curves. No torch needed."""
 
 from typing import TYPE_CHECKING
 

@@ -107,19 +107,23 @@ class Standing:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Several runs, in the order they were given."""
+    """Several runs, in the order they were given, and which one is better."""
 
     judged_by: Literal["held-out loss", "training loss"]
+    """The loss that they are compared by."""
     at: int
-    """The step up to which they are compared: the end of the shortest."""
+    """Step up to which they are compared: the end of the shortest."""
     runs: tuple[Standing, ...]
+    """One entry per run."""
     better: str | None
-    """The best run, when its lead is more than noise."""
+    """Name of the best run, if its lead exceeds the noise."""
     said: str
+    """The result as a sentence."""
     settings: tuple[tuple[str, tuple[str, ...]], ...]
+    """Settings in which they differ: key, and one value per run."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what is not finite as text, settings by run."""
+        """Return a dictionary for JSON: non-finite numbers as text, settings by run."""
         told = asdict(self)
         told["runs"] = with_words(told["runs"])
         names = [one.name for one in self.runs]
@@ -129,7 +133,7 @@ class Comparison:
 
 @np.errstate(all="ignore")
 def compare(runs: Sequence[Run]) -> Comparison:
-    """By held-out loss where all have it, else by training loss, both over the end of the stretch that all ran."""
+    """Compare `runs` by validation loss if all have it, else by training loss, over the end of their common steps."""
     if len(runs) < 2:
         raise ConfigError("compare needs at least two runs")
     held_out = all("val_loss" in run.validation and len(run.validation["val_loss"]) for run in runs)

@@ -207,11 +207,11 @@ _EXPLAINS = {
 
 
 def diagnose(run: Run, *, guard: bool = True) -> Reading:
-    """What the curves of a run show.
+    """Diagnose the curves of a run.
 
     Args:
-        run: from `open_run`, or any other reader.
-        guard: also say what a guard would have done at each step; without it a reading of a long log is quicker.
+        run: from `open_run` or `steadystep.tracking.read`.
+        guard: also report what a guard would have done at each step; False is quicker for a long log.
     """
     curve = Curve.of(run)
     found: list[Pattern] = []

@@ -16,14 +16,14 @@ _FORMS = "steadystep run folders, TensorBoard events, CSV, JSON lines or trainer
 
 
 def open_run(path: str | Path, columns: Mapping[str, str] | None = None) -> Run:
-    """The run at `path`.
+    """Read the run at `path`: our log, TensorBoard events, CSV, JSON, or a `trainer_state.json`.
 
     Args:
         path: a file, or a folder that holds one run.
         columns: which column is the `step`, `loss`, `grad_norm`, `lr` or `val_loss`, where the names do not tell.
 
     Raises:
-        ConfigError: it cannot be read; the message says why and what to try.
+        ConfigError: it cannot be read; the message names the reason and what to try.
     """
     place, asked = Path(path), dict(columns or {})
     check_roles(asked)
@@ -42,7 +42,7 @@ def open_run(path: str | Path, columns: Mapping[str, str] | None = None) -> Run:
 
 
 def find_runs(path: str | Path) -> tuple[Path, ...]:
-    """What can be opened at `path`: itself for a file, and the runs in it for a folder, however deep.
+    """Return what can be opened at `path`: a file itself, or all runs in a folder, at any depth.
 
     Raises:
         ConfigError: there is none.

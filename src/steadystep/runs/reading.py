@@ -10,15 +10,16 @@ from steadystep.runs.curve import Curve
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern(Record):
-    """One thing that the curves show."""
+    """One finding in the curves of a run."""
 
     kind: str
+    """Name of the pattern, such as "overfitting" or "non-finite"."""
     severity: Severity
-    """info is a note; from warn on it is trouble."""
+    """`info` is a note; from `warn` on it is a fault."""
     step: int
-    """Where it began."""
+    """First step."""
     until: int | None = None
-    """The last step that shows it; None when it was still so at the end of the log."""
+    """Last step; None if it lasted to the end of the log."""
     evidence: str
     """The steps and numbers that show it."""
     advice: str = ""
@@ -26,7 +27,7 @@ class Pattern(Record):
 
     @property
     def is_trouble(self) -> bool:
-        """More than a note."""
+        """Whether it is more than a note."""
         return self.severity != "info"
 
 
@@ -34,27 +35,30 @@ class PlannedAction(NamedTuple):
     """What a guard would have done at one logged step."""
 
     step: int
+    """The logged step."""
     action: str
     """Names of the actions, joined with "+": "rollback+cut-lr"."""
     reason: str
+    """Why it would have."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Record):
-    """A run as the doctor sees it."""
+    """Diagnosis of a run from its curves."""
 
     name: str
+    """Name of the run."""
     verdict: str
-    """One sentence."""
+    """The result as a sentence."""
     healthy: bool
-    """Nothing here is more than a note, and a guard would have held back single gradients at most."""
+    """Whether there are only notes, and a guard would have scaled down single gradients at most."""
     findings: tuple[Pattern, ...] = ()
-    """The gravest first."""
+    """The findings, the most severe first."""
     plans: tuple[PlannedAction, ...] = ()
-    """In the order of the steps."""
+    """What a guard would have done, in the order of the steps."""
     points: int = 0
-    """Logged losses."""
+    """Number of logged losses."""
     notes: tuple[str, ...] = ()
     """What had to be skipped or guessed."""
 
@@ -64,7 +68,7 @@ class Reading(Record):
         return tuple(pattern for pattern in self.findings if pattern.is_trouble)
 
     def as_dict(self) -> dict[str, Any]:
-        """For a program: plans have names for their parts."""
+        """Return a dictionary for JSON, with named fields in plans."""
         return {
             "name": self.name,
             "verdict": self.verdict,

@@ -18,10 +18,12 @@ Source = Literal["steadystep", "tensorboard", "csv", "transformers"]
 @final
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve. Steps never fall within a run; a value may be NaN or infinite, because training is like that."""
+    """One curve. Steps never decrease within a run; a value may be NaN or infinite."""
 
     steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """The steps."""
     values: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """The value at each step."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -30,52 +32,63 @@ class Series:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNorms:
-    """Gradient norms per layer, at the steps that were written down: one row each, NaN where a layer was not there."""
+    """Gradient norms per layer at the logged steps: one row per step, NaN where a layer was missing."""
 
     steps: NDArray[np.int64]
+    """The logged steps."""
     names: tuple[str, ...]
+    """Names of the layers, in the order of the columns."""
     norms: NDArray[np.float64]
+    """One row per step, one column per layer."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Everything a log knows about a run."""
+    """Everything that a log holds about a run."""
 
     name: str
+    """Name of the run."""
     path: Path
+    """File or folder it was read from."""
     source: Source
+    """Format it was read from."""
     loss: Series = field(default_factory=Series)
+    """Training loss."""
     grad_norm: Series = field(default_factory=Series)
+    """Global gradient norm, before clipping."""
     lr: Series = field(default_factory=Series)
+    """Learning rate."""
     metrics: Mapping[str, Series] = field(default_factory=dict)
-    """What was logged with training steps, by name."""
+    """Metrics logged with training steps, by name."""
     validation: Mapping[str, Series] = field(default_factory=dict)
-    """What was measured at validations; the loss is called `val_loss`."""
+    """Metrics of validations, by name; the loss is `val_loss`."""
     clipped: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Steps whose gradient was clipped."""
     incidents: tuple[Incident, ...] = ()
+    """Incidents, in order."""
     layers: LayerNorms | None = None
+    """Gradient norms per layer, where they were logged."""
     restarts: tuple[int, ...] = ()
-    """Steps at which another process went on: not spikes."""
+    """Steps at which another process continued: not spikes."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The guard's settings, nested as in the YAML."""
+    """Settings of the guard, nested as in the YAML file."""
     notes: tuple[str, ...] = ()
-    """What a reader had to skip or guess, in sentences."""
+    """What the reader had to skip or guess, in sentences."""
     ended: bool | None = None
-    """Whether the log says that the run came to its end; None when the format does not tell."""
+    """Whether the run came to its end; None if the format does not tell."""
     end: str = ""
     """How it ended, where the log tells: finished, stopped or error."""
     error: str = ""
-    """With "stopped" and "error": what was said."""
+    """With "stopped" and "error": the message."""
     verdict: str = ""
-    """What the guard thought of it last: a cause and its evidence."""
+    """Last diagnosis of the guard: a cause and its evidence."""
     scale: Series = field(default_factory=Series)
-    """The loss scale, where there was one."""
+    """Loss scale, where there was one."""
     began: float | None = None
-    """When the last process began, in seconds since 1970."""
+    """Start of the last process, in seconds since 1970."""
     parameters: int | None = None
-    """Numbers that are trained."""
+    """Number of trainable parameters."""
 
 
 @final

@@ -206,7 +206,7 @@ _HEADER = b'{"kind": "start"'  # what a log begins with
 
 
 def read(path: str | Path) -> Run:
-    """The run whose folder, or whose `run.jsonl`, this is.
+    """Read the run whose folder, or whose `run.jsonl`, is `path`.
 
     Raises:
         ConfigError: there is no run log here, or nothing in it.
@@ -220,7 +220,11 @@ def read(path: str | Path) -> Run:
 
 @final
 class Follower:
-    """Reads on from where it was, while the log grows. For one thread at a time."""
+    """Reads a run log while it grows. For one thread at a time.
+
+    Args:
+        path: the log, or the folder that holds it.
+    """
 
     def __init__(self, path: str | Path) -> None:
         given = Path(path)
@@ -237,7 +241,7 @@ class Follower:
 
     @property
     def is_empty(self) -> bool:
-        """Not one line of it has been seen."""
+        """Whether no line has been read yet."""
         return not self._ledger.known
 
     @property
@@ -251,7 +255,7 @@ class Follower:
         return self._run
 
     def update(self) -> bool:
-        """Read what is new; True when there was anything. A log that was replaced is read from its beginning.
+        """Read what is new; return whether there was anything. A log that was replaced is read from its beginning.
 
         Raises:
             ConfigError: the file is not there, cannot be read, or is something else.

@@ -1,6 +1,6 @@
 """Learning-rate schedules as pure functions: step -> multiplier of the base learning rate.
 
-Steps count updates from 0. Everything here but `as_torch` and `from_torch` runs without torch.
+Steps count updates from 0. Everything but `as_torch` and `from_torch` runs without torch.
 """
 
 from typing import TYPE_CHECKING

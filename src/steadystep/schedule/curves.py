@@ -10,10 +10,14 @@ from steadystep._utils.numbers import real, whole
 from steadystep.errors import ConfigError
 
 Schedule = Callable[[int], float]
+"""A function from the number of updates, from 0, to a multiplier of the base learning rate."""
 
 
 def constant(value: float = 1.0) -> Schedule:
-    """The same multiplier for ever.
+    """Return the same multiplier at every step.
+
+    Args:
+        value: the multiplier.
 
     >>> constant()(10_000)
     1.0
@@ -23,9 +27,11 @@ def constant(value: float = 1.0) -> Schedule:
 
 
 def warmup(steps: int, start: float = 0.0) -> Schedule:
-    """A straight line from `start` up to 1 at step `steps`; 0 steps is no warm-up.
+    """Rise from `start` to 1 along a straight line.
 
-    With `start=0` the first update has a learning rate of zero, as in transformers.
+    Args:
+        steps: step at which 1 is reached; 0 is no warmup.
+        start: multiplier at step 0. With 0 the first update has a learning rate of zero, as in transformers.
 
     >>> [warmup(4)(step) for step in (0, 1, 4, 9)]
     [0.0, 0.25, 1.0, 1.0]
@@ -36,7 +42,11 @@ def warmup(steps: int, start: float = 0.0) -> Schedule:
 
 
 def linear(total: int, floor: float = 0.0) -> Schedule:
-    """A straight line from 1 down to `floor` at step `total`.
+    """Decay from 1 to `floor` along a straight line.
+
+    Args:
+        total: step at which `floor` is reached.
+        floor: the lowest multiplier.
 
     >>> [linear(4)(step) for step in (0, 1, 4, 9)]
     [1.0, 0.75, 0.0, 0.0]
@@ -46,7 +56,11 @@ def linear(total: int, floor: float = 0.0) -> Schedule:
 
 
 def cosine(total: int, floor: float = 0.0) -> Schedule:
-    """Half a cosine from 1 down to `floor` at step `total` (Loshchilov & Hutter 2017, one cycle).
+    """Decay from 1 to `floor` along half a cosine (Loshchilov & Hutter 2017, one cycle).
+
+    Args:
+        total: step at which `floor` is reached.
+        floor: the lowest multiplier.
 
     >>> [round(cosine(4)(step), 3) for step in (0, 1, 2, 4, 9)]
     [1.0, 0.854, 0.5, 0.0, 0.0]
@@ -56,9 +70,14 @@ def cosine(total: int, floor: float = 0.0) -> Schedule:
 
 
 def cosine_restarts(period: int, mult: int = 1, floor: float = 0.0) -> Schedule:
-    """Half a cosine again and again, each `mult` times as long as the one before (SGDR, Loshchilov & Hutter 2017).
+    """Repeat half a cosine, each cycle `mult` times as long as the one before (SGDR, Loshchilov & Hutter 2017).
 
-    Never ends, as torch's CosineAnnealingWarmRestarts; join it with `then` to end it.
+    Continues forever, as torch's CosineAnnealingWarmRestarts does; join it with `then` to end it.
+
+    Args:
+        period: length of the first cycle.
+        mult: factor from the length of one cycle to the next.
+        floor: the lowest multiplier.
 
     >>> [round(cosine_restarts(2, mult=2)(step), 3) for step in range(7)]
     [1.0, 0.5, 1.0, 0.854, 0.5, 0.146, 1.0]
@@ -78,9 +97,11 @@ def cosine_restarts(period: int, mult: int = 1, floor: float = 0.0) -> Schedule:
 
 
 def inverse_sqrt(timescale: int = 10_000, floor: float = 0.0) -> Schedule:
-    """sqrt(timescale / (timescale + step)), the decay of Vaswani et al. 2017; never quite ends.
+    """Decay as sqrt(timescale / (timescale + step)) (Vaswani et al. 2017).
 
-    With a warm-up before it, a `timescale` equal to the warm-up's length gives the paper's curve.
+    Args:
+        timescale: the warmup's length gives the paper's curve, after a warmup.
+        floor: the lowest multiplier.
 
     >>> [inverse_sqrt(100)(step) for step in (0, 300)]
     [1.0, 0.5]
@@ -90,7 +111,12 @@ def inverse_sqrt(timescale: int = 10_000, floor: float = 0.0) -> Schedule:
 
 
 def polynomial(total: int, power: float = 1.0, floor: float = 0.0) -> Schedule:
-    """(1 - step / total) ** power from 1 down to `floor`; power 1 is `linear`.
+    """Decay from 1 to `floor` as (1 - step / total) ** power.
+
+    Args:
+        total: step at which `floor` is reached.
+        power: 1 is `linear`.
+        floor: the lowest multiplier.
 
     >>> [polynomial(4, power=2.0)(step) for step in (0, 2, 4)]
     [1.0, 0.25, 0.0]
@@ -101,7 +127,11 @@ def polynomial(total: int, power: float = 1.0, floor: float = 0.0) -> Schedule:
 
 
 def one_minus_sqrt(total: int, floor: float = 0.0) -> Schedule:
-    """1 - sqrt(step / total) from 1 down to `floor`: the cooldown that did best in Hägele et al. 2024.
+    """Decay from 1 to `floor` as 1 - sqrt(step / total): the best cooldown in Hägele et al. 2024.
+
+    Args:
+        total: step at which `floor` is reached.
+        floor: the lowest multiplier.
 
     >>> [one_minus_sqrt(4)(step) for step in (0, 1, 4)]
     [1.0, 0.5, 0.0]
@@ -111,9 +141,12 @@ def one_minus_sqrt(total: int, floor: float = 0.0) -> Schedule:
 
 
 def step_decay(every: int, gamma: float = 0.1, floor: float = 0.0) -> Schedule:
-    """Times `gamma` after each `every` steps, as torch's StepLR; not below `floor`.
+    """Multiply by `gamma` after each `every` steps, like torch's StepLR.
 
-    Steps are updates, not epochs: for "every 30 epochs" give `30 * updates_per_epoch`.
+    Args:
+        every: steps between two cuts, in updates: for "every 30 epochs" pass `30 * updates_per_epoch`.
+        gamma: factor of each cut.
+        floor: the lowest multiplier.
 
     >>> [step_decay(2, gamma=0.5)(step) for step in range(5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
@@ -124,7 +157,11 @@ def step_decay(every: int, gamma: float = 0.1, floor: float = 0.0) -> Schedule:
 
 
 def exponential(gamma: float, floor: float = 0.0) -> Schedule:
-    """`gamma` ** step, as torch's ExponentialLR; not below `floor`. Steps are updates, not epochs.
+    """Decay as `gamma` ** step, like torch's ExponentialLR. Steps are updates, not epochs.
+
+    Args:
+        gamma: factor per update.
+        floor: the lowest multiplier.
 
     >>> [exponential(0.5)(step) for step in range(3)]
     [1.0, 0.5, 0.25]
@@ -153,7 +190,12 @@ def _from(low: float, height: float) -> float:
 
 
 def then(first: Schedule, boundary: int, second: Schedule) -> Schedule:
-    """Play `first` before step `boundary`, and from there `second` from its own step 0.
+    """Use `first` before step `boundary`, and from there `second`, counted from its own step 0.
+
+    Args:
+        first: schedule before the boundary.
+        boundary: first step of `second`.
+        second: schedule from the boundary on.
 
     >>> schedule = then(warmup(2), 2, cosine(4))
     >>> [round(schedule(step), 3) for step in range(7)]
@@ -172,15 +214,15 @@ def wsd(
     start: float = 0.0,
     curve: Callable[[int, float], Schedule] = cosine,
 ) -> Schedule:
-    """Warm up, stay, decay (Hu et al. 2024, MiniCPM): training can be prolonged by moving the decay.
+    """Warm up, stay at 1, decay (Hu et al. 2024, MiniCPM). Training can be extended by moving the decay.
 
     Args:
         warmup_steps: steps from `start` up to 1.
         stable_steps: steps at 1.
-        decay_steps: steps from 1 down to `floor`, where it stays.
+        decay_steps: steps from 1 down to `floor`.
         floor: the lowest multiplier of the decay.
-        start: the multiplier at step 0. transformers starts its WSD at the floor: `start=floor` does the same.
-        curve: the shape of the decay: `cosine`, `linear`, `one_minus_sqrt`, or a function of (steps, floor).
+        start: multiplier at step 0. transformers starts its WSD at the floor: `start=floor` does the same.
+        curve: shape of the decay: `cosine`, `linear`, `one_minus_sqrt`, or a function of (steps, floor).
 
     >>> schedule = wsd(2, 3, 4)
     >>> [round(schedule(step), 3) for step in range(10)]

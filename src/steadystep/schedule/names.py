@@ -24,22 +24,25 @@ def named(
     warmup_start: float = 0.0,
     **options: Any,
 ) -> Schedule:
-    """A warm-up and the schedule called `name`, which ends at `total_steps`.
+    """Return a warmup followed by the schedule called `name`, which ends at `total_steps`.
+
+    Args:
+        name: one of `NAMES`; case and hyphens do not matter.
+        total_steps: updates in the whole run, warmup included. Not needed by `constant`, `step`, `exponential`,
+            `inverse_sqrt` and `plateau`.
+        warmup_steps: a count, or a fraction of `total_steps` between 0 and 1 (rounded up).
+        floor: the lowest multiplier after the warmup.
+        warmup_start: multiplier at step 0.
+        **options: arguments of the schedule itself: `num_cycles` (cosine_with_restarts), `power` (polynomial),
+            `timescale` (inverse_sqrt; default: the warmup's length), `step_size` and `gamma` (step), `gamma`
+            (exponential), `decay_steps`, a count or a fraction, and `decay_type` (wsd), the arguments of `Plateau`.
+
+    Raises:
+        ConfigError: the name or an option is unknown, or `total_steps` is missing.
 
     >>> schedule = named("cosine", total_steps=100, warmup_steps=0.1, floor=0.05)
     >>> [round(schedule(step), 3) for step in (0, 5, 10, 55, 100)]
     [0.0, 0.5, 1.0, 0.525, 0.05]
-
-    Args:
-        name: one of `NAMES`; case and hyphens do not matter.
-        total_steps: updates in the whole run, warm-up included. `constant`, `step`, `exponential`, `inverse_sqrt` and
-            `plateau` do without.
-        warmup_steps: a count, or a fraction of `total_steps` between 0 and 1 (rounded up).
-        floor: the lowest multiplier after the warm-up.
-        warmup_start: the multiplier at step 0.
-        **options: what the schedule itself takes: `num_cycles` (cosine_with_restarts), `power` (polynomial),
-            `timescale` (inverse_sqrt; by default the warm-up's length), `step_size` and `gamma` (step), `gamma`
-            (exponential), `decay_steps`, a count or a fraction, and `decay_type` (wsd), the keywords of `Plateau`.
     """
     key = _key(name)
     build = _BUILDERS[key]
@@ -163,6 +166,7 @@ _BUILDERS: dict[str, Callable[..., Schedule]] = {
     "plateau": _plateau,
 }
 NAMES = tuple(_BUILDERS)
+"""Names that `named` and `training.lr_scheduler` accept."""
 
 # What others call the same things.
 _ALIASES = {

@@ -11,29 +11,29 @@ from steadystep.schedule.curves import share, shrink, warmup
 
 @final
 class Plateau:
-    """Multiplies by `factor` when `update` saw more than `patience` metrics in a row that were no improvement.
+    """Multiplies by `factor` after more than `patience` metrics in a row without an improvement.
 
-    The only schedule with a memory: calling it reads the multiplier, `update` changes it. The decisions are torch's,
-    metric for metric, with one exception: a non-finite metric is never an improvement (torch takes -inf for the best
-    loss there can be, and cuts the rate for ever after).
+    The only schedule with a state: calling it reads the multiplier, `update` changes it. Its decisions are those of
+    torch's ReduceLROnPlateau, with one exception: a non-finite metric is never an improvement (torch takes -inf for the
+    best loss, and cuts the rate from then on).
+
+    Args:
+        mode: "min" for a loss, "max" for an accuracy.
+        factor: multiplier of each cut.
+        patience: metrics without improvement before a cut.
+        threshold: how much better counts as an improvement.
+        threshold_mode: "rel" is a share of the best metric and needs positive metrics, as in torch; "abs" takes any.
+        cooldown: metrics after a cut that do not count.
+        floor: the lowest multiplier.
+        eps: cuts smaller than this are not made. A multiplier; torch's is a learning rate.
+        warmup_steps: steps over which the multiplier is also warmed up.
+        warmup_start: multiplier at step 0.
 
     >>> plateau = Plateau(factor=0.5, patience=1)
     >>> for validation_loss in (1.0, 0.8, 0.8, 0.8):
     ...     plateau.update(validation_loss)
     >>> plateau(1000)
     0.5
-
-    Args:
-        mode: "min" for a loss, "max" for an accuracy.
-        factor: what a cut multiplies with.
-        patience: metrics without improvement that are still fine.
-        threshold: how much better counts as better.
-        threshold_mode: "rel" is a share of the best metric and wants positive metrics, as in torch; "abs" takes any.
-        cooldown: metrics after a cut that do not count.
-        floor: the lowest multiplier.
-        eps: a cut smaller than this is not made. A multiplier; torch's is a learning rate.
-        warmup_steps: the multiplier is also warmed up over so many steps.
-        warmup_start: where the warm-up starts.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Plateau:
         return self._multiplier * self._warmup(step)
 
     def update(self, metric: SupportsFloat) -> None:
-        """Take in the newest metric. Call it as often as you validate."""
+        """Take the newest `metric`. Call it after each validation."""
         value = float(metric)
         if self._improves(value):
             self._best = value
@@ -104,7 +104,7 @@ class Plateau:
         self._num_bad = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state; the settings are the constructor's business."""
+        """Return the state, ready for JSON. The arguments are not part of it."""
         return {
             "multiplier": self._multiplier,
             "best": self._best,

@@ -22,10 +22,14 @@ class _Stateful(Protocol):
 
 
 def as_torch(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
-    """A torch scheduler that sets `lr = initial lr * schedule(steps taken)`, for loops and trainers that want one.
+    """Return a torch scheduler that sets `lr = initial lr * schedule(steps taken)`.
 
-    Call `step()` after each `optimizer.step()`. Its state holds the position and, if the schedule has a memory
-    (`Plateau`), that too; a pure schedule has nothing to save and is given anew on resume.
+    Call `step()` after each `optimizer.step()`. Its state holds the position and the state of a `Plateau`; pass a pure
+    schedule again on resume.
+
+    Args:
+        schedule: the schedule.
+        optimizer: whose learning rates it sets.
 
     >>> from steadystep.schedule import cosine
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -42,11 +46,19 @@ def as_torch(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
 
 
 def from_torch(source: LRScheduler | Callable[[Optimizer], LRScheduler], *, lr: float | None = None) -> Schedule:
-    """What a torch scheduler does to the learning rate, as a function of the step.
+    """Return what a torch scheduler does to the learning rate, as a function of the step.
 
-    The scheduler is played on a stand-in optimizer with no weights, as far as the highest step asked for, and its rates
-    are kept in a table (8 bytes a step), so any step can be asked for in any order. The real optimizer is not touched;
-    do not call the scheduler's `step()` yourself.
+    The scheduler runs on a stand-in optimizer without weights, up to the highest step asked for; its rates are kept in
+    a table (8 bytes per step). The real optimizer is not changed; do not call the scheduler's `step()` yourself.
+
+    Not for schedulers that need a metric (use `Plateau`), change momentum too (turn that off), treat groups
+    differently, or draw random numbers. A scheduler with an end, such as OneCycleLR, raises beyond it.
+
+    Args:
+        source: a function that makes the scheduler for the optimizer it is given (preferred), or a scheduler that has
+            not been stepped and has left the optimizer's rates at their initial value; multipliers are then relative to
+            each group's `initial_lr`.
+        lr: with a function, the learning rate that multipliers are relative to.
 
     >>> from torch.optim.lr_scheduler import OneCycleLR
     >>> def one_cycle(optimizer):
@@ -54,15 +66,6 @@ def from_torch(source: LRScheduler | Callable[[Optimizer], LRScheduler], *, lr: 
     >>> schedule = from_torch(one_cycle, lr=0.1)
     >>> [round(schedule(step), 3) for step in (0, 29, 99)]
     [0.04, 1.0, 0.0]
-
-    Args:
-        source: a function that makes the scheduler for the optimizer it is given (preferred), or a scheduler that has
-            not been stepped and has left the optimizer's rates at their initial value; multipliers are then relative
-            to each group's `initial_lr`.
-        lr: with a function, the learning rate of your optimizer: what multipliers are relative to.
-
-    Limits: not for schedulers that need a metric (use `Plateau`), that change momentum too (switch that off), that
-    treat groups differently, or that draw random numbers. A scheduler with an end, as OneCycleLR, raises beyond it.
     """
     if isinstance(source, LRScheduler):
         if lr is not None:

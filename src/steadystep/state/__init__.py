@@ -22,7 +22,7 @@ class Stateful(Protocol):
     """A part that is saved with its owner."""
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

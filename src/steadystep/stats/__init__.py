@@ -99,7 +99,7 @@ class Level:
         self._since = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {
             "values": list(self._values),
             "rejected": list(self._rejected),
@@ -191,7 +191,7 @@ class Window:
         self._sorted.clear()
 
     def state_dict(self) -> list[float]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return list(self._order)
 
     def load_state_dict(self, state: Iterable[Any]) -> None:
@@ -247,7 +247,7 @@ class Tail:
         return self._above + mean * max(math.log(rate * _ONCE_IN), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"seen": self._seen, "excess": [list(pair) for pair in self._excess]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -292,7 +292,7 @@ class Cusum:
         self.since = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the state, ready for JSON."""
         return {"value": self.value, "since": self.since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Contracts anyone can run on parts of their own: no torch, plain numbers."""
+"""Contract checks for detectors and sinks of your own: no torch, plain numbers."""
 
 from steadystep.testing.contracts import check_detector, check_sink
 from steadystep.testing.signal_streams import signal_streams

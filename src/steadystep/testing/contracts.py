@@ -23,18 +23,22 @@ _SEVERITIES = frozenset(get_args(Severity))
 
 
 def check_detector(make: MakeDetector, *, steps: int = 300, seed: int = 0, nan_leaves_no_trace: bool = True) -> None:
-    """Run a detector over `signal_streams` and raise AssertionError, with stream and step, for a broken promise.
+    """Run a detector over `signal_streams`; raise AssertionError, with stream and step, where it breaks the contract.
 
-    The promises: a constant name; a tuple of well-formed findings about this step; no exception, whatever the numbers;
+    The contract: a constant name; a tuple of well-formed findings about this step; no exception, whatever the numbers;
     the same findings from the same signals; a state that is strict JSON and a copy; saved anywhere and loaded into
-    another, fresh or used, it goes on as if never interrupted; the signals stay as they were; NaN is not learned.
+    another detector, fresh or used, it continues as if never interrupted; the signals are not changed; NaN is not
+    learned.
 
     Args:
-        make: gives a fresh detector, such as its class.
-        steps: the length of each stream.
-        seed: of the streams.
-        nan_leaves_no_trace: findings after a burst of NaN equal those without it, that many steps later. False for
-            a detector that counts steps rather than finite values.
+        make: returns a fresh detector, such as its class.
+        steps: length of each stream.
+        seed: seed of the streams.
+        nan_leaves_no_trace: findings after a burst of NaN equal those without it, that many steps later. False for a
+            detector that counts steps rather than finite values.
+
+    Raises:
+        AssertionError: the contract is broken.
     """
     streams = signal_streams(steps=steps, seed=seed)
     _check_name(make)
@@ -187,15 +191,18 @@ SinkCall = tuple[str, tuple[Any, ...]]
 
 
 def check_sink(make: MakeSink, *, steps: int = 20) -> None:
-    """Lead a sink through made-up runs and raise AssertionError, with the call, for a broken promise.
+    """Lead a sink through made-up runs; raise AssertionError, with the call, where it breaks the contract.
 
-    The promises: whatever the numbers and names, nothing is raised; it works on another thread than the one that made
-    it; what it is given stays as it was; a run can be resumed in the same folder by another one of its kind, at a step
+    The contract: whatever the numbers and names, nothing is raised; it works on another thread than the one that made
+    it; its arguments are not changed; a run can be resumed in the same folder by another sink of its kind, at a step
     that an earlier one had passed; `close` works before `start`.
 
     Args:
-        make: gives a fresh sink, such as its class.
-        steps: the length of each run.
+        make: returns a fresh sink, such as its class.
+        steps: length of each run.
+
+    Raises:
+        AssertionError: the contract is broken.
     """
     with tempfile.TemporaryDirectory() as folder:
         for first, name in ((0, "a run"), (steps // 2, "a resumed run")):

@@ -15,9 +15,13 @@ _MODULES = ("act1", "act2")
 
 
 def signal_streams(*, steps: int = 300, seed: int = 0) -> dict[str, tuple[Signals, ...]]:
-    """Runs of `steps` optimizer steps by name, each as the signals a detector sees, in order.
+    """Return made-up runs by name, each as the signals that a detector sees, in order.
 
     The same arguments give the same numbers on every machine.
+
+    Args:
+        steps: optimizer steps per run.
+        seed: seed of the random numbers.
     """
     streams = {name: _stream(make, steps, f"{seed} {name}") for name, make in _STREAMS.items()}
     streams["one step"] = streams["healthy"][:1]

@@ -1,6 +1,6 @@
-"""RECORD: the run log, the sinks, and the messages a person sees. What fails is reported once; training goes on.
+"""RECORD: the run log, the sinks and the messages on screen. A failure is reported once; training continues.
 
-`Terminal` loads on first use: it draws with rich, whose import takes time and draws from Python's random numbers.
+`Terminal` loads on first use: it imports rich, which takes time and draws from Python's random numbers.
 """
 
 from typing import TYPE_CHECKING

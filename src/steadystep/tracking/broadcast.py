@@ -120,7 +120,17 @@ _MOST_LAYERS = 128  # of a model with more, evenly chosen ones are shown; the ru
 
 @final
 class Broadcast:
-    """Chooses what the sinks see: every `every`-th step, the steps of incidents, layers every `layers_every` steps."""
+    """Sends steps to sinks on a thread of its own: every n-th step, incidents, and layers at a cadence.
+
+    Args:
+        sinks: where to send.
+        run: what is known about the run.
+        every: steps between two rows; the first 100 steps and slow steps are all sent.
+        layers_every: steps between two rows of per-layer norms.
+        clock: returns seconds.
+        capacity: messages that may wait before new ones are dropped.
+        patience_s: seconds to wait for the sinks at the end.
+    """
 
     def __init__(
         self,
@@ -143,7 +153,7 @@ class Broadcast:
         self._held: Outcome | None = None
 
     def record(self, outcome: Outcome) -> None:
-        """Show one optimizer step, if it is its turn or worth it."""
+        """Send one optimizer step, if it is due or an incident."""
         signals = outcome.signals
         trouble = bool(outcome.diagnosis.findings) or not outcome.stepped
         if signals is not None:
@@ -158,20 +168,20 @@ class Broadcast:
             self._send(outcome.step, "incident", incident_from(outcome))
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a validation."""
+        """Send a validation."""
         self._send(step, "validation", step, {name: float(value) for name, value in metrics.items()})
 
     def sampled(self, sample: GradientSample) -> None:
-        """Show gradients."""
+        """Send gradients for histograms."""
         self._send(sample.step, "histograms", sample)
 
     @property
     def waiting(self) -> int:
-        """What the sinks have not taken yet."""
+        """Number of messages that the sinks have not taken yet."""
         return self._mailbox.waiting
 
     def close(self) -> None:
-        """Show the last step, wait for the sinks for a while, and let them go."""
+        """Send the last step, wait for the sinks for a while, and release them."""
         self._show()
         self._mailbox.close()
 

@@ -117,7 +117,7 @@ _REFUSED = {
 
 
 def describe(outcome: Outcome) -> str:
-    """What was seen, what was done, why."""
+    """Return one sentence about `outcome`: what was found, what was done, and why."""
     diagnosis = outcome.diagnosis
     began = f"; origin: {outcome.origin}" if outcome.origin else ""
     return (

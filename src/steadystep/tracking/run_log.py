@@ -35,7 +35,14 @@ _RESERVE = 0.25  # of the incidents' sum is for the incidents themselves
 
 @final
 class RunLog:
-    """Appends to `run_dir/run.jsonl`. A second process in the same folder adds its own header line."""
+    """Appends to `run_dir/run.jsonl`. A second process in the same folder adds its own header line.
+
+    Args:
+        run_dir: folder of the run.
+        layers_every: steps between two lines with per-layer norms.
+        settings: settings to write in the header.
+        parameters: number of elements of each parameter.
+    """
 
     def __init__(
         self,
@@ -103,7 +110,7 @@ class RunLog:
         self._pending.insert(0, self._header)
 
     def record(self, outcome: Outcome) -> None:
-        """One compact line; more around an incident and every `layers_every` steps."""
+        """Write one compact line; more around an incident and every `layers_every` steps."""
         signals = outcome.signals
         trouble = bool(outcome.diagnosis.findings) or not outcome.stepped
         if signals is not None:
@@ -129,13 +136,13 @@ class RunLog:
             self._write()
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A line of its own, written at once."""
+        """Write a validation, at once."""
         row = {"kind": "validation", "step": step, "metrics": {k: as_json(float(v)) for k, v in metrics.items()}}
         self._pending.append(json.dumps(row) + "\n")
         self._write()
 
     def believed(self, step: int | None, diagnosis: Diagnosis) -> None:
-        """A line of its own, written at once."""
+        """Write a diagnosis of the run, at once."""
         if self._finish.alive:
             row = {"kind": "verdict", "step": step, "cause": diagnosis.cause}
             row |= {"evidence": diagnosis.evidence, "advice": diagnosis.advice}
@@ -143,7 +150,7 @@ class RunLog:
             self._write()
 
     def close(self) -> None:
-        """Write what is left, and how it ended, and close the file."""
+        """Write what is left and how the run ended, and close the file."""
         if self._finish.detach() is not None:
             end(self._file, self._pending, self.path, os.getpid(), self._unwritten, sys.exc_info()[1])
 

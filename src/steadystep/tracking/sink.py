@@ -17,31 +17,41 @@ from steadystep.records import Incident
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """What is known when the first step is over."""
+    """What is known about a run when its first step is over."""
 
     name: str
+    """Name of the run."""
     run_dir: Path | None = None
+    """Folder of the run, if there is one."""
     step: int = 0
-    """The first step of this process: above 0 after a resume."""
+    """First step of this process: above 0 after a resume."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the guard."""
     parameters: int = 0
-    """Numbers that are trained."""
+    """Number of trainable parameters."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One optimizer step."""
+    """One optimizer step, as sinks receive it."""
 
     step: int
+    """The optimizer step."""
     loss: float
+    """Training loss."""
     grad_norm: float
+    """Global gradient norm, before clipping."""
     lr: float
+    """Learning rate of this update."""
     stepped: bool = True
+    """Whether the weights were updated."""
     clipped: bool = False
+    """Whether the gradients were clipped."""
     scale: float | None = None
-    """The loss scale, where there is one."""
+    """Loss scale, where there is one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics given with the step."""
 
 
 @final
@@ -50,38 +60,40 @@ class GradientSample:
     """Elements of some gradients, at most a few thousand of each."""
 
     step: int
+    """The optimizer step."""
     values: Mapping[str, NDArray[np.float32]]
+    """Elements by parameter name."""
 
 
 class Sink(Protocol):
-    """What a tracker has to take. It may raise: then it is reported once, closed, and asked no more."""
+    """Protocol of an output for runs. A sink that raises is reported once, closed, and no longer called."""
 
     def start(self, run: RunStart) -> None:
-        """The run begins, or goes on after a resume."""
+        """Begin a run, or continue it after a resume."""
         ...
 
     def step(self, row: StepRow) -> None:
-        """One step, at a cadence and around incidents."""
+        """Take one step, at a cadence and around incidents."""
         ...
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A validation before step `step`; the loss is called `val_loss`."""
+        """Take a validation before step `step`; the loss is `val_loss`."""
         ...
 
     def layers(self, step: int, norms: Mapping[str, float]) -> None:
-        """Gradient norms by parameter, at a cadence and at incidents."""
+        """Take gradient norms by parameter, at a cadence and at incidents."""
         ...
 
     def histograms(self, sample: GradientSample) -> None:
-        """Gradients to make histograms of, at a coarser cadence."""
+        """Take gradients for histograms, at a coarser cadence."""
         ...
 
     def incident(self, incident: Incident) -> None:
-        """A step that was not like the others; its row comes first."""
+        """Take an incident; the row of its step comes first."""
         ...
 
     def close(self) -> None:
-        """The run is over: write what is left."""
+        """End the run and write what is left."""
         ...
 
 

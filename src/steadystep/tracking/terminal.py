@@ -20,11 +20,12 @@ _LINE_EVERY_S = 10.0
 
 @final
 class Terminal:
-    """A sink that draws loss, gradient norm, learning rate, speed, time left and incidents.
+    """Sink that draws loss, gradient norm, learning rate, speed, time left and incidents in a terminal.
 
     Args:
-        console: where to; standard error by default.
-        total: steps in the whole run. Without it, `training.total_steps` counts when a schedule uses it.
+        console: where to draw. Default: standard error.
+        total: steps in the whole run. Default: `training.total_steps`, if a schedule uses it.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Terminal:
         self._row = Row()
 
     def start(self, run: RunStart) -> None:
-        """Take a part of the screen."""
+        """Reserve a part of the screen."""
         training = run.settings.get("training", {})
         if self._progress.total is None and training.get("lr_scheduler"):
             self._progress.total = training.get("total_steps")
@@ -69,17 +70,17 @@ class Terminal:
             self._say()
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shown with what is drawn next."""
+        """Show the metrics with the next drawing."""
         self._progress.validated(step, metrics)
 
     def layers(self, step: int, norms: Mapping[str, float]) -> None:
-        """Too much for a terminal."""
+        """Do nothing: too much for a terminal."""
 
     def histograms(self, sample: GradientSample) -> None:
-        """Too much for a terminal."""
+        """Do nothing: too much for a terminal."""
 
     def incident(self, incident: Incident) -> None:
-        """A card; those like the last one are counted and summed up."""
+        """Show a card; incidents like the last one are counted and summed up."""
         if incident.severity == "info":
             return
         self._progress.noticed(incident)
@@ -98,7 +99,7 @@ class Terminal:
                 self._print(text)
 
     def close(self) -> None:
-        """The last state stays on the screen."""
+        """Leave the last state on the screen."""
         self._sum_up()
         if self._live is not None:
             self._draw()

@@ -140,18 +140,18 @@ def _kind(outcome: Outcome) -> tuple[object, ...]:
 
 
 class Tracker(Protocol):
-    """Something that writes a run down."""
+    """Protocol of a log that a run is written to."""
 
     def record(self, outcome: Outcome) -> None:
-        """Write down one optimizer step."""
+        """Write one optimizer step."""
         ...
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write down one validation; `step` is the one that comes next."""
+        """Write one validation; `step` is the next optimizer step."""
         ...
 
     def believed(self, step: int | None, diagnosis: Diagnosis) -> None:
-        """Write down what is thought of the run at `step`, or at its end."""
+        """Write a diagnosis of the run at `step`, or at its end."""
         ...
 
     def close(self) -> None:
@@ -161,24 +161,29 @@ class Tracker(Protocol):
 
 @final
 class NoLog:
-    """No run directory: nothing is written."""
+    """A tracker that writes nothing, for runs without a folder."""
 
     def record(self, outcome: Outcome) -> None:
-        """Nowhere to write it."""
+        """Do nothing."""
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nowhere to write it."""
+        """Do nothing."""
 
     def believed(self, step: int | None, diagnosis: Diagnosis) -> None:
-        """Nowhere to write it."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 @final
 class Tracking:
-    """All of them at once. Incidents also reach the `steadystep` logger."""
+    """The log and the sinks of one run. Incidents also go to the `steadystep` logger.
+
+    Args:
+        log: the run log.
+        sinks: sends to sinks; None without any.
+    """
 
     def __init__(self, log: Tracker, sinks: Broadcast | None = None) -> None:
         self._log = log
@@ -189,7 +194,7 @@ class Tracking:
         self._repeats = Repeats()
 
     def record(self, outcome: Outcome) -> None:
-        """Write down one optimizer step."""
+        """Write one optimizer step."""
         self._log.record(outcome)
         if self._sinks is not None:
             self._sinks.record(outcome)
@@ -199,23 +204,23 @@ class Tracking:
             self._repeats.end()
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write down one validation."""
+        """Write one validation."""
         self._log.validated(step, metrics)
         if self._sinks is not None:
             self._sinks.validated(step, metrics)
 
     def sampled(self, sample: GradientSample) -> None:
-        """Gradients, for histograms."""
+        """Send gradients for histograms."""
         if self._sinks is not None:
             self._sinks.sampled(sample)
 
     @property
     def wants_samples(self) -> bool:
-        """Somebody makes histograms of them."""
+        """Whether any sink takes histograms."""
         return self._sinks is not None
 
     def volunteered(self, step: int, diagnosis: Diagnosis) -> None:
-        """What `diagnose()` would report, unasked; not where an incident has reported it."""
+        """Report a diagnosis of the run unasked, unless an incident has reported it."""
         if any(cause == diagnosis.cause for cause, _ in self._advised):
             return
         self._advised.add((diagnosis.cause, ()))
@@ -224,7 +229,7 @@ class Tracking:
         logger.warning("step %d: diagnosis of the run so far: %s", step, _sentence(diagnosis))
 
     def concluded(self, diagnosis: Diagnosis | None) -> None:
-        """The final diagnosis, once; at level INFO when it is "healthy"."""
+        """Report the final diagnosis, once; at level INFO if the run is healthy."""
         self._repeats.end()
         if diagnosis is None or self._has_concluded:
             return

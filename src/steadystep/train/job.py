@@ -27,11 +27,15 @@ _BUILT_IN = "steadystep.lab.tasks"  # why by name: nothing but the command line 
 
 @final
 class Job:
-    """A factory's result with everything the loop needs, and clear words about what is missing.
+    """What a factory made, checked, with everything that the training loop needs.
 
-    Required: `model`, `optimizer`, `loss(batch)`, and `batches` (a loader, gone through again and again) or `batch()`.
-    Optional: `held_out()` or `validate()`, a number where lower is better; `after_step()`; `keep`, things with a state
-    by name, which are saved with the rest.
+    Required: `model`, `optimizer`, `loss(batch)`, and `batches` (a loader, restarted at its end) or `batch()`.
+    Optional: `held_out()` or `validate()`, a number where lower is better; `after_step()`; `keep`, stateful objects by
+    name, which are saved with the rest.
+
+    Args:
+        made: what the factory returned.
+        of: name of the factory, for error messages.
     """
 
     def __init__(self, made: Any, *, of: str) -> None:
@@ -42,20 +46,20 @@ class Job:
         self.after_step: Callable[[], object] | None = _optional(made, ("after_step",))
         self.batches: Iterable[Any] = _batches(made, of)
         self.draws = isinstance(self.batches, _Endless)
-        """There is no loader: every batch is drawn when it is asked for."""
+        """Whether batches come from `batch()` instead of a loader."""
         self.keep: dict[str, Any] = dict(getattr(made, "keep", None) or {})
         owner = getattr(self.after_step, "__self__", None)  # a scheduler whose step() is called after each update
         if owner is not made and callable(getattr(owner, "load_state_dict", None)):
             self.keep.setdefault("after_step", owner)
 
     def begin(self, epoch: int) -> None:
-        """Tell a loader that wants to know which epoch comes next."""
+        """Tell a sampler with `set_epoch` which epoch comes next."""
         tell = getattr(self.batches, "begin", None)
         if tell is not None:
             tell(epoch)
 
     def prepare(self, settings: RunSettings) -> None:
-        """First weights and parameter groups, where the file asks for them."""
+        """Initialize weights and build parameter groups, where `settings` ask for them."""
         if settings.init is not None:
             initialise_(self.model, settings.init, seed=settings.seed)
         if settings.groups is not None:
@@ -67,9 +71,9 @@ class Job:
 
 
 def resolve(task: str, tasks: Tasks | None = None) -> Factory:
-    """The factory: by name, or imported from the folder one is in.
+    """Return the factory `task`: a name in `tasks`, or `package.module:factory`, imported from the current folder.
 
-    Names are those of `tasks`, without it those of the built-in tasks.
+    Without `tasks`, the names are those of the built-in tasks.
     """
     if ":" not in task:
         known: Tasks = import_module(_BUILT_IN).FACTORIES if tasks is None else tasks

@@ -5,7 +5,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, final
@@ -14,14 +13,13 @@ import torch
 from torch import nn
 
 from steadystep import faults
-from steadystep._utils.numbers import with_words
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.guard import Guard
 from steadystep.parallel import Through
 from steadystep.records import Outcome
 from steadystep.tracking import Sink
 from steadystep.train.job import Job, Tasks, make, split
-from steadystep.train.plan import RunPlan, RunSettings
+from steadystep.train.plan import RunPlan, RunSettings, Summary
 
 Strategy = Literal["ddp", "fsdp"]
 
@@ -148,30 +146,6 @@ def _shard(job: Job) -> None:
 OnStep = Callable[[Outcome, Guard], None]
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """How a run ended."""
-
-    run_dir: str
-    steps: int
-    updates: int
-    trained: int
-    """Steps of this program; the others were there before it was resumed."""
-    final_loss: float
-    validation: float | None
-    best_validation: float | None
-    incidents: int
-    stopped_early: bool
-    seconds: float
-    diagnosis: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: what is not finite as text."""
-        told: dict[str, Any] = with_words(asdict(self))
-        return told
-
-
 def prepare_folder(run_dir: Path, plan: Path, *, resume: bool) -> None:
     """A folder belongs to one run: a second one needs another, or `--resume`."""
     used = (run_dir / "run.jsonl").exists() or (run_dir / "checkpoints").exists()
@@ -197,9 +171,16 @@ def train(
     force: bool = False,
     tasks: Tasks | None = None,
 ) -> Summary:
-    """Until `training.total_steps` have been tried, or validation stops improving; resumes by itself.
+    """Train until `training.total_steps` have been tried or validation stops improving; resume automatically.
 
-    `tasks` are the names that the plan may give; without them, those of the built-in tasks.
+    Args:
+        plan: what to train, and the settings of the guard.
+        run_dir: folder of the run; a run in it is continued.
+        watch: called after each step.
+        sinks: additional sinks.
+        crew: the processes of a distributed run.
+        force: use `run_dir` even if another process is using it.
+        tasks: factories by name that the plan may give; left out: the built-in tasks.
     """
     started, settings = time.perf_counter(), plan.run
     job, fault = _prepared(settings, crew or Crew(), tasks)

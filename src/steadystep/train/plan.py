@@ -1,18 +1,20 @@
-"""The file that `steadystep train` reads: the guard's settings, and what to train."""
+"""The file that `steadystep train` reads, what to train and the settings of the guard; and the summary of a run."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, final
 
 from pydantic import Field
 
+from steadystep._utils.numbers import with_words
 from steadystep._utils.settings import Count, Number, Settings, checked, nearest, read_yaml
 from steadystep.config import Config
 from steadystep.errors import ConfigError
 
 
 class GroupRule(Settings):
-    """Parameters that learn faster or slower, or decay differently: a `steadystep.groups.Rule`."""
+    """Learning rate and weight decay of some parameters: a `steadystep.groups.Rule`."""
 
     match: str | tuple[str, ...] = Field(description="a glob over parameter names, or several")
     lr_mult: Number = Field(1.0, gt=0, description="factor for the base learning rate")
@@ -20,7 +22,7 @@ class GroupRule(Settings):
 
 
 class RunSettings(Settings):
-    """What is trained, beside how."""
+    """What to train."""
 
     task: str = Field(description="a built-in task such as gpt, or package.module:factory of your own")
     seed: Count = Field(0, ge=0, description="seed of the model and the batches")
@@ -38,14 +40,18 @@ class RunSettings(Settings):
 
 
 class RunPlan(Settings):
-    """One run: its own settings and the guard's."""
+    """Content of a run's YAML file: what to train, and the settings of the guard."""
 
     run: RunSettings
     guard: Config
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """From a YAML file; every mistake in it is named."""
+        """Read the YAML file `path`.
+
+        Raises:
+            ConfigError: the file cannot be read, or keys are wrong; the message names every mistake.
+        """
         raw = read_yaml(path)
         own = {key: value for key, value in raw.items() if key in RunSettings.model_fields}
         rest = {key: value for key, value in raw.items() if key not in own}
@@ -153,3 +159,37 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
     except OSError as error:
         raise ConfigError(f"--new {name}: cannot be written ({error.strerror})") from None
     return files
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Result of a run."""
+
+    run_dir: str
+    """Folder of the run."""
+    steps: int
+    """Steps tried."""
+    updates: int
+    """Updates in the weights."""
+    trained: int
+    """Steps of this process; the others were before the resume."""
+    final_loss: float
+    """Last training loss."""
+    validation: float | None
+    """Last validation loss."""
+    best_validation: float | None
+    """Best validation loss."""
+    incidents: int
+    """Number of incidents."""
+    stopped_early: bool
+    """Whether early stopping ended the run."""
+    seconds: float
+    """Duration of this process."""
+    diagnosis: tuple[str, ...]
+    """Causes from `Guard.diagnose`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dictionary for JSON: non-finite numbers as text."""
+        told: dict[str, Any] = with_words(asdict(self))
+        return told

@@ -53,7 +53,7 @@ def watch(
     detectors: Sequence[Detector] = (),
     find_loss: bool = True,
 ) -> "Watcher":
-    """Guard a loop that calls `loss.backward()` and `optimizer.step()` itself. Nothing else in it has to change.
+    """Guard a loop that calls `loss.backward()` and `optimizer.step()` itself, without changing it.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
@@ -70,15 +70,15 @@ def watch(
     >>> watcher.remove()
 
     Args:
-        model: whose weights and buffers are to stay healthy.
-        optimizer: the one the loop steps, or a list of those that it steps: one decision, one rollback for all.
-        config: as for `Guard`. What the loop does itself (mixed precision, accumulation) does not belong here.
-        run_dir: where the run log and incident bundles go.
+        model: the module to protect.
+        optimizer: the optimizer that the loop steps, or a list of optimizers that share every decision and rollback.
+        config: see `Guard`. Leave out what the loop does itself (mixed precision, accumulation).
+        run_dir: folder for the run log and incident bundles.
         scaler: the loop's `GradScaler`, if it has one.
-        schedulers: torch's schedulers are found by themselves; name those that are not torch's own.
-        detectors: your own, beside the built-in ones.
-        find_loss: hear of the loop's `backward` calls. With False, say each loss with `watcher.loss(loss)`; a loop that
-            clips by itself then goes unnoticed.
+        schedulers: schedulers that are not torch's own; torch's are found automatically.
+        detectors: additional detectors.
+        find_loss: observe the loop's `backward` calls. With False, give each loss with `watcher.loss(loss)`; clipping
+            by the loop is then not seen.
     """
     return Watcher(
         model,
@@ -94,7 +94,12 @@ def watch(
 
 @final
 class Watcher:
-    """What `watch` gives back. `remove()`, or leaving a `with`, takes it out again."""
+    """Guards a loop that steps by itself; returned by `watch`. Takes the arguments of `watch`, and two more.
+
+    Args:
+        signs_scaling: let a `GradScaler` hand its check for overflow to the guard; False where a framework forbids it.
+        tell: called with the `Outcome` of every step.
+    """
 
     def __init__(
         self,
@@ -120,9 +125,9 @@ class Watcher:
         extra = (*detectors, LossScale()) if scaler is not None and scaler.is_enabled() else tuple(detectors)
         # why force: a watcher writes no checkpoints that another process could write over
         self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True)
-        """For `diagnose()`, `validate()`, `keep()`, `state_dict()`; the steps are the loop's."""
+        """The guard, for `diagnose()`, `validate()`, `keep()` and `state_dict()`; the loop steps."""
         self.outcome: Outcome | None = None
-        """What became of the last step."""
+        """Outcome of the last step."""
         self.guard._foreign = True
         self._optimizer = one
         parts = self.guard._parts
@@ -149,12 +154,10 @@ class Watcher:
             listeners.listen_to_clipping(self._seen)
 
     def loss(self, loss: Tensor, *, batch: Any = None, again: Again | None = None) -> Tensor:
-        """Say what the loss is, where it is not what `backward` is called on; returns it as it came.
+        """Give the `loss` before scaling, where it is not what `backward` is called on; return it unchanged.
 
-        Args:
-            loss: one real number, before it is scaled or divided.
-            batch: kept in an incident, and given to `again` as its argument.
-            again: computes this loss again, to find out where a NaN came from and whether a rollback would help.
+        `batch` is kept in an incident bundle and passed to `again`, which computes this loss again: to find the source
+        of a NaN and to test whether a rollback would help.
         """
         check_loss("watcher.loss", loss)
         if again is not None and not callable(again):
@@ -167,15 +170,15 @@ class Watcher:
         return loss
 
     def could_rerun(self, again: Again, batch: Any, rng: RngState | None = None) -> None:
-        """A forward pass of the present step: how its loss could be computed again."""
+        """Give `again`, which computes the loss of the current step again from `batch`, and its random state `rng`."""
         self._reruns.add(again, batch, rng)
 
     def metrics(self, **numbers: float | Tensor) -> None:
-        """Scalars that belong to the next step: logged with it, and watched."""
+        """Give scalars, `**numbers`, that belong to the next step: they are logged with it and monitored."""
         self.guard._pipeline.metrics.update(checked(numbers))
 
     def remove(self) -> None:
-        """Leave the loop to itself: hooks, listeners and the scaler's seam are gone."""
+        """Remove all hooks and close the guard; the loop runs as before. Leaving a `with` block does the same."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

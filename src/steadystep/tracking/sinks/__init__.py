@@ -25,12 +25,20 @@ _MAKERS: dict[str, Callable[[], Sink]] = {
 
 
 def named_sinks(names: Sequence[str], *, has_folder: bool) -> list[Sink]:
-    """One of each; ConfigError for one that cannot be here."""
+    """Return one sink for each name.
+
+    Args:
+        names: any of "tensorboard", "wandb", "mlflow" and "console".
+        has_folder: whether there is a `run_dir`.
+
+    Raises:
+        ConfigError: a sink is unknown, not installed, or needs a folder.
+    """
     if "tensorboard" in names and not has_folder:
         raise ConfigError("monitoring.sinks: tensorboard needs a folder: Guard(..., run_dir=...)")
     return [_MAKERS[name]() for name in dict.fromkeys(names)]
 
 
 def default_sinks(*, has_folder: bool) -> list[Sink]:
-    """TensorBoard, where it is installed and there is a folder to write to."""
+    """Return a `TensorBoard` sink if it is installed and `has_folder` is true, else none."""
     return [TensorBoard()] if has_folder and is_installed("tensorboard") else []

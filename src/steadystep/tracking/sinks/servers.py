@@ -25,11 +25,11 @@ _EVERY_S = 2.0
 
 @final
 class MLflow:
-    """Logs to a run of its own, which a resumed process goes on with.
+    """Sink that logs to an MLflow run of its own; a resumed process continues it.
 
     Args:
-        experiment: as MLflow calls it.
-        tracking_uri: where to; by default what MLflow is set to, or `run_dir/mlflow.db`.
+        experiment: name of the experiment.
+        tracking_uri: where to log. Default: what MLflow is set to, or `run_dir/mlflow.db`.
     """
 
     def __init__(self, experiment: str = "steadystep", tracking_uri: str | None = None) -> None:
@@ -44,7 +44,7 @@ class MLflow:
         self._written = time.monotonic()
 
     def start(self, run: RunStart) -> None:
-        """Begin, or go on."""
+        """Begin or continue the run."""
         mlflow = import_module("mlflow")
         self._entities = import_module("mlflow.entities")
         known = self._uri is not None or import_module("mlflow.tracking").is_tracking_uri_set()
@@ -56,25 +56,25 @@ class MLflow:
         self._written = time.monotonic()  # why: making a database takes seconds, and what waited is written together
 
     def step(self, row: StepRow) -> None:
-        """One point per curve."""
+        """Log one point per curve."""
         scale = {} if row.scale is None else {"scale": row.scale}
         curves = {"loss/train": row.loss, "grad/norm": row.grad_norm, "lr": row.lr}
         self._log(row.step, {**curves, **scale, **row.metrics})
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One point per metric."""
+        """Log one point per metric."""
         names = {"val_loss": "loss/validation"}
         self._log(step, {names.get(name, f"validation/{name}"): value for name, value in metrics.items()})
 
     def layers(self, step: int, norms: Mapping[str, float]) -> None:
-        """A curve per layer."""
+        """Log one curve per layer."""
         self._log(step, {f"grad/layer/{name}": norm for name, norm in norms.items()})
 
     def histograms(self, sample: GradientSample) -> None:
-        """MLflow has none."""
+        """Do nothing: MLflow has no histograms."""
 
     def incident(self, incident: Incident) -> None:
-        """A text, and a point."""
+        """Log a text and a point."""
         self._log(incident.step, {f"incidents/{incident.cause}": 1.0})
         self._client.log_text(self._run_id, incident_card(incident), f"incidents/step-{incident.step:08d}.md")
 
@@ -127,11 +127,11 @@ _WANDB_ID = "wandb-id"
 
 @final
 class WandB:
-    """Logs to a run of its own, which a resumed process goes on with.
+    """Sink that logs to a W&B run of its own; a resumed process continues it.
 
     Args:
-        project: as W&B calls it.
-        options: anything else that `wandb.init` takes.
+        project: name of the project.
+        **options: any other argument of `wandb.init`.
     """
 
     def __init__(self, project: str = "steadystep", **options: Any) -> None:
@@ -142,7 +142,7 @@ class WandB:
         self._run: Any = None
 
     def start(self, run: RunStart) -> None:
-        """Begin, or go on."""
+        """Begin or continue the run."""
         self._wandb = import_module("wandb")
         folder = {} if run.run_dir is None else {"dir": str(run.run_dir)}
         options = {"name": run.name, "id": _identity(run.run_dir), "resume": "allow", **folder, **self._options}
@@ -154,29 +154,29 @@ class WandB:
         self._run.define_metric("*", step_metric="step")  # its own counter knows nothing of a resume
 
     def step(self, row: StepRow) -> None:
-        """One point per curve."""
+        """Log one point per curve."""
         scale = {} if row.scale is None else {"scale": row.scale}
         curves = {"loss/train": row.loss, "grad/norm": row.grad_norm, "lr": row.lr}
         self._run.log({"step": row.step, **curves, **scale, **row.metrics})
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One point per metric."""
+        """Log one point per metric."""
         names = {"val_loss": "loss/validation"}
         points = {names.get(name, f"validation/{name}"): value for name, value in metrics.items()}
         self._run.log({"step": step, **points})
 
     def layers(self, step: int, norms: Mapping[str, float]) -> None:
-        """A curve per layer."""
+        """Log one curve per layer."""
         self._run.log({"step": step, **{f"grad/layer/{name}": norm for name, norm in norms.items()}})
 
     def histograms(self, sample: GradientSample) -> None:
-        """The distribution of each layer's gradient."""
+        """Log the distribution of each layer's gradient."""
         counted = {name: histogram(values) for name, values in sample.values.items()}
         made = {f"grad/values/{n}": self._wandb.Histogram(np_histogram=found) for n, found in counted.items() if found}
         self._run.log({"step": sample.step, **made})
 
     def incident(self, incident: Incident) -> None:
-        """A point, and a text."""
+        """Log a point and a text."""
         self._run.log(
             {"step": incident.step, f"incidents/{incident.cause}": 1, "incidents/text": incident_card(incident)}
         )

@@ -85,11 +85,14 @@ class EventFile:
 
 @final
 class TensorBoard:
-    """Writes to `folder`, or to `run_dir/tensorboard`.
+    """Sink that writes TensorBoard event files.
 
     Tags: Loss/train, Loss/validation, Loss/Combined (both in one chart), LR, Grad/norm, Grad/layer/NAME, Scale, every
-    metric under its own name, Incidents/CAUSE as points, and text for settings and incidents. A validation stands at
-    the last step before it, so that a resume takes back steps and not the validation it starts from.
+    metric under its own name, Incidents/CAUSE as points, and text for settings and incidents. A validation is written
+    at the last step before it, so that a resume removes later steps and keeps the validation.
+
+    Args:
+        folder: where to write. Default: `run_dir/tensorboard`.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -98,7 +101,7 @@ class TensorBoard:
         self._files: dict[str, EventFile] = {}
 
     def start(self, run: RunStart) -> None:
-        """Open the files; the charts of an earlier process end where this one goes on."""
+        """Open the files; the charts of an earlier process end where this one continues."""
         folder = self._folder or (run.run_dir and run.run_dir / "tensorboard")
         if folder is None:
             raise ConfigError("TensorBoard needs a folder: TensorBoard(folder), or Guard(..., run_dir=...)")
@@ -111,14 +114,14 @@ class TensorBoard:
         self._main.text(run.step, "Settings", "```\n" + json.dumps(about, indent=2, default=str) + "\n```")
 
     def step(self, row: StepRow) -> None:
-        """One point per curve."""
+        """Write one point per curve."""
         scale = {} if row.scale is None else {"Scale": row.scale}
         points = {"Loss/train": row.loss, "Grad/norm": row.grad_norm, "LR": row.lr, **scale, **row.metrics}
         self._main.scalars(row.step, points)
         self._files["Loss_Combined_train"].scalars(row.step, {"Loss/Combined": row.loss})
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """At the last step before it."""
+        """Write the metrics at the last step before the validation."""
         at = max(0, step - 1)
         names = {"val_loss": "Loss/validation"}
         self._main.scalars(at, {names.get(name, f"Validation/{name}"): value for name, value in metrics.items()})
@@ -126,17 +129,17 @@ class TensorBoard:
             self._files["Loss_Combined_validation"].scalars(at, {"Loss/Combined": metrics["val_loss"]})
 
     def layers(self, step: int, norms: Mapping[str, float]) -> None:
-        """A curve per layer, and how the layers spread."""
+        """Write one curve per layer, and the spread over layers."""
         self._main.scalars(step, {f"Grad/layer/{name}": norm for name, norm in norms.items()})
         sizes = np.array([math.log10(n) for n in norms.values() if n > 0.0 and math.isfinite(n)], dtype=np.float32)
         self._main.histograms(step, {"Grad/log10_norm_over_layers": sizes})
 
     def histograms(self, sample: GradientSample) -> None:
-        """The distribution of each layer's gradient."""
+        """Write the distribution of each layer's gradient."""
         self._main.histograms(sample.step, {f"Grad/values/{name}": v for name, v in sample.values.items()})
 
     def incident(self, incident: Incident) -> None:
-        """A text, and a point on the time line: 2 for a warning, 3 for an action, 4 for what is critical."""
+        """Write a text, and a point on the time line: 2 for warn, 3 for act, 4 for critical."""
         if incident.severity != "info":
             self._main.text(incident.step, "Incidents", incident_card(incident))
         self._main.scalars(incident.step, {f"Incidents/{incident.cause}": 1.0 + severity_rank(incident.severity)})
