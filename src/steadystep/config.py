@@ -29,18 +29,13 @@ _MOST = 2**31  # of things that are remembered, or added up
 class TrainingSettings(Settings):
     """Settings of the update: learning rate, clipping, accumulation, precision, recovery."""
 
-    learning_rate: Number | None = Field(
-        None,
-        gt=0,
-        description="base learning rate; omit to keep the optimizer's",
-    )
+    learning_rate: Number | None = Field(None, gt=0, description="base learning rate; omit to keep the optimizer's")
     max_grad_norm: Number | None = Field(
         None, gt=0, description="gradients are scaled down to this global L2 norm; 0.5 to 5 is usual"
     )
     max_grad_value: Number | None = Field(None, gt=0, description="each gradient element is clamped to [-value, value]")
     clip_rule: Literal["zscore", "percentile", "tensor-ema", "agc"] | None = Field(
-        None,
-        description="adaptive limits from the run's own norms, in addition to max_grad_norm; see docs/clip.md",
+        None, description="adaptive limits from the run's own norms, in addition to max_grad_norm; see docs/clip.md"
     )
     gradient_clipping: Switch | None = Field(
         None, description="true clips to max_grad_norm, or to 1.0 without one; false disables clipping"
@@ -68,8 +63,7 @@ class TrainingSettings(Settings):
     )
     autocast: Switch = Field(True, description="false: your own code calls autocast")
     split_when_out_of_memory: Switch = Field(
-        True,
-        description="on out of memory, split the batch= of step() and retry; false: raise the error",
+        True, description="on out of memory, split the batch= of step() and retry; false: raise the error"
     )
     stability_monitoring: Switch = Field(True, description="false: check for NaN and infinity only, without baselines")
     auto_recovery: Switch = Field(True, description="false: no snapshots, so no rollbacks and no learning-rate cuts")
@@ -126,9 +120,7 @@ class MonitoringSettings(Settings):
     """Settings of logging, detection thresholds and checkpoints."""
 
     log_frequency: Count = Field(
-        100,
-        ge=1,
-        description="steps between two logs of per-layer gradient norms (they are also logged at every incident)",
+        100, ge=1, description="steps between two logs of per-layer gradient norms; incidents always log them"
     )
     sinks: tuple[Literal["tensorboard", "wandb", "mlflow", "console"], ...] | None = Field(
         None,
@@ -136,9 +128,7 @@ class MonitoringSettings(Settings):
         "console; default: tensorboard if it is installed and there is a run_dir; [] for none",
     )
     sink_frequency: Count = Field(
-        10,
-        ge=1,
-        description="steps between two updates of the sinks; incidents and the first 100 steps are always sent",
+        10, ge=1, description="steps between two rows for the sinks; the first 100 and incidents are always sent"
     )
     loss_window_size: Count = Field(
         128, ge=32, le=_MOST, description="number of past losses in the baseline, at least 32"

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
 
-from steadystep.diagnosis.advice import UNKNOWN_SETUP, Setup, advise
+from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.counterfactual import is_cleared, reach
-from steadystep.diagnosis.facts import sentence
+from steadystep.diagnosis.facts import UNKNOWN_SETUP, Setup, sentence
 from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals, severity_rank
 
 HEALTHY = Diagnosis()

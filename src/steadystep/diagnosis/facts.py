@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self, final
 
-from steadystep.diagnosis.advice import UNKNOWN_SETUP, Setup
 from steadystep.diagnosis.curves import LossCurve, is_bias
 from steadystep.records import ActionName, Finding, InputStats, Plan, Probe
 
@@ -98,6 +97,22 @@ class Interventions:
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """What `state_dict` describes."""
         return cls(Plan.from_json(state["plan"]), state["actions"])
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is known about how a run is set up. The defaults say: nothing."""
+
+    precision: str = ""
+    """fp32, bf16 or fp16; empty where it is unknown, as in the log of another tool."""
+    clips: bool = False
+    warms_up: bool = False
+    gives_batch: bool = False
+    writes_bundles: bool = False
+
+
+UNKNOWN_SETUP = Setup()
 
 
 @final

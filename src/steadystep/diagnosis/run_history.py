@@ -5,10 +5,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, final
 
-from steadystep.diagnosis.advice import UNKNOWN_SETUP, Setup
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.curves import Layers, LossCurve
-from steadystep.diagnosis.facts import Facts, Interventions, Occurrences
+from steadystep.diagnosis.facts import UNKNOWN_SETUP, Facts, Interventions, Occurrences, Setup
 from steadystep.diagnosis.ranking import rank
 from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Plan, Signals
 

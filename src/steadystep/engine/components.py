@@ -21,7 +21,7 @@ from steadystep.checkpoints.run_lock import RunLock
 from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.clip.learned import NormRule
 from steadystep.config import Config
-from steadystep.diagnosis.advice import Setup
+from steadystep.diagnosis.facts import Setup
 from steadystep.engine.microbatch_group import Draws
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.errors import ConfigError, MisuseError

@@ -21,8 +21,8 @@ from steadystep.diagnosis import (
     needs_counterfactual,
     weigh,
 )
-from steadystep.diagnosis.advice import Setup
 from steadystep.diagnosis.explain import advised
+from steadystep.diagnosis.facts import Setup
 from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, go_on
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.policy.trusted_snapshots import TrustedSnapshot

@@ -14,8 +14,8 @@ from steadystep.actions.apply import Updater
 from steadystep.checkpoints.checkpoint import Checkpoint
 from steadystep.checkpoints.checkpointing import Checkpointing
 from steadystep.checkpoints.loop_state import LoopState
-from steadystep.diagnosis.advice import Setup
 from steadystep.diagnosis.explain import advised
+from steadystep.diagnosis.facts import Setup
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.replay import MeasureGroup, Replayed, Replayer
 from steadystep.errors import SteadystepError

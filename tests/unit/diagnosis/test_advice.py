@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.diagnosis import ADVICE, Cause, RunHistory
-from steadystep.diagnosis.advice import REMEDY_OF, Setup, advise
-from steadystep.diagnosis.causes import TIPS, Remedy
+from steadystep.diagnosis.advice import TIPS, advise, remedies_of
+from steadystep.diagnosis.causes import REMEDY_OF, Remedy
+from steadystep.diagnosis.facts import Setup
 from steadystep.records import Action, Diagnosis, Finding, Plan, Signals
 
 # What a recommendation looks like in words; a clause about what was done says "the guard ..." and is left out first.
@@ -79,7 +80,7 @@ def test_what_was_done_changes_the_advice(
 def test_nothing_is_recommended_that_is_in_the_record(cause: Cause, actions: list[str], setup: Setup) -> None:
     text = advise(cause, setup, plan_of(tuple(actions)))
     clauses = [clause for clause in text.split("; ") if not clause.startswith("the guard ")]
-    there = setup.remedies | {REMEDY_OF[action] for action in actions if action in REMEDY_OF}
+    there = remedies_of(setup) | {REMEDY_OF[action] for action in actions if action in REMEDY_OF}
     for remedy, clause in product(there, clauses):
         assert not re.search(WORDS[remedy], clause), (remedy, clause)
     if setup.precision in ("fp32", "bf16"):

@@ -167,7 +167,7 @@ def _harmless(told: Line) -> Table:
         "worst score": _scored("worst"),
         "did": lambda line: _counts(line["did"]) or "nothing",
     }
-    title = "Where the unguarded run came through alone: what autopilot did"
+    title = "Where the unguarded run recovered by itself: what autopilot did"
     return _filled(title, columns, told["harmless"], lambda line: "red" if line["harmed"] else "")
 
 
