@@ -130,7 +130,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(steadystep.ConfigError, match="Is a directory"):
         Config.load(tmp_path)
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(steadystep.ConfigError, match="not a text file"):
+    with pytest.raises(steadystep.ConfigError, match="not a UTF-8 text file"):
         Config.load(tmp_path / "b.yaml")
 
 

@@ -143,8 +143,7 @@ class Rooms:
         if placed.in_memory >= wanted:
             note(said)
             return
-        none = "none are kept, so rollbacks are not possible" + (" except to checkpoints" if self._checkpoints else "")
-        kept = f"{placed.count} instead of {wanted} are kept" if placed.count else none
+        kept = f"{placed.count} instead of {wanted} are kept" if placed.count else "none is kept"
         more = "" if self._folder is not None or placed.count > 1 else "; with a run_dir snapshots can be kept on disk"
         warn(
             f"a snapshot of this run takes {size / 2**30:.2f} GiB and recovery.snapshot_memory_gb allows "

@@ -119,7 +119,7 @@ def test_right_after_a_rollback_the_same_state_serves_again() -> None:
 
 def test_with_nothing_in_memory_the_newest_finite_checkpoint_is_restored(tmp_path: Path) -> None:
     run = Run(tmp_path, SAVES | {"recovery": {"snapshot_memory_gb": 1e-9, "snapshot_disk_gb": 0.0}})
-    with pytest.warns(UserWarning, match="no rolling back"):
+    with pytest.warns(UserWarning, match="none is kept"):
         run.go(84)
     run.optimizer.param_groups[0]["lr"] = 5e-3  # the user's: it stays
     run.guard.save()

@@ -435,7 +435,7 @@ class TestRecoverySettings:
         with pytest.warns(UserWarning, match="1 instead of 4"):
             _, guard = rolling(at=99, snapshot_memory_gb=1.5 * size / 2**30)
         assert len(guard._recovery.states) == 1
-        with pytest.warns(UserWarning, match="no rolling back"):
+        with pytest.warns(UserWarning, match="none is kept"):
             outcomes, guard = rolling(snapshot_memory_gb=1e-9)
         assert not guard._recovery.states
         assert outcomes[AT].plan.proceeds

@@ -52,7 +52,7 @@ def test_a_rollback_from_disk_is_as_exact_as_one_from_memory(tmp_path: Path, mem
 
 
 def test_the_disk_can_be_left_alone(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="no rolling back"):
+    with pytest.warns(UserWarning, match="none is kept"):
         _, outcomes, guard = rolling(tmp_path, at=None, memory_gb=MEMORY_FOR_NONE, snapshot_disk_gb=0.0)
     assert guard._recovery.states == ()
     assert all(outcome.stepped for outcome in outcomes)
@@ -119,7 +119,8 @@ def test_the_start_says_in_one_line_what_the_memory_buys(tmp_path: Path, caplog:
     rolling(tmp_path, at=None, memory_gb=1.0)
     said = [r.message for r in caplog.records if "rollbacks" in r.message]
     assert said == [
-        "bad updates are skipped; rollbacks use 4 states of 0.00 GiB in memory, one every 4 steps, trusted after 4"
+        "steadystep: bad updates are skipped; rollbacks use 4 snapshots of 0.00 GiB in memory, one every 4 steps, "
+        "trusted after 4"
     ]
 
 

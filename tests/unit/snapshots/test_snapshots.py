@@ -458,7 +458,7 @@ class TestHowMany:
 
     def test_none_is_told_too(self) -> None:
         kept = self.affordable(0.6)
-        with pytest.warns(UserWarning, match="no rolling back"):
+        with pytest.warns(UserWarning, match="none is kept"):
             take(kept, 0)
         assert kept.states == ()
         assert not kept.due(1000)

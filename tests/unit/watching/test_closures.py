@@ -99,7 +99,7 @@ def test_a_step_that_was_undone_is_reported_as_refused() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
     assert [(o.stepped, o.plan.actions) for o in outcomes] == [(False, ("skip-step",))] * 3
     assert outcomes[0].diagnosis.cause == "learning-rate-too-high"
-    assert "not finite" in outcomes[0].diagnosis.evidence
+    assert "non-finite" in outcomes[0].diagnosis.evidence
 
 
 def test_undone_steps_count_in_the_budget() -> None:

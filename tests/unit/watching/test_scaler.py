@@ -112,5 +112,6 @@ def test_it_says_at_attach_that_updates_cannot_be_made_again(caplog: pytest.LogC
     loop(count=40)
     said = [record.getMessage() for record in caplog.records if "a rollback loses" in record.getMessage()]
     assert said == [
-        "a rollback loses 20 or more updates here, because they are not replayed: the scale of a GradScaler changes"
+        "steadystep: a rollback loses 20 or more updates here, because they are not replayed: "
+        "the scale of a GradScaler changes"
     ]
