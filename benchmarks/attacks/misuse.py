@@ -30,8 +30,8 @@ from steadystep.errors import SteadystepError
 
 _REMEDY = re.compile(
     r"\b(use|call|give|takes?|pass|make|keep it|expected|must|leave|first|needs?|see|try|did you mean|instead|set|"
-    r"build|should be|near|reads|save|load|known|one of|no such file|is a directory|file exists|name too long|"
-    r"no checkpoint here)\b",
+    r"build|should be|near|similar|reads|save|load|known|one of|move|return|create|remove|omit|choose|may only|"
+    r"no such file|is a directory|file exists|name too long|no checkpoint found)\b",
     re.IGNORECASE,
 )
 

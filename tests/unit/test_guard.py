@@ -135,7 +135,7 @@ def test_an_interrupted_group_whose_closures_do_not_repeat_is_dropped() -> None:
     guard.step(lambda: squared(model, next(feed)))
     with pytest.raises(BoomError):
         guard.step(explode)
-    with pytest.warns(UserWarning, match="another loss"):
+    with pytest.warns(UserWarning, match="a different loss"):
         outcome = guard.step(lambda: squared(model, next(feed)))
     assert not outcome.stepped
     assert outcome.plan.reason == "closure-not-repeatable"

@@ -484,7 +484,7 @@ def test_a_closed_guard_stays_closed() -> None:
     with pytest.warns(UserWarning, match="1 micro-batches of an incomplete group"):
         first.close()
     assert all(p.grad is None for p in model.parameters())
-    with pytest.raises(steadystep.MisuseError, match="was closed"):
+    with pytest.raises(steadystep.MisuseError, match="is closed"):
         first.step(lambda: model(OK).mean())
     second = steadystep.Guard(model, optimizer)
     first.close()
