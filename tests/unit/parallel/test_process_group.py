@@ -414,7 +414,7 @@ class TestCopy:
     def test_weights_and_moments_of_one_rank(self, run: Run, source: int, default: bool) -> None:
         def work(group: ProcessGroup) -> list[Any]:
             model: Any = group._model
-            extra = Parameter(torch.zeros(1, 2).t())  # not contiguous, and of no module
+            extra = Parameter(torch.zeros(3, 2).t())  # not contiguous, and of no module
             model.bias.requires_grad_(False)
             optimizer = torch.optim.SGD([model.weight, extra], lr=0.1, momentum=0.9)
             for parameter in (model.weight, model.bias, extra):
@@ -429,7 +429,7 @@ class TestCopy:
             return [weights, slots["a"].item(), slots["b"].item(), slots["count"] == group.rank]
 
         s = float(source)
-        assert alike(run(work, default=default)) == [[[s, s], [s], [s, s]], 20.0 + s, 10.0 + s, True]
+        assert alike(run(work, default=default)) == [[[s, s], [s], [s] * 6], 20.0 + s, 10.0 + s, True]
 
     def test_what_is_sharded_has_no_copy(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(process_group, "is_sharded", sharded_matrices)

@@ -53,7 +53,9 @@ class TestRanksOf:
         assert isinstance(ranks_of(nn.Linear(1, 1)), SingleProcess)
 
     def test_a_group_of_one_needs_no_agreement(self, world: Any) -> None:
-        assert isinstance(ranks_of(Wrapper(nn.Linear(1, 1), "small")), SingleProcess)
+        alone = ranks_of(Wrapper(nn.Linear(1, 1), "small"))
+        assert isinstance(alone, SingleProcess)
+        assert (alone.rank, alone.size, alone.sharded, alone.agreements) == (0, 1, False, 0)
 
     def test_the_model_inside(self, world: Any) -> None:
         inner = nn.Linear(1, 1)

@@ -111,6 +111,10 @@ class TestBrokenWeights:
         assert planned(BROKEN, budget=gone_back((450, 390)), states=states).to == 390
         assert planned(BROKEN, budget=foretold(gone_back((450, 390))), states=states).to == 300
 
+    def test_weights_that_are_finite_leave_the_last_target_behind(self) -> None:
+        """However suddenly it came: only a weight that is not finite clears the state that was restored last."""
+        assert planned(NAN, budget=gone_back((450, 390)), states=(State(300), State(390))).to == 300
+
     def test_a_counterfactual_is_not_passed_over(self) -> None:
         assert planned(BROKEN, signals=HEARD, states=(State(300), State(390))).to == 300
 
