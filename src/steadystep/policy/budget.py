@@ -55,8 +55,10 @@ class Budget:
 
     def last_target(self, step: int) -> int | None:
         """Where the last rollback went, if that is so recent that it has not helped."""
-        at, to = self._rollbacks[-1] if self._rollbacks else (0, 0)
-        return to if self._rollbacks and step - at < _AGAIN_STEPS else None
+        if not self._rollbacks:
+            return None
+        at, to = self._rollbacks[-1]
+        return to if step - at < _AGAIN_STEPS else None
 
     def count(self, outcome: Outcome) -> None:
         """Book the outcome of one attempt."""
@@ -64,7 +66,8 @@ class Budget:
             self.skips_in_a_row = self.refused_in_a_row = 0
             return
         if outcome.plan.to is not None and outcome.restored is not None:
-            self._rollbacks = [*self._rollbacks[-20:], (outcome.step, outcome.plan.to)]
+            recent = [(at, to) for at, to in self._rollbacks if outcome.step - at < _ROLLBACK_WINDOW]
+            self._rollbacks = [*recent, (outcome.step, outcome.plan.to)]
             self.skips_in_a_row = self.refused_in_a_row = 0
             self.episode.close()
             return

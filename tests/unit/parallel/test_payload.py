@@ -8,12 +8,35 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.parallel.payload import METRICS, PayloadLayout, decode, encode, mark, same_on_all_ranks
+from steadystep.errors import MisuseError
+from steadystep.parallel.payload import (
+    EVERYTHING,
+    METRICS,
+    PayloadLayout,
+    damaged,
+    decode,
+    encode,
+    mark,
+    mark_number,
+    same_on_all_ranks,
+    shape_of,
+)
 from steadystep.parallel.replicas import Replicas, odd_ones
 from steadystep.records import InputStats, Probe, Signals
 
 NAMES = ("a", "b", "c")
 BUFFERS = ("mean", "var")
+PARTS = (
+    "weight_rms",
+    "update_rms",
+    "second_moments",
+    "surprises",
+    "zero_shares",
+    "dead",
+    "saturated",
+    "row_norms",
+    "logit_bounds",
+)
 
 numbers = st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf])
 sizes = st.floats(0, 2.0**126, width=32) | st.sampled_from([math.nan, math.inf])
@@ -186,6 +209,94 @@ def test_first_batches_are_averaged() -> None:
     assert [a.signals.inputs.mean for a in agreed] == [2.0, 2.0]
     assert not agreed[0].signals.inputs.finite
     assert two(changed(inputs=stats(1.0)), CALM)[0].signals.inputs is None
+
+
+def test_first_batches_of_all_ranks_are_finite_or_not() -> None:
+    stats = InputStats(batches=3, mean=0.5, std=1.5, largest=2.5, constant_share=0.25, scale_spread=4.0, finite=True)
+    for agreed in two(changed(inputs=stats), changed(inputs=stats)):
+        assert agreed.signals.inputs == stats
+    for agreed in two(changed(inputs=stats), changed(inputs=replace(stats, batches=4, finite=False))):
+        assert agreed.signals.inputs == replace(stats, batches=4, finite=False)
+
+
+def test_a_state_that_some_rank_looked_at_has_one_name() -> None:
+    looked = two(changed(state=("a", "b"), state_peaks=(1.0, 2.0)), CALM)
+    assert [(a.signals.state, a.signals.state_peaks) for a in looked] == [((EVERYTHING,), (0.0,))] * 2
+    assert [(a.signals.state, a.signals.state_peaks) for a in two(CALM, CALM)] == [((), ())] * 2
+
+
+@pytest.mark.parametrize("number", [0, 3, 2**20 - 1, 2**20, 2**21 - 1, 2**32 - 1, 2**40 + 77])
+def test_squares_of_many_ranks_stay_exact(number: int) -> None:
+    value, square = mark_number(number)
+    assert value == number % 2**20
+    assert square == value * value
+    assert 8192 * square < 2**53
+    assert same_on_all_ranks(8192 * value, 8192 * square, 8192)
+
+
+@pytest.mark.parametrize("size", [1, 47, 48, 49, 96, 97, 200])
+def test_bad_ranks_are_known_by_number_whatever_the_size(size: int) -> None:
+    bad = {rank for rank in (0, 1, 46, 47, 48, 49, 95, 96, 97, 143, 144, size - 1) if rank < size}
+    said = [changed(loss=math.nan) if rank in bad else CALM for rank in range(size)]
+    shares = dict.fromkeys(NAMES, True)
+    sums = added([encode(form(rank, size), s, shares=shares) for rank, s in enumerate(said)])
+    assert decode(form(0, size), sums, CALM).signals.bad_ranks == tuple(sorted(bad))
+
+
+@pytest.mark.parametrize("field", ["in_step", "same_settings"])
+def test_what_is_not_alike_is_raised(field: str) -> None:
+    (agreed, _) = two(CALM, CALM)
+    agreed.check(rank=0, step=7)
+    with pytest.raises(MisuseError):
+        replace(agreed, **{field: False}).check(rank=0, step=7)
+
+
+def test_a_rank_that_sent_something_else_is_out_of_step() -> None:
+    ballots = [encode(form(rank, 2), CALM, shares=dict.fromkeys(NAMES, True)) for rank in (0, 1)]
+    ballots[1][0] = 0.0
+    assert not decode(form(0, 2), added(ballots), CALM).in_step
+
+
+def test_a_probe_of_another_shape_is_told_by_any_of_its_parts() -> None:
+    probe = Probe(step=4, names=("a",), weight_rms=(1.0,), modules=("m",), dead=(0.5,), tables=("t",), row_norms=(2.0,))
+    shapes = [
+        probe,
+        replace(probe, step=5),
+        replace(probe, names=("b",)),
+        replace(probe, modules=("n",)),
+        replace(probe, tables=("u",)),
+        replace(probe, attentions=("q",)),
+        replace(probe, update_rms=(1.0,)),
+        replace(probe, logit_bounds=(1.0,)),
+    ]
+    assert len({shape_of(shape) for shape in shapes}) == len(shapes)
+    assert shape_of(replace(probe, weight_rms=(9.0,), dead=(0.0,))) == shape_of(probe)
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=9, max_size=9))
+def test_every_part_of_a_probe_comes_back_in_its_place(numbers: list[float]) -> None:
+    parts = dict(zip(PARTS, ((number,) for number in numbers), strict=True))
+    probe = Probe(step=4, names=("a",), **parts)
+    assert [a.signals.probe for a in two(CALM, CALM, probe=[probe, probe])] == [probe, probe]
+
+
+def test_a_copy_that_one_rank_holds_damaged_is_not_passed_over() -> None:
+    damaged_here = changed(norms=(1.0, math.inf, 1.0))
+    assert [math.isnan(a.signals.norms[1]) for a in two(CALM, damaged_here)] == [True, True]
+    larger = changed(norms=(1.0, 7.0, 1.0))
+    assert [a.signals.norms for a in two(CALM, larger)] == [(1.0, 1.0, 1.0)] * 2  # the first rank's copy counts
+
+
+def test_parameters_without_a_gradient_are_passed_over() -> None:
+    part = changed(names=("c", "a"), norms=(2.0, 3.0))
+    agreed = two(part, part)
+    assert [a.signals.norms for a in agreed] == [(2.0, 3.0)] * 2
+    assert agreed[0].signals.grad_norm == math.hypot(2.0, 3.0)
+
+
+def test_which_tensors_are_damaged() -> None:
+    signals = changed(state=("a", "b", "c", "d"), state_peaks=(1.0, math.inf, 2e38, -3.0))
+    assert damaged(signals) == {"b": math.inf, "c": 2e38}
 
 
 def test_who_differs_is_named_where_most_ranks_agree() -> None:

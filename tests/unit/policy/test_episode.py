@@ -1,6 +1,7 @@
 """Which signs of trouble belong together, and when the present one began."""
 
 import json
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,3 +155,19 @@ def test_sudden_survives_json() -> None:
         other.note(sign(100, severity="critical", detector="non-finite"))
         episode.note(sign(100, severity="critical", detector="non-finite"))
         assert other.sudden == episode.sudden
+
+
+def test_what_is_not_a_number_foretells_nothing() -> None:
+    """A loss that is NaN at once is the thing itself, whichever detector reports it first."""
+    nan = sign(100, severity="critical", detector="non-finite")
+    for value, sudden in ((math.nan, True), (math.inf, True), (9.0, False)):
+        spike = Finding(detector="loss-spike", step=100, severity="warn", value=value, limit=1.0)
+        assert noted((spike,), nan).sudden is sudden
+    for detector in ("non-finite", "damaged-state"):
+        assert noted(sign(99, severity="warn", detector=detector), nan).sudden
+
+
+def test_a_budget_without_findings_notes_nothing() -> None:
+    budget = Budget()
+    budget.see(Diagnosis())
+    assert budget.episode.state_dict() == Episode().state_dict()
