@@ -219,6 +219,11 @@ class TestUnchanged:
             assert not holds(signs.unchanged, ratios=(0.0,) * 4, first_probe=still, probe=moved)
             assert not holds(signs.unchanged, ratios=(0.0,) * 4, first_probe=moved, probe=still)
 
+    def test_without_a_probe_nothing_is_known(self) -> None:
+        assert not holds(signs.unchanged, ratios=(0.0,) * 4)
+        assert not holds(signs.unchanged, ratios=(0.0,) * 4, probe=Probe(step=7))
+        assert holds(signs.unchanged, ratios=(0.0,) * 4, first_probe=Probe(step=1), probe=self.probe(0.0, 0.0))
+
     def test_without_a_gradient_there_is_nothing_to_do(self) -> None:
         still = self.probe(0.0, 0.0)
         norms = [1.0] * 39 + [0.0]
