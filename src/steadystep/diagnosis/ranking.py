@@ -191,8 +191,8 @@ def _healthy(facts: Facts) -> Diagnosis:
     ratio = "" if facts.ratio is None else f", updates of {facts.ratio:.1e} of the weights"
     loss = f"loss {curve.start:.4g} at the start and {curve.late:.4g} now"
     clipped = facts.noted.get(DetectorName.CLIP_RATE)
+    aside = advice = ""
     # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
-    always = clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL
-    aside = f"; {told(clipped)}" if clipped is not None and always else ""
-    advice = ADVICE[Cause.CLIPPING_TOO_TIGHT] if always else ""
+    if clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL:
+        aside, advice = f"; {told(clipped)}", ADVICE[Cause.CLIPPING_TOO_TIGHT]
     return Diagnosis(evidence=f"{facts.trace.num_updates} updates, {loss}{ratio}{aside}", advice=advice)

@@ -156,6 +156,8 @@ class TestSums:
             (SHARP | {"warned": tallies("worse-than-best")}, True),
             (SHARP | {"warned": tallies("loss-spike", times=9)}, False),  # 0.8
             (LEAPED_AND_LARGE | {"noted": tallies("oscillation")}, False),  # 0.75
+            (LEAPED | ADAM | BOLD | {"warned": tallies("oscillation")}, False),  # 0.95
+            (LEAPED | ADAM | BOLD | {"noted": tallies("oscillation")}, False),
             (LEAPED | {"warned": tallies("early-divergence")}, False),  # 0.9
             (LEAPED | {"warned": tallies("constant-prediction")}, False),
             (LEAPED | SHARP, True),  # nothing to forgive

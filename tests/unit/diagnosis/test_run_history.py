@@ -508,6 +508,9 @@ class TestNote:
         found = run_history.volunteers(96)
         assert found is not None
         assert found.cause == "learning-rate-too-high"
+        again = RunHistory()
+        again.load_state_dict(json.loads(json.dumps(run_history.state_dict())))
+        assert [again.volunteers(step) for step in (100, 128, 192)] == [None] * 3, "it was said"
 
     def test_a_state_of_before_opinions_is_loaded(self) -> None:
         state = numbers(falling()).state_dict()
