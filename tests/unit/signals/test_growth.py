@@ -170,6 +170,7 @@ def test_of_several_calls_the_largest_counts_up_to_a_limit(attention: nn.Module)
     x = torch.randn(2, 3, WIDTH)
     once = bounds(Twice(attention, [1.0]), x)["attention"]
     assert bounds(Twice(attention, [1.0, 3.0, 2.0]), x) == {"attention": pytest.approx(9 * once, rel=1e-5)}
+    assert bounds(Twice(attention, [1.0] * 3 + [3.0]), x) == {"attention": pytest.approx(9 * once, rel=1e-5)}
     assert bounds(Twice(attention, [1.0] * 4 + [3.0]), x) == {"attention": pytest.approx(once, rel=1e-5)}
 
 
@@ -482,6 +483,16 @@ class TestCallsOfTorchsFunction:
         assert bounds(Calls(), q, k) == {"attention 0": pytest.approx(8.0 / 2.0)}
         assert bounds(Calls(scale=0.25), q, k) == {"attention 0": pytest.approx(8.0 * 0.25)}
         assert bounds(Calls(scale=-0.25), q, k) == {"attention 0": pytest.approx(8.0 * 0.25)}
+
+    def test_the_longest_of_a_head_in_the_whole_batch(self) -> None:
+        q, k = torch.cat([heads(6.0, 1.0), heads(2.0, 2.0)]), torch.cat([heads(1.0, 9.0), heads(5.0, 9.0)])
+        assert bounds(Calls(), q, k) == {"attention 0": pytest.approx(6.0 * 5.0 / 2.0)}
+
+    def test_transforms_show_nothing(self) -> None:
+        watch = AttentionLogits(Calls())
+        with watch.watching():
+            torch.func.grad(lambda q: Calls()(q, heads(1.0)).sum())(heads(1.0))
+        assert watch.modules == ()
 
     def test_several_heads_of_queries_to_one_of_keys(self) -> None:
         q, k = heads(1.0, 6.0, 2.0, 1.0), heads(5.0, 1.0)
