@@ -158,6 +158,15 @@ class TestMeasure:
         assert dict(zip(signals.buffers, signals.buffer_peaks, strict=True)) == pytest.approx(buffers)
         assert signals.bad_buffers == ()
 
+    def test_the_size_of_a_batch_beside_the_loss_is_no_read_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench = Bench(nn.Linear(3, 1))
+        reads: list[Tensor] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "__float__", lambda tensor: reads.append(tensor) or 0.0)
+            signals = bench.look(batches=[bench.x]).signals
+        assert reads == []
+        assert signals.batch_rms == pytest.approx(bench.x.square().mean().sqrt().item())
+
     def test_weights_and_state_are_due_every_20_steps(self) -> None:
         bench = Bench(nn.Linear(3, 1))
         for step in range(40):
