@@ -115,8 +115,9 @@ class RollbackTrial:
 
     def _falls(self) -> bool:
         """The loss is on its way back, by more than the batches differ."""
+        assert self.finding is not None
         losses = [current_loss for _, current_loss in self._pairs]
-        baseline = math.nan if self.finding is None or self.finding.baseline is None else self.finding.baseline
+        baseline = math.nan if self.finding.baseline is None else self.finding.baseline
         first, last, mean = _mean(losses[:_EDGE]), _mean(losses[-_EDGE:]), _mean(losses)
         noise = math.sqrt(_mean([(loss - mean) * (loss - mean) for loss in losses]))
         return last - baseline < _HEALING * (first - baseline) and first - last > _FALLS * noise

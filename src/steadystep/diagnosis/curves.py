@@ -78,7 +78,7 @@ def guessing(level: float, *, precision: float) -> int | None:
     if classes > _MOST_CLASSES:
         classes = min(_COMMON_CLASSES, key=lambda common: abs(level - math.log(common)))
     excess = level - math.log(classes)
-    return classes if classes >= 2 and -precision <= excess <= 0.006 * level + precision else None
+    return classes if -precision <= excess <= 0.006 * level + precision else None
 
 
 _MOST_PROBES = 128

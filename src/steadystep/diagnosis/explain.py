@@ -36,8 +36,7 @@ class StepFacts:
     @property
     def cleared(self) -> bool:
         """The loss has been high for long, and an old batch says that it is not the weights."""
-        heard = self.signals.counterfactual is not None and self.damage is not Damage.WEIGHTS
-        return heard and is_cleared(self.signals)
+        return self.damage is not Damage.WEIGHTS and is_cleared(self.signals)
 
     @property
     def big_updates(self) -> bool:

@@ -158,7 +158,8 @@ def piles_up(facts: Facts) -> str:
 def unchanged(facts: Facts) -> str:
     """There are gradients, and the updates do nothing with them."""
     probes = [probe for probe in (facts.first_probe, facts.probe) if probe is not None and probe.update_rms]
-    if len(facts.ratios) < 4 or facts.idle_share > 0.0 or any(any(probe.update_rms) for probe in probes):
+    moved = any(any(probe.update_rms) for probe in probes)
+    if not probes or moved or len(facts.ratios) < 4 or facts.idle_share > 0.0:
         return ""
     return f"at steps {probes[0].step} and {probes[-1].step} the update changed no weight at all"
 

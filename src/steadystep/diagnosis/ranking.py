@@ -199,8 +199,8 @@ def _healthy(facts: Facts) -> Diagnosis:
     ratio = "" if facts.ratio is None else f", an update changes the weights by {facts.ratio:.1e} of their size"
     loss = f"loss {curve.start:.4g} at the start, {curve.late:.4g} now"
     clipped = facts.noted.get(DetectorName.CLIP_RATE)
+    aside = advice = ""
     # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
-    always = clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL
-    aside = f"; {told(clipped)}" if clipped is not None and always else ""
-    advice = advise(Cause.CLIPPING_TOO_TIGHT, facts.setup) if always else ""
+    if clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL:
+        aside, advice = f"; {told(clipped)}", advise(Cause.CLIPPING_TOO_TIGHT, facts.setup)
     return Diagnosis(evidence=f"{facts.trace.num_updates} updates, {loss}{ratio}{aside}", advice=advice)

@@ -33,8 +33,10 @@ def leaped(facts: Facts) -> str:
 def sharp_attention(facts: Facts) -> str:
     """Attention that has come down to single positions: normalised layers hide large weights, logits do not."""
     probe = facts.probe
-    bound = 0.0 if probe is None else max((b for b in probe.logit_bounds if math.isfinite(b)), default=0.0)
-    if probe is None or bound < _SHARP:
+    if probe is None:
+        return ""
+    bound = max((b for b in probe.logit_bounds if math.isfinite(b)), default=0.0)
+    if bound < _SHARP:
         return ""
     return f"attention logits reach up to {bound:.3g} at step {probe.step} (below 64 is typical)"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.diagnosis import first_sign, needs_counterfactual, weigh
-from steadystep.diagnosis.counterfactual import is_worse, reach
+from steadystep.diagnosis.counterfactual import is_cleared, is_worse, reach
 from steadystep.records import Counterfactual, Damage, Finding, Severity, Signals
 
 CALM = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1)
@@ -42,6 +42,11 @@ class TestWhenItIsAsked:
         nan = finding("non-finite", "critical")
         assert needs_counterfactual(stuck, (nan, finding("weight-jump", "warn")))
         assert not needs_counterfactual(stuck, (nan, finding("weight-jump", "act")))
+
+    def test_a_loss_that_multiplies_in_the_first_steps_asks_at_once(self) -> None:
+        assert needs_counterfactual(CALM, (finding("early-divergence", "act"),))
+        assert not needs_counterfactual(CALM, (finding("early-divergence", "info"),))
+        assert not needs_counterfactual(CALM, (finding("early-divergence", "act"), finding("weight-jump", "act")))
 
     def test_nothing_found_asks_nobody(self) -> None:
         assert not needs_counterfactual(replace(CALM, refused_in_a_row=9), ())
@@ -78,6 +83,50 @@ class TestWhatItWeighs:
         assert weigh(heard(2.0, 2.0), found) == weigh(heard(2.0, 3.0), found) == found
 
 
+class TestEarlyDivergence:
+    """Undone where the batch is an ordinary one for the first weights, and not for the present ones."""
+
+    def severity(self, old: float | None, now: float = 900.0, **more: object) -> str:
+        plain = {"value": 900.0, "limit": 200.0, "baseline": 2.0}
+        asked = None if old is None else Counterfactual(step=0, old_loss=old, current_loss=now)
+        (found,) = weigh(replace(CALM, counterfactual=asked), (finding("early-divergence", **plain | more),))
+        return found.severity
+
+    def test_with_the_first_weights(self) -> None:
+        for old, now, severity in (
+            (2.0, 900.0, "act"),
+            (20.0, 900.0, "act"),  # ordinary up to ten times the first loss
+            (20.1, 900.0, "info"),
+            (20.0, 200.0, "info"),  # and ten times as bad now
+            (20.0, 200.1, "act"),
+            (20.0, math.nan, "act"),
+            (math.nan, 900.0, "info"),
+            (math.inf, math.inf, "info"),
+        ):
+            assert self.severity(old, now) == severity, (old, now)
+        assert self.severity(2.0, baseline=None) == "info"
+
+    def test_without_them_only_what_is_beyond_all_measure(self) -> None:
+        for value, limit, severity in (
+            (2e6, 200.0, "info"),  # ten thousand times the limit
+            (2.1e6, 200.0, "warn"),
+            (1000.0, 0.01, "info"),
+            (1001.0, 0.01, "warn"),
+        ):
+            assert self.severity(None, value=value, limit=limit) == severity, (value, limit)
+
+    def test_what_asked_for_nothing_is_left_alone(self) -> None:
+        for severity in ("info", "warn", "critical"):
+            assert self.severity(2.0, severity=severity) == severity
+            assert self.severity(None, severity=severity, value=1e15) == severity
+
+
+def test_cleared_where_older_weights_do_no_better() -> None:
+    assert not is_cleared(CALM)
+    assert is_cleared(heard(2.0, 2.0))
+    assert not is_cleared(heard(2.0, 3.0))
+
+
 def test_what_is_worse() -> None:
     """A fiftieth is chance, and a batch that is not finite under older weights either is the data's fault."""
     for old_loss, current_loss, worse in (
@@ -111,6 +160,11 @@ class TestReach:
         for found, changes, expected in (
             ((jump,), {}, Damage.WEIGHTS),
             ((finding("odd-replica"),), {}, Damage.WEIGHTS),
+            ((finding("early-divergence"),), {}, Damage.WEIGHTS),
+            ((finding("early-divergence", "info"),), {}, Damage.NONE),
+            ((finding("damaged-state"),), {}, Damage.MOMENTS),
+            ((finding("damaged-state", "warn"),), {}, Damage.NONE),
+            ((nan, finding("loss-spike", "warn")), {"refused_in_a_row": 2}, Damage.NONE),
             ((replace(jump, severity="warn"),), {}, Damage.NONE),
             ((finding("not-healing"),), {}, Damage.NONE),
             ((finding("slow-divergence"),), {}, Damage.NONE),

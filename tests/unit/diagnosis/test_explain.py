@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.diagnosis import ADVICE, Cause, explain
+from steadystep.diagnosis import ADVICE, Cause, exception_in_step, explain, not_repeatable
 from steadystep.diagnosis.counterfactual import is_worse
 from steadystep.records import Counterfactual, Damage, Diagnosis, Finding, Severity, Signals
 
@@ -89,6 +89,24 @@ def test_every_cause_but_healthy_has_advice() -> None:
         ([finding("attention-logit-growth")], "attention-logit-growth"),
         ([finding("attention-logit-growth"), finding("embedding-growth")], "embedding-growth"),
         ([finding("attention-logit-growth"), finding("loss-spike", "info")], "attention-logit-growth"),
+        ([finding("odd-replica", "act")], "odd-replica"),
+        ([finding("weight-jump", "act")], "damaged-weights"),
+        ([finding("early-divergence", "act")], "learning-rate-too-high"),
+        ([finding("buffer-jump", "act")], "bad-batch"),
+        ([finding("input-scale", "act")], "bad-batch"),
+        ([finding("damaged-state", "act")], "poisoned-moments"),
+        ([finding("lost-moments")], "lost-moments"),
+        ([finding("learning-rate-creep")], "schedule-error"),
+        ([finding("constant-prediction")], "learning-rate-too-high"),
+        ([finding("worse-than-best")], "learning-rate-too-high"),
+        ([finding("short-warmup", "info")], "schedule-error"),
+        ([finding("kl-blow-up")], "policy-drift"),
+        ([finding("entropy-collapse")], "entropy-collapse"),
+        ([finding("flat-reward")], "flat-reward"),
+        ([finding("metric-bounds")], "metric-out-of-bounds"),
+        ([finding("same-batch")], "repeated-batch"),
+        ([finding("gradient-spike", "info"), finding("loss-spike")], "bad-batch"),
+        ([finding("not-healing"), finding("poisoned-moments", "act")], "poisoned-moments"),
         ([finding("no-learning", "info")], "no-learning"),
         ([finding("suspicious-perfection", "info")], "suspicious-perfection"),
         ([finding("somebody's own")], "unknown"),
@@ -111,6 +129,61 @@ def test_a_scaler_changes_the_reading() -> None:
     assert cause(finding("non-finite", "info"), finding("loss-scale"), signals=overflow) == "loss-scale-collapse"
     assert cause(finding("zero-gradient"), signals=replace(GOOD, scaled=True)) == "gradient-underflow"
     assert cause(finding("gradient-spike", "act"), signals=replace(GOOD, scaled=True)) == "exploding-gradient"
+
+
+def test_what_is_not_finite_comes_first() -> None:
+    nan, jump = finding("non-finite", "critical"), finding("weight-jump", "warn")
+    for changes, found, expected in (
+        ({"lr": math.nan}, (nan,), "schedule-error"),
+        ({"input_finite": False, "loss": math.nan}, (nan,), "non-finite-input"),
+        ({"input_finite": True, "loss": math.nan}, (nan,), "non-finite-loss"),
+        ({"loss": math.nan}, (nan, jump), "damaged-weights"),
+        ({"loss": math.nan}, (nan,), "non-finite-loss"),
+        ({"loss": math.nan, "scaled": True}, (nan,), "forward-overflow"),
+        ({"bad_buffers": ("bn.running_var",)}, (nan,), "non-finite-buffer"),
+        ({"grad_norm": math.inf}, (nan,), "non-finite-gradient"),
+        ({"grad_norm": math.inf, "scaled": True}, (nan,), "scale-overflow"),
+        ({"grad_norm": math.inf}, (finding("loss-scale"),), "non-finite-gradient"),
+        ({}, (finding("oscillation", "act"), jump), "oscillation"),
+    ):
+        assert cause(*found, signals=replace(GOOD, **changes)) == expected, (changes, found)
+
+
+def test_updates_are_large_from_a_tenth_of_the_weights() -> None:
+    for value, expected in ((0.1, "learning-rate-too-high"), (0.099, "learning-rate-too-low")):
+        assert cause(finding("update-ratio", "info", value=value)) == expected
+    worse = replace(GOOD, loss=4.0, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=3.9))
+    lasting = finding("not-healing", "act")
+    for beside, expected in (
+        (finding("update-ratio", "info", value=0.1), "learning-rate-too-high"),
+        (finding("update-ratio", "info", value=0.099), "damaged-weights"),
+        (finding("loss-spike", "info", value=9.0), "damaged-weights"),
+        (finding("learning-rate-jump", "info"), "learning-rate-too-high"),
+        (finding("learning-rate-creep", "info"), "learning-rate-too-high"),
+        (finding("learning-rate-bounds", "info"), "learning-rate-too-high"),
+    ):
+        assert cause(lasting, beside, signals=worse) == expected, beside
+
+
+def test_only_a_comparison_that_clears_the_weights_means_a_data_shift() -> None:
+    same, worse = (
+        replace(GOOD, loss=4.0, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=now))
+        for now in (2.0, 3.9)
+    )
+    assert cause(finding("not-healing"), signals=same) == "data-shift"
+    assert cause(finding("not-healing"), signals=worse) == "learning-rate-too-high"
+    jumped = (finding("not-healing", "critical"), finding("weight-jump", "act"))
+    assert cause(*jumped, signals=same) == "damaged-weights", "weights that jumped are not cleared"
+
+
+def test_an_exception_and_a_closure_that_cannot_be_repeated() -> None:
+    raised = exception_in_step(ValueError("bad label 7" + "x" * 900))
+    assert (raised.cause, raised.advice) == ("exception-in-step", ADVICE[Cause.EXCEPTION_IN_STEP])
+    assert "ValueError: bad label 7" in raised.evidence
+    assert len(raised.evidence) == 500
+    lost = not_repeatable()
+    assert (lost.cause, lost.advice) == ("closure-not-repeatable", ADVICE[Cause.CLOSURE_NOT_REPEATABLE])
+    assert lost.evidence
 
 
 def test_evidence_names_what_and_where() -> None:
@@ -174,6 +247,10 @@ def test_weights_damaged_under_a_risen_learning_rate() -> None:
     before = Counterfactual(step=50, old_loss=2.0, current_loss=3.9, lr=0.01)
     assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=0.3, counterfactual=before)) == "learning-rate-too-high"
     assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=0.01, counterfactual=before)) == "damaged-weights"
+    for lr, expected in ((0.0131, "learning-rate-too-high"), (0.0129, "damaged-weights")):  # by 1.3
+        assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=lr, counterfactual=before)) == expected
+    unknown = replace(before, lr=0.0)
+    assert cause(*lasting, signals=replace(GOOD, loss=4.0, counterfactual=unknown)) == "damaged-weights"
 
 
 def test_a_loss_that_creeps_is_judged_by_the_old_batch_alone() -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from steadystep.detectors import NonFinite
 from steadystep.diagnosis import RunHistory, explain
 from steadystep.diagnosis.curves import LossCurve, guessing
+from steadystep.diagnosis.run_history import Opinion
 from steadystep.records import Counterfactual, Diagnosis, Finding, InputStats, Probe, Signals
+from tests.unit.diagnosis.made import trace
 
 
 def numbers(losses: Iterable[float], *, norm: float = 1.0, **more) -> RunHistory:
@@ -352,3 +354,167 @@ def test_what_was_refused_is_not_part_of_the_curve() -> None:
         good = step % 2 == 0
         run_history.note(Signals(step=step, loss=1.0 if good else 1e9, grad_norm=1.0), Diagnosis(), stepped=good)
     assert set(run_history.facts().trace.losses) == {1.0}
+
+
+class TestOpinion:
+    def said(self, causes: dict[int, str], steps: Iterable[int]) -> tuple[list[int], list[tuple[int, str]]]:
+        """When it asked and what it said, where the cause is the newest of `causes`."""
+        opinion, asked, told = Opinion(), [], []
+        for step in steps:
+
+            def diagnose(step: int = step) -> tuple[Diagnosis, ...]:
+                asked.append(step)
+                return (Diagnosis(cause=causes[max(at for at in causes if at <= step)]),)
+
+            if (found := opinion.formed(step, diagnose)) is not None:
+                told.append((step, found.cause))
+        return asked, told
+
+    def test_it_asks_twice_per_doubling(self) -> None:
+        asked, _ = self.said({0: "healthy"}, range(800))
+        assert asked == [64, 96, 128, 192, 256, 384, 512, 768]
+        asked, _ = self.said({0: "healthy"}, [63, 700, 701, 767, 768, 5000, 6143, 6144])
+        assert asked == [700, 768, 5000, 6144]
+
+    def test_what_is_believed_twice_in_a_row_is_said_once(self) -> None:
+        assert self.said({0: "dead-units"}, range(800))[1] == [(96, "dead-units")]
+        back = {0: "dead-units", 100: "saturation", 260: "dead-units"}
+        assert self.said(back, range(2000))[1] == [(96, "dead-units"), (192, "saturation")]
+        assert self.said({0: "dead-units", 96: "saturation", 128: "dead-units"}, range(129))[1] == []
+
+    def test_nothing_is_said_of_what_is_healthy_or_unknown(self) -> None:
+        assert self.said({0: "healthy"}, range(800))[1] == self.said({0: "unknown"}, range(800))[1] == []
+
+    def test_a_run_that_stands_still_has_a_thousand_steps(self) -> None:
+        for cause in ("no-learning", "learning-rate-too-low", "suspicious-perfection", "batch-size-unfit"):
+            assert self.said({0: cause}, range(3000))[1] == [(1024, cause)]
+        assert self.said({0: "no-learning"}, [64, 999, 1500])[1] == [(1500, "no-learning")]
+        assert self.said({0: "no-learning"}, [64, 1000])[1] == [(1000, "no-learning")]
+
+    def test_resume_is_invisible(self) -> None:
+        opinion, again = Opinion(), Opinion()
+        opinion.formed(64, lambda: (Diagnosis(cause="dead-units"),))
+        again.load_state_dict(json.loads(json.dumps(opinion.state_dict())))
+        assert again.state_dict() == opinion.state_dict() == {"next": 96, "last": "dead-units", "told": []}
+        for each in (opinion, again):
+            found = each.formed(96, lambda: (Diagnosis(cause="dead-units"),))
+            assert found is not None
+        again.load_state_dict(json.loads(json.dumps(opinion.state_dict())))
+        assert again.formed(128, lambda: (Diagnosis(cause="dead-units"),)) is None
+
+
+class TestTrace:
+    def test_first_numbers_and_peak_are_kept_apart(self) -> None:
+        made = trace([5.0, 9.0, *range(8, -2000, -1)], norms=[float(n) for n in range(2010)])
+        assert made.first == [5.0, 9.0, 8, 7, 6, 5, 4, 3]
+        assert made.first_norms == [float(n) for n in range(16)]
+        assert (made.peak, made.peak_step) == (9.0, 1)
+
+    def test_every_second_point_is_dropped_at_512(self) -> None:
+        made = trace([float(n) for n in range(511)], lrs=[float(n) for n in range(511)])
+        assert len(made.steps) == 511
+        made = trace([float(n) for n in range(512)], lrs=[float(n) for n in range(512)])
+        assert made.steps == list(range(0, 512, 2))
+        assert made.losses == made.lrs == [float(n) for n in range(0, 512, 2)]
+        made = trace([float(n) for n in range(1100)])
+        assert made.steps == list(range(0, 1100, 4))
+        assert made.num_updates == 1100
+        assert made.state_dict()["every"] == 4
+
+    def test_resume_is_invisible(self) -> None:
+        made, again = trace([float(n) for n in range(1100)]), trace([1.0])
+        again.load_state_dict(json.loads(json.dumps(made.state_dict())))
+        assert again.state_dict() == made.state_dict()
+        assert [again.due() for _ in range(9)] == [made.due() for _ in range(9)]
+        empty = trace([1.0])
+        empty.load_state_dict(json.loads(json.dumps(trace([]).state_dict())))
+        assert empty.peak is None
+
+
+class TestNote:
+    def test_what_is_not_finite_or_not_applied_is_no_point(self) -> None:
+        run_history = RunHistory()
+        for step, (loss, stepped, scaled) in enumerate(
+            [(1.0, True, True), (math.nan, True, False), (2.0, False, False), (3.0, True, True)]
+        ):
+            signals = Signals(step=step, loss=loss, grad_norm=4.0, lr=0.5, scaled=scaled)
+            run_history.note(signals, Diagnosis(), stepped=stepped)
+        facts = run_history.facts()
+        assert (facts.trace.steps, facts.trace.losses) == ([0, 3], [1.0, 3.0])
+        assert (facts.trace.norms, facts.trace.lrs) == ([4.0, 4.0], [0.5, 0.5])
+        assert facts.trace.num_updates == 3
+        assert facts.scaled
+
+    def test_findings_are_booked_by_how_grave_they_are(self) -> None:
+        run_history = RunHistory()
+        for step, severity in enumerate(["info", "warn", "act", "critical"]):
+            found = Finding(detector=severity, step=step, severity=severity, value=1.0, limit=0.5)
+            also = Finding(detector="beside", step=step, severity=severity, value=2.0, limit=0.5)
+            diagnosis = Diagnosis(cause="bad-batch", findings=(found, also))
+            run_history.note(Signals(step=step, loss=1.0, grad_norm=1.0), diagnosis, stepped=True)
+        facts = run_history.facts()
+        assert {name: tally.count for name, tally in facts.noted.items()} == {"info": 1, "beside": 1}
+        assert {name: tally.count for name, tally in facts.warned.items()} == {
+            "warn": 1,
+            "act": 1,
+            "critical": 1,
+            "beside": 3,
+        }
+        (incident,) = facts.incidents.values()
+        assert (incident.count, incident.first, incident.last, incident.worst) == (2, 2, 3, 1.0)
+
+    def test_a_data_shift_is_an_incident_where_it_warns(self) -> None:
+        for cause, severity, booked in (
+            ("data-shift", "warn", True),
+            ("data-shift", "info", False),
+            ("bad-batch", "warn", False),
+        ):
+            run_history = RunHistory()
+            found = (Finding(detector="mine", step=1, severity=severity, value=1.0, limit=0.5),)
+            run_history.note(
+                Signals(step=1, loss=1.0, grad_norm=1.0), Diagnosis(cause=cause, findings=found), stepped=True
+            )
+            assert bool(run_history.facts().incidents) is booked, (cause, severity)
+        both = (warning("first"), Finding(detector="grave", step=7, severity="act", value=5.0, limit=0.5))
+        run_history = RunHistory()
+        run_history.note(
+            Signals(step=7, loss=1.0, grad_norm=1.0), Diagnosis(cause="data-shift", findings=both), stepped=True
+        )
+        assert run_history.facts().incidents["data-shift"].worst == 5.0
+
+    def test_the_newest_inputs_and_probes(self) -> None:
+        run_history = RunHistory()
+        run_history.opposed = True
+        for step in (1, 2):
+            signals = Signals(step=step, loss=1.0, grad_norm=1.0, probe=Probe(step=step), inputs=stats(float(step)))
+            run_history.note(signals, Diagnosis(), stepped=True)
+        run_history.note(Signals(step=3, loss=1.0, grad_norm=1.0), Diagnosis(), stepped=True)
+        facts = run_history.facts()
+        assert facts.inputs == stats(2.0)
+        assert facts.first_probe == Probe(step=1)
+        assert facts.probe == Probe(step=2)
+        assert facts.opposed
+
+    def test_a_verdict_takes_32_updates(self) -> None:
+        assert numbers([1.0] * 31).verdict() is None
+        found = numbers([1.0] * 32).verdict()
+        assert found is not None
+        assert found.cause == "healthy"
+
+    def test_an_opinion_is_volunteered(self) -> None:
+        run_history = numbers(falling(200), probe=baseline(0.5))
+        assert run_history.volunteers(63) is None
+        assert run_history.volunteers(64) is None
+        found = run_history.volunteers(96)
+        assert found is not None
+        assert found.cause == "learning-rate-too-high"
+        again = RunHistory()
+        again.load_state_dict(json.loads(json.dumps(run_history.state_dict())))
+        assert [again.volunteers(step) for step in (100, 128, 192)] == [None] * 3, "it was said"
+
+    def test_a_state_of_before_opinions_is_loaded(self) -> None:
+        state = numbers(falling()).state_dict()
+        del state["opinion"]
+        run_history = RunHistory()
+        run_history.load_state_dict(state)
+        assert run_history.facts().trace.num_updates == 300

@@ -1,6 +1,10 @@
 """Activations: hooks only while they are asked for, right shares, and never in the way of the forward pass."""
 
+import copy
 import gc
+import pickle
+import sys
+import types
 import weakref
 from typing import Any
 
@@ -148,3 +152,86 @@ def test_a_compiled_module_is_not_watched() -> None:
     watch = Activations(model)
     watch.start()
     assert not model[1]._forward_hooks
+
+
+def test_spread_is_even_and_keeps_both_ends() -> None:
+    for count, most, expected in (
+        (0, 3, []),
+        (3, 3, [0, 1, 2]),
+        (4, 3, [0, 1, 3]),
+        (5, 3, [0, 2, 4]),
+        (100, 5, [0, 24, 49, 74, 99]),
+        (10, 2, [0, 9]),
+    ):
+        assert activations.spread(range(count), most) == expected, (count, most)
+
+
+def test_modules_by_name_and_none_of_a_compiled_model() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert [name for name, _ in activations.open_modules(model)] == ["Sequential", "0", "1"]
+    model[1]._compiled_call_impl = model[1].__call__
+    assert activations.open_modules(model) == []
+    compiled = type("OptimizedModule", (nn.Module,), {})()  # what torch.compile makes of a module
+    assert activations.open_modules(nn.Sequential(compiled)) == []
+
+
+def test_whether_something_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils, frames = types.SimpleNamespace(counters={"frames": {}}), types.SimpleNamespace(cached_backends={1: None})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.eval_frame", frames)
+    assert not activations.compiles()
+    utils.counters["frames"] = {"ok": 1}
+    assert activations.compiles()
+    utils.counters["frames"] = {}
+    frames.cached_backends[2] = print
+    assert activations.compiles()
+    monkeypatch.delitem(sys.modules, "torch._dynamo.eval_frame")
+    assert not activations.compiles()
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
+    assert not activations.compiles()
+
+
+def test_shares_at_their_limits() -> None:
+    x = torch.tensor([[0.98, 0.995, -0.995, -0.98]])
+    assert shares(nn.Sequential(nn.Tanh()), x.atanh()) == {"0": (0.0, 0.5)}
+    x = torch.tensor([[0.985, 0.995, 0.005, 0.015]])
+    assert shares(nn.Sequential(nn.Sigmoid()), x.logit()) == {"0": (0.0, 0.5)}
+    quiet = torch.full((16, 2), -1.0)
+    assert shares(nn.Sequential(nn.SiLU()), quiet) == {"0": (0.0, 0.0)}, "small is not zero"
+
+
+def test_units_by_the_number_of_dimensions() -> None:
+    for shape, dead in (((32, 4), (3,)), ((4, 8, 4), (3,)), ((4, 4, 2, 2), (1,)), ((2, 4, 2, 2, 2), (1,))):
+        x = torch.ones(shape)
+        unit = 1 if len(shape) > 3 else len(shape) - 1
+        x.select(unit, dead[0]).fill_(-1.0)
+        assert shares(nn.ReLU(), x) == {"ReLU": (0.25, 0.0)}, shape
+    assert shares(nn.ReLU(), torch.full((1, 4, 3, 5), -1.0)) == {}, "15 values per unit"
+    assert shares(nn.ReLU(), torch.full((1, 4, 4, 4), -1.0)) == {"ReLU": (1.0, 0.0)}
+
+
+def test_a_hook_that_raises_stays_silent() -> None:
+    told: list[tuple[int, ...]] = []
+
+    def tell(*args: int) -> None:
+        told.append(args)
+        raise ValueError
+
+    hook = activations.SilentHook(tell)
+    assert hook(1, 2) is None
+    assert told == [(1, 2)]
+    copy.deepcopy(hook)(3)
+    pickle.loads(pickle.dumps(hook))(4, 5, 6)
+    activations.SilentHook()(7)
+    assert told == [(1, 2)]
+
+
+def test_no_more_than_64_are_seen_whoever_runs_twice() -> None:
+    acts = nn.ModuleList([nn.ReLU() for _ in range(40)])
+    watch = Activations(acts)
+    with watch.watching():
+        for _ in range(2):
+            for act in acts:
+                act(torch.ones(32, 2))
+    assert len(watch.modules) == 64
+    assert watch.modules[-1] == "23 (2)"

@@ -170,6 +170,7 @@ def test_of_several_calls_the_largest_counts_up_to_a_limit(attention: nn.Module)
     x = torch.randn(2, 3, WIDTH)
     once = bounds(Twice(attention, [1.0]), x)["attention"]
     assert bounds(Twice(attention, [1.0, 3.0, 2.0]), x) == {"attention": pytest.approx(9 * once, rel=1e-5)}
+    assert bounds(Twice(attention, [1.0] * 3 + [3.0]), x) == {"attention": pytest.approx(9 * once, rel=1e-5)}
     assert bounds(Twice(attention, [1.0] * 4 + [3.0]), x) == {"attention": pytest.approx(once, rel=1e-5)}
 
 
@@ -442,3 +443,122 @@ def test_hooks_are_there_when_a_probe_is_due_and_else_are_not() -> None:
     assert seen == [guard._parts.probes.due(step) for step in range(60)]
     assert not seen[3]
     assert sum(seen) > 1
+
+
+# By hand
+
+
+class Calls(nn.Module):
+    """Attention by torch's function alone."""
+
+    def __init__(self, times: int = 1, **more: Any) -> None:
+        super().__init__()
+        self.times, self.more = times, more
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        out = q
+        for n in range(self.times):
+            out = functional.scaled_dot_product_attention(q * (n + 1), k, k, **self.more)
+        return out
+
+
+def heads(*lengths: float, time: int = 2, size: int = 4) -> Tensor:
+    """[1, heads, time, size]: the first position of each head has this norm, the others none."""
+    x = torch.zeros(1, len(lengths), time, size)
+    x[0, :, 0, 0] = torch.tensor(lengths)
+    return x
+
+
+class TestCallsOfTorchsFunction:
+    @pytest.fixture(autouse=True)
+    def _nothing_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attention_logits, "compiles", lambda: False)  # by another test of this process
+
+    def test_where_something_is_compiled_the_function_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attention_logits, "compiles", lambda: True)
+        assert bounds(Calls(), heads(1.0), heads(1.0)) == {}
+
+    def test_the_product_of_the_longest_in_one_head(self) -> None:
+        q, k = heads(1.0, 6.0, 2.0), heads(5.0, 1.0, 4.0)
+        assert bounds(Calls(), q, k) == {"attention 0": pytest.approx(8.0 / 2.0)}
+        assert bounds(Calls(scale=0.25), q, k) == {"attention 0": pytest.approx(8.0 * 0.25)}
+        assert bounds(Calls(scale=-0.25), q, k) == {"attention 0": pytest.approx(8.0 * 0.25)}
+
+    def test_the_longest_of_a_head_in_the_whole_batch(self) -> None:
+        q, k = torch.cat([heads(6.0, 1.0), heads(2.0, 2.0)]), torch.cat([heads(1.0, 9.0), heads(5.0, 9.0)])
+        assert bounds(Calls(), q, k) == {"attention 0": pytest.approx(6.0 * 5.0 / 2.0)}
+
+    def test_transforms_show_nothing(self) -> None:
+        watch = AttentionLogits(Calls())
+        with watch.watching():
+            torch.func.grad(lambda q: Calls()(q, heads(1.0)).sum())(heads(1.0))
+        assert watch.modules == ()
+
+    def test_several_heads_of_queries_to_one_of_keys(self) -> None:
+        q, k = heads(1.0, 6.0, 2.0, 1.0), heads(5.0, 1.0)
+        assert bounds(Calls(enable_gqa=True), q, k) == {"attention 0": pytest.approx(6.0 * 5.0 / 2.0)}
+
+    def test_without_batch_and_heads(self) -> None:
+        q, k = heads(3.0)[0, 0], heads(4.0)[0, 0]
+        assert bounds(Calls(), q, k) == {"attention 0": pytest.approx(6.0)}
+
+    def test_calls_are_numbered_up_to_64(self) -> None:
+        found = bounds(Calls(70), heads(1.0), heads(1.0))
+        assert list(found) == [f"attention {n}" for n in range(64)]
+        assert found["attention 63"] == pytest.approx(32.0)
+        watch = AttentionLogits(Calls())
+        for _ in range(2):
+            with watch.watching():
+                Calls()(heads(1.0), heads(1.0))
+            assert watch.modules == ("attention 0",), "from the start each time"
+
+    def test_torchs_function_is_back_and_a_replaced_one_is_left_alone(self) -> None:
+        plain = functional.scaled_dot_product_attention
+        first, second = AttentionLogits(Calls()), AttentionLogits(Calls())
+        first.start()
+        ours = functional.scaled_dot_product_attention
+        assert ours is not plain
+        second.start()
+        assert functional.scaled_dot_product_attention is ours, "one at a time"
+        second.stop()
+        assert functional.scaled_dot_product_attention is ours
+        functional.scaled_dot_product_attention = theirs = lambda *args, **kwargs: plain(*args, **kwargs)
+        first.stop()
+        assert functional.scaled_dot_product_attention is theirs
+        functional.scaled_dot_product_attention = plain
+        first.start()
+        first.stop()
+        assert functional.scaled_dot_product_attention is plain
+
+    def test_what_is_empty_or_cannot_be_measured_is_attention_all_the_same(self) -> None:
+        empty = torch.zeros(1, 1, 0, 4)
+        assert bounds(Calls(), empty, heads(1.0)) == {}
+        watch = AttentionLogits(Calls())
+        watch._calls._tell = lambda *_: 1 / 0  # type: ignore[assignment]
+        with watch.watching():
+            assert torch.equal(
+                Calls()(heads(2.0), heads(3.0)),
+                functional.scaled_dot_product_attention(heads(2.0), heads(3.0), heads(3.0)),
+            )
+
+    def test_of_half_precision_the_norm_is_taken_in_single(self) -> None:
+        q = heads(6e4).half()
+        assert bounds(Calls(), q, q)["attention 0"] == pytest.approx(6e4 * 6e4 / 2.0, rel=1e-2)
+
+    def test_a_model_with_modules_of_ours_is_watched_by_these_alone(self) -> None:
+        class Both(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.ours, self.calls = StableAttention(4, 1), Calls()
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.ours(x) + self.calls(x, x)
+
+        assert list(bounds(Both(), torch.randn(1, 2, 4))) == ["ours"]
+
+
+def test_rows_in_half_precision_are_measured_in_single() -> None:
+    table = nn.Embedding(2, 16).half()
+    with torch.no_grad():
+        table.weight.fill_(3e4)
+    assert rows(table)["Embedding"] == pytest.approx(1.2e5, rel=1e-3)

@@ -233,6 +233,7 @@ def test_what_is_pending_survives_a_save() -> None:
     other = UpdateProbes(Gradients(model, optimizer), optimizer)
     other.load_state_dict(saved)
     assert expected.modules == ("1", "3")
+    assert len(expected.dead) == len(expected.saturated) == 2
     assert other.read([]) == read(probes) == expected
     assert other.read([]) is None
     assert other.state_dict() == {"record": None}

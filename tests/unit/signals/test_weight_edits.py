@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 import steadystep
+from steadystep.signals import Gradients
+from steadystep.signals.weight_edits import WeightEdits
 from tests.loops import assert_same, full_state
 
 STEPS, AT = 140, 90
@@ -220,3 +222,95 @@ def test_every_judge_of_several_optimizers_hears_of_it() -> None:
     assert [edits.count() for _ in range(2)] == [1, 1]  # asking does not use it up
     assert all(judge.edition == 0 for judge in judges)
     watcher.remove()
+
+
+class TestEdits:
+    """The record itself, without a guard."""
+
+    def edits(self, model: nn.Module, **more: Any) -> tuple[WeightEdits, torch.optim.Optimizer]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return WeightEdits(model, Gradients(model, optimizer), [optimizer], **more), optimizer
+
+    def test_weights_that_are_loaded_and_differ_count_once(self) -> None:
+        model = net()
+        edits, _ = self.edits(model)
+        assert (edits.count(), edits.suspected) == (0, False)
+        model.load_state_dict(net().state_dict())
+        assert edits.suspected
+        assert edits.count() == 0, "the same weights"
+        assert not edits.suspected
+        scaled = {name: 2.0 * value for name, value in net().state_dict().items()}
+        model.load_state_dict(scaled)
+        assert [edits.count() for _ in range(3)] == [1, 1, 1]
+        model.load_state_dict(net().state_dict())
+        model.load_state_dict(scaled)
+        assert edits.count() == 1, "as before the first of them"
+        model.load_state_dict(net().state_dict())
+        assert edits.count() == edits.edition == 2
+
+    def test_weights_that_are_not_finite_are_no_edit(self) -> None:
+        model = net()
+        edits, _ = self.edits(model)
+        model.load_state_dict({name: value * math.nan for name, value in net().state_dict().items()})
+        assert edits.count() == 0
+
+    def test_a_state_of_the_optimizer_counts_whatever_it_is(self) -> None:
+        model = net()
+        edits, optimizer = self.edits(model)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert edits.suspected
+        assert [edits.count() for _ in range(2)] == [1, 1]
+        assert not edits.suspected
+
+    def test_forgotten_it_is_no_edit(self) -> None:
+        model = net()
+        edits, optimizer = self.edits(model)
+        model.load_state_dict({name: 2.0 * value for name, value in net().state_dict().items()})
+        optimizer.load_state_dict(optimizer.state_dict())
+        edits.forget()
+        assert not edits.suspected
+        assert edits.count() == 0
+
+    def test_a_weight_more_or_less_is_an_edit(self) -> None:
+        model = net()
+        edits, optimizer = self.edits(model)
+        edits.expect()
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        edits._trained.collect()
+        assert edits.count() == 1
+
+    def test_hooks_where_they_are_wanted(self) -> None:
+        model = net()
+        edits, optimizer = self.edits(model, hooked=False)
+        assert hooks(model) == 0
+        model.load_state_dict({name: 2.0 * value for name, value in net().state_dict().items()})
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert (edits.suspected, edits.count()) == (False, 0)
+        edits.expect()
+        reset(model)
+        assert edits.count() == 1, "announced"
+        hooked, optimizer = self.edits(model)
+        assert hooks(model) == 4
+        hooked.remove()
+        assert hooks(model) == 0
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert not hooked.suspected
+
+    def test_norms_of_every_precision(self) -> None:
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            model = net().to(dtype)
+            edits, _ = self.edits(model)
+            edits.expect()
+            assert edits.count() == 0
+            edits.expect()
+            with torch.no_grad():
+                model[0].weight.mul_(2.0)
+            assert edits.count() == 1, dtype
+        large = net().half()
+        edits, _ = self.edits(large)
+        with torch.no_grad():
+            large[0].weight.fill_(6e4)
+        edits.expect()
+        with torch.no_grad():
+            large[0].weight.fill_(5e4)
+        assert edits.count() == 1, "a norm beyond 65504 is finite all the same"

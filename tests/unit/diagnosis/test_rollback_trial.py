@@ -1,0 +1,168 @@
+"""The comparison of two sets of weights, batch by batch: each condition on both sides of its limit."""
+
+import math
+from typing import Any
+
+from steadystep.diagnosis import RollbackTrial
+from steadystep.records import Finding, Severity
+
+
+def suspicion(detector: str = "not-healing", severity: Severity = "act", **more: Any) -> Finding:
+    """A loss that is usually 1 and has risen; 0.1 would be material."""
+    plain = {"detector": detector, "step": 500, "severity": severity, "value": 1.5, "limit": 1.1, "baseline": 1.0}
+    return Finding(**plain | more)
+
+
+def trial(detector: str = "not-healing", **more: Any) -> RollbackTrial:
+    made = RollbackTrial()
+    assert made.begin(suspicion(detector, **more), state=300, lr=0.1)
+    return made
+
+
+def result(made: RollbackTrial, pairs: list[tuple[float, float]]) -> tuple[str, int]:
+    """The verdict and the batches it took; the last pair is repeated."""
+    for count in range(1, 100):
+        old, now = pairs[min(count, len(pairs)) - 1]
+        if (told := made.add(old_loss=old, current_loss=now)) != "gathering":
+            return told, count
+    raise AssertionError("no end")
+
+
+def by(*gains: float, old: float = 0.0) -> list[tuple[float, float]]:
+    """What the old weights do better by, batch for batch."""
+    return [(old, old + gain) for gain in gains]
+
+
+class TestConfirmed:
+    def test_the_mean_must_be_four_standard_errors(self) -> None:
+        """Gains of m + s and m - s in turns: the error of eight is s / sqrt(7)."""
+        for mean, expected in ((1.55, ("confirmed", 8)), (1.48, ("confirmed", 10))):
+            gains = [mean + (1.0 if i % 2 else -1.0) for i in range(24)]
+            assert result(trial("weight-jump"), by(*gains, old=1.0)) == expected, mean
+
+    def test_the_gap_must_last(self) -> None:
+        assert result(trial(), by(*[2.0] * 4, *[1.4] * 4)) == ("confirmed", 8)
+        assert result(trial(), by(*[2.0] * 4, *[1.39] * 4))[1] > 8
+        assert result(trial("weight-jump"), by(*[2.0] * 4, *[1.0] * 4)) == ("confirmed", 8), "whatever it heals by"
+
+    def test_one_of_eight_batches_may_disagree(self) -> None:
+        assert result(trial("weight-jump"), by(0.0, *[2.0] * 23)) == ("confirmed", 8)
+        assert result(trial("weight-jump"), by(0.0, 0.0, *[2.0] * 23)) == ("confirmed", 16)
+        assert result(trial("weight-jump"), by(0.0, 0.0, 0.0, *[2.0] * 23)) == ("confirmed", 24)
+
+    def test_what_a_jump_must_give_back(self) -> None:
+        """Half of what the loss rose by, and at least the margin."""
+        for old, now, more, told in (
+            (1.9, 3.0, {}, "confirmed"),  # 1.1 of 2
+            (2.1, 3.0, {}, "cleared"),
+            (1.0, 3.5, {"limit": 3.0}, "confirmed"),  # 2.5 against a margin of 2
+            (1.6, 3.5, {"limit": 3.0}, "cleared"),
+            (1.0, 1.2, {"baseline": None}, "confirmed"),  # the old loss in its place: 0.2 against 0.1
+            (1.05, 1.09, {"baseline": None}, "cleared"),
+        ):
+            assert result(trial(**more), [(old, now)]) == (told, 8), (old, now, more)
+
+    def test_a_slow_divergence_twice_its_margin(self) -> None:
+        assert result(trial("slow-divergence"), [(1.0, 1.21)]) == ("confirmed", 8)
+        assert result(trial("slow-divergence"), [(1.0, 1.19)]) == ("cleared", 8)
+
+    def test_more_than_chance(self) -> None:
+        assert result(trial("weight-jump"), [(1.0, 1.03)])[0] == "confirmed"
+        assert result(trial("weight-jump"), [(1.0, 1.01)]) == ("cleared", 24)
+
+
+class TestOverflows:
+    def test_four_confirm_and_three_do_not(self) -> None:
+        nan = [(1.0, math.nan)]
+        assert result(trial(), nan * 4) == ("confirmed", 4)
+        assert result(trial(), [(1.0, 1.0)] * 9 + [(1.0, math.inf)] * 2 + nan * 2)[0] == "cleared"
+        assert result(trial(), nan * 3 + [(1.0, 3.0)]) == ("cleared", 24)
+
+    def test_under_the_old_weights_it_is_the_data(self) -> None:
+        assert result(trial(), [(1.0, 3.0), (math.inf, 3.0)]) == ("cleared", 2)
+
+
+class TestUndecided:
+    def test_cleared_early_where_two_errors_do_not_reach_what_is_needed(self) -> None:
+        """A gain of 0.5 where 1 is needed, with a scatter of s: 0.5 + 0.756 s."""
+        for scatter, early in ((0.6, True), (0.7, False)):
+            pairs = [(2.5 + (scatter if i % 2 else -scatter), 3.0) for i in range(24)]
+            assert (result(trial(), pairs)[1] == 8) is early, scatter
+
+    def series(self, high: float, fall: float, scatter: float, **more: Any) -> tuple[str, int]:
+        """12 batches at `high`, 12 lower by `fall`; the old weights do so differently that nothing is decided."""
+        now = [high - (fall if i >= 12 else 0.0) + (scatter if i % 2 else -scatter) for i in range(24)]
+        return result(trial(**more), [(loss - (3.0 if i % 2 else -2.0), loss) for i, loss in enumerate(now)])
+
+    def test_a_loss_on_its_way_back_is_healing(self) -> None:
+        for high, fall, scatter, told in (
+            (2.0, 0.31, 0.01, "healing"),  # 0.7 of what it was above its baseline
+            (2.0, 0.29, 0.01, "cleared"),
+            (2.0, 0.8, 0.5, "healing"),  # 1.2 sigma of the losses
+            (2.0, 0.7, 0.5, "cleared"),
+            (2.0, -0.8, 0.01, "cleared"),
+        ):
+            assert self.series(high, fall, scatter) == (told, 24), (high, fall, scatter)
+        assert self.series(2.0, 0.31, 0.01, baseline=None) == ("cleared", 24), "on its way to what?"
+
+    def test_a_trend_takes_16_batches(self) -> None:
+        falling = [3.0 - 0.1 * i for i in range(24)]
+        assert result(trial(), [(loss, loss) for loss in falling]) == ("cleared", 8)
+        # why: one gain among zeros has an error as large as the mean, so the larger it is the longer it takes
+        for gain, expected in ((3.2, ("cleared", 15)), (3.3, ("healing", 16))):
+            pairs = [(falling[0] - gain, falling[0]), *((loss, loss) for loss in falling[1:])]
+            assert result(trial(), pairs) == expected, gain
+
+
+class TestBook:
+    def test_means_over_the_batches(self) -> None:
+        made = trial()
+        for old, now in ((1.0, 4.0), (2.0, 8.0)):
+            made.add(old_loss=old, current_loss=now)
+        found = made.counterfactual
+        assert (found.step, found.old_loss, found.current_loss, found.lr, found.batches) == (300, 1.5, 6.0, 0.1, 2)
+        assert math.isnan(trial().counterfactual.old_loss)
+
+    def test_32_quiet_steps_after_one_came_to_nothing(self) -> None:
+        made = trial()
+        assert made.close(520).step == 520
+        assert made.finding is None
+        assert not made.begin(suspicion(step=551), state=1, lr=0.1)
+        assert made.finding is None
+        assert made.begin(suspicion(step=552), state=1, lr=0.1)
+        assert (made.state, made.counterfactual.batches) == (1, 0)
+
+    def test_a_warning_every_400_steps(self) -> None:
+        made = RollbackTrial()
+        told = [made.once(suspicion(severity="warn", step=step)).severity for step in (100, 499, 500, 899, 900)]
+        assert told == ["warn", "info", "warn", "info", "warn"]
+        assert made.once(suspicion(severity="act", step=901)).severity == "act"
+
+    def test_the_gravest_severity_is_kept(self) -> None:
+        for before, after, kept in (
+            ("warn", "warn", "warn"),
+            ("warn", "act", "act"),
+            ("act", "warn", "act"),
+            ("info", "warn", "warn"),
+        ):
+            made = trial(severity=before)
+            made.heard(suspicion(severity=after, value=9.0))
+            assert made.finding is not None
+            assert (made.finding.severity, made.finding.value) == (kept, 9.0)
+            made.heard(suspicion("worse-than-best", value=7.0))
+            assert made.finding.value == 9.0
+        closed = RollbackTrial()
+        closed.heard(suspicion())
+        assert closed.finding is None
+
+    def test_saved_and_loaded(self) -> None:
+        made = trial()
+        made.once(suspicion(severity="warn", step=700))
+        made.close(520)
+        assert made.state_dict() == {"quiet_until": 552, "told_until": 1100}
+        again = trial()
+        again.load_state_dict(made.state_dict())
+        assert again.finding is None
+        assert again.state_dict() == made.state_dict()
+        assert RollbackTrial().begin(suspicion(step=0), state=0, lr=0.1), "nothing is quiet at first"
+        assert RollbackTrial().once(suspicion(severity="warn", step=0)).severity == "warn"
