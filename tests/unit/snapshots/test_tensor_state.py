@@ -75,8 +75,14 @@ class TestIsAsItWas:
 
     @pytest.mark.parametrize(
         ("key", "value", "expected"),
-        [("lr", 9.0, True), ("initial_lr", 9.0, True), ("weight_decay", 9.0, True), ("betas", (0.1, 0.2), True)]
-        + [("amsgrad", True, False), ("count", 1, False)],
+        [
+            ("lr", 9.0, True),
+            ("initial_lr", 9.0, True),
+            ("weight_decay", 9.0, True),
+            ("betas", (0.1, 0.2), True),
+            ("amsgrad", True, False),
+            ("count", 1, False),
+        ],
     )
     def test_what_loops_set_does_not_count(self, key: str, value: Any, expected: bool) -> None:
         _, optimizer, state = made()
@@ -383,7 +389,7 @@ class TestRooms:
     def test_memory_first_then_files_and_each_state_its_own(self, tmp_path: Path) -> None:
         live = {("parameter", 1): torch.ones(100)}
         rooms = self.rooms(memory_bytes=1500.0, disk_bytes=1e9, folder=tmp_path)
-        with pytest.warns(UserWarning):
+        with pytest.warns(UserWarning, match="4"):
             rooms.decide(live)
         assert (rooms.count, rooms.interval) == (2, 40)
         first = SimpleNamespace(tensors=rooms.fill(live, None, [])[0], file=None)
@@ -422,7 +428,7 @@ class TestRooms:
         }
         size, compact = storage._sizes(live)
         rooms = self.rooms(memory_bytes=(size + compact) / 2)
-        with pytest.warns(UserWarning):
+        with pytest.warns(UserWarning, match="4"):
             rooms.decide(live)
         assert rooms.count == 1
         kept, file = rooms.fill(live, None, [])
