@@ -375,6 +375,7 @@ class TestRooms:
             for key, tensor in tensors.items():
                 assert found[key].dtype is tensor.dtype
                 assert torch.equal(found[key], tensor), key
+                assert found[key].data_ptr() % 64 == 0, key  # vector instructions read it where it is
         assert file.write({}) == {}
 
     def test_chunks_are_cut_once_they_are_large_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
