@@ -13,6 +13,7 @@ import torch
 import torch._dynamo  # every optimizer imports it: here, so that it is not walked as garbage after each test
 from torch import nn
 
+from steadystep.checkpoints import atomic_io, shared_store
 from steadystep.checkpoints.atomic_io import header, mark_of, move_in, pieces, read_tensors, remove, write_file
 from steadystep.checkpoints.checkpoint import read_manifest
 from steadystep.checkpoints.data_position import DataPosition
@@ -366,3 +367,48 @@ class TestLoopState:
         loop.keep("other", nn.Linear(1, 1))
         assert loop.gather()["finite"]["kept"] == ["kept.net.weight"]
         assert math.isfinite(model.weight.item())
+
+
+def test_at_most_64_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(70):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    tried: list[str] = []
+    monkeypatch.setattr(shared_store, "read_together", lambda path, ranks: tried.append(path.name))
+    store = SharedCheckpointStore(tmp_path, Rank(0, 1, (threading.Barrier(1), [""])))
+    assert store.newest() is None
+    assert tried == [f"step-{step:08d}" for step in range(69, 5, -1)]
+
+
+def test_an_old_one_without_its_successor_gets_its_name_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic_io, "sync_folder", synced.append)
+    for name in ("a", "b"):
+        old = atomic_io.hidden(tmp_path / name, "old")
+        old.mkdir()
+        (old / name).write_text("")
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".other").mkdir()
+    atomic_io.clear_leftovers(tmp_path)
+    assert (tmp_path / "a" / "a").exists()
+    assert synced == [tmp_path]
+    # the one of b has a successor, and is this process's own
+    assert sorted(path.name.split(".")[1] for path in tmp_path.glob(".*")) == ["b", "other"]
+
+
+@pytest.mark.parametrize(("rank", "begins"), [(0, (0,)), (1, (3,)), (2, None), (3, None)])
+def test_where_a_part_begins_and_that_copies_are_left_to_others(rank: int, begins: tuple[int, ...] | None) -> None:
+    """Two copies over two parts each, of five elements and of one."""
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+
+    torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=rank, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        for size, expected in ((5, begins), (1, begins if rank == 0 else None)):
+            local = torch.ones(torch.arange(size).chunk(2)[rank % 2].numel() if rank % 2 < size else 0)
+            spread = DTensor.from_local(
+                local, mesh, [Replicate(), Shard(0)], run_check=False, shape=torch.Size((size,)), stride=(1,)
+            )
+            assert atomic_io.offsets(spread) == expected
+    finally:
+        torch.distributed.destroy_process_group()
