@@ -127,6 +127,15 @@ class TestPoisonedMoments:
         again = [*usual(), *jumped, *[probed(200 + i, [1e6]) for i in range(5)]]
         assert [finding.step for finding in fed(PoisonedMoments, again)][4:] == [200, 201, 202, 203]
 
+    def test_the_largest_of_several_is_told(self) -> None:
+        (found,) = fed(PoisonedMoments, [*usual(tensors=3), probed(50, [200.0, 300.0, math.nan])])
+        assert (found.value, found.where) == (300.0, ("a", "b"))
+
+    def test_tensors_whose_gradient_is_unknown_or_infinite_are_not_judged(self) -> None:
+        bad = probed(50, [1e6, 1e6, 1e6, 1e6, 1e3], [math.nan, math.inf, math.inf, math.inf, 1.0])
+        (found,) = fed(PoisonedMoments, [*usual(tensors=5), bad])
+        assert found.where == ("e",)
+
     def test_probes_without_moments_are_passed_over(self) -> None:
         bare = row(45, probe=Probe(step=45, names=("a",)))
         assert len(fed(PoisonedMoments, [*usual(), bare, bare, probed(50, [1e3])])) == 1
