@@ -164,6 +164,11 @@ class TestBuild:
         assert names[0] == "non-finite"
         assert OPTIONAL & set(names) == there
 
+    def test_the_bounds_are_those_of_the_settings(self) -> None:
+        bounds = built({"monitoring": {"lr_min": 0.1, "lr_max": 0.5}})["learning-rate-bounds"]
+        assert [f.limit for f in bounds.update(row(0, lr=0.6))] == [0.5]
+        assert bounds.update(row(1, lr=0.5)) == ()
+
     def test_own_ones_come_last_and_without_monitoring_only_the_gate_stays(self) -> None:
         own = Says()
         assert build_detectors(Config.load({}), extra=[own])[-1] is own
