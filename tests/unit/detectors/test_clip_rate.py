@@ -54,7 +54,9 @@ def test_norms_that_are_not_finite_do_not_count() -> None:
     assert said(fed(clip(), stream)) == [(179, "info")]
 
 
-@pytest.mark.parametrize(("quiet", "steps"), [(1, [99, 199, 299, 399, 499]), (200, [99, 299, 499]), (299, [99, 299, 499])])
+@pytest.mark.parametrize(
+    ("quiet", "steps"), [(1, [99, 199, 299, 399, 499]), (200, [99, 299, 499]), (299, [99, 299, 499])]
+)
 def test_a_note_is_repeated_after_quiet_steps(quiet: int, steps: list[int]) -> None:
     stream = blocks(*[shares((2.1, 50))] * 5)
     assert [f.step for f in fed(clip(quiet_steps=quiet), stream)] == steps

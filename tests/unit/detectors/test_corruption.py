@@ -70,7 +70,10 @@ class TestWeightJump:
 
     def test_a_tensor_is_unknown_until_its_second_look(self) -> None:
         known = looks(*[(10.0 + 0.1 * (i % 2),) for i in range(5)])
-        new = [row(100, weights=("w", "b"), weight_norms=(10.0, 5.0)), row(120, weights=("w", "b"), weight_norms=(10.0, 0.0))]
+        new = [
+            row(100, weights=("w", "b"), weight_norms=(10.0, 5.0)),
+            row(120, weights=("w", "b"), weight_norms=(10.0, 0.0)),
+        ]
         assert fed(WeightJump, [*known, *new]) == []
 
     @pytest.mark.parametrize(("after", "told"), [(8, False), (9, True)])
@@ -114,7 +117,9 @@ class TestWeightJump:
         ]
 
 
-def held(step: int, *peaks: float, names: tuple[str, ...] = ("exp_avg of a", "kept.ema", "z"), **more: object) -> Signals:
+def held(
+    step: int, *peaks: float, names: tuple[str, ...] = ("exp_avg of a", "kept.ema", "z"), **more: object
+) -> Signals:
     return row(step, state=names[: len(peaks)], state_peaks=peaks, **more)
 
 

@@ -56,7 +56,11 @@ class TestCooldown:
         assert shown(Cooldown(Says(), quiet_steps=4), {0: "i", 1: "", 3: "i", 4: "i"}) == [(0, "info"), (4, "info")]
 
     def test_critical_is_always_heard(self) -> None:
-        assert shown(Cooldown(Says(), quiet_steps=4), {0: "c", 1: "c", 2: "wc"}) == [(0, "critical"), (1, "critical"), (2, "critical")]
+        assert shown(Cooldown(Says(), quiet_steps=4), {0: "c", 1: "c", 2: "wc"}) == [
+            (0, "critical"),
+            (1, "critical"),
+            (2, "critical"),
+        ]
 
     def test_as_notes_only_warnings_wait_and_only_for_warnings(self) -> None:
         quiet = Cooldown(Says(), quiet_steps=4, as_notes=True)

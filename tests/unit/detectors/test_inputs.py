@@ -60,7 +60,7 @@ class TestSameBatch:
         later = [20.0 + 0.01 * i for i in range(64)]
         assert len(same(*DISTINCT, *[9.0] * 4, *later[:63], *[9.0] * 4)) == 1
         assert len(same(*DISTINCT, *[9.0] * 4, *later[:64], *[9.0] * 4)) == 2
-        assert same(*DISTINCT[:40], 1.39, *DISTINCT[40:], *[9.0] * 4) == []
+        assert same(*DISTINCT[:40], DISTINCT[39], *DISTINCT[40:], *[9.0] * 4) == []
 
     def test_batches_that_were_not_given_or_not_finite_do_not_count(self) -> None:
         assert said(same(*DISTINCT, 9.0, None, 9.0, math.nan, 9.0, math.inf, 9.0)) == [(70, "warn")]

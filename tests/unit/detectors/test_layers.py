@@ -2,8 +2,6 @@
 
 import math
 
-import pytest
-
 from steadystep.detectors import AttentionLogitGrowth, DeadUnits, EmbeddingGrowth, UpdateRatio
 from steadystep.detectors.layers import TensorHistory
 from steadystep.records import Finding, Probe
@@ -94,7 +92,9 @@ def updates(*ratios: float, lr: float = 0.1, start: int = 65) -> list[Finding]:
     """Updates of three tensors with weights of 2; the lower of the medians is the one given."""
     stream = []
     for i, ratio in enumerate(ratios):
-        probe = Probe(step=start + i, names=("a", "b", "c"), update_rms=(2 * ratio, 1e9, 0.0), weight_rms=(2.0, 2.0, 2.0))
+        probe = Probe(
+            step=start + i, names=("a", "b", "c"), update_rms=(2 * ratio, 1e9, 0.0), weight_rms=(2.0, 2.0, 2.0)
+        )
         stream.append(row(start + i, probe=probe, lr=lr))
     return fed(UpdateRatio, stream)
 
@@ -102,7 +102,10 @@ def updates(*ratios: float, lr: float = 0.1, start: int = 65) -> list[Finding]:
 class TestUpdateRatio:
     def test_too_large_for_three_probes_once_until_it_comes_back(self) -> None:
         found = updates(0.2, 0.2, 0.2, 0.2, 0.1, 0.2, 0.2, 0.2)
-        assert [(f.step, f.severity, f.value, f.limit) for f in found] == [(67, "info", 0.2, 0.1), (72, "info", 0.2, 0.1)]
+        assert [(f.step, f.severity, f.value, f.limit) for f in found] == [
+            (67, "info", 0.2, 0.1),
+            (72, "info", 0.2, 0.1),
+        ]
         assert updates(0.2, 0.2, 0.1, 0.2, 0.2) == []
 
     def test_too_small(self) -> None:

@@ -61,7 +61,10 @@ class TestJump:
 
     def test_a_leap_beyond_a_leap(self) -> None:
         found = jumps(*[1.0] * 40, 50.0, 500.0, 501.0, 501.0)
-        assert [(f.step, f.value, f.limit, f.baseline) for f in found] == [(40, 50.0, 10.0, 1.0), (42, 501.0, 500.0, 1.0)]
+        assert [(f.step, f.value, f.limit, f.baseline) for f in found] == [
+            (40, 50.0, 10.0, 1.0),
+            (42, 501.0, 500.0, 1.0),
+        ]
 
     def test_one_that_is_withdrawn_is_told_again_three_times(self) -> None:
         assert [f.step for f in jumps(*[1.0] * 40, *[50.0, 50.0, 1.0] * 5)] == [40, 43, 46]
@@ -190,4 +193,3 @@ class TestPlannedRise:
         rates = (*[1.0] * 65, 1.2, 1.6)
         assert self.climbs(*rates, announced=1.0)
         assert not self.climbs(*rates, announced=1.1)
-

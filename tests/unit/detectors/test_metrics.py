@@ -47,7 +47,8 @@ class TestEntropyCollapse:
         assert shown(EntropyCollapse, accuracy=[2.0] * 16 + [0.0] * 10) == []
 
     @pytest.mark.parametrize(
-        ("reward", "severity"), [([1.0] * 16 + [2.0] * 10, "info"), ([1.0] * 26, "warn"), ([1.0] * 16 + [0.0] * 10, "warn")]
+        ("reward", "severity"),
+        [([1.0] * 16 + [2.0] * 10, "info"), ([1.0] * 26, "warn"), ([1.0] * 16 + [0.0] * 10, "warn")],
     )
     def test_a_note_when_a_reward_has_risen(self, reward: list[float], severity: str) -> None:
         entropy = [2.0] * 16 + [0.05] * 10
@@ -110,6 +111,7 @@ class TestKlBlowUp:
 
     def test_twelve_that_agree_are_a_new_level(self) -> None:
         assert [f.step for f in shown(KlBlowUp, kl=[0.1] * 16 + [5.0] * 12 + [5.0] * 20 + [60.0] * 3)] == [18, 50]
+
 
 class TestMetricBounds:
     def test_once_until_it_has_come_back(self) -> None:

@@ -105,7 +105,9 @@ class TestSuspiciousPerfection:
         found = perfect(1.0, *[tiny] * 15, 0.5, *[tiny] * 20, 1.0, *[tiny] * 20)
         assert [(f.step, f.severity, f.value, f.limit) for f in found] == [(32, "info", tiny, 1e-12)]
 
-    @pytest.mark.parametrize(("first", "value", "told"), [(1e-3, 1e-13, False), (1.1e-3, 1e-13, True), (0.0, 0.0, True)])
+    @pytest.mark.parametrize(
+        ("first", "value", "told"), [(1e-3, 1e-13, False), (1.1e-3, 1e-13, True), (0.0, 0.0, True)]
+    )
     def test_a_run_that_began_with_something(self, first: float, value: float, told: bool) -> None:
         assert bool(perfect(first, *[value] * 16)) == told
 

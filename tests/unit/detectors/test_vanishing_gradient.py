@@ -165,7 +165,14 @@ class TestSaturatedUnits:
 
     @pytest.mark.parametrize(
         ("first", "loss", "told"),
-        [(2.0, 1.1, True), (2.0, 1.0, False), (-1.0, -1.0, True), (-1.0, -1.1, False), (0.0, 0.0, True), (0.0, 1.0, True)],
+        [
+            (2.0, 1.1, True),
+            (2.0, 1.0, False),
+            (-1.0, -1.0, True),
+            (-1.0, -1.1, False),
+            (0.0, 0.0, True),
+            (0.0, 1.0, True),
+        ],
     )
     def test_only_while_the_loss_is_high(self, first: float, loss: float, told: bool) -> None:
         assert bool(saturated(*[0.9] * 3, losses=[loss] * 3, first=first)) == told
