@@ -130,7 +130,9 @@ def test_what_is_fine_is_let_through_as_it_is() -> None:
     assert arguments.checked_schedulers(steps) is steps
 
 
-@pytest.mark.parametrize("value", [3, 3.0, True, np.float32(3.0), np.array([3.0]), torch.tensor(3), torch.tensor([[3.0]])])
+@pytest.mark.parametrize(
+    "value", [3, 3.0, True, np.float32(3.0), np.array([3.0]), torch.tensor(3), torch.tensor([[3.0]])]
+)
 def test_one_real_number(value: object) -> None:
     assert arguments.number("weight", value) in (3.0, 1.0)
     assert type(arguments.number("weight", value)) is float

@@ -102,7 +102,9 @@ class TestMayGoOn:
 class TestNoWorseThanUsual:
     """Before the first sign, at step 10, losses were up to 2 and norms up to 4."""
 
-    usual = _Usual([done(8, loss=2.0, grad_norm=3.0), done(9, loss=1.0, grad_norm=4.0), done(10, loss=9.0, grad_norm=99.0)], 10)  # fmt: skip
+    usual = _Usual(
+        [done(8, loss=2.0, grad_norm=3.0), done(9, loss=1.0, grad_norm=4.0), done(10, loss=9.0, grad_norm=99.0)], 10
+    )
 
     @pytest.mark.parametrize(
         ("loss", "norm", "covered"), [(2.0, 8.0, True), (2.1, 1.0, False), (1.0, 8.1, False), (-5.0, 0.0, True)]
@@ -118,9 +120,7 @@ class TestNoWorseThanUsual:
         now: Any = SimpleNamespace(signals=signals(loss=loss, grad_norm=norm))
         assert self.usual.covers(now, done(12, loss=100.0, grad_norm=10.0)) == covered
 
-    @pytest.mark.parametrize(
-        ("loss", "norm", "covered"), [(4.0, 16.0, True), (4.1, 1.0, False), (1.0, 16.1, False)]
-    )
+    @pytest.mark.parametrize(("loss", "norm", "covered"), [(4.0, 16.0, True), (4.1, 1.0, False), (1.0, 16.1, False)])
     def test_of_a_step_that_was_not_finite(self, loss: float, norm: float, covered: bool) -> None:
         now: Any = SimpleNamespace(signals=signals(loss=loss, grad_norm=norm))
         assert self.usual.covers(now, done(12, loss=math.nan)) == covered
@@ -136,7 +136,14 @@ def test_what_was_measured_this_time_at_the_step_of_then() -> None:
     probe = Probe(step=3)
     then = signals(3, loss=5.0, lr=0.5, metrics={"kl": 1.0}, probe=probe)
     seen = _as_of(then, signals(90, loss=2.0, lr=0.01))
-    assert (seen.step, seen.loss, seen.lr, seen.metrics, seen.probe, seen.inputs) == (3, 2.0, 0.5, {"kl": 1.0}, probe, None)
+    assert (seen.step, seen.loss, seen.lr, seen.metrics, seen.probe, seen.inputs) == (
+        3,
+        2.0,
+        0.5,
+        {"kl": 1.0},
+        probe,
+        None,
+    )
 
 
 PLAN = Plan(

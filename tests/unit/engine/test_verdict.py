@@ -103,7 +103,9 @@ def state(step: int, *, lr: float = 0.1, largest: float = 0.1) -> Any:
     return SimpleNamespace(step=step, updates=step + 1, lr=lr, largest_lr=largest)
 
 
-def answered(judge: Judge, now: Signals, answers: dict[str, Any] | None = None, **more: Any) -> tuple[Verdict, list[str]]:
+def answered(
+    judge: Judge, now: Signals, answers: dict[str, Any] | None = None, **more: Any
+) -> tuple[Verdict, list[str]]:
     """The verdict, and what was asked for."""
     asked: list[str] = []
     known = {"weight-norms": now, "states": ([], 1.0), "finite-states": ([], 1.0)} | (answers or {})
@@ -228,7 +230,9 @@ class TestUntried:
             ("worse-than-best", 800, "observe", "warn"),
         ],
     )
-    def test_a_curve_alone_is_a_warning_at_most(self, detector: str, since: int | None, mode: Any, severity: str) -> None:
+    def test_a_curve_alone_is_a_warning_at_most(
+        self, detector: str, since: int | None, mode: Any, severity: str
+    ) -> None:
         judge = judge_of(mode=mode)
         for claimed in ("warn", "act", "critical"):
             assert judge._untried(finding(detector, claimed, since=since)).severity == severity
