@@ -37,7 +37,7 @@ class TestTensorHistory:
 
 def table(*sizes: float, name: str = "wte") -> list[Finding]:
     probes = [Probe(step=i, tables=(name, "other"), row_norms=(size, 1.0)) for i, size in enumerate(sizes)]
-    return fed(EmbeddingGrowth, [row(i, probe=probe) for i, probe in enumerate(probes)])
+    return fed(EmbeddingGrowth, [row(0), *(row(i, probe=probe) for i, probe in enumerate(probes))])
 
 
 def logits(*sizes: float) -> list[Finding]:
@@ -119,7 +119,7 @@ class TestUpdateRatio:
         assert updates(0.2, 0.2, 0.2, start=64) == []
 
     def test_tensors_that_have_not_begun_or_are_not_finite_do_not_count(self) -> None:
-        sizes = (2e-8, 1e-8, 0.0, math.inf, 1.0)
+        sizes = (2e-8, 1e-8, 1e-8, math.inf, 1.0)
         moved = (1e-8, 1e9, 1e9, 1e9, math.inf)
         probes = [Probe(step=70 + i, names=tuple("abcde"), update_rms=moved, weight_rms=sizes) for i in range(3)]
         (found,) = fed(UpdateRatio, [row(probe.step, probe=probe) for probe in probes])

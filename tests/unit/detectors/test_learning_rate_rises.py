@@ -33,6 +33,7 @@ class TestJump:
     @pytest.mark.parametrize(("rate", "told"), [(0.8, False), (0.79, True), (1.1, False), (1.11, True), (0.5, True)])
     def test_a_return_to_the_largest_is_a_restart(self, rate: float, told: bool) -> None:
         assert bool(jumps(*DECAYED, rate)) == told
+        assert bool(jumps(*[4.0 * before for before in DECAYED], 4.0 * rate)) == told  # whatever the scale
 
     @pytest.mark.parametrize(("rate", "told"), [(0.099, False), (0.1, True)])
     def test_less_than_a_tenth_of_the_largest_is_harmless(self, rate: float, told: bool) -> None:
