@@ -91,7 +91,7 @@ class SlowDivergence:
         total = self._sum.add((loss - self._best) / self._sigma) if self._sigma > 0.0 else 0.0
         if len(self._losses) == _BLOCK:
             self._close_block(signals.loss_eps)
-        if total < _SUSPECT:
+        if total < _SUSPECT or math.isnan(self._best):  # the block that has just ended may have begun all anew
             self._said, self._warned, self._asked = 0.0, False, False
             return ()
         self._silent += 1

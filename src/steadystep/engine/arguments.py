@@ -64,7 +64,8 @@ def number(what: str, value: object) -> float:
     try:
         if isinstance(value, str | bytes | bytearray) or (isinstance(value, Tensor) and value.is_meta):
             raise TypeError
-        return float(value)  # type: ignore[arg-type]  # sync: when a tensor is given
+        item = getattr(value, "item", None)  # why: numpy no longer takes an array of one element for a number
+        return float(item() if callable(item) else value)  # type: ignore[arg-type]  # sync: when a tensor is given
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise MisuseError(f"{what} must be one real number, got {_a(value)}: use .item(), float() or a mean") from None
 
