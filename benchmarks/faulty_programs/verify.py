@@ -1,0 +1,79 @@
+"""Run programs plainly, without a guard, and judge whether the fault shows and the twin learns."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.faulty_programs.program import Program, train
+
+WORSE = 0.3  # share of the twin's gain that a faulty version must miss
+TAIL = 20  # steps the end loss is averaged over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One version of a program with one seed."""
+
+    start_loss: float
+    end_loss: float
+    start_score: float
+    end_score: float
+    num_steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Both versions of a program with one seed; a healthy program has a twin only."""
+
+    program: Program
+    seed: int
+    faulty: Run | None
+    twin: Run
+
+    @property
+    def twin_learns(self) -> bool:
+        """Return whether the score of the twin rises."""
+        return self.twin.end_score > self.twin.start_score
+
+    @property
+    def fails(self) -> bool:
+        """Return whether the faulty version misses at least `WORSE` of the twin's gain in score, and in loss."""
+        if self.faulty is None:
+            return False
+        gain = self.twin.end_score - self.twin.start_score
+        score = not self.faulty.end_score <= self.twin.end_score - WORSE * gain
+        drop = self.twin.start_loss - self.twin.end_loss
+        loss = self.program.loss_tells and self.faulty.end_loss <= self.twin.end_loss + WORSE * drop
+        return gain > 0 and not score and not loss
+
+
+def run(program: Program, faulty: bool, seed: int) -> Run:
+    """Train one version from start to end."""
+    began = time.perf_counter()
+    setup = program.build(faulty, seed)
+    before = setup.score()
+    losses = train(setup)
+    end = sum(losses[-TAIL:]) / TAIL
+    return Run(
+        start_loss=losses[0],
+        end_loss=end,
+        start_score=before,
+        end_score=setup.score(),
+        num_steps=len(losses),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def verify(program: Program, seed: int) -> Row:
+    """Train both versions."""
+    faulty = run(program, True, seed) if program.faults else None
+    return Row(program=program, seed=seed, faulty=faulty, twin=run(program, False, seed))
+
+
+def confirmed(rows: Sequence[Row]) -> bool:
+    """Return whether at least two of three seeds show the fault (or, of a healthy program, learning)."""
+    needed = math.ceil(len(rows) * 2 / 3)
+    learns = sum(row.twin_learns for row in rows) >= needed
+    return learns and (rows[0].faulty is None or sum(row.fails for row in rows) >= needed)
