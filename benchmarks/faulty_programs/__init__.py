@@ -1,7 +1,13 @@
 """Small faulty training programs, each with a working twin, and healthy programs that look strange."""
 
+from benchmarks.faulty_programs.audio import AUDIO
+from benchmarks.faulty_programs.gan import GAN
+from benchmarks.faulty_programs.language import LANGUAGE
 from benchmarks.faulty_programs.program import Program
+from benchmarks.faulty_programs.sequence import SEQUENCE
+from benchmarks.faulty_programs.series import SERIES
+from benchmarks.faulty_programs.tabular import TABULAR
 from benchmarks.faulty_programs.text import TEXT
 from benchmarks.faulty_programs.vision import VISION
 
-PROGRAMS: tuple[Program, ...] = VISION + TEXT
+PROGRAMS: tuple[Program, ...] = VISION + TEXT + LANGUAGE + TABULAR + SEQUENCE + AUDIO + SERIES + GAN

@@ -108,10 +108,11 @@ LETTERS = string.ascii_lowercase + " .,()_"
 def prose(length: int = 24) -> Split:
     """Docstrings of the standard library as letter ids: windows, and the letters that follow them."""
     modules = (argparse, collections, functools, pathlib, random, statistics, textwrap, string)
-    text = " ".join(f"{module.__doc__ or ''} {member.__doc__ or ''}" for module in modules for member in _members(module))
+    documented = [member for module in modules for member in (module, *_members(module))]
+    text = " ".join(dict.fromkeys(str(member.__doc__) for member in documented))
     kept = [LETTERS.index(letter) for letter in " ".join(text.lower().split()) if letter in LETTERS]
     ids = torch.tensor(kept[:60_000])
-    windows = ids.unfold(0, length + 1, length // 2)
+    windows = ids.unfold(0, length + 1, length + 1)
     return split(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
 

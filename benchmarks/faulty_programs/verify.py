@@ -34,19 +34,24 @@ class Row:
 
     @property
     def twin_learns(self) -> bool:
-        """Return whether the score of the twin rises."""
-        return self.twin.end_score > self.twin.start_score
+        """Return whether the score of the twin rises, and its loss falls by a tenth where that can be compared."""
+        twin = self.twin
+        falls = not self.program.loss_tells or twin.start_loss - twin.end_loss > 0.1 * abs(twin.start_loss)
+        return math.isfinite(twin.end_loss) and falls and twin.end_score > twin.start_score
 
     @property
     def fails(self) -> bool:
-        """Return whether the faulty version misses at least `WORSE` of the twin's gain in score, and in loss."""
-        if self.faulty is None:
+        """Return whether the faulty version is clearly worse in score and, where it can be compared, in loss.
+
+        It misses at least `WORSE` of the twin's gain; a loss that ends at twice the twin's is worse as well, because
+        a start from a bad initialization can be far above the loss of a guess.
+        """
+        faulty, twin = self.faulty, self.twin
+        gain, drop = twin.end_score - twin.start_score, twin.start_loss - twin.end_loss
+        if faulty is None or gain <= 0 or faulty.end_score > twin.end_score - WORSE * gain:
             return False
-        gain = self.twin.end_score - self.twin.start_score
-        score = not self.faulty.end_score <= self.twin.end_score - WORSE * gain
-        drop = self.twin.start_loss - self.twin.end_loss
-        loss = self.program.loss_tells and self.faulty.end_loss <= self.twin.end_loss + WORSE * drop
-        return gain > 0 and not score and not loss
+        limit = min(twin.end_loss + WORSE * drop, max(2 * twin.end_loss, 0))
+        return not self.program.loss_tells or not faulty.end_loss < limit
 
 
 def run(program: Program, faulty: bool, seed: int) -> Run:
