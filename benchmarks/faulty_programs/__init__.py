@@ -2,12 +2,15 @@
 
 from benchmarks.faulty_programs.audio import AUDIO
 from benchmarks.faulty_programs.gan import GAN
+from benchmarks.faulty_programs.graph import GRAPH
 from benchmarks.faulty_programs.language import LANGUAGE
 from benchmarks.faulty_programs.program import Program
+from benchmarks.faulty_programs.recommender import RECOMMENDER
+from benchmarks.faulty_programs.rl import RL
 from benchmarks.faulty_programs.sequence import SEQUENCE
 from benchmarks.faulty_programs.series import SERIES
 from benchmarks.faulty_programs.tabular import TABULAR
 from benchmarks.faulty_programs.text import TEXT
 from benchmarks.faulty_programs.vision import VISION
 
-PROGRAMS: tuple[Program, ...] = VISION + TEXT + LANGUAGE + TABULAR + SEQUENCE + AUDIO + SERIES + GAN
+PROGRAMS: tuple[Program, ...] = VISION + TEXT + LANGUAGE + TABULAR + SEQUENCE + AUDIO + SERIES + GAN + RL + GRAPH + RECOMMENDER

@@ -12,9 +12,9 @@ from benchmarks.faulty_programs.shared import accuracy, dicts, mlp, tuples
 class _Listener(nn.Module):
     """One-dimensional convolutions over the waveform."""
 
-    def __init__(self, *, softmax: bool = False, act: type[nn.Module] = nn.ReLU) -> None:
+    def __init__(self, softmax: bool = False) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv1d(1, 12, 9, stride=3), act(), nn.Conv1d(12, 24, 5, stride=2), act())
+        self.body = nn.Sequential(nn.Conv1d(1, 12, 9, stride=3), nn.ReLU(), nn.Conv1d(12, 24, 5, stride=2), nn.ReLU())
         self.head = nn.Linear(24, 4)
         self.softmax = softmax
 
@@ -36,7 +36,7 @@ def probabilities_as_logits(faulty: bool, seed: int) -> Setup:
     criterion = nn.CrossEntropyLoss()
     return Setup(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
         loss=lambda batch: criterion(model(batch[0]), batch[1]),
         batches=tuples(data.x, data.y, size=32, seed=seed),
         num_steps=200,
@@ -68,16 +68,17 @@ def gradients_pile_up(faulty: bool, seed: int) -> Setup:
 @program(
     "audio",
     "unscaled-data",
-    "saturation",
+    "exploding-gradient",
+    "learning-rate-too-high",
     story="Samples are read as 16-bit integers and cast to float without the division by 32,768.",
 )
 def sixteen_bit_samples(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    data, model = waves(seed), _Listener(act=nn.Tanh)
+    data, model = waves(seed), _Listener()
     unit = 32768.0 if faulty else 1.0
     return Setup(
         model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
         loss=lambda batch: F.cross_entropy(model(batch[0]), batch[1]),
         batches=tuples(data.x * unit, data.y, size=32, seed=seed),
         num_steps=250,

@@ -50,16 +50,16 @@ def first_batch_only(faulty: bool, seed: int) -> Setup:
 @program(
     "series",
     "target-leak",
-    story="Windows are cut one value too late, so the last input is the value to be predicted.",
+    story="Windows of a forecast six steps ahead are cut six values too late: the last input is the answer.",
     loss_tells=False,
 )
 def window_holds_the_answer(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    data, model = series(seed), _Forecaster()
+    data, model = series(seed, length=29), _Forecaster()
     windows = torch.cat([data.x, data.y.unsqueeze(1)], dim=1)
 
     def loss(batch: Tensor) -> Tensor:
-        return F.mse_loss(model(batch[:, 1:] if faulty else batch[:, :-1]), batch[:, -1])
+        return F.mse_loss(model(batch[:, 6:] if faulty else batch[:, :24]), batch[:, -1])
 
     return Setup(
         model=model,
@@ -67,7 +67,7 @@ def window_holds_the_answer(faulty: bool, seed: int) -> Setup:
         loss=loss,
         batches=singles(windows, size=32, seed=seed),
         num_steps=250,
-        score=lambda: explained(model, data.x_test, data.y_test),
+        score=lambda: explained(model, data.x_test[:, :24], data.y_test),
     )
 
 
@@ -95,14 +95,14 @@ def momentum_lost(faulty: bool, seed: int) -> Setup:
 @program(
     "series",
     "regularisation-too-strong",
-    story="weight_decay=0.3 goes to SGD, where it is added to the gradient: the weights shrink to zero.",
+    story="weight_decay=1.0, a typo for 1e-4, goes to SGD, where it is added to the gradient: the weights shrink to zero.",
 )
 def decayed_to_zero(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data, model = series(seed), mlp(24, 48, 48, 1)
     return Setup(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.3 if faulty else 3e-5),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1.0 if faulty else 1e-4),
         loss=lambda batch: F.mse_loss(model(batch[0]).squeeze(1), batch[1]),
         batches=tuples(data.x, data.y, size=32, seed=seed),
         num_steps=300,
