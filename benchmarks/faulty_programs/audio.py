@@ -137,4 +137,10 @@ def decay_per_batch(faulty: bool, seed: int) -> Setup:
     )
 
 
-AUDIO = (probabilities_as_logits, gradients_pile_up, sixteen_bit_samples, silence_in_decibels, decay_per_batch)
+AUDIO = (
+    probabilities_as_logits,
+    gradients_pile_up,
+    sixteen_bit_samples,
+    silence_in_decibels,
+    decay_per_batch,
+)

@@ -5,18 +5,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.faulty_programs.data import ratings
-from benchmarks.faulty_programs.program import LoopFaults, Setup, program
+from benchmarks.faulty_programs.program import Setup, program
 from benchmarks.faulty_programs.shared import binary_accuracy, dicts, tuples
 
 
 class _Factors(nn.Module):
     """The product of a user's and an item's vector."""
 
-    def __init__(self, size: int = 8, scale: float = 0.3, *, sigmoid: bool = False) -> None:
+    def __init__(self, sigmoid: bool = False) -> None:
         super().__init__()
-        self.user, self.item = nn.Embedding(60, size), nn.Embedding(50, size)
+        self.user, self.item = nn.Embedding(60, 8), nn.Embedding(50, 8)
         for table in (self.user, self.item):
-            table.weight.data.mul_(scale)
+            table.weight.data.mul_(0.3)
         self.sigmoid = sigmoid
 
     def forward(self, pairs: Tensor) -> Tensor:
@@ -82,27 +82,6 @@ def tables_in_a_dict(faulty: bool, seed: int) -> Setup:
 
 @program(
     "recommender",
-    "poor-initialisation",
-    "saturation",
-    story="Vectors of 256 numbers keep the default normal initialization: their products are around 16 and the sigmoid "
-    "is saturated from the start.",
-    same_start=False,
-)
-def long_unscaled_vectors(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    data, model = ratings(seed), _Factors(size=256, scale=1.0 if faulty else 0.05)
-    return Setup(
-        model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
-        loss=lambda batch: F.binary_cross_entropy_with_logits(model(batch[0]), batch[1]),
-        batches=tuples(data.x, data.y, size=128, seed=seed),
-        num_steps=200,
-        score=lambda: binary_accuracy(model, data.x_test, data.y_test),
-    )
-
-
-@program(
-    "recommender",
     "constant-inputs",
     "output-independent-of-input",
     story="User and item numbers are hashed into buckets of 1,000 although there are 60 users: all share bucket 0.",
@@ -140,32 +119,9 @@ def one_pair_per_batch(faulty: bool, seed: int) -> Setup:
     )
 
 
-@program(
-    "recommender",
-    "optimizer-state-reset",
-    "learning-rate-too-high",
-    story="Adagrad is created anew in every step: the sum that should shrink its steps starts from zero each time.",
-    source="https://github.com/alan-turing-institute/deepsensor/issues/47",
-)
-def adagrad_forgets(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    data, model = ratings(seed), _Factors(size=16)
-    return Setup(
-        model=model,
-        optimizer=torch.optim.Adagrad(model.parameters(), lr=0.3),
-        loss=lambda batch: F.binary_cross_entropy_with_logits(model(batch[0]), batch[1]),
-        batches=tuples(data.x, data.y, size=64, seed=seed),
-        num_steps=300,
-        score=lambda: binary_accuracy(model, data.x_test, data.y_test),
-        loop=LoopFaults(reset_optimizer_every=1 if faulty else 0),
-    )
-
-
 RECOMMENDER = (
     sigmoid_before_logits_loss,
     tables_in_a_dict,
-    long_unscaled_vectors,
     one_bucket_for_all,
     one_pair_per_batch,
-    adagrad_forgets,
 )

@@ -149,10 +149,32 @@ def rate_of_1e_7(faulty: bool, seed: int) -> Setup:
     )
 
 
+@program(
+    "series",
+    "optimizer-state-reset",
+    "learning-rate-too-high",
+    story="Adagrad is created anew in every step: the sum that should shrink its steps starts from zero each time.",
+    source="https://github.com/alan-turing-institute/deepsensor/issues/47",
+)
+def adagrad_forgets(faulty: bool, seed: int) -> Setup:
+    torch.manual_seed(seed)
+    data, model = series(seed), mlp(24, 48, 1)
+    return Setup(
+        model=model,
+        optimizer=torch.optim.Adagrad(model.parameters(), lr=0.05),
+        loss=lambda batch: F.mse_loss(model(batch[0]).squeeze(1), batch[1]),
+        batches=tuples(data.x, data.y, size=16, seed=seed),
+        num_steps=300,
+        score=lambda: explained(model, data.x_test, data.y_test),
+        loop=LoopFaults(reset_optimizer_every=1 if faulty else 0),
+    )
+
+
 SERIES = (
     first_batch_only,
     window_holds_the_answer,
     momentum_lost,
+    adagrad_forgets,
     decayed_to_zero,
     norm_of_one_thousandth,
     rate_of_1e_7,
