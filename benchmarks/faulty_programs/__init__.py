@@ -1,20 +1,40 @@
 """Small faulty training programs, each with a working twin, and healthy programs that look strange."""
 
-from benchmarks.faulty_programs.audio import AUDIO
-from benchmarks.faulty_programs.autoencoder import AUTOENCODER
-from benchmarks.faulty_programs.contrastive import CONTRASTIVE
-from benchmarks.faulty_programs.diffusion import DIFFUSION
-from benchmarks.faulty_programs.finetuning import FINETUNING
-from benchmarks.faulty_programs.gan import GAN
-from benchmarks.faulty_programs.graph import GRAPH
-from benchmarks.faulty_programs.language import LANGUAGE
-from benchmarks.faulty_programs.program import Program
-from benchmarks.faulty_programs.recommender import RECOMMENDER
-from benchmarks.faulty_programs.rl import RL
-from benchmarks.faulty_programs.sequence import SEQUENCE
-from benchmarks.faulty_programs.series import SERIES
-from benchmarks.faulty_programs.tabular import TABULAR
-from benchmarks.faulty_programs.text import TEXT
-from benchmarks.faulty_programs.vision import VISION
+from .audio import AUDIO
+from .autoencoder import AUTOENCODER
+from .contrastive import CONTRASTIVE
+from .diffusion import DIFFUSION
+from .finetuning import FINETUNING
+from .gan import GAN
+from .graph import GRAPH
+from .healthy_losses import HEALTHY_LOSSES
+from .healthy_training import HEALTHY_TRAINING
+from .language import LANGUAGE
+from .program import Program
+from .recommender import RECOMMENDER
+from .rl import RL
+from .sequence import SEQUENCE
+from .series import SERIES
+from .tabular import TABULAR
+from .text import TEXT
+from .vision import VISION
 
-PROGRAMS: tuple[Program, ...] = VISION + TEXT + LANGUAGE + TABULAR + SEQUENCE + AUDIO + SERIES + GAN + RL + GRAPH + RECOMMENDER + FINETUNING + DIFFUSION + CONTRASTIVE + AUTOENCODER
+PROGRAMS: tuple[Program, ...] = (
+    VISION
+    + TEXT
+    + LANGUAGE
+    + TABULAR
+    + SEQUENCE
+    + AUDIO
+    + SERIES
+    + GAN
+    + RL
+    + GRAPH
+    + RECOMMENDER
+    + FINETUNING
+    + DIFFUSION
+    + CONTRASTIVE
+    + AUTOENCODER
+    + HEALTHY_LOSSES
+    + HEALTHY_TRAINING
+)

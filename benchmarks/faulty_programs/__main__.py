@@ -5,10 +5,10 @@ import warnings
 
 import torch
 
-from benchmarks.faulty_programs import PROGRAMS
-from benchmarks.faulty_programs.verify import Row, Run, confirmed, verify
+from . import PROGRAMS
+from .verify import Row, Run, confirmed, verify
 
-HEAD = f"{'program':44} {'version':7} {'start loss':>10} {'end loss':>10} {'untrained':>9} {'score':>7} {'steps':>5} {'s':>5}"
+HEAD = f"{'program':44} {'version':7} {'start loss':>10} {'end loss':>10} {'untrained':>9} {'score':>7} steps     s"
 
 
 def line(row: Row, version: str, run: Run, verdict: str) -> str:
@@ -39,7 +39,9 @@ def main() -> None:
             show(rows[-1])
         if not confirmed(rows):
             poor.append(program.name)
-    print(f"{len(chosen) - len(poor)} of {len(chosen)} programs confirmed by at least two of three seeds", *poor, sep="\n")
+    print(
+        f"{len(chosen) - len(poor)} of {len(chosen)} programs confirmed by at least two of three seeds", *poor, sep="\n"
+    )
 
 
 if __name__ == "__main__":

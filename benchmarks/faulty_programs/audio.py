@@ -1,12 +1,12 @@
 """Programs on synthetic sounds: tones, chirps and clicks."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import waves
-from benchmarks.faulty_programs.program import LoopFaults, Setup, program
-from benchmarks.faulty_programs.shared import accuracy, dicts, mlp, tuples
+from .data import waves
+from .program import LoopFaults, Setup, program
+from .shared import accuracy, dicts, mlp, tuples
 
 
 class _Listener(nn.Module):

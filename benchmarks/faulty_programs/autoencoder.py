@@ -3,29 +3,32 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import digits, generator
-from benchmarks.faulty_programs.program import Setup, program
-from benchmarks.faulty_programs.shared import explained, indices, mlp, singles
+from .data import digits, generator
+from .program import Setup, program
+from .shared import explained, indices, mlp, singles
 
 
 def pixels() -> tuple[Tensor, Tensor]:
+    """Return training and held-out images as rows, less the mean image and of deviation 1."""
     data = digits()
-    return data.x.flatten(1), data.x_test.flatten(1)
+    x, x_test = data.x.flatten(1), data.x_test.flatten(1)
+    mean = x.mean(0)
+    return (x - mean) / (x - mean).std(), (x_test - mean) / (x - mean).std()
 
 
 class _Variational(nn.Module):
-    """`forward` decodes the mean of the code; `parts` returns the reconstruction from a sample, and mean and log-variance."""
+    """`forward` decodes the mean of the code, `parts` a sample of it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder, self.decoder = mlp(64, 48, 16), mlp(8, 48, 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.decoder(self.encoder(x)[:, :8])
-        return x
+        out: Tensor = self.decoder(self.encoder(x)[:, :8])
+        return out
 
     def parts(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, spread = self.encoder(x).chunk(2, dim=1)
@@ -36,7 +39,7 @@ class _Variational(nn.Module):
     "autoencoder",
     "regularisation-too-strong",
     "output-independent-of-input",
-    story="The reconstruction error is averaged over pixels and the KL term is summed: the code collapses to the prior.",
+    story="The reconstruction error is averaged over pixels, the KL term is summed: the code collapses to the prior.",
     source="https://github.com/AppliedDataSciencePartners/WorldModels/issues/12",
     loss_tells=False,
 )
@@ -68,15 +71,15 @@ def code_collapses(faulty: bool, seed: int) -> Setup:
     "autoencoder",
     "dead-units",
     "learning-rate-too-high",
-    story="One step of SGD at a rate of 30 throws all ReLU units of the bottleneck below zero, where they stay.",
+    story="SGD with momentum at a rate of 2 throws most ReLU units of the bottleneck below zero, where they stay.",
     source="https://github.com/dangitstam/topic-rnn/pull/9",
 )
-def units_killed_by_a_step(faulty: bool, seed: int) -> Setup:
+def units_killed_by_the_rate(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     (x, x_test), model = pixels(), nn.Sequential(mlp(64, 48, 12), nn.ReLU(), mlp(12, 48, 64))
     return Setup(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=30.0 if faulty else 1.0, momentum=0.9),
+        optimizer=torch.optim.SGD(model.parameters(), lr=2.0 if faulty else 0.3, momentum=0.9),
         loss=lambda batch: F.mse_loss(model(batch), batch),
         batches=singles(x, size=64, seed=seed),
         num_steps=400,
@@ -91,8 +94,8 @@ class _Mixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.reshape(64, -1).T if self.mixing else x
-        x = self.net(x)
-        return x
+        out: Tensor = self.net(x)
+        return out
 
 
 @program(
@@ -141,4 +144,4 @@ def weights_of_deviation_one(faulty: bool, seed: int) -> Setup:
     )
 
 
-AUTOENCODER = (code_collapses, units_killed_by_a_step, images_scattered, weights_of_deviation_one)
+AUTOENCODER = (code_collapses, units_killed_by_the_rate, images_scattered, weights_of_deviation_one)

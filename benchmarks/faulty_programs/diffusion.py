@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from benchmarks.faulty_programs.data import generator, ring
-from benchmarks.faulty_programs.program import Setup, program
-from benchmarks.faulty_programs.shared import energy_distance, evaluating, indices, mlp
+from .data import generator, ring
+from .program import Setup, program
+from .shared import energy_distance, evaluating, indices, mlp
 
 LEVELS = 40
 
@@ -28,8 +28,8 @@ class _Denoiser(nn.Module):
 
     def forward(self, point: Tensor, level: Tensor) -> Tensor:
         angle = level.unsqueeze(1).to(point.dtype) / LEVELS * torch.arange(1, 9).to(point.dtype)
-        point = self.net(torch.cat([point, angle.sin(), angle.cos()], dim=1))
-        return point
+        out: Tensor = self.net(torch.cat([point, angle.sin(), angle.cos()], dim=1))
+        return out
 
 
 def _batches(points: Tensor, seed: int, size: int = 128) -> Iterator[dict[str, Tensor]]:
@@ -43,7 +43,8 @@ def _batches(points: Tensor, seed: int, size: int = 128) -> Iterator[dict[str, T
 def _loss(model: nn.Module, batch: dict[str, Tensor], share: Tensor, target: str = "noise") -> Tensor:
     left = share[batch["level"]].unsqueeze(1)
     noisy = left.sqrt() * batch["point"] + (1 - left).sqrt() * batch["noise"]
-    return (model(noisy, batch["level"]).float() - batch[target]).pow(2).mean()
+    predicted: Tensor = model(noisy, batch["level"])
+    return (predicted.float() - batch[target]).pow(2).mean()
 
 
 def _score(model: nn.Module, points: Tensor) -> float:
@@ -143,7 +144,8 @@ def average_in_the_optimizer(faulty: bool, seed: int) -> Setup:
 @program(
     "diffusion",
     "non-finite",
-    story="cumsum is written for cumprod: the signal's share exceeds 1 and the noise gets the root of a negative number.",
+    story="cumsum is written for cumprod: the signal's share exceeds 1 and the noise is scaled by the root of a "
+    "negative number.",
 )
 def sum_for_product(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
@@ -168,8 +170,8 @@ class _InBfloat16(nn.Module):
         self.low = low
 
     def forward(self, point: Tensor, level: Tensor) -> Tensor:
-        point = self.inner(point.bfloat16() if self.low else point, level)
-        return point
+        out: Tensor = self.inner(point.bfloat16() if self.low else point, level)
+        return out
 
 
 @program(

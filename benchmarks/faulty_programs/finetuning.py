@@ -3,12 +3,12 @@
 import functools
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import Split, digits
-from benchmarks.faulty_programs.program import Setup, program
-from benchmarks.faulty_programs.shared import accuracy, dicts, indices, mlp, tuples
+from .data import Split, digits
+from .program import Setup, program
+from .shared import accuracy, dicts, indices, mlp, tuples
 
 
 def upright() -> Split:
@@ -29,18 +29,19 @@ class _Body(nn.Module):
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
         self.first, self.second, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
-        self.norm1, self.norm2 = (nn.BatchNorm1d(64), nn.BatchNorm1d(64)) if norm else (nn.Identity(), nn.Identity())
+        self.norm1: nn.Module = nn.BatchNorm1d(64) if norm else nn.Identity()
+        self.norm2: nn.Module = nn.BatchNorm1d(64) if norm else nn.Identity()
         self.down = nn.ParameterList(torch.randn(64, 8) / 8 for _ in range(2))
         self.up = nn.ParameterList(torch.zeros(8, 64) for _ in range(2))
 
     def features(self, x: Tensor) -> Tensor:
         x = torch.relu(self.norm1(self.first(x) + x @ self.down[0] @ self.up[0]))
-        x = torch.relu(self.norm2(self.second(x) + x @ self.down[1] @ self.up[1]))
-        return x
+        out: Tensor = torch.relu(self.norm2(self.second(x) + x @ self.down[1] @ self.up[1]))
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.head(self.features(x))
-        return x
+        out: Tensor = self.head(self.features(x))
+        return out
 
     def train_only(self, *names: str) -> list[nn.Parameter]:
         for name, parameter in self.named_parameters():
@@ -55,7 +56,7 @@ def _pretrained_state(seed: int, norm: bool) -> dict[str, Tensor]:
     optimizer = torch.optim.Adam(model.train_only("first", "second", "head", "norm"), lr=5e-3)
     for rows, _ in zip(indices(len(data.x), 50, seed), range(150), strict=False):
         optimizer.zero_grad()
-        F.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
+        F.cross_entropy(model(data.x[rows]), data.y[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return model.state_dict()
 

@@ -7,26 +7,30 @@ weights without gradient, so one backward pass and one optimizer with two groups
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import generator, ring
-from benchmarks.faulty_programs.program import Setup, program
-from benchmarks.faulty_programs.shared import energy_distance, evaluating, indices, mlp
+from .data import generator, ring
+from .program import Setup, program
+from .shared import energy_distance, evaluating, indices, mlp
 
 
-class _Gan(nn.Module):
+class Gan(nn.Module):
+    """A generator of points, and a judge that tells them from real ones."""
+
     def __init__(self) -> None:
         super().__init__()
         self.generator, self.judge = mlp(4, 64, 64, 2), mlp(2, 64, 64, 1, act=nn.SiLU)
 
     def frozen_judge(self, points: Tensor) -> Tensor:
+        """Return the judge's logits without gradient for its weights."""
         weights = {name: value.detach() for name, value in self.judge.named_parameters()}
-        points = functional_call(self.judge, weights, (points,))
-        return points
+        out: Tensor = functional_call(self.judge, weights, (points,))
+        return out
 
     def loss(self, real: Tensor, noise: Tensor, *, cut: bool = False, saturating: bool = False) -> Tensor:
+        """Return the sum of both players' losses."""
         fake: Tensor = self.generator(noise)
         judged = F.softplus(-self.judge(real)).mean() + F.softplus(self.judge(fake.detach())).mean()
         opinion = self.frozen_judge(fake.detach() if cut else fake)
@@ -34,20 +38,21 @@ class _Gan(nn.Module):
         return judged + fooled
 
 
-def _score(model: _Gan, points: Tensor) -> float:
+def likeness(model: Gan, points: Tensor) -> float:
+    """Return minus the energy distance of 512 generated points to the given ones."""
     noise = torch.randn(512, 4, generator=generator(99))
     with evaluating(model):
         return -energy_distance(model.generator(noise), points[:512])
 
 
-def _batches(points: Tensor, seed: int, *, constant_noise: bool = False) -> Iterator[dict[str, Tensor]]:
+def gan_batches(points: Tensor, seed: int, *, constant_noise: bool = False) -> Iterator[dict[str, Tensor]]:
     g = generator(seed)
     for rows in indices(len(points), 64, seed):
         noise = torch.zeros(64, 4) if constant_noise else torch.randn(64, 4, generator=g)
         yield {"real": points[rows], "noise": noise}
 
 
-def _groups(model: _Gan, generator_rate: float, judge_rate: float) -> list[dict[str, object]]:
+def groups(model: Gan, generator_rate: float, judge_rate: float) -> list[dict[str, object]]:
     return [
         {"params": list(model.generator.parameters()), "lr": generator_rate},
         {"params": list(model.judge.parameters()), "lr": judge_rate},
@@ -66,14 +71,14 @@ def _groups(model: _Gan, generator_rate: float, judge_rate: float) -> list[dict[
 )
 def judge_too_strong(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    points, model = ring(seed), _Gan()
+    points, model = ring(seed), Gan()
     return Setup(
         model=model,
-        optimizer=torch.optim.Adam(_groups(model, 1e-3, 1e-1 if faulty else 1e-3), betas=(0.5, 0.9)),
+        optimizer=torch.optim.Adam(groups(model, 1e-3, 1e-1 if faulty else 1e-3), betas=(0.5, 0.9)),
         loss=lambda batch: model.loss(batch["real"], batch["noise"], saturating=True),
-        batches=lambda: _batches(points, seed),
+        batches=lambda: gan_batches(points, seed),
         num_steps=400,
-        score=lambda: _score(model, ring(seed + 1000)),
+        score=lambda: likeness(model, ring(seed + 1000)),
     )
 
 
@@ -86,14 +91,14 @@ def judge_too_strong(faulty: bool, seed: int) -> Setup:
 )
 def generator_detached(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    points, model = ring(seed), _Gan()
+    points, model = ring(seed), Gan()
     return Setup(
         model=model,
-        optimizer=torch.optim.RMSprop(_groups(model, 1e-3, 1e-3)),
+        optimizer=torch.optim.RMSprop(groups(model, 1e-3, 1e-3)),
         loss=lambda batch: model.loss(batch["real"], batch["noise"], cut=faulty),
-        batches=lambda: _batches(points, seed),
+        batches=lambda: gan_batches(points, seed),
         num_steps=400,
-        score=lambda: _score(model, ring(seed + 1000)),
+        score=lambda: likeness(model, ring(seed + 1000)),
     )
 
 
@@ -106,14 +111,14 @@ def generator_detached(faulty: bool, seed: int) -> Setup:
 )
 def noise_without_noise(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    points, model = ring(seed), _Gan()
+    points, model = ring(seed), Gan()
     return Setup(
         model=model,
-        optimizer=torch.optim.Adam(_groups(model, 1e-3, 2e-3), betas=(0.5, 0.9)),
+        optimizer=torch.optim.Adam(groups(model, 1e-3, 2e-3), betas=(0.5, 0.9)),
         loss=lambda batch: model.loss(batch["real"], batch["noise"]),
-        batches=lambda: _batches(points, seed, constant_noise=faulty),
+        batches=lambda: gan_batches(points, seed, constant_noise=faulty),
         num_steps=400,
-        score=lambda: _score(model, ring(seed + 1000)),
+        score=lambda: likeness(model, ring(seed + 1000)),
     )
 
 
@@ -126,17 +131,17 @@ def noise_without_noise(faulty: bool, seed: int) -> Setup:
 )
 def group_of_another_generator(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    points, model, other = ring(seed), _Gan(), _Gan()
-    groups = _groups(model, 1e-3, 1e-3)
+    points, model, other = ring(seed), Gan(), Gan()
+    trained = groups(model, 1e-3, 1e-3)
     if faulty:
-        groups[0] = _groups(other, 1e-3, 1e-3)[0]
+        trained[0] = groups(other, 1e-3, 1e-3)[0]
     return Setup(
         model=model,
-        optimizer=torch.optim.AdamW(groups, betas=(0.5, 0.9), weight_decay=0.0),
+        optimizer=torch.optim.AdamW(trained, betas=(0.5, 0.9), weight_decay=0.0),
         loss=lambda batch: model.loss(batch["real"], batch["noise"]),
-        batches=lambda: _batches(points, seed),
+        batches=lambda: gan_batches(points, seed),
         num_steps=400,
-        score=lambda: _score(model, ring(seed + 1000)),
+        score=lambda: likeness(model, ring(seed + 1000)),
     )
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from itertools import pairwise, repeat
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import blocks, generator
-from benchmarks.faulty_programs.program import Batch, Setup, program
-from benchmarks.faulty_programs.shared import evaluating
+from .data import blocks, generator
+from .program import Batch, Setup, program
+from .shared import evaluating
 
 
 def normalized(adjacency: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def _first_half(model: _Gcn, batch: Batch) -> Tensor:
     "exploding-gradient",
     "learning-rate-too-high",
     "non-finite",
-    story="The adjacency matrix is used without normalization: each of three layers multiplies by the degree, about 13.",
+    story="The adjacency matrix is used without normalization: three layers multiply by the degree, about 13.",
     source="https://github.com/pyg-team/pytorch_geometric/issues/6251",
 )
 def degrees_multiply(faulty: bool, seed: int) -> Setup:
@@ -158,8 +158,8 @@ class _Readout(nn.Module):
         x = torch.relu(batch["adjacency"] @ self.second(x))
         count = len(batch["y"])
         member = F.one_hot(batch["graph"], count).float()
-        x = self.head(member.T @ x / member.sum(0).clamp(min=1).unsqueeze(1))
-        return x
+        out: Tensor = self.head(member.T @ x / member.sum(0).clamp(min=1).unsqueeze(1))
+        return out
 
 
 def _molecules(seed: int, *, one_graph: bool, count: int = 16) -> Iterator[dict[str, Tensor]]:
@@ -172,7 +172,7 @@ def _molecules(seed: int, *, one_graph: bool, count: int = 16) -> Iterator[dict[
         graph = torch.arange(count).repeat_interleave(6)
         yield {
             "x": torch.rand(6 * count, 4, generator=g),
-            "adjacency": torch.block_diag(*[kinds[int(kind)] for kind in y]),
+            "adjacency": torch.block_diag(*[kinds[int(kind)] for kind in y]),  # type: ignore[no-untyped-call]
             "graph": torch.zeros_like(graph) if one_graph else graph,
             "y": y,
         }
@@ -191,7 +191,10 @@ def pooled_into_one(faulty: bool, seed: int) -> Setup:
     def score() -> float:
         held_out = _molecules(seed + 1000, one_graph=faulty)
         with evaluating(model):
-            right = [(model(batch).argmax(-1) == batch["y"]).float().mean() for batch, _ in zip(held_out, range(20), strict=False)]
+            right = [
+                (model(batch).argmax(-1) == batch["y"]).float().mean()
+                for batch, _ in zip(held_out, range(20), strict=False)
+            ]
         return float(torch.stack(right).mean())
 
     return Setup(

@@ -1,12 +1,12 @@
 """Letter-level language models on docstrings of the standard library."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import LETTERS, prose
-from benchmarks.faulty_programs.program import Setup, program
-from benchmarks.faulty_programs.shared import dicts, evaluating, singles, tuples
+from .data import LETTERS, prose
+from .program import Setup, program
+from .shared import dicts, evaluating, singles, tuples
 
 SIZE = len(LETTERS)
 
@@ -24,8 +24,8 @@ class _Transformer(nn.Module):
         length = letters.shape[1]
         mask = torch.full((length, length), float("-inf")).triu(1) if self.causal else torch.zeros(length, length)
         letters = self.embed(letters) + self.place(torch.arange(length))
-        letters = self.head(self.blocks(letters, mask=mask))
-        return letters
+        out: Tensor = self.head(self.blocks(letters, mask=mask))
+        return out
 
 
 class _Recurrent(nn.Module):

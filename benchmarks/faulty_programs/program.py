@@ -120,7 +120,7 @@ def train(setup: Setup, num_steps: int | None = None) -> list[float]:
     setup.optimizer.zero_grad()
     for step in range(1, (num_steps or setup.num_steps) + 1):
         loss = setup.loss(next(batches))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
         if max_norm is not None:
             nn.utils.clip_grad_norm_(setup.model.parameters(), max_norm)

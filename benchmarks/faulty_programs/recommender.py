@@ -1,12 +1,12 @@
 """Recommenders: which user likes which item."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import ratings
-from benchmarks.faulty_programs.program import Setup, program
-from benchmarks.faulty_programs.shared import binary_accuracy, dicts, tuples
+from .data import ratings
+from .program import Setup, program
+from .shared import binary_accuracy, dicts, tuples
 
 
 class _Factors(nn.Module):
@@ -55,8 +55,8 @@ class _TwoTowers(nn.Module):
         self.head = nn.Linear(8, 1)
 
     def forward(self, pairs: Tensor) -> Tensor:
-        pairs = self.head(self.tables["user"](pairs[:, 0]) * self.tables["item"](pairs[:, 1])).squeeze(1)
-        return pairs
+        out: Tensor = self.head(self.tables["user"](pairs[:, 0]) * self.tables["item"](pairs[:, 1])).squeeze(1)
+        return out
 
 
 @program(
@@ -103,8 +103,7 @@ def one_bucket_for_all(faulty: bool, seed: int) -> Setup:
 @program(
     "recommender",
     "batch-size-unfit",
-    "learning-rate-too-low",
-    story="The batch size is cut from 256 to 1 after a memory error, at the learning rate and number of steps of before.",
+    story="The batch size is cut from 256 to 1 after a memory error; learning rate and number of steps stay the same.",
 )
 def one_pair_per_batch(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

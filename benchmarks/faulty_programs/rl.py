@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import generator
-from benchmarks.faulty_programs.program import Setup, program
-from benchmarks.faulty_programs.shared import evaluating, mlp
+from .data import generator
+from .program import Setup, program
+from .shared import evaluating, mlp
 
 STATES, ACTIONS = 6, 4
 Reward = Callable[[Tensor, Tensor], Tensor]
@@ -112,16 +112,16 @@ class _ActorCritic(nn.Module):
         self.actor, self.critic = nn.Linear(48, ACTIONS), nn.Linear(48, 1)
 
     def forward(self, state: Tensor) -> Tensor:
-        state = self.actor(self.trunk(state))
-        return state
+        out: Tensor = self.actor(self.trunk(state))
+        return out
 
     def value(self, state: Tensor) -> Tensor:
-        state = self.critic(self.trunk(state).detach()).squeeze(1)
-        return state
+        out: Tensor = self.critic(self.trunk(state).detach()).squeeze(1)
+        return out
 
     def shared_value(self, state: Tensor) -> Tensor:
-        state = self.critic(self.trunk(state)).squeeze(1)
-        return state
+        out: Tensor = self.critic(self.trunk(state)).squeeze(1)
+        return out
 
 
 @program(
@@ -186,10 +186,10 @@ def rewards_in_cents(faulty: bool, seed: int) -> Setup:
     "rl",
     "wrong-optimizer-params",
     "frozen-parameters",
-    story="After a refactoring the optimizer gets critic.parameters() twice; the policy is not trained.",
+    story="After a refactoring the optimizer gets the parameters of the critic only; the policy is not trained.",
     loss_tells=False,
 )
-def critic_listed_twice(faulty: bool, seed: int) -> Setup:
+def critic_only(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     both = nn.ModuleDict({"actor": mlp(STATES, 32, ACTIONS), "critic": mlp(STATES, 32, 1)})
     actor, critic = both["actor"], both["critic"]
@@ -198,7 +198,8 @@ def critic_listed_twice(faulty: bool, seed: int) -> Setup:
     def loss(batch: dict[str, Tensor]) -> Tensor:
         value = critic(batch["state"]).squeeze(1)
         advantage = (batch["reward"] - value).detach()
-        return F.smooth_l1_loss(value, batch["reward"]) - (log_chance(actor(batch["state"]), batch["action"]) * advantage).mean()
+        chance = log_chance(actor(batch["state"]), batch["action"])
+        return F.smooth_l1_loss(value, batch["reward"]) - (chance * advantage).mean()
 
     return Setup(
         model=both,
@@ -232,14 +233,19 @@ def _judged(state: Tensor, action: Tensor) -> Tensor:
 def no_kl_penalty(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     policy, reference = mlp(STATES, 48, ACTIONS + 1), mlp(STATES, 48, ACTIONS + 1)
-    policy[-1].bias.data[-1] -= 4.0  # type: ignore[operator]  # the reference seldom talks nonsense
+    nn.init.constant_(policy[-1].get_parameter("bias")[-1:], -4.0)  # the reference seldom talks nonsense
     reference.load_state_dict(policy.state_dict())
     reference.requires_grad_(False)
     weight = 0.0 if faulty else 1.0
 
     def loss(batch: dict[str, Tensor]) -> Tensor:
         logits = policy(batch["state"])
-        far = F.kl_div(F.log_softmax(reference(batch["state"]), -1), F.log_softmax(logits, -1), log_target=True, reduction="batchmean")
+        far = F.kl_div(
+            F.log_softmax(reference(batch["state"]), -1),
+            F.log_softmax(logits, -1),
+            log_target=True,
+            reduction="batchmean",
+        )
         gain = log_chance(logits, batch["action"]) * (batch["reward"] - batch["reward"].mean())
         return weight * far - gain.mean()
 
@@ -258,6 +264,6 @@ RL = (
     reward_before_action,
     log_probability_as_number,
     rewards_in_cents,
-    critic_listed_twice,
+    critic_only,
     no_kl_penalty,
 )

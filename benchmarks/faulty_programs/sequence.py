@@ -1,12 +1,12 @@
 """Recurrent networks that have to remember something from the start of a sequence."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import recall
-from benchmarks.faulty_programs.program import Setup, program
-from benchmarks.faulty_programs.shared import accuracy, dicts, tuples
+from .data import recall
+from .program import Setup, program
+from .shared import accuracy, dicts, tuples
 
 
 class _Stack(nn.Module):
@@ -21,8 +21,8 @@ class _Stack(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)[0]
-        x = self.head(x[:, -1])
-        return x
+        out: Tensor = self.head(x[:, -1])
+        return out
 
 
 @program(
@@ -52,8 +52,8 @@ class _GRUClassifier(nn.Module):
         self.rnn, self.head = nn.GRU(4, 32, batch_first=batch_first), nn.Linear(32, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.head(self.rnn(x)[0][:, -1])
-        return x
+        out: Tensor = self.head(self.rnn(x)[0][:, -1])
+        return out
 
 
 @program(
@@ -84,8 +84,8 @@ class _Bidirectional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.rnn(x)[1]  # (directions, batch, 16)
         x = hidden.reshape(len(x), 32) if self.viewed else hidden.transpose(0, 1).flatten(1)
-        x = self.head(x)
-        return x
+        out: Tensor = self.head(x)
+        return out
 
 
 @program(
@@ -124,8 +124,8 @@ class _PlainRNN(nn.Module):
         for step in x.unbind(1):
             hidden = hidden.detach() if self.truncated else hidden
             hidden = torch.relu(self.inner(hidden) + self.outer(step))
-        x = self.head(hidden)
-        return x
+        out: Tensor = self.head(hidden)
+        return out
 
 
 @program(
@@ -174,11 +174,11 @@ class _Gated(nn.Module):
     def __init__(self, forget: float) -> None:
         super().__init__()
         self.rnn, self.head = nn.LSTM(4, 32, batch_first=True), nn.Linear(32, 4)
-        self.rnn.bias_ih_l0.data[32:64] = forget
+        nn.init.constant_(self.rnn.get_parameter("bias_ih_l0")[32:64], forget)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.head(self.rnn(x)[1][0][0])
-        return x
+        out: Tensor = self.head(self.rnn(x)[1][0][0])
+        return out
 
 
 @program(

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import series
-from benchmarks.faulty_programs.program import LoopFaults, Setup, program
-from benchmarks.faulty_programs.shared import explained, mlp, singles, tuples
+from .data import series
+from .program import LoopFaults, Setup, program
+from .shared import explained, mlp, singles, tuples
 
 
 class _Forecaster(nn.Module):
@@ -17,8 +17,8 @@ class _Forecaster(nn.Module):
         self.rnn, self.head = nn.GRU(1, 24, batch_first=True), nn.Linear(24, 1)
 
     def forward(self, window: Tensor) -> Tensor:
-        window = self.head(self.rnn(window.unsqueeze(-1))[0][:, -1]).squeeze(-1)
-        return window
+        out: Tensor = self.head(self.rnn(window.unsqueeze(-1))[0][:, -1]).squeeze(-1)
+        return out
 
 
 @program(
@@ -95,7 +95,7 @@ def momentum_lost(faulty: bool, seed: int) -> Setup:
 @program(
     "series",
     "regularisation-too-strong",
-    story="weight_decay=1.0, a typo for 1e-4, goes to SGD, where it is added to the gradient: the weights shrink to zero.",
+    story="weight_decay is 1.0 instead of 1e-4; SGD adds it to the gradient and the weights shrink to zero.",
 )
 def decayed_to_zero(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.faulty_programs.data import generator
+from .data import generator
 
 
 def indices(count: int, size: int, seed: int, *, shuffle: bool = True) -> Iterator[Tensor]:
@@ -15,7 +16,7 @@ def indices(count: int, size: int, seed: int, *, shuffle: bool = True) -> Iterat
     g = generator(seed)
     while True:
         order = torch.randperm(count, generator=g) if shuffle else torch.arange(count)
-        yield from order[: count - count % size].split(size)
+        yield from order[: count - count % size].view(-1, size)
 
 
 def tuples(*tensors: Tensor, size: int, seed: int, shuffle: bool = True) -> Callable[[], Iterator[tuple[Tensor, ...]]]:
@@ -64,7 +65,7 @@ def explained(model: nn.Module, x: Tensor, y: Tensor) -> float:
 def mlp(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     """Return linear layers with an activation between them."""
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+    for fan_in, fan_out in pairwise(sizes):
         layers += [nn.Linear(fan_in, fan_out), act()]
     return nn.Sequential(*layers[:-1])
 

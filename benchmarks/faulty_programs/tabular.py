@@ -1,12 +1,12 @@
 """Programs on tables: scikit-learn's built-in ones and a synthetic regression."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import friedman, table
-from benchmarks.faulty_programs.program import LoopFaults, Setup, program
-from benchmarks.faulty_programs.shared import accuracy, binary_accuracy, dicts, explained, mlp, tuples
+from .data import friedman, table
+from .program import LoopFaults, Setup, program
+from .shared import accuracy, binary_accuracy, dicts, explained, mlp, tuples
 
 
 @program(

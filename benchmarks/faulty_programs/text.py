@@ -1,12 +1,12 @@
 """Text classification programs: short reviews and surnames of made-up languages."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import names, sentences
-from benchmarks.faulty_programs.program import LoopFaults, Setup, program
-from benchmarks.faulty_programs.shared import accuracy, dicts, evaluating, tuples
+from .data import names, sentences
+from .program import LoopFaults, Setup, program
+from .shared import accuracy, dicts, evaluating, tuples
 
 
 class _Encoder(nn.Module):
@@ -26,8 +26,8 @@ class _Encoder(nn.Module):
         if self.mask_inverted:
             padding = ~padding
         words = self.blocks(self.embed(words) + self.place, src_key_padding_mask=padding)
-        words = self.head(words[:, 0])
-        return words
+        out: Tensor = self.head(words[:, 0])
+        return out
 
 
 @program(
@@ -95,7 +95,9 @@ def warmup_outlasts_run(faulty: bool, seed: int) -> Setup:
 class _Bag(nn.Module):
     """The mean of the word vectors, two linear layers and, where a program asks for it, log_softmax on some axis."""
 
-    def __init__(self, *, vocabulary: int = 72, classes: int = 2, dropout: float = 0.0, axis: int | None = None) -> None:
+    def __init__(
+        self, *, vocabulary: int = 72, classes: int = 2, dropout: float = 0.0, axis: int | None = None
+    ) -> None:
         super().__init__()
         self.embed = nn.EmbeddingBag(vocabulary, 24, mode="mean", padding_idx=0)
         self.body = nn.Sequential(nn.Dropout(dropout), nn.Linear(24, 32), nn.ReLU(), nn.Dropout(dropout))
@@ -178,8 +180,8 @@ class _LetterRNN(nn.Module):
         self.embed, self.rnn, self.head = nn.Embedding(27, 16), nn.GRU(16, 32, batch_first=True), nn.Linear(32, 3)
 
     def forward(self, letters: Tensor) -> Tensor:
-        letters = self.head(self.rnn(self.embed(letters))[0].mean(1))
-        return letters
+        out: Tensor = self.head(self.rnn(self.embed(letters))[0].mean(1))
+        return out
 
 
 @program(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.faulty_programs.program import Program, train
+from .program import Program, train
 
 WORSE = 0.3  # share of the twin's gain that a faulty version must miss
 TAIL = 20  # steps the end loss is averaged over

@@ -1,12 +1,12 @@
 """Image programs on scikit-learn's digits and on synthetic discs."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.faulty_programs.data import digits, discs, generator
-from benchmarks.faulty_programs.program import LoopFaults, Setup, program
-from benchmarks.faulty_programs.shared import accuracy, dicts, evaluating, mlp, tuples
+from .data import digits, discs, generator
+from .program import LoopFaults, Setup, program
+from .shared import accuracy, dicts, evaluating, mlp, tuples
 
 
 @program(
