@@ -1,5 +1,8 @@
 """Small faulty training programs, each with a working twin, and healthy programs that look strange."""
 
+import hashlib
+from typing import Literal
+
 from .audio import AUDIO
 from .autoencoder import AUTOENCODER
 from .contrastive import CONTRASTIVE
@@ -38,3 +41,11 @@ PROGRAMS: tuple[Program, ...] = (
     + HEALTHY_LOSSES
     + HEALTHY_TRAINING
 )
+
+SALT = 0  # the smallest number for which every family is in both halves
+
+
+def half(program: Program) -> Literal["develop", "sealed"]:
+    """Return the half a program belongs to: rules may be tuned on "develop" and are judged on "sealed"."""
+    digest = hashlib.sha256(f"{SALT}:{program.name}".encode()).digest()
+    return "sealed" if digest[0] % 2 else "develop"

@@ -70,6 +70,7 @@ def gradients_pile_up(faulty: bool, seed: int) -> Setup:
     "unscaled-data",
     "exploding-gradient",
     "learning-rate-too-high",
+    "dead-units",
     story="Samples are read as 16-bit integers and cast to float without the division by 32,768.",
 )
 def sixteen_bit_samples(faulty: bool, seed: int) -> Setup:
@@ -96,7 +97,6 @@ def _spectrum(wave: Tensor, floor: float) -> Tensor:
     "non-finite",
     "unscaled-data",
     story="The log spectrogram is taken without a floor; recordings padded with digital silence give log(0).",
-    source="https://github.com/york135/CTC_CE_for_AST/issues/3",
 )
 def silence_in_decibels(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

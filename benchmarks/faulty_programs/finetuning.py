@@ -194,7 +194,6 @@ def layer_decay_every_step(faulty: bool, seed: int) -> Setup:
     "unscaled-data",
     story="The new images are 30 times brighter, and batch normalization is kept in eval mode with the statistics of "
     "the old ones.",
-    source="https://github.com/pytorch/pytorch/issues/4741",
 )
 def stale_statistics(faulty: bool, seed: int) -> Setup:
     data, model = sideways(), pretrained(seed, norm=True)

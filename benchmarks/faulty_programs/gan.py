@@ -87,6 +87,7 @@ def judge_too_strong(faulty: bool, seed: int) -> Setup:
     "zero-gradient",
     "frozen-parameters",
     story="The generated points are detached in the generator's loss too, so the generator never gets a gradient.",
+    source="https://github.com/wangle53/CSA-CDGAN/issues/5",
     loss_tells=False,
 )
 def generator_detached(faulty: bool, seed: int) -> Setup:

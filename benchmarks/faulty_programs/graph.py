@@ -49,7 +49,6 @@ def _first_half(model: _Gcn, batch: Batch) -> Tensor:
     "learning-rate-too-high",
     "non-finite",
     story="The adjacency matrix is used without normalization: three layers multiply by the degree, about 13.",
-    source="https://github.com/pyg-team/pytorch_geometric/issues/6251",
 )
 def degrees_multiply(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

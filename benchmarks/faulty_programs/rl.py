@@ -196,7 +196,7 @@ def critic_only(faulty: bool, seed: int) -> Setup:
     trained = list(critic.parameters()) + ([] if faulty else list(actor.parameters()))
 
     def loss(batch: dict[str, Tensor]) -> Tensor:
-        value = critic(batch["state"]).squeeze(1)
+        value: Tensor = critic(batch["state"]).squeeze(1)
         advantage = (batch["reward"] - value).detach()
         chance = log_chance(actor(batch["state"]), batch["action"])
         return F.smooth_l1_loss(value, batch["reward"]) - (chance * advantage).mean()

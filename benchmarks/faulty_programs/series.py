@@ -115,6 +115,7 @@ def decayed_to_zero(faulty: bool, seed: int) -> Setup:
     "clipping-too-tight",
     "learning-rate-too-low",
     story="max_grad_norm was copied as 1e-3 from a run with another loss scale; the run uses Nesterov SGD.",
+    source="https://github.com/wandb/senpai/pull/978",
 )
 def norm_of_one_thousandth(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
@@ -134,7 +135,6 @@ def norm_of_one_thousandth(faulty: bool, seed: int) -> Setup:
     "series",
     "learning-rate-too-low",
     story="The learning rate is typed as 1e-7; the loss moves in the sixth digit only.",
-    source="https://taourl.com/read-2391810.html",
 )
 def rate_of_1e_7(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

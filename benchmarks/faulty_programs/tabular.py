@@ -177,7 +177,7 @@ class _OneUnit(nn.Module):
     "softmax-axis",
     "zero-gradient",
     story="A binary classifier with one output unit ends in softmax, which makes the output 1 whatever the input.",
-    source="DeepFD (Cao et al., 2022) and similar studies of Stack Overflow questions list it among the common faults",
+    source="https://github.com/marian-nmt/marian-dev/issues/21",
 )
 def softmax_of_one_unit(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
