@@ -69,6 +69,7 @@ def friedman(seed: int, count: int = 1200) -> Split:
     return split(x, (y - y.mean()) / y.std())
 
 
+@functools.cache
 def sentences(seed: int, count: int = 1600, length: int = 16) -> Split:
     """Word ids of short reviews, padded with 0; the label says whether good words outnumber bad ones.
 
@@ -89,6 +90,7 @@ def sentences(seed: int, count: int = 1600, length: int = 16) -> Split:
 SYLLABLES = (("ka", "mi", "to", "ra", "shi"), ("ov", "ski", "dra", "ya", "pet"), ("eau", "lle", "que", "bon", "ier"))
 
 
+@functools.cache
 def names(seed: int, count: int = 1500, length: int = 10) -> Split:
     """Surnames of three made-up languages as letter ids, padded with 0."""
     rng = random.Random(seed)

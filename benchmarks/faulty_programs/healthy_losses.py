@@ -59,10 +59,10 @@ def healthy_rare_class(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=3e-3),
+        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
         loss=lambda batch: F.binary_cross_entropy_with_logits(model(batch[0]).squeeze(1), batch[1]),
         batches=tuples(x, y, size=32, seed=seed),
-        num_steps=300,
+        num_steps=350,
         score=balanced,
     )
 
