@@ -69,9 +69,11 @@ def test_the_set_is_as_large_and_as_mixed_as_it_says() -> None:
     assert sum(program.source != "own" for program in FAULTY) * 2 >= len(FAULTY)
 
 
-def test_every_family_is_in_both_halves() -> None:
+def test_every_family_and_frequent_label_is_in_both_halves() -> None:
     families = {program.family for program in FAULTY}
     assert len(families) >= 9
+    frequent = {label for label, count in Counter(p.faults[0] for p in FAULTY).items() if count > 1}
     for side in ("develop", "sealed"):
         assert {program.family for program in FAULTY if half(program) == side} == families
+        assert frequent <= {program.faults[0] for program in FAULTY if half(program) == side}
         assert 0.4 <= sum(half(program) == side for program in PROGRAMS) / len(PROGRAMS) <= 0.6
