@@ -1,0 +1,79 @@
+"""The faulty programs of benchmarks/faulty_programs build, run, and differ from their twins by the fault only."""
+
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from faulty_programs import PROGRAMS, half
+from faulty_programs.program import LABELS, Program, Setup, train
+
+FAULTY = tuple(program for program in PROGRAMS if program.faults)
+MAY_BE_NON_FINITE = {"non-finite", "precision", "exploding-gradient"}
+
+
+def two_steps(program: Program, setup: Setup, *, faulty: bool) -> None:
+    losses = train(setup, num_steps=2)
+    allowed = faulty and MAY_BE_NON_FINITE & set(program.faults)
+    assert allowed or all(map(math.isfinite, losses)), program.name
+    assert 150 <= setup.num_steps <= 600, program.name
+
+
+@pytest.mark.parametrize("family", sorted({program.family for program in PROGRAMS}))
+def test_programs_run_and_start_where_their_twins_start(family: str) -> None:
+    for program in (p for p in PROGRAMS if p.family == family):
+        twin = program.build(False, 0)
+        if program.faults:
+            faulty = program.build(True, 0)
+            if program.same_start:
+                assert_same_weights(program, faulty, twin)
+            two_steps(program, faulty, faulty=True)
+        two_steps(program, twin, faulty=False)
+
+
+def assert_same_weights(program: Program, faulty: Setup, twin: Setup) -> None:
+    ours, theirs = faulty.model.state_dict(), twin.model.state_dict()
+    assert ours.keys() == theirs.keys(), program.name
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items()), program.name
+
+
+@pytest.mark.parametrize("name", ["text-dropout-as-keep-rate", "rl-no-kl-penalty", "gan-judge-too-strong"])
+def test_a_seed_decides_everything(name: str) -> None:
+    program = next(p for p in PROGRAMS if p.name == name)
+    first, second = (train(program.build(True, 3), num_steps=5) for _ in range(2))
+    assert first == second
+
+
+def test_a_batch_can_be_judged_again() -> None:
+    for program in FAULTY[::6]:
+        setup = program.build(False, 0)
+        batch = next(setup.batches())
+        state = torch.get_rng_state()
+        first = setup.loss(batch)
+        torch.set_rng_state(state)  # dropout
+        assert float(first.detach()) == float(setup.loss(batch).detach())
+
+
+def test_the_set_is_as_large_and_as_mixed_as_it_says() -> None:
+    assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
+    best = Counter(program.faults[0] for program in FAULTY)
+    assert len(FAULTY) >= 64
+    assert len(PROGRAMS) - len(FAULTY) >= 16
+    assert len(best) >= 22
+    assert max(best.values()) <= 6
+    assert set(best) <= set(LABELS)
+    assert sum(program.source != "own" for program in FAULTY) * 2 >= len(FAULTY)
+
+
+def test_every_family_and_frequent_label_is_in_both_halves() -> None:
+    families = {program.family for program in FAULTY}
+    assert len(families) >= 9
+    frequent = {label for label, count in Counter(p.faults[0] for p in FAULTY).items() if count > 1}
+    for side in ("develop", "sealed"):
+        assert {program.family for program in FAULTY if half(program) == side} == families
+        assert frequent <= {program.faults[0] for program in FAULTY if half(program) == side}
+        assert 0.4 <= sum(half(program) == side for program in PROGRAMS) / len(PROGRAMS) <= 0.6
