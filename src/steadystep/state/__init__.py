@@ -65,7 +65,9 @@ def load_checked(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dic
         CheckpointError: it does not fit; every part is as it was.
     """
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"not a steadystep guard state: it is a {type(state).__name__}")
+        raise CheckpointError(
+            f"not a guard state (load what guard.state_dict() returned): it is a {type(state).__name__}"
+        )
     state = {STATE_PARTS.get(name, name): part for name, part in state.items()}
     check(parts, state)
     copy = _validated(parts, state)
@@ -105,7 +107,9 @@ def _validated(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dict[
     """
     attempts, updates = (_count(state.get(name), name) for name in ("attempts", "updates"))
     if updates > attempts:
-        raise CheckpointError(f"not a steadystep guard state: {updates} updates in {attempts} attempts")
+        raise CheckpointError(
+            f"not a guard state (load what guard.state_dict() returned): {updates} updates in {attempts} attempts"
+        )
     copy: dict[str, Any] = {"format": STATE_FORMAT, "attempts": attempts, "updates": updates}
     for name, part in parts.items():
         if name in state:
@@ -117,7 +121,9 @@ def _validated(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> dict[
 
 def _count(value: Any, name: str) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise CheckpointError(f"not a steadystep guard state: {name} is {str(value)[:80]!r}")
+        raise CheckpointError(
+            f"not a guard state (load what guard.state_dict() returned): {name} is {str(value)[:80]!r}"
+        )
     return value
 
 
@@ -194,4 +200,4 @@ def _check_integers(name: str, value: Any, largest: int) -> None:
 
 
 def _refusal(name: str, what: str) -> CheckpointError:
-    return CheckpointError(f"not a steadystep guard state: {name}: {what}")
+    return CheckpointError(f"not a guard state (load what guard.state_dict() returned): {name}: {what}")

@@ -71,7 +71,7 @@ def test_a_run_that_loses_what_it_learned() -> None:
         assert first(run_history).cause == "healthy"
         run_history.note(signals, explain(signals, (warning("slow-divergence", step=299),)), stepped=True)
         assert first(run_history).cause == expected
-    assert "has been 0." in first(run_history).evidence
+    assert "it was 0." in first(run_history).evidence
 
 
 def test_what_older_weights_have_confirmed_is_enough_by_itself() -> None:

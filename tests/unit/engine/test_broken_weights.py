@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import steadystep
 
 # Checkpoints are due between the damage and the look that finds it, and are refused.
-pytestmark = pytest.mark.filterwarnings("ignore:steadystep. (the state of step|checkpoints are written to)")
+pytestmark = pytest.mark.filterwarnings("ignore:steadystep. (the state of step|checkpoints are being written to)")
 
 SAVES: dict[str, Any] = {"monitoring": {"save_checkpoints": True, "checkpoint_frequency": 5}}
 

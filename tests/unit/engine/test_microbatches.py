@@ -195,7 +195,7 @@ def test_a_closure_that_does_not_repeat_drops_the_group() -> None:
     before = full_state(model, guard._optimizer)
     for _ in range(2):
         guard.step(lambda: squared(model, next(feed)))
-    with pytest.warns(UserWarning, match="another loss when it was run again"):
+    with pytest.warns(UserWarning, match="re-running a closure gave a different loss"):
         outcome = guard.step(lambda: squared(model, next(feed)))
     assert not outcome.stepped
     assert outcome.left_out == ()

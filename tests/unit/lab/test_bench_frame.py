@@ -197,7 +197,7 @@ def test_the_header_reads_back() -> None:
     assert Header.read(json.loads(json.dumps(header.as_dict()))) == header
     assert header.differences(header) == []
     assert header.differences(replace(header, torch="1.0", date="1999-01-01")) == [
-        f"torch {header.torch} there, 1.0 here"
+        f"torch {header.torch} stored, 1.0 here"
     ]
 
 
