@@ -66,7 +66,7 @@ def test_in_a_log_file_there_are_plain_lines_now_and_then() -> None:
     )
     assert "! step 300: exploding-gradient (act)" in lines
     assert "    done     gradient scaled down to 0.721" in lines
-    assert "    try    lower the learning rate" in lines
+    assert "    try      lower the learning rate" in lines
 
 
 def test_on_a_terminal_it_is_drawn_twice_a_second_and_incidents_are_cards() -> None:
