@@ -60,7 +60,7 @@ def test_a_nan_sample_ends_near_the_clean_run_and_is_shown(tmp_path: Path) -> No
     assert held_out(ours.model) == pytest.approx(held_out(clean.model), rel=0.02)
     assert len(callback.incidents) == 6  # once an epoch
     first = callback.incidents[0]
-    assert first.origin == "outside the model, input: batch['inputs_embeds'] contains NaN"
+    assert first.origin == "outside the model, input: batch['inputs_embeds'] holds NaN"
     assert (Path(first.incident) / "batch" / "tensors.safetensors").exists()
     assert Path(first.incident).is_relative_to(tmp_path / "ours" / "steadystep")
     assert ours.lr_scheduler.last_epoch == 48 - 6

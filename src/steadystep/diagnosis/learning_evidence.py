@@ -112,7 +112,7 @@ def weights_at_zero(facts: Facts) -> str:
     zeros = facts.stuck_at_zero
     if not zeros or 2 * len(zeros) < len(facts.weights):
         return ""
-    return f"{len(zeros)} of {len(facts.weights)} weight tensors are all zero and receive no gradient ({names(zeros)})"
+    return f"{len(zeros)} of {len(facts.weights)} weights are all zero and receive no gradient ({names(zeros)})"
 
 
 def underflow(facts: Facts) -> str:

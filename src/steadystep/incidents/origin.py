@@ -174,7 +174,7 @@ def of_forward(model: nn.Module, watch: "ForwardWatch", sick: Sick, batch: Any, 
 def _outside(model: nn.Module, suspect: "Suspect | None", sick: Sick, batch: Any, loss: Tensor) -> Origin:
     for name, tensor in tensors_in(batch, "batch"):
         if badness(tensor) is Badness.BAD:
-            what = f"{name} contains {kind_of([tensor])}"
+            what = f"{name} holds {kind_of([tensor])}"
             return Origin(phase="input", culprit="input", tensor=name, what=what, reproduces=True)
     if suspect is not None and suspect.from_data:
         return Origin(phase="input", culprit="input", tensor=suspect.tensor, what=suspect.what, reproduces=True)

@@ -57,7 +57,7 @@ class LRCurve(Record):
     1.0e+00                1    <- suggested  <- largest stable
     suggested: 5.00e-01
     largest stable: 1.00e+00
-    verdict: found: the loss fell, then ran away
+    verdict: found: the loss fell, then diverged
     """
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings", extra="forbid")

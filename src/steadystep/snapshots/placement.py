@@ -54,7 +54,7 @@ def protection(placed: Placement, *, interval: int, trust_steps: int, checkpoint
     """What this placement buys, in one line.
 
     >>> print(protection(Placement(size=2**30, in_memory=4), interval=80, trust_steps=20, checkpoints=False))
-    bad updates are refused; rollbacks to 4 states of 1.00 GiB in memory, one every 80 steps, trusted after 20
+    bad updates are skipped; rollbacks use 4 snapshots of 1.00 GiB in memory, one every 80 steps, trusted after 20
     """
     begin = "bad updates are skipped; "
     if not placed.count:
@@ -71,7 +71,7 @@ def without_replay(trust_steps: int, why: str) -> str:
     """What a rollback costs where updates cannot be replayed.
 
     >>> print(without_replay(20, "4 ranks"))
-    a rollback loses 20 updates or more here, they are not replayed: 4 ranks
+    a rollback loses 20 or more updates here, because they are not replayed: 4 ranks
     """
     return f"a rollback loses {trust_steps} or more updates here, because they are not replayed: {why}"
 

@@ -96,7 +96,7 @@ def test_those_of_an_older_version_are_passed_over_and_take_no_place(tmp_path: P
     with pytest.raises(CheckpointError, match="non-finite values"):
         steadystep.Guard.resume(model, optimizer, run_dir=tmp_path / "other", path=bad)
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=2)
-    with pytest.warns(UserWarning, match="not finite"):
+    with pytest.warns(UserWarning, match="non-finite"):
         found = store.newest()
     assert found is not None
     store.put(found.state, step=17, updates=17)

@@ -219,7 +219,7 @@ def test_bytes_are_bounded(tmp_path: Path) -> None:
     assert read_bundle(path).state["optimizer"] is None
     path = loop.incident(Incidents(tmp_path / "tiny", max_bytes=10))
     assert read_bundle(path).state is None
-    assert "left out" in read_bundle(path).record["kept"]["state"]
+    assert "omitted" in read_bundle(path).record["kept"]["state"]
 
 
 def test_a_batch_that_is_too_large_or_strange_is_left_out_with_a_note(tmp_path: Path) -> None:

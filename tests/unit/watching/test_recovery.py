@@ -75,7 +75,7 @@ def test_an_incident_is_written_with_its_batch_and_its_origin(tmp_path: Path) ->
             opt.step()
             if i == 4:
                 assert watcher.outcome is not None
-                assert watcher.outcome.origin == "outside the model, input: batch contains NaN"
+                assert watcher.outcome.origin == "outside the model, input: batch holds NaN"
                 assert (Path(watcher.outcome.incident) / "batch").is_dir()
         watcher.metrics(kl=0.5)
         opt.zero_grad()
