@@ -93,7 +93,7 @@ def _without_console(plan: RunPlan) -> RunPlan:
 def _table(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in (
-        ("steps", f"{summary.steps:,} steps, {summary.updates:,} applied"),
+        ("steps", f"{summary.steps:,}, of which {summary.updates:,} applied"),
         ("last loss", f"{summary.final_loss:.4f}" if summary.trained else "no steps left to run"),
         ("validation", "none" if summary.validation is None else f"{summary.validation:.4f}"),
         ("best", "" if summary.best_validation is None else f"{summary.best_validation:.4f}"),

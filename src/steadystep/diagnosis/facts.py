@@ -1,4 +1,4 @@
-"""All that is known about a run, in the form that charges ask for."""
+"""All that is known about a run, in the form that rules ask for."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -65,13 +65,13 @@ class Occurrences:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """The tally that `state_dict` describes."""
-        tally = cls(int(state["first"]))
-        tally.count, tally.last = int(state["count"]), int(state["last"])
-        tally.worst = None if state["worst"] is None else float(state["worst"])
-        tally.what = str(state["what"])
-        tally.names = {str(name): int(count) for name, count in state["names"].items()}
-        return tally
+        """The seen that `state_dict` describes."""
+        seen = cls(int(state["first"]))
+        seen.count, seen.last = int(state["count"]), int(state["last"])
+        seen.worst = None if state["worst"] is None else float(state["worst"])
+        seen.what = str(state["what"])
+        seen.names = {str(name): int(count) for name, count in state["names"].items()}
+        return seen
 
 
 @final
@@ -208,10 +208,10 @@ def sentence(finding: Finding) -> str:
     return f"{what} ({names(finding.where)})" if finding.where else what
 
 
-def told(tally: Occurrences) -> str:
+def told(seen: Occurrences) -> str:
     """What was found over a run, where, and when."""
-    where = f" ({names(tally.where)})" if tally.names else ""
-    return f"{tally.what}{where}, {tally.when}"
+    where = f" ({names(seen.where)})" if seen.names else ""
+    return f"{seen.what}{where}, {seen.when}"
 
 
 def names(where: Sequence[str]) -> str:

@@ -190,9 +190,9 @@ def drowned(facts: Facts) -> str:
 
 
 def unexplained(facts: Facts) -> str:
-    """Warnings of detectors that no other charge knows."""
-    return "; ".join(told(tally) for name, tally in facts.warned.items() if name not in _KNOWN)
+    """Warnings of detectors that no other rule knows."""
+    return "; ".join(told(seen) for name, seen in facts.warned.items() if name not in _KNOWN)
 
 
-def _told(tally: Occurrences | None) -> str:
-    return "" if tally is None else told(tally)
+def _told(seen: Occurrences | None) -> str:
+    return "" if seen is None else told(seen)

@@ -1,6 +1,6 @@
-"""From the facts of a run to its causes: a table of charges, each with a weight and with evidence in words.
+"""From the facts of a run to its causes: a table of rules, each with a weight and with evidence in words.
 
-The weights of the charges that hold are added up for each cause, and a sum of 1 is a diagnosis. So one charge of 1 or
+The weights of the rules that hold are added up for each cause, and a sum of 1 is a diagnosis. So one rule of 1 or
 more is enough by itself, and signs that healthy runs show too stay below 1 and count only together.
 """
 
@@ -162,26 +162,26 @@ def rank(facts: Facts) -> tuple[Diagnosis, ...]:
         scores[cause] = scores.get(cause, 0.0) + weight
         evidence.setdefault(cause, {}).setdefault(text.rpartition(",")[0] or text, text)  # the same thing only once
 
-    for name, tally in facts.incidents.items():
+    for name, seen in facts.incidents.items():
         blamed.add(Cause(name))
-        count(Cause(name), _INCIDENT + 0.1 * min(math.log2(tally.count), 5.0), told(tally))
-    for charge in EVIDENCE_RULES:
-        text = charge.sign(facts)
+        count(Cause(name), _INCIDENT + 0.1 * min(math.log2(seen.count), 5.0), told(seen))
+    for rule in EVIDENCE_RULES:
+        text = rule.sign(facts)
         if text:
-            blamed |= set() if charge.level else {charge.cause}
-            forgiven = charge.forgivable and facts.going_well
-            count(charge.cause, charge.weight * (_FORGIVEN if forgiven else 1.0), text)
+            blamed |= set() if rule.level else {rule.cause}
+            forgiven = rule.forgivable and facts.going_well
+            count(rule.cause, rule.weight * (_FORGIVEN if forgiven else 1.0), text)
     for cause, refutes in REFUTED.items():
         if refutes(facts):
             scores.pop(cause, None)
-    guilty = [cause for cause, score in scores.items() if score >= _ENOUGH and cause in blamed]
-    if not guilty:
+    named = [cause for cause, score in scores.items() if score >= _ENOUGH and cause in blamed]
+    if not named:
         return (_healthy(facts),)
-    consequences = {effect for cause in guilty for effect in CONSEQUENCES.get(cause, ())}
-    guilty.sort(key=lambda cause: (cause in consequences, -scores[cause]))
+    consequences = {effect for cause in named for effect in CONSEQUENCES.get(cause, ())}
+    named.sort(key=lambda cause: (cause in consequences, -scores[cause]))
     return tuple(
         Diagnosis(cause=cause.value, evidence="; ".join(evidence[cause].values()), advice=_advice(cause, facts))
-        for cause in guilty
+        for cause in named
     )
 
 

@@ -264,15 +264,15 @@ class RunHistory:
             self._opinion.load_state_dict(state["opinion"])
 
 
-def _count(tallies: dict[str, Occurrences], name: str, finding: Finding) -> None:
-    tally = tallies.get(name)
-    if tally is None:
-        tally = tallies[name] = Occurrences(finding.step)
-    tally.add(finding)
+def _count(occurrences: dict[str, Occurrences], name: str, finding: Finding) -> None:
+    seen = occurrences.get(name)
+    if seen is None:
+        seen = occurrences[name] = Occurrences(finding.step)
+    seen.add(finding)
 
 
-def _save(tallies: dict[str, Occurrences]) -> dict[str, Any]:
-    return {name: tally.state_dict() for name, tally in tallies.items()}
+def _save(occurrences: dict[str, Occurrences]) -> dict[str, Any]:
+    return {name: seen.state_dict() for name, seen in occurrences.items()}
 
 
 def _load(state: Mapping[str, Any]) -> dict[str, Occurrences]:

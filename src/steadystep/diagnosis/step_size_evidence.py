@@ -98,11 +98,11 @@ def went_up(facts: Facts) -> str:
 def spikes(facts: Facts) -> str:
     """Spikes of loss or gradient in more than one step of a hundred."""
     found = [
-        tallies.get(d)
-        for tallies in (facts.warned, facts.noted)
+        occurrences.get(d)
+        for occurrences in (facts.warned, facts.noted)
         for d in (DetectorName.GRADIENT_SPIKE, DetectorName.LOSS_SPIKE)
     ]
-    count = sum(tally.count for tally in found if tally is not None)
+    count = sum(seen.count for seen in found if seen is not None)
     if count < max(3.0, 0.01 * facts.trace.num_updates):
         return ""
     return f"{count} loss or gradient spikes in {facts.trace.num_updates} updates"
@@ -195,8 +195,8 @@ def _most(facts: Facts, some: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _breaks(facts: Facts) -> str:
-    tallies = [facts.incidents[cause] for cause in _BROKEN if cause in facts.incidents]
-    return told(tallies[0]) if tallies else ""
+    occurrences = [facts.incidents[cause] for cause in _BROKEN if cause in facts.incidents]
+    return told(occurrences[0]) if occurrences else ""
 
 
 def _slow(facts: Facts) -> str:

@@ -42,19 +42,19 @@ class Pages:
 
     async def run(self, request: Request) -> Response:
         """One run."""
-        shelf = await self._shelf(request.query_params.get("name", ""))
-        kept = await run_in_threadpool(_kept, shelf)
-        told = await run_in_threadpool(self._told, shelf, kept, None, None)
-        return _page("run.html", name=shelf.place.key, stamp=_version(shelf, kept), **told)
+        cache = await self._cache(request.query_params.get("name", ""))
+        kept = await run_in_threadpool(_kept, cache)
+        told = await run_in_threadpool(self._told, cache, kept, None, None)
+        return _page("run.html", name=cache.place.key, stamp=_version(cache, kept), **told)
 
     async def run_now(self, request: Request) -> Response:
         """What has changed of it; with `first` and `last`, those steps in detail."""
-        shelf = await self._shelf(request.query_params.get("name", ""))
-        kept = await run_in_threadpool(_kept, shelf)
-        version = _version(shelf, kept)
+        cache = await self._cache(request.query_params.get("name", ""))
+        kept = await run_in_threadpool(_kept, cache)
+        version = _version(cache, kept)
         if request.query_params.get("seen") == version:
             return Response(status_code=204)
-        told = await run_in_threadpool(self._told, shelf, kept, _step(request, "first"), _step(request, "last"))
+        told = await run_in_threadpool(self._told, cache, kept, _step(request, "first"), _step(request, "last"))
         parts: Any = environment().get_template("run_parts.html").module
         html = {
             "head": parts.head(told["view"], told["state"]),
@@ -68,9 +68,9 @@ class Pages:
         keys = list(dict.fromkeys(request.query_params.getlist("run")))[:_MOST_COMPARED]
         if len(keys) < 2:
             raise HTTPException(400, "Select two or more runs in the list.")
-        shelves = [await self._shelf(key) for key in keys]
+        caches = [await self._cache(key) for key in keys]
         try:
-            runs = [(await run_in_threadpool(shelf.run)).run for shelf in shelves]
+            runs = [(await run_in_threadpool(cache.run)).run for cache in caches]
             compared = await run_in_threadpool(compare, runs)
         except SteadystepError as error:
             raise HTTPException(422, str(error)) from None
@@ -93,11 +93,11 @@ class Pages:
         """Of all pages."""
         return Response(script(), media_type="text/javascript", headers={"cache-control": "max-age=60"})
 
-    async def _shelf(self, key: str) -> RunCache:
-        shelf = await run_in_threadpool(self._library.find, key)
-        if shelf is None:
+    async def _cache(self, key: str) -> RunCache:
+        cache = await run_in_threadpool(self._library.find, key)
+        if cache is None:
             raise HTTPException(404)
-        return shelf
+        return cache
 
     def _rows(self) -> dict[str, Any]:
         found, now = self._library.summaries(), time.time()
@@ -106,24 +106,24 @@ class Pages:
         many = count(len(found), "run") + (f", {running} running" if running else "")
         return {"many": many, "rows": [(one.key, row.render(run=one, state=one.state(now))) for one in found]}
 
-    def _told(self, shelf: RunCache, kept: CachedRun, first: int | None, last: int | None) -> dict[str, Any]:
+    def _told(self, cache: RunCache, kept: CachedRun, first: int | None, last: int | None) -> dict[str, Any]:
         verdict = kept.verdict or _PENDING
         whole = view(kept.run, verdict, buckets=_BUCKETS, near=False)
         drawn = whole.charts
         if first is not None or last is not None:
             drawn = charts(kept.run, episodes(kept.run), verdict, buckets=_BUCKETS, first=first, last=last)
-        return {"view": whole, "charts": drawn, "state": shelf.summary.state()}
+        return {"view": whole, "charts": drawn, "state": cache.summary.state()}
 
 
-def _kept(shelf: RunCache) -> CachedRun:
+def _kept(cache: RunCache) -> CachedRun:
     try:
-        return shelf.run()
+        return cache.run()
     except SteadystepError as error:
         raise HTTPException(422, str(error)) from None
 
 
-def _version(shelf: RunCache, kept: CachedRun) -> str:
-    return f"{kept.edition}-{shelf.summary.state()}"
+def _version(cache: RunCache, kept: CachedRun) -> str:
+    return f"{kept.edition}-{cache.summary.state()}"
 
 
 def _step(request: Request, name: str) -> int | None:

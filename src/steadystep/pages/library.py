@@ -155,7 +155,7 @@ class Library:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._shelves: dict[str, RunCache] = {}
+        self._caches: dict[str, RunCache] = {}
         self._walked, self._walk_took = -math.inf, 0.0
         self._complained: set[str] = set()
         self._walking = threading.Lock()
@@ -173,17 +173,17 @@ class Library:
     def find(self, key: str) -> RunCache | None:
         """Return the run with the name `key`; the name is looked up, never used as a path."""
         self._walk(at_most_every_s=_WALK_EVERY_S)
-        return self._shelves.get(key)
+        return self._caches.get(key)
 
     def summaries(self) -> tuple[RunSummary, ...]:
         """Return summaries of all runs, the last changed first."""
         self._walk(at_most_every_s=_WALK_EVERY_S)
-        return tuple(sorted((s.summary for s in self._shelves.values()), key=lambda s: (-s.changed, s.key)))
+        return tuple(sorted((s.summary for s in self._caches.values()), key=lambda s: (-s.changed, s.key)))
 
     def read_all(self) -> None:
         """Read whatever is new, now."""
-        for shelf in self._waiting():
-            shelf.refresh()
+        for cache in self._waiting():
+            cache.refresh()
             self._tidy()
             if self._over.is_set():
                 return
@@ -203,13 +203,13 @@ class Library:
             logger.warning("the dashboard's reader continues after %s", said)
 
     def _waiting(self) -> list[RunCache]:
-        shelves = [shelf for shelf in self._shelves.values() if shelf.waits]
-        return sorted(shelves, key=lambda shelf: (-shelf.looked_at, -shelf.place.stamp()[1]))
+        caches = [cache for cache in self._caches.values() if cache.waits]
+        return sorted(caches, key=lambda cache: (-cache.looked_at, -cache.place.stamp()[1]))
 
     def _tidy(self) -> None:
-        held = sorted((s for s in self._shelves.values() if s.held), key=lambda shelf: -shelf.looked_at)
-        for shelf in held[_MOST_HELD:]:
-            shelf.rest()
+        held = sorted((s for s in self._caches.values() if s.held), key=lambda cache: -cache.looked_at)
+        for cache in held[_MOST_HELD:]:
+            cache.rest()
 
     def _walk(self, *, at_most_every_s: float) -> None:
         with self._walking:
@@ -217,7 +217,7 @@ class Library:
             if now - self._walked < max(at_most_every_s, self._walk_took / _WALK_SHARE):
                 return
             found = {place.key: place for place in places(self.root)}
-            kept = {k: s for k, s in self._shelves.items() if k in found and s.place == found[k]}
-            self._shelves = {key: kept.get(key) or RunCache(place) for key, place in found.items()}
+            kept = {k: s for k, s in self._caches.items() if k in found and s.place == found[k]}
+            self._caches = {key: kept.get(key) or RunCache(place) for key, place in found.items()}
             self._walked = time.monotonic()
             self._walk_took = self._walked - now

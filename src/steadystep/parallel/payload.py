@@ -64,7 +64,7 @@ _INPUTS = ("batches", "mean", "std", "largest", "constant_share", "scale_spread"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadLayout:
-    """What the numbers of a ballot stand for; the same on all ranks, or nothing can be agreed."""
+    """What the numbers of a payload stand for; the same on all ranks, or nothing can be agreed."""
 
     rank: int
     size: int

@@ -77,7 +77,7 @@ class ProcessGroup:
         self._refuse_join()
         form = self._up_to_date()
         mine, probe = view.signals, self._fitting
-        ballot = encode(
+        payload = encode(
             form,
             mine,
             shares=self._shares,
@@ -86,7 +86,7 @@ class ProcessGroup:
             waiting=mine.probe,
             probe=probe,
         )
-        agreed = decode(form, self._summed(ballot), mine, probe=probe)
+        agreed = decode(form, self._summed(payload), mine, probe=probe)
         agreed.check(rank=self.rank, step=mine.step)
         self._granted = agreed.questions
         self.agreements += 1
@@ -286,9 +286,9 @@ class ProcessGroup:
         return found
 
     def _summed(self, numbers: Sequence[float]) -> list[float]:
-        ballot = torch.tensor(numbers, dtype=torch.float64, device=self._device)
-        dist.all_reduce(ballot, group=self._group)
-        sums: list[float] = ballot.tolist()  # sync: on an accelerator once more per step
+        payload = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        dist.all_reduce(payload, group=self._group)
+        sums: list[float] = payload.tolist()  # sync: on an accelerator once more per step
         return sums
 
 

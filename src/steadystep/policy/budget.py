@@ -11,7 +11,7 @@ from steadystep.records import Action, Damage, Diagnosis, Outcome
 
 _SKIP_WINDOW = 200  # attempts
 _ROLLBACK_WINDOW = 1000  # attempts
-_AGAIN_STEPS = 500  # a rollback this soon after another one means that the last one did not go back far enough
+_AGAIN_STEPS = 500  # a rollback this soon after another one means that the last one did not reach back far enough
 
 
 @final

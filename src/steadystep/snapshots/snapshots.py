@@ -1,4 +1,4 @@
-"""States of a run kept in memory, to go back to.
+"""Snapshots of a run kept in memory, for rollbacks.
 
 A preallocated ring: each state costs what the optimizer's parameters, their moments and the buffers take (12 bytes per
 parameter for Adam in fp32). States of a model on an accelerator live in pinned host memory, those for which there is

@@ -1,4 +1,4 @@
-"""Keeps, for each backward pass of a loop, how its loss came about: so that an update can be made again."""
+"""Keeps, for each backward pass of a loop, how its loss came about: so that an update can be replayed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
