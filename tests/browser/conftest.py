@@ -88,4 +88,4 @@ def site(runs: Path, browser: Any) -> Iterator[str]:
             server.send_signal(signal.SIGINT)
             complaints = server.stderr.read()
     assert server.returncode == 0, "Ctrl-C is a clean end"
-    assert complaints == "ended\n"
+    assert complaints == "stopped\n"

@@ -159,7 +159,14 @@ def explain(signals: Signals, findings: tuple[Finding, ...], setup: Setup = UNKN
 
 
 def advised(diagnosis: Diagnosis, signals: Signals, plan: Plan, setup: Setup = UNKNOWN_SETUP) -> Diagnosis:
-    """Return the same diagnosis with the advice that is left after `plan` was carried out."""
+    """Return the same diagnosis with the advice that is left after a plan was carried out.
+
+    Args:
+        diagnosis: the one before.
+        signals: the measurements of the step.
+        plan: what was done.
+        setup: what is known of the settings of the run.
+    """
     if not plan.actions:
         return diagnosis
     return replace(diagnosis, advice=advise(Cause(diagnosis.cause), as_measured(setup, signals), plan))
@@ -180,7 +187,12 @@ def not_repeatable(*, given: bool = False) -> Diagnosis:
 
 
 def exception_in_step(error: BaseException, plan: Plan) -> Diagnosis:
-    """Return the diagnosis of a step whose closure raised `error`, after `plan`."""
+    """Return the diagnosis of a step whose closure raised.
+
+    Args:
+        error: what it raised.
+        plan: what was done about it.
+    """
     cause = Cause.EXCEPTION_IN_STEP
     evidence = f"the closure raised {type(error).__name__}: {error}"
     return Diagnosis(cause=cause.value, evidence=evidence[:500], advice=advise(cause, UNKNOWN_SETUP, plan))

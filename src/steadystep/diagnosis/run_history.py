@@ -145,6 +145,9 @@ def _floats(values: list[Any]) -> list[float]:
 class RunHistory:
     """Collects evidence over a run; memory is bounded whatever its length.
 
+    Args:
+        setup: what is known of the settings of the run, so that advice leaves out what is set.
+
     >>> history = RunHistory()
     >>> for step in range(100):
     ...     history.note(Signals(step=step, loss=1 / (1 + step), grad_norm=1.0), Diagnosis(), stepped=True)

@@ -71,9 +71,11 @@ class Job:
 
 
 def resolve(task: str, tasks: Tasks | None = None) -> Factory:
-    """Return the factory `task`: a name in `tasks`, or `package.module:factory`, imported from the current folder.
+    """Return the factory of a task.
 
-    Without `tasks`, the names are those of the built-in tasks.
+    Args:
+        task: a name in `tasks`, or `package.module:factory`, imported from the current folder.
+        tasks: factories by name; left out: those of the built-in tasks.
     """
     if ":" not in task:
         known: Tasks = import_module(_BUILT_IN).FACTORIES if tasks is None else tasks

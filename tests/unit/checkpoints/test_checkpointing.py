@@ -1,6 +1,7 @@
 """When a state goes to disk, and which of them a run goes back to."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,18 @@ def test_after_a_resume_the_next_one_is_counted_from_there(tmp_path: Path) -> No
     checkpointing.close(13, 13, save=False)
 
 
+@pytest.fixture
+def plain_signals() -> Iterator[None]:
+    """Guards of other tests may be listening in this process: as if none had been there."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("plain_signals")
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_signal_saves_and_then_does_what_it_does(tmp_path: Path, number: int, error: type) -> None:
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
@@ -136,6 +149,7 @@ def test_a_signal_saves_and_then_does_what_it_does(tmp_path: Path, number: int, 
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+@pytest.mark.usefixtures("plain_signals")
 def test_a_signal_after_the_last_step_is_obeyed_at_the_end(tmp_path: Path) -> None:
     checkpointing, _ = made(tmp_path, Every(steps=100))
     signal.raise_signal(signal.SIGINT)
@@ -144,6 +158,7 @@ def test_a_signal_after_the_last_step_is_obeyed_at_the_end(tmp_path: Path) -> No
     assert saved(tmp_path) == [3]
 
 
+@pytest.mark.usefixtures("plain_signals")
 def test_the_second_signal_acts_at_once_and_the_exit_code_is_the_systems() -> None:
     interrupts = Interrupts()
     interrupts.install()

@@ -183,11 +183,15 @@ RHYTHMS = ("loss", "wild loss", "staircase", "zero gradient", "one tensor after 
 RHYTHMS += ("metrics", "same batch", "learning rate", "scale", "layers", "weights")
 
 
+FEW, ALL = ((2, 18, 80), (0.9, 0.25)), ((2, 10, 18, 70, 80, 160, 250), (0.9, 0.5, 0.25))
+
+
+@pytest.mark.parametrize("grid", [pytest.param(FEW, id="few"), pytest.param(ALL, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", RHYTHMS)
-def test_no_detector_warns_again_and_again(name: str) -> None:
+def test_no_detector_warns_again_and_again(name: str, grid: tuple[tuple[int, ...], tuple[float, ...]]) -> None:
     """What comes and goes all the time is said three times in 1,000 steps, at most, by each detector."""
-    for period in (2, 10, 18, 70, 80, 160, 250):
-        for share in (0.9, 0.5, 0.25):
+    for period in grid[0]:
+        for share in grid[1]:
             watching = [d for d in build_detectors(Config.load(EVERYTHING), beta2=0.999) if d.name not in QUESTIONS]
             said: dict[str, list[int]] = {}
             for signals in rhythm(name, period, share):

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.diagnosis import ADVICE, Cause, exception_in_step, explain, not_repeatable
+from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.counterfactual import is_worse
+from steadystep.diagnosis.explain import as_measured
+from steadystep.diagnosis.facts import UNKNOWN_SETUP
 from steadystep.records import Counterfactual, Damage, Diagnosis, Finding, Plan, Severity, Signals
 
 GOOD = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1, losses=(2.0,))
@@ -346,5 +349,5 @@ def test_every_case_has_a_cause_of_the_list_and_its_advice(signals: Signals, fou
     diagnosis = explain(signals, tuple(found))
     assert diagnosis.findings == tuple(found)
     assert (diagnosis.cause == "healthy") == (not found)
-    assert diagnosis.advice == ADVICE[Cause(diagnosis.cause)]
+    assert diagnosis.advice == advise(Cause(diagnosis.cause), as_measured(UNKNOWN_SETUP, signals))
     assert diagnosis.damage is Damage.NONE or found

@@ -236,7 +236,7 @@ def test_healthy_runs_are_the_plain_loop_with_others(name: str) -> None:
 
 def test_the_table_in_the_documents_is_what_is_tested() -> None:
     page = (Path(__file__).parents[3] / "docs" / "support.md").read_text()
-    section = page.split("### One by one", 1)[1].split("\n#", 1)[0]
+    section = page.split("### Optimizer by optimizer", 1)[1].split("\n#", 1)[0]
     rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
     assert rows[1:] == list(EACH)
 
