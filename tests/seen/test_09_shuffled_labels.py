@@ -12,7 +12,9 @@ def _ratios(kind: str, steps: int, first: int, seed: int, way: Way) -> tuple[flo
     return pair.held_out_plain / clean, pair.held_out_guarded / clean, str(pair)
 
 
-@pytest.mark.parametrize(("kind", "steps", "first"), [("nanogpt", 400, 250), ("makemore", 800, 500)])
+@pytest.mark.parametrize(
+    ("kind", "steps", "first"), [pytest.param("nanogpt", 400, 250, marks=pytest.mark.slow), ("makemore", 800, 500)]
+)
 def test_ten_batches_of_shuffled_labels_cost_no_more_than_without_a_guard(kind: str, steps: int, first: int) -> None:
     """nanoGPT: two blocks of 32, AdamW 1e-3, clip 1.0, 16 x 32 letters. makemore: 8 letters, tanh 100, SGD 0.1."""
     alone, guarded, said = _ratios(kind, steps, first, 0, "guard")

@@ -71,16 +71,14 @@ def schedule_free_and_sgd(net: Net) -> list[Optimizer]:
 
 
 EACH: dict[str, Make] = {
-    "SGD with Nesterov's momentum": of_torch("SGD", momentum=0.9, nesterov=True),
+    "SGD with Nesterov momentum": of_torch("SGD", momentum=0.9, nesterov=True),
     "Adam": of_torch("Adam"),
     "AdamW": of_torch("AdamW"),
     "AdamW, fused": of_torch("AdamW", fused=True),
     "AdamW, foreach": of_torch("AdamW", foreach=True),
     "AdamW, amsgrad": of_torch("AdamW", amsgrad=True),
-    "AdamW, learning rate a tensor": lambda net: torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.01)),
-    "Adam, fused, learning rate a tensor": lambda n: torch.optim.Adam(
-        n.parameters(), lr=torch.tensor(0.01), fused=True
-    ),
+    "AdamW, tensor learning rate": lambda net: torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.01)),
+    "Adam, fused, tensor learning rate": lambda n: torch.optim.Adam(n.parameters(), lr=torch.tensor(0.01), fused=True),
     "NAdam": of_torch("NAdam"),
     "RAdam": of_torch("RAdam"),
     "RMSprop": of_torch("RMSprop", lr=0.003, momentum=0.5),
@@ -88,12 +86,12 @@ EACH: dict[str, Make] = {
     "ASGD": of_torch("ASGD"),
     "Rprop": of_torch("Rprop", lr=0.001),
     "Adafactor": of_torch("Adafactor"),
-    "Muon of torch, on the matrices": lambda net: torch.optim.Muon(net.matrices(), lr=0.01),
+    "Muon (torch), matrices only": lambda net: torch.optim.Muon(net.matrices(), lr=0.01),
     "AdamWScheduleFree": of_others("AdamWScheduleFree"),
     "SGDScheduleFree": of_others("SGDScheduleFree"),
     "RAdamScheduleFree": of_others("RAdamScheduleFree"),
     "SOAP": of_others("SOAP", precondition_frequency=5),
-    "Muon of pytorch_optimizer": other_muon,
+    "Muon (pytorch_optimizer)": other_muon,
     "Prodigy": of_others("Prodigy", lr=1.0),
     "Lion": of_others("Lion", lr=0.001),
     "StableAdamW": of_others("StableAdamW"),
@@ -107,10 +105,10 @@ EACH: dict[str, Make] = {
     "[AdamWScheduleFree, SGD]": schedule_free_and_sgd,
 }
 QUICK = (
-    "AdamW, learning rate a tensor",
+    "AdamW, tensor learning rate",
     "AdamWScheduleFree",
     "SOAP",
-    "Muon of pytorch_optimizer",
+    "Muon (pytorch_optimizer)",
     "Lookahead",
     "[Muon, AdamW]",
 )
