@@ -2,7 +2,7 @@
 
 from steadystep._deprecated import old_names
 from steadystep.diagnosis.advice import ADVICE
-from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.counterfactual import (
     LASTING,
     RollbackTrial,
@@ -18,6 +18,7 @@ __all__ = [
     "ADVICE",
     "LASTING",
     "Cause",
+    "Fault",
     "RollbackTrial",
     "RollbackTrialResult",
     "RunHistory",

@@ -101,6 +101,43 @@ class Cause(StrEnum):
     """No rule explains the findings."""
 
 
+class Fault(StrEnum):
+    """The particular mistake behind a cause, where it could be told: `Diagnosis.fault`."""
+
+    FROZEN_PARAMETERS = "frozen-parameters"
+    """Parameters that nothing changes: `requires_grad` is off, their rate is 0, or they are no part of the model."""
+    WRONG_OPTIMIZER_PARAMS = "wrong-optimizer-params"
+    """Parameters that are trained by no optimizer."""
+    CONSTANT_TARGETS = "constant-targets"
+    """Every target is the same."""
+    ALL_IGNORED_TARGETS = "all-ignored-targets"
+    """Every target is the label that the loss ignores."""
+    LABELS_SHUFFLED = "labels-shuffled"
+    """Targets do not belong to their inputs."""
+    UNSCALED_TARGETS = "unscaled-targets"
+    """Targets far from unit scale."""
+    TARGET_LEAK = "target-leak"
+    """The model is given what it should predict."""
+    CONSTANT_INPUTS = "constant-inputs"
+    """Every input is the same."""
+    UNSHUFFLED_DATA = "unshuffled-data"
+    """Batches hold one kind of sample each."""
+    WRONG_LOSS = "wrong-loss"
+    """The loss does not fit the outputs: an activation twice, a wrong sign, shapes that broadcast."""
+    SOFTMAX_AXIS = "softmax-axis"
+    """A softmax over the wrong dimension, or over a single unit."""
+    OUTPUT_INDEPENDENT_OF_INPUT = "output-independent-of-input"
+    """The output is the same whatever the input."""
+    BATCH_DEPENDENCE = "batch-dependence"
+    """The output of a sample depends on its neighbors in the batch."""
+    REGULARISATION_TOO_STRONG = "regularisation-too-strong"
+    """Weight decay or dropout keeps the model from learning."""
+    PRECISION = "precision"
+    """Weights, gradients or moments lose too many digits."""
+    EVAL_MODE = "eval-mode"
+    """The model trains in evaluation mode."""
+
+
 class Remedy(StrEnum):
     """What a tip can recommend, and a run may have already: by its settings, or by what the guard has done."""
 

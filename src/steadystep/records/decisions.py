@@ -47,6 +47,8 @@ class Diagnosis(Record):
 
     cause: str = "healthy"
     """Value of a `steadystep.diagnosis.Cause`; "healthy" if nothing is wrong."""
+    fault: str = ""
+    """Value of a `steadystep.diagnosis.Fault`: the particular mistake, where it could be told."""
     damage: Damage = Damage.NONE
     """How far the fault has reached."""
     findings: tuple[Finding, ...] = ()

@@ -1,0 +1,184 @@
+"""Judge a diagnosis on the faulty programs: does it name the fault, and is it silent when there is none?
+
+    python -m benchmarks.faulty_programs.judge diagnose --half develop    # what the run shows by itself
+    python -m benchmarks.faulty_programs.judge examine --half develop     # with experiments after the run
+    python -m benchmarks.faulty_programs.judge untrained --half develop   # with experiments on an untrained job
+
+The protocol is in the README of this folder. A cause counts for a label as `MEANS` says. "no-learning" by itself never does:
+it has to say why (`Diagnosis.fault`).
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+import steadystep
+from steadystep.records import Diagnosis
+
+from . import PROGRAMS, half
+from .program import LoopFaults, Program, Setup, update
+
+# Causes of the product that mean the same as a label, besides the one of the same name.
+MEANS: dict[str, tuple[str, ...]] = {
+    "non-finite": (
+        "non-finite-loss",
+        "non-finite-gradient",
+        "non-finite-input",
+        "non-finite-buffer",
+        "forward-overflow",
+    ),
+    "precision": ("gradient-underflow", "forward-overflow", "loss-scale-collapse"),
+    "optimizer-state-reset": ("lost-moments",),
+}
+FINE = ("healthy", "too-short")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was said about one version of one program."""
+
+    program: str
+    faulty: bool
+    seed: int
+    said: tuple[tuple[str, str, str], ...]  # cause, fault, evidence; the likeliest first
+    seconds: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per diagnosis: the particular fault where one is named."""
+        return tuple(fault or cause for cause, fault, _ in self.said)
+
+    @property
+    def silent(self) -> bool:
+        """Nothing is said to be wrong."""
+        return all(cause in FINE for cause, _, _ in self.said)
+
+    def hit(self, labels: Sequence[str], among: int = 1) -> bool:
+        """Whether one of the first `among` means one of the labels."""
+        accepted = {name for label in labels for name in (label, *MEANS.get(label, ()))}
+        return any({cause, fault} & accepted for cause, fault, _ in self.said[:among])
+
+
+def drive(setup: Setup) -> steadystep.Guard:
+    """Train under a guard: through `guard.step`, or around the program's own loop where that is what is wrong."""
+    batches = setup.batches()
+    if setup.loop != LoopFaults():
+        watcher = steadystep.watch(setup.model, setup.optimizer, config=setup.config)
+        with suppress(steadystep.TrainingHalted):
+            for step in range(1, setup.num_steps + 1):
+                setup.loss(next(batches)).backward()  # type: ignore[no-untyped-call]
+                update(setup, step)
+        return watcher.guard
+    guard = steadystep.Guard(setup.model, setup.optimizer, config=setup.config)
+    with suppress(steadystep.TrainingHalted):
+        for batch in islice(batches, setup.num_steps):
+            guard.step(setup.loss, batch=batch)
+            if setup.scheduler is not None:
+                setup.scheduler.step()
+    return guard
+
+
+def answer(how: str, program: Program, faulty: bool, seed: int) -> Answer:
+    """Build, train and ask."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    setup = program.build(faulty, seed)
+    seconds = 0.0
+    try:
+        if how == "untrained":
+            clip = setup.config.get("training", {}).get("max_grad_norm")
+            done = steadystep.examine(setup.model, setup.optimizer, setup.loss, setup.batches(), max_grad_norm=clip)
+            said, seconds = done.causes, done.seconds
+        else:
+            guard = drive(setup)
+            if how == "examine":
+                done = guard.examine(setup.batches(), loss=setup.loss)
+                said, seconds = done.causes, done.seconds
+            else:
+                said = guard.diagnose()
+    except steadystep.SteadystepError as error:
+        said = (Diagnosis(cause="error", evidence=f"{type(error).__name__}: {error}"),)
+    told = tuple((d.cause, getattr(d, "fault", ""), d.evidence) for d in said)
+    return Answer(program=program.name, faulty=faulty, seed=seed, said=told, seconds=seconds)
+
+
+def _task(how: str, name: str, faulty: bool, seed: int) -> Answer:
+    return answer(how, next(p for p in PROGRAMS if p.name == name), faulty, seed)
+
+
+def answers(how: str, programs: Iterable[Program], seeds: Sequence[int], jobs: int) -> list[Answer]:
+    """Both versions of every program with every seed, printed as they come."""
+    tasks = [
+        (p, faulty, seed) for p in programs for faulty in ((True, False) if p.faults else (False,)) for seed in seeds
+    ]
+    found = []
+    with ProcessPoolExecutor(jobs) as pool:
+        coming = [pool.submit(_task, how, p.name, faulty, seed) for p, faulty, seed in tasks]
+        for (program, faulty, seed), future in zip(tasks, coming, strict=True):
+            one = future.result()
+            found.append(one)
+            right = one.hit(program.faults) if faulty else one.silent
+            print(
+                f"{'  ' if right else '! '}{program.name:42} {'faulty' if faulty else 'works '} {seed} {one.names}",
+                flush=True,
+            )
+            if not right:
+                for cause, fault, evidence in one.said[:3]:
+                    print(f"      {fault or cause}: {evidence[:220]}")
+    return found
+
+
+def summary(programs: Sequence[Program], found: Sequence[Answer]) -> dict[str, object]:
+    """Counts of programs, each by the majority of its seeds."""
+
+    def most(name: str, faulty: bool, good: object) -> bool:
+        votes = [bool(good(a)) for a in found if (a.program, a.faulty) == (name, faulty)]  # type: ignore[operator]
+        return 2 * sum(votes) > len(votes)
+
+    faulty = [p for p in programs if p.faults]
+    odd = [p for p in programs if not p.faults]
+    first = [p for p in faulty if most(p.name, True, lambda a, p=p: a.hit(p.faults))]
+    return {
+        "faulty": len(faulty),
+        "first": len(first),
+        "exact": sum(most(p.name, True, lambda a, p=p: a.hit(p.faults[:1])) for p in faulty),
+        "among three": sum(most(p.name, True, lambda a, p=p: a.hit(p.faults, 3)) for p in faulty),
+        "noticed": sum(most(p.name, True, lambda a: not a.silent) for p in faulty),
+        "twins flagged": [p.name for p in faulty if not most(p.name, False, lambda a: a.silent)],
+        "oddities": len(odd),
+        "oddities flagged": [p.name for p in odd if not most(p.name, False, lambda a: a.silent)],
+        "most seconds": round(max((a.seconds for a in found), default=0.0), 1),
+        "said of working ones": Counter(a.names[0] for a in found if not a.faulty and not a.silent),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("how", choices=("diagnose", "examine", "untrained"))
+    parser.add_argument("parts", nargs="*", help="only programs whose name contains one of these")
+    parser.add_argument("--half", choices=("develop", "sealed"), required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="write every answer as JSON lines")
+    options = parser.parse_args()
+    parts = options.parts
+    chosen = [p for p in PROGRAMS if half(p) == options.half and (not parts or any(part in p.name for part in parts))]
+    found = answers(options.how, chosen, options.seeds, options.jobs)
+    if options.out:
+        options.out.write_text("".join(json.dumps(asdict(one)) + "\n" for one in found))
+    json.dump(summary(chosen, found), sys.stdout, indent=1, default=dict)
+    print()
+
+
+if __name__ == "__main__":
+    main()
