@@ -56,7 +56,7 @@ class Answer:
     @property
     def names(self) -> tuple[str, ...]:
         """One name per diagnosis: the particular fault where one is named."""
-        return tuple(fault or cause for cause, fault, _ in self.said)
+        return tuple(str(fault or cause) for cause, fault, _ in self.said)
 
     @property
     def silent(self) -> bool:
@@ -97,7 +97,14 @@ def answer(how: str, program: Program, faulty: bool, seed: int) -> Answer:
     try:
         if how == "untrained":
             clip = setup.config.get("training", {}).get("max_grad_norm")
-            done = steadystep.examine(setup.model, setup.optimizer, setup.loss, setup.batches(), max_grad_norm=clip)
+            done = steadystep.examine(
+                setup.model,
+                setup.optimizer,
+                setup.loss,
+                setup.batches(),
+                max_grad_norm=clip,
+                scheduler=setup.scheduler,
+            )
             said, seconds = done.causes, done.seconds
         else:
             guard = drive(setup)

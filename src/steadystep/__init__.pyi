@@ -22,6 +22,7 @@ from steadystep.errors import MisuseError as MisuseError
 from steadystep.errors import SteadystepError as SteadystepError
 from steadystep.errors import TrainingHalted as TrainingHalted
 from steadystep.errors import UnsupportedError as UnsupportedError
+from steadystep.examination import examine as examine
 from steadystep.guard import Guard as Guard
 from steadystep.lr_finder import find_lr as find_lr
 from steadystep.records import Diagnosis as Diagnosis

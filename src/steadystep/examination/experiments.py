@@ -1,0 +1,381 @@
+"""Examine a training job: observe a few passes, make short trials, name the cause and the repair that worked."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from statistics import fmean
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from steadystep._utils.tree import tensors_in
+from steadystep.diagnosis.advice import ADVICE
+from steadystep.diagnosis.causes import Cause, Fault
+from steadystep.diagnosis.facts import names
+from steadystep.errors import ConfigError
+from steadystep.examination.checks import Observation, faults_of, partly_reached, trivial_loss
+from steadystep.examination.observations import (
+    depends_on_input,
+    depends_on_later,
+    depends_on_neighbors,
+    next_rates,
+    observe_parameters,
+    observe_passes,
+    rewards_certainty,
+    rows,
+    share_of_own_target,
+)
+from steadystep.examination.repairs import Repair, repairs, restart, restart_plainly
+from steadystep.examination.workbench import BatchLoss, Trial, Variation, Workbench, standard_error
+from steadystep.records import Diagnosis
+from steadystep.signals.activations import Activations
+
+_CLEARLY, _FAR = 0.1, 0.25  # of the present loss
+_WELL = 0.1  # of the first loss, in one trial
+_BELOW = 0.95  # of the loss of the best constant
+_LONGER = 5
+_FURTHER = 8
+_FEWEST_SAMPLES = 512
+_COLLAPSED = 1e-2
+_VANISHING = 1e-4  # of the largest gradient, by the size of the weights
+_FITS = 0.5  # of the loss of one batch
+_UNLEARNED = 0.05
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What was found, by which trials, and at what cost."""
+
+    causes: tuple[Diagnosis, ...]
+    """The likeliest first; one "healthy" when nothing is wrong."""
+    trials: tuple[Trial, ...]
+    num_updates: int
+    """Taken by all trials together, and undone."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a program."""
+        return {
+            "causes": [cause.to_json() for cause in self.causes],
+            "trials": [asdict(trial) | {"start": trial.start, "end": trial.end} for trial in self.trials],
+            "num_updates": self.num_updates,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def __str__(self) -> str:
+        told = [
+            f"{cause.fault or cause.cause}: {cause.evidence}" + (f"\n  try: {cause.advice}" if cause.advice else "")
+            for cause in self.causes
+        ]
+        return "\n".join([*told, "trials:", *(f"  {trial}" for trial in self.trials)])
+
+
+def examine(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: BatchLoss,
+    batches: Iterable[Any],
+    *,
+    num_steps: int = 40,
+    num_batches: int = 24,
+    max_grad_norm: float | None = None,
+    scheduler: LRScheduler | None = None,
+    max_seconds: float = 60.0,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Examination:
+    """Run short experiments from the present state and return the likeliest cause with a repair that was tried.
+
+    Everything is restored afterwards, bit for bit: weights, gradients, buffers, modes, the optimizer and its state, and
+    the random numbers of torch, Python and NumPy. Batches are kept in memory while it runs.
+
+    Args:
+        model: what is trained.
+        optimizer: as it is used in training.
+        loss: computes the loss of a batch; the same batch gives the same loss apart from dropout.
+        batches: training batches; the first `num_batches` are used, a third of them, at most 8, for evaluation only.
+        num_steps: updates per trial.
+        num_batches: how many batches to keep.
+        max_grad_norm: the limit your loop clips gradients to, if it does.
+        scheduler: your schedule, if it has one: its next steps are looked at.
+        max_seconds: no further trial begins after this time.
+        seed: of dropout and the like inside the trials.
+        progress: called with a line before each trial.
+
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
+    >>> x = [torch.randn(16, 4) for _ in range(12)]
+    >>> examine(model, optimizer, lambda x: (model(x) - x.sum(1, keepdim=True)).square().mean(), x).causes[0].cause
+    'learning-rate-too-low'
+    """
+    if num_steps < 10 or num_batches < 1:
+        raise ConfigError(f"num_steps = {num_steps}, num_batches = {num_batches}: at least 10 steps and 1 batch")
+    began = time.monotonic()  # why a clock: it bounds the cost, and decides nothing about a run
+    kept = _kept(iter(batches), num_batches)
+    bench = Workbench(model, optimizer, loss, kept, num_steps=num_steps, max_grad_norm=max_grad_norm, seed=seed)
+    experiments = _Experiments(
+        bench, scheduler, lambda: time.monotonic() - began < max_seconds, progress or (lambda line: None)
+    )
+    causes = experiments.run()
+    return Examination(
+        causes=causes,
+        trials=tuple(experiments.trials),
+        num_updates=bench.num_updates,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _kept(batches: Iterator[Any], number: int) -> list[Any]:
+    """The first batches; some from farther on where these have a single target, as with sorted data."""
+    first = list(islice(batches, number))
+    size = max((rows(t) for batch in first[:1] for _, t in tensors_in(batch)), default=0)
+    if size and len(first) == number:
+        first += islice(batches, max(min(_FEWEST_SAMPLES // size, 512) - number, 0))
+        number = len(first)
+    if len(first) < number or not _have_one_target(first):
+        return first
+    further = [batch for place, batch in enumerate(islice(batches, _FURTHER * number)) if place % _FURTHER == 0]
+    return (first[: number // 2] + further)[: max(number, 4)] if further else first
+
+
+def _have_one_target(batches: list[Any]) -> bool:
+    last = [[t for _, t in tensors_in(batch)][-1:] for batch in batches]
+    targets = [t for part in last for t in part if t.dim() == 1 and not t.is_floating_point()]
+    return bool(targets) and len({value for t in targets for value in t.unique().tolist()}) == 1  # sync: examined
+
+
+@final
+class _Experiments:
+    """The order of the trials, and the rules that turn them into causes."""
+
+    def __init__(
+        self,
+        bench: Workbench,
+        scheduler: LRScheduler | None,
+        in_time: Callable[[], bool],
+        progress: Callable[[str], None],
+    ) -> None:
+        self._bench, self._in_time, self._progress = bench, in_time, progress
+        self._scheduler = scheduler
+        self.trials: list[Trial] = []
+
+    def run(self) -> tuple[Diagnosis, ...]:
+        observation = self._observe()
+        found = list(faults_of(observation))
+        seen = observation.passes[0]
+        base = self._trial(
+            "as-is",
+            "as it is",
+            Variation(),
+            at_end=lambda: depends_on_input(self._bench, self._bench.batches[0], seen),
+        )
+        unreached = partly_reached(observation, base.still)
+        found += [unreached] if unreached is not None else []
+        if found:
+            return tuple(found)
+        fresh = self._trial("fresh", "with new weights", Variation(prepare=restart))
+        collapsed = _collapsed(observation, base, fresh)
+        return (collapsed,) if collapsed is not None else self._judged(observation, base, fresh)
+
+    def _judged(self, o: Observation, base: Trial, fresh: Trial) -> tuple[Diagnosis, ...]:
+        trivial = trivial_loss(o)
+        left_out = o.parameters.not_in_optimizer
+        if _learns_well(base, trivial) and not left_out:
+            return (Diagnosis(evidence=f"it learns; {base}"),)
+        knows = self._knows(o, base, fresh, trivial)
+        longer = base if knows else self._longer()
+        learns = _learns_well(longer, trivial)
+        found = [
+            _repaired_by(repair, trial, longer)
+            for repair, trial in self._repaired(o, longer, fresh, knows=knows, learns=learns)
+        ]
+        if learns and not found:
+            return (Diagnosis(evidence=f"it learns; {longer}"),)
+        if not knows and not learns and _is_better(fresh, longer, margin=_CLEARLY):
+            found.insert(0, _worn(o, longer, fresh))
+        if found:
+            return tuple(found)
+        if knows:
+            return (Diagnosis(evidence=f"the model has learned: other samples' inputs raise its loss; {base}"),)
+        if o.is_adversarial:
+            return (Diagnosis(evidence=f"no sign of a fault; learning is not judged for adversarial losses; {base}"),)
+        return self._unexplained(o, longer, trivial)
+
+    def _longer(self) -> Trial:
+        return self._trial("longer", "as it is, for longer", Variation(), num_steps=_LONGER * self._bench.num_steps)
+
+    def _observe(self) -> Observation:
+        self._progress("observing a few passes")
+        bench = self._bench
+        batch = bench.batches[0]
+        passes = observe_passes(bench)
+        seen = passes[0]
+        watch = Activations(bench.model)
+        with bench.set_aside(), watch.watching(), torch.no_grad():
+            bench.loss(batch)
+        dead, saturated = watch.read([float(v) for t in watch.pending() for v in t.tolist()])  # sync: examined
+        return Observation(
+            passes=passes,
+            parameters=observe_parameters(bench),
+            batches=bench.every,
+            rates=next_rates(bench, self._scheduler),
+            on_input=depends_on_input(bench, batch, seen),
+            on_input_fresh=depends_on_input(bench, batch, seen, prepare=restart),
+            on_neighbors=depends_on_neighbors(bench, batch, seen),
+            on_later=depends_on_later(bench, batch, seen),
+            own_target=share_of_own_target(bench, batch, seen),
+            certainty=rewards_certainty(bench, batch, seen),
+            dead=dict(zip(watch.modules, dead, strict=False)),
+            saturated=dict(zip(watch.modules, saturated, strict=False)),
+        )
+
+    def _trial(
+        self,
+        name: str,
+        what: str,
+        variation: Variation,
+        *,
+        num_steps: int | None = None,
+        at_end: Callable[[], float | None] | None = None,
+    ) -> Trial:
+        self._progress(what)
+        trial = self._bench.trial(name, what, variation, num_steps=num_steps, at_end=at_end)
+        self.trials.append(trial)
+        return trial
+
+    def _knows(self, o: Observation, base: Trial, fresh: Trial, trivial: float | None) -> bool:
+        """Whether the present weights have learned something: they do worse when inputs and targets do not match."""
+        if not all(map(math.isfinite, base.before)) or (trivial is not None and not base.start < _BELOW * trivial):
+            return False
+        seen = o.passes[0]
+        if seen.targets and seen.num_samples > 1:
+            with self._bench.set_aside():
+                mismatched = self._bench.losses(
+                    self._bench.held, lambda batch: seen.with_inputs(batch, lambda t: t.roll(1, 0))
+                )
+            worse = fmean(mismatched) - base.start
+            return worse > _UNLEARNED * abs(base.start) and worse > 3.0 * standard_error(mismatched, base.before)
+        return base.start < 0.8 * fresh.start
+
+    def _repaired(
+        self, o: Observation, base: Trial, fresh: Trial, *, knows: bool, learns: bool
+    ) -> Iterator[tuple[Repair, Trial]]:
+        """Repairs that end clearly below where the run is and below what the run does by itself, the best first."""
+        worked = []
+        margin = _FAR if knows or learns else _CLEARLY
+        for repair in repairs(self._bench, o.passes[0], o.parameters.not_in_optimizer):
+            if not self._in_time():
+                break
+            if repair.particular if learns else repair.fresh or repair.particular or not knows:
+                variation = _from_new_weights(repair.variation) if repair.fresh else repair.variation
+                trial = self._trial(repair.name, repair.what, variation)
+                if repair.rescaled and trial.learns and trial.gain > 0.3 + 2.0 * max(base.gain, fresh.gain, 0.0):
+                    worked.append((repair, trial))
+                elif not repair.rescaled and _is_better(trial, base, fresh, margin=margin):
+                    worked.append((repair, trial))
+        best: dict[str, tuple[Repair, Trial]] = {}
+        for repair, trial in worked:
+            kind = repair.cause + repair.fault
+            if kind not in best or trial.gain > best[kind][1].gain:
+                best[kind] = (repair, trial)
+        most = max((trial.gain for _, trial in best.values()), default=0.0)
+        # why in their order: a rate that helps may only make up for what a more particular repair removes
+        return iter(sorted(best.values(), key=lambda pair: pair[1].gain < 0.5 * most))
+
+    def _unexplained(self, o: Observation, base: Trial, trivial: float | None) -> tuple[Diagnosis, ...]:
+        for name, what, prepare in (
+            ("fresh-longer", "with new weights, for longer", restart),
+            ("plain-init-longer", "with weights drawn at 1 / sqrt(inputs), for longer", restart_plainly),
+        ):
+            steps = _LONGER * self._bench.num_steps
+            trial = self._trial(name, what, Variation(prepare=prepare), num_steps=steps)
+            if _learns_well(trial, trivial) and _is_better(trial, base, margin=_CLEARLY):
+                return (_worn(o, base, trial),)
+        vanishing = _vanishing(o)
+        if vanishing:
+            return (_diagnosis(Cause.VANISHING_GRADIENT, vanishing),)
+        one = self._trial(
+            "one-batch",
+            "with new weights on one batch again and again",
+            Variation(prepare=restart, batches=self._bench.batches[:1]),
+            num_steps=_LONGER * self._bench.num_steps,
+        )
+        if one.finite and one.losses and one.losses[-1] < _FITS * one.losses[0]:
+            learned = f"{one.losses[0]:.4g} -> {one.losses[-1]:.4g}"
+            what = f"a single batch can be memorized ({learned}), but nothing carries over to other batches; {base}"
+            advice = "check that targets belong to their inputs: shuffled together, in the same order"
+            return (Diagnosis(cause=Cause.NO_LEARNING, fault=Fault.LABELS_SHUFFLED, evidence=what, advice=advice),)
+        return (_diagnosis(Cause.NO_LEARNING, f"not learning, cause unknown: no trial learned; {base}"),)
+
+
+def _learns_well(trial: Trial, trivial: float | None) -> bool:
+    """The loss of batches that it did not train on falls by a tenth, and below that of the best constant."""
+    return trial.learns and trial.gain > _WELL and (trivial is None or trial.end < _BELOW * trivial)
+
+
+def _collapsed(o: Observation, base: Trial, fresh: Trial) -> Diagnosis | None:
+    """Outputs that become the same for every input, with a loss that is content with that."""
+    if o.on_input_fresh is None or trivial_loss(o) is not None:
+        return None
+    now = o.on_input is not None and o.on_input < _COLLAPSED and base.start < 0.5 * fresh.start
+    soon = base.at_end is not None and base.at_end < _COLLAPSED and base.gain > 0.5
+    if not (now or soon) or not o.on_input_fresh > 10.0 * _COLLAPSED:
+        return None
+    return Diagnosis(
+        cause=Cause.NO_LEARNING,
+        fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT,
+        evidence=f"the outputs become the same for every input, and the loss is content with that; {base}",
+        advice="the loss lacks a term that keeps outputs apart: negatives, a variance term, or a stop-gradient",
+    )
+
+
+def _worn(o: Observation, base: Trial, fresh: Trial) -> Diagnosis:
+    """The weights are to blame: newly drawn ones learn, with nothing else changed."""
+    flat = [name for name, share in o.saturated.items() if share > 0.5]
+    dead = [name for name, share in o.dead.items() if share > 0.9]
+    cause = Cause.SATURATION if flat else Cause.DEAD_UNITS if dead else Cause.POOR_INITIALISATION
+    where = f"; most units of {names(flat or dead)} are {'saturated' if flat else 'zero'}" if flat or dead else ""
+    return _diagnosis(cause, f"{base}; {fresh}{where}")
+
+
+def _diagnosis(cause: Cause, evidence: str) -> Diagnosis:
+    return Diagnosis(cause=cause, evidence=evidence, advice=ADVICE[cause])
+
+
+def _from_new_weights(variation: Variation) -> Variation:
+    inner = variation.prepare
+
+    def prepare(model: nn.Module, optimizer: Optimizer) -> None:
+        restart(model, optimizer)
+        if inner is not None:
+            inner(model, optimizer)
+
+    return replace(variation, prepare=prepare)
+
+
+def _is_better(trial: Trial, base: Trial, *others: Trial, margin: float) -> bool:
+    """It learns, and ends clearly below the present loss and below where the others end."""
+    present = base.start if all(map(math.isfinite, base.before)) else math.inf
+    levels = (present, base.end, *(other.end for other in others))
+    least = margin * abs(present if math.isfinite(present) else trial.start)
+    return trial.learns and all(trial.end < level - least for level in levels)
+
+
+def _repaired_by(repair: Repair, trial: Trial, base: Trial) -> Diagnosis:
+    return Diagnosis(cause=repair.cause, fault=repair.fault, evidence=f"{base}; {trial}", advice=repair.advice)
+
+
+def _vanishing(o: Observation) -> str:
+    sizes, norms = o.parameters.sizes, o.parameters.norms
+    relative = {n: norms[n] / sizes[n] for n in norms if sizes[n] > 0 and math.isfinite(norms[n])}
+    if len(relative) < 4:
+        return ""
+    largest = max(relative.values())
+    faint = [name for name, value in relative.items() if value < _VANISHING * largest]
+    return f"the gradient of {names(faint)} is below 1e-4 of the largest, by the size of the weights" if faint else ""

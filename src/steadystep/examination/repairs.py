@@ -1,0 +1,303 @@
+"""The trials of an examination: the run as it is, and the run with one thing repaired."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadystep._utils.tree import children, rebuilt, tensors_in
+from steadystep.diagnosis.causes import Cause, Fault
+from steadystep.examination.observations import Pass, rows
+from steadystep.examination.workbench import Variation, Workbench
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_LARGE_BATCH, _TINY_BATCH = 8, 4
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """One thing to try, and what is wrong if it helps."""
+
+    name: str
+    what: str
+    cause: Cause
+    advice: str
+    variation: Variation
+    fault: str = ""
+    fresh: bool = False
+    """From newly drawn weights, beside a trial from newly drawn weights without the repair."""
+    particular: bool = False
+    """Undoes one setting or one property of the data: tried also where the run learns, but slowly."""
+    rescaled: bool = False
+    """Losses are in other units, so what counts is which share of the first loss is gone."""
+
+
+def restart(model: nn.Module, optimizer: Optimizer) -> None:
+    """Draw every weight again that its module knows how to draw, and forget the optimizer's moments."""
+    for module in model.modules():
+        reset = getattr(module, "reset_parameters", None)
+        if callable(reset):
+            reset()
+    optimizer.state.clear()
+
+
+@torch.no_grad()
+def restart_plainly(model: nn.Module, optimizer: Optimizer) -> None:
+    """Draw every matrix anew with a deviation of 1 / sqrt(inputs), and set biases to 0 and scales of norms to 1."""
+    restart(model, optimizer)
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        if p.dim() > 1:
+            p.normal_(0.0, 1.0 / math.sqrt(p[0].numel()))
+        else:
+            p.fill_(1.0 if name.endswith("weight") else 0.0)
+
+
+def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str]) -> Iterator[Repair]:
+    """What can be tried with this job, the most particular first.
+
+    Args:
+        bench: where it will be tried.
+        seen: one pass.
+        left_out: trainable parameters that get a gradient and are not in the optimizer.
+    """
+    yield from _settings(bench, left_out)
+    yield from _data(bench, seen)
+    larger = _larger_batches()
+    tiny = seen.num_samples <= _TINY_BATCH
+    yield from (larger,) if tiny else ()
+    yield from _rates()
+    yield _PLAIN_INIT
+    yield from () if tiny else (larger,)
+
+
+def _rates() -> Iterator[Repair]:
+    for factor in (0.1, 0.01):
+        yield Repair(
+            name=f"lr/{round(1 / factor)}",
+            what=f"with new weights and the learning rate divided by {round(1 / factor)}",
+            cause=Cause.LEARNING_RATE_TOO_HIGH,
+            advice=f"divide the learning rate by {round(1 / factor)} (tried, learns)",
+            variation=Variation(lr_mult=factor),
+            fresh=True,
+        )
+    for factor in (10.0, 100.0, 1000.0):
+        yield Repair(
+            name=f"lr*{factor:.0f}",
+            what=f"at {factor:.0f} times the learning rate",
+            cause=Cause.LEARNING_RATE_TOO_LOW,
+            advice=f"multiply the learning rate by {factor:.0f} (tried, learns)",
+            variation=Variation(lr_mult=factor),
+        )
+
+
+def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
+    if left_out:
+        yield Repair(
+            name="all-parameters",
+            what="with all parameters in the optimizer",
+            cause=Cause.NO_LEARNING,
+            fault=Fault.WRONG_OPTIMIZER_PARAMS,
+            advice="build the optimizer from model.parameters(), or add a group for these (tried, learns)",
+            variation=Variation(prepare=lambda model, optimizer: _hold_too(model, optimizer, left_out)),
+            particular=True,
+        )
+    if bench.max_grad_norm is not None:
+        yield Repair(
+            name="no-clipping",
+            what="without gradient clipping",
+            cause=Cause.CLIPPING_TOO_TIGHT,
+            advice="raise max_grad_norm (tried without clipping, learns)",
+            variation=Variation(clip=False),
+            particular=True,
+        )
+    if not bench.model.training:
+        yield Repair(
+            name="train-mode",
+            what="with new weights in training mode",
+            cause=Cause.NO_LEARNING,
+            fault=Fault.EVAL_MODE,
+            advice="call model.train() before training and after every evaluation (tried, learns)",
+            variation=Variation(prepare=lambda model, _: _train_mode(model)),
+            fresh=True,
+            particular=True,
+        )
+    if any(group.get("weight_decay") for group in bench.optimizer.param_groups):
+        yield Repair(
+            name="no-decay",
+            what="with new weights and no weight decay",
+            cause=Cause.NO_LEARNING,
+            fault=Fault.REGULARISATION_TOO_STRONG,
+            advice="lower the weight decay (tried without, learns)",
+            variation=Variation(prepare=_without_decay),
+            fresh=True,
+            particular=True,
+        )
+    if any(isinstance(module, _DROPOUTS) and module.p > 0 and module.training for module in bench.model.modules()):
+        yield Repair(
+            name="no-dropout",
+            what="without dropout",
+            cause=Cause.NO_LEARNING,
+            fault=Fault.REGULARISATION_TOO_STRONG,
+            advice="lower the dropout probability; p is the share that is dropped (tried without, learns)",
+            variation=Variation(prepare=_without_dropout),
+            particular=True,
+        )
+
+
+_PLAIN_INIT = Repair(
+    name="plain-init",
+    what="with weights drawn at 1 / sqrt(inputs)",
+    cause=Cause.POOR_INITIALISATION,
+    advice="use torch's default initialization, or steadystep.init (tried with a plain one, learns)",
+    variation=Variation(prepare=restart_plainly),
+)
+
+
+def _hold_too(model: nn.Module, optimizer: Optimizer, left_out: Sequence[str]) -> None:
+    optimizer.param_groups = list(optimizer.param_groups)  # the list that the user has stays as it is
+    named = dict(model.named_parameters())
+    optimizer.add_param_group({"params": [named[name] for name in left_out]})
+
+
+def _train_mode(model: nn.Module) -> None:
+    model.train()  # `set_aside` puts the modes back
+
+
+def _without_decay(_: nn.Module, optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if "weight_decay" in group:
+            group["weight_decay"] = 0.0
+
+
+def _without_dropout(model: nn.Module, _: Optimizer) -> None:
+    for module in model.modules():
+        if isinstance(module, _DROPOUTS):
+            module.eval()  # why not p = 0: modes are put back by `set_aside`, attributes are not
+
+
+def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
+    scaling = _Scaling.of(bench.batches, seen.inputs)
+    if scaling is not None and scaling.is_unusual:
+        yield Repair(
+            name="scaled-inputs",
+            what="with new weights and standardized inputs",
+            cause=Cause.UNSCALED_DATA,
+            advice="standardize the inputs to mean 0 and standard deviation 1 (tried, learns)",
+            variation=Variation(change=lambda batch: seen.with_inputs(batch, scaling.apply)),
+            fresh=True,
+            particular=True,
+        )
+    targets = _Scaling.of(bench.batches, seen.targets, by_feature=False)
+    if targets is not None and targets.is_unusual:
+        yield Repair(
+            name="scaled-targets",
+            what="with new weights and standardized targets",
+            cause=Cause.UNSCALED_DATA,
+            fault=Fault.UNSCALED_TARGETS,
+            advice="standardize the targets to mean 0 and standard deviation 1 (tried, learns)",
+            variation=Variation(change=lambda batch: seen.with_targets(batch, targets.apply)),
+            fresh=True,
+            rescaled=True,
+        )
+    mixed = _mixed(bench.batches)
+    if mixed is not None:
+        yield Repair(
+            name="mixed-batches",
+            what="with samples exchanged between batches",
+            cause=Cause.NO_LEARNING,
+            fault=Fault.UNSHUFFLED_DATA,
+            advice="shuffle the data (tried with samples drawn from all batches, learns)",
+            variation=Variation(batches=mixed),
+        )
+
+
+def _larger_batches() -> Repair:
+    return Repair(
+        name="large-batches",
+        what=f"with batches {_LARGE_BATCH} times as large",
+        cause=Cause.BATCH_SIZE_UNFIT,
+        advice=f"use larger batches or accumulate gradients over {_LARGE_BATCH} (tried, learns)",
+        variation=Variation(per_update=_LARGE_BATCH),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Scaling:
+    """Mean and deviation of each feature of the first real-valued input."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, batches: Sequence[Any], parts: dict[str, Tensor], *, by_feature: bool = True) -> "_Scaling | None":
+        real = [n for n, tensor in parts.items() if tensor.is_floating_point() and tensor.dim() > int(by_feature)]
+        if not real:
+            return None
+        found = [tensor for batch in batches for name, tensor in tensors_in(batch) if name == real[0]]
+        if len({tensor.shape[1:] for tensor in found}) != 1:
+            return None
+        every = torch.cat([tensor.detach().float() for tensor in found])
+        if not bool(every.isfinite().all()):  # sync: once per examination
+            return None
+        mean, deviation = every.mean(0), every.std(0)
+        return cls(mean, deviation.where(deviation > 1e-12, torch.ones_like(deviation)))
+
+    @property
+    def is_unusual(self) -> bool:
+        """Far from zero or of a size that layers are not made for."""
+        size, spread = float(self.mean.abs().max()), float(self.deviation.max())  # sync: once per examination
+        return size > 5.0 or spread > 5.0 or spread < 0.05
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Standardize; another input than the one measured stays."""
+        if tensor.shape[1:] != self.mean.shape or not tensor.is_floating_point():
+            return tensor
+        return (tensor - self.mean.to(tensor)) / self.deviation.to(tensor)
+
+
+def _mixed(batches: Sequence[Any]) -> list[Any] | None:
+    """The same samples dealt out anew; None where batches do not fit together."""
+    if len(batches) < 2:
+        return None
+    try:
+        whole = _joined(list(batches))
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    sizes = {rows(tensor) for tensor in _leaves(whole)}
+    if len(sizes) != 1:
+        return None
+    order = torch.randperm(sizes.pop(), generator=torch.Generator().manual_seed(0))
+    size = math.ceil(len(order) / len(batches))
+    return [_picked(whole, order[at : at + size]) for at in range(0, len(order), size)]
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)
+    inner = [children(part) for part in parts]
+    if any(each is None for each in inner):
+        raise TypeError
+    columns = zip(*[[part for _, part in each or ()] for each in inner], strict=True)
+    return rebuilt(parts[0], [_joined(list(column)) for column in columns])
+
+
+def _leaves(thing: Any) -> Iterator[Tensor]:
+    if isinstance(thing, Tensor):
+        yield thing
+    else:
+        for _, part in children(thing) or ():
+            yield from _leaves(part)
+
+
+def _picked(thing: Any, order: Tensor) -> Any:
+    if isinstance(thing, Tensor):
+        return thing[order.to(thing.device)]
+    return rebuilt(thing, [_picked(part, order) for _, part in children(thing) or ()])

@@ -1,0 +1,211 @@
+"""Short training trials from the present state of a job. Nothing stays changed: weights, optimizer, buffers, RNG."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from steadystep.errors import MisuseError
+from steadystep.lr_finder.sweep import restored
+
+BatchLoss = Callable[[Any], Tensor]
+Prepare = Callable[[nn.Module, Optimizer], None]
+_HELD = 8
+"""Batches that trials do not train on, as far as there are enough."""
+_TWO_PER_CENT, _ERRORS = 0.02, 2.5
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """What a trial does differently from the run as it is."""
+
+    lr_mult: float = 1.0
+    change: Callable[[Any], Any] | None = None
+    """Applied to every batch, those for the evaluation too."""
+    batches: Sequence[Any] | None = None
+    """Trained on instead of the job's own."""
+    prepare: Prepare | None = None
+    """Called once before the first step; what it changes in the model and the optimizer is undone afterwards."""
+    per_update: int = 1
+    """Batches whose gradients are averaged for one update."""
+    clip: bool = True
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What came of one: losses of the held batches before and after, in pairs."""
+
+    name: str
+    what: str
+    """The variation in words: "at 0.1 times the learning rate"."""
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    losses: tuple[float, ...]
+    """Of the batches that were trained on, one per update."""
+    still: tuple[str, ...] = ()
+    """Parameters without a gradient, or with one that is zero, after the last update."""
+    at_end: float | None = None
+    """What was asked of the trained model before everything was put back."""
+
+    @property
+    def finite(self) -> bool:
+        """Every loss, before, during and after, is a number."""
+        return all(map(math.isfinite, (*self.before, *self.after, *self.losses)))
+
+    @property
+    def start(self) -> float:
+        """The mean of the held batches at first."""
+        return fmean(self.before)
+
+    @property
+    def end(self) -> float:
+        """Their mean after the last update; infinite where it is not a number."""
+        return fmean(self.after) if all(map(math.isfinite, self.after)) else math.inf
+
+    @property
+    def gain(self) -> float:
+        """How much of the first loss is gone, of its absolute value; at most 1 for losses above zero."""
+        if not self.finite:
+            return -math.inf
+        return (self.start - self.end) / max(abs(self.start), 1e-12)
+
+    @property
+    def learns(self) -> bool:
+        """The held loss falls: by two per cent, and by more than its spread over batches explains."""
+        fall = self.start - self.end
+        return self.finite and self.gain > _TWO_PER_CENT and fall > _ERRORS * standard_error(self.before, self.after)
+
+    def __str__(self) -> str:
+        end = f"{self.end:.4g}" if math.isfinite(self.end) else "not finite"
+        return f"{self.what}: {self.start:.4g} -> {end} in {len(self.losses)} updates"
+
+
+def standard_error(left: Sequence[float], right: Sequence[float]) -> float:
+    """The standard error of the mean difference of pairs."""
+    differences = [a - b for a, b in zip(left, right, strict=True)]
+    return stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
+
+
+@final
+class Workbench:
+    """A model, its optimizer, its loss and some batches, with which trials are made."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: BatchLoss,
+        batches: Sequence[Any],
+        *,
+        num_steps: int,
+        max_grad_norm: float | None,
+        seed: int,
+    ) -> None:
+        if not batches:
+            raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
+        held = min(max(_HELD, len(batches) // 4), len(batches) // 3)
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.batches: Sequence[Any] = batches[: len(batches) - held]
+        self.every = batches
+        self.held: Sequence[Any] = batches[len(batches) - held :] or batches
+        self.num_steps = num_steps
+        self.max_grad_norm = max_grad_norm
+        self._seed = seed
+        self.num_updates = 0
+        """Taken by all trials together."""
+
+    @property
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Those of the model that may be trained."""
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Whatever happens inside is undone; random numbers begin at the seed."""
+        with restored(self.model, self.optimizer), torch.enable_grad():
+            torch.manual_seed(self._seed)
+            yield
+
+    def losses(self, batches: Iterable[Any], change: Callable[[Any], Any] | None = None) -> tuple[float, ...]:
+        """The loss of each batch, with the same random numbers every time; no gradients."""
+        found = []
+        with torch.no_grad():
+            for number, batch in enumerate(batches):
+                torch.manual_seed(self._seed + number)
+                found.append(float(self.loss(batch if change is None else change(batch))))  # sync: reads the loss
+        return tuple(found)
+
+    def trial(
+        self,
+        name: str,
+        what: str,
+        variation: Variation,
+        *,
+        num_steps: int | None = None,
+        at_end: Callable[[], float | None] | None = None,
+    ) -> Trial:
+        """Train for a few updates from the present state and tell what came of it."""
+        with self.set_aside():
+            if variation.prepare is not None:
+                variation.prepare(self.model, self.optimizer)
+            _set_rates(self.optimizer, variation.lr_mult)
+            before = self.losses(self.held, variation.change)
+            losses = tuple(self._train(variation, num_steps or self.num_steps))
+            after = self.losses(self.held, variation.change)
+            still = self._without_gradient(variation)
+            end = None if at_end is None else at_end()
+        return Trial(name=name, what=what, before=before, after=after, losses=losses, still=still, at_end=end)
+
+    def _without_gradient(self, variation: Variation) -> tuple[str, ...]:
+        for p in self.model.parameters():
+            p.grad = None
+        batch = self.batches[0]
+        loss = self.loss(batch if variation.change is None else variation.change(batch))
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        return tuple(
+            name for name, p in self.parameters if p.grad is None or not bool(_values(p.grad).any())
+        )  # sync: once
+
+    def _train(self, variation: Variation, num_steps: int) -> Iterator[float]:
+        batches = self.batches if variation.batches is None else variation.batches
+        self.optimizer.zero_grad()
+        for update in range(num_steps):
+            total = 0.0
+            for part in range(variation.per_update):
+                batch = batches[(update * variation.per_update + part) % len(batches)]
+                loss = self.loss(batch if variation.change is None else variation.change(batch)) / variation.per_update
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.item()  # sync: ends a trial that has blown up
+            if variation.clip and self.max_grad_norm is not None:
+                clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.num_updates += 1
+            yield total
+            if not math.isfinite(total):
+                return
+
+
+def _set_rates(optimizer: Optimizer, factor: float) -> None:
+    """A multiple of the rate, or of the full rate where a schedule is still warming up or has decayed."""
+    for group in optimizer.param_groups:
+        full = max(float(group.get(key) or 0.0) for key in ("lr", "initial_lr", "max_lr"))  # sync: once per trial
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(full * factor)
+        else:
+            group["lr"] = full * factor
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
