@@ -136,7 +136,7 @@ def answers(how: str, programs: Iterable[Program], seeds: Sequence[int], jobs: i
             found.append(one)
             right = one.hit(program.faults) if faulty else one.silent
             print(
-                f"{'  ' if right else '! '}{program.name:42} {'faulty' if faulty else 'works '} {seed} {one.names}",
+                f"{'  ' if right else '! '}{program.name:42} {'faulty' if faulty else 'works '} {seed} {one.names} {one.seconds:.0f} s",
                 flush=True,
             )
             if not right:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,6 +24,9 @@ from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
 from steadystep.state import KeptObject
 from steadystep.tracking import Sink
+
+if TYPE_CHECKING:
+    from steadystep.examination import Examination
 
 Batch = TypeVar("Batch")
 
@@ -73,6 +76,7 @@ class Guard:
         force: bool = False,
     ) -> None:
         self._closed = False
+        self._model = model
         self.config, self._optimizer, parts = assemble(
             self, model, optimizer, config, schedule, run_dir, detectors=detectors, sinks=sinks, force=force
         )
@@ -193,6 +197,31 @@ class Guard:
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """Return the probable causes of instability so far, the most likely first; one "healthy" if there is none."""
         return self._parts.run_history.diagnose()
+
+    def examine(
+        self,
+        batches: Iterable[Any] | None = None,
+        *,
+        loss: Callable[[Any], Tensor] | None = None,
+        **options: Any,
+    ) -> "Examination":
+        """Run short experiments from the present state and name the likeliest cause, with a repair that was tried.
+
+        Everything is restored afterwards, bit for bit. What the run has shown so far (`diagnose`) counts too.
+
+        Args:
+            batches: training batches, such as your loader. Default: those that are remembered for replay.
+            loss: computes the loss of a batch. Default: the closure of the last `step(closure, batch=...)`.
+            options: those of `steadystep.examine`, such as `num_steps` and `progress`.
+
+        Raises:
+            MisuseError: there is no loss or no batch to experiment with.
+            UnsupportedError: training runs on several ranks, or with several optimizers.
+        """
+        from steadystep.engine.experiments import examine_guarded  # why here: experiments are rare
+
+        arguments.refuse_inside("examine", busy=self._runner.busy)
+        return examine_guarded(self._parts, self._model, self._optimizer, self.config, batches, loss, options)
 
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed from `loss`, without stepping. Call `commit` afterwards.

@@ -41,6 +41,9 @@ class Observation:
     """By how much outputs change when samples are exchanged."""
     on_input_fresh: float | None
     """The same with newly drawn weights."""
+    spread: float | None
+    """The mean of 1 - cosine between the outputs of two samples."""
+    spread_fresh: float | None
     on_neighbors: float | None
     on_later: float | None
     own_target: float | None
@@ -71,12 +74,17 @@ class Observation:
 
 
 def _links(tensor: Tensor) -> bool:
+    """Whether it says which samples belong together: sparse, a list of edges, or an adjacency matrix."""
     if tensor.layout is not torch.strided:
         return True
-    square = tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1] > 4
-    return square or (
-        tensor.dim() == 2 and tensor.shape[0] == 2 and tensor.shape[1] > 4 and tensor.dtype == torch.int64
-    )
+    if tensor.dim() != 2 or tensor.shape[1] <= 4:
+        return False
+    if tensor.shape[0] == tensor.shape[1]:
+        sums = tensor.sum(1)
+        return bool(
+            (tensor == tensor.T).all() or ((tensor >= 0).all() and (sums - 1).abs().max() < 1e-3)
+        )  # sync: examined
+    return tensor.shape[0] == 2 and tensor.dtype == torch.int64
 
 
 Check = Callable[[Observation], Diagnosis | None]
@@ -104,6 +112,10 @@ def trivial_loss(o: Observation) -> float | None:
     if call.name in _CLASSES and not targets.is_floating_point():
         kept = targets[targets != call.options.get("ignore_index", -100)]
         shares = kept.unique(return_counts=True)[1].double() / max(kept.numel(), 1)
+        smoothing, classes = float(call.options.get("label_smoothing", 0.0)), call.given.shape[class_dim(call.given)]
+        missing = torch.zeros(max(classes - len(shares), 0), dtype=shares.dtype, device=shares.device)
+        shares = torch.cat([shares, missing]) * (1.0 - smoothing) + smoothing / classes
+        shares = shares[shares > 0]
         return float(-(shares * shares.log()).sum())  # sync: examined
     if call.name.startswith("binary_cross_entropy") and targets.is_floating_point():
         p = targets.double().reshape(rows(targets), -1).mean(0).clamp(1e-12, 1 - 1e-12)
@@ -219,7 +231,7 @@ def partly_reached(o: Observation, still: Sequence[str]) -> Diagnosis | None:
     zeros = [name for name in still if every[name] == 0.0]
     if len(still) < max(_MANY * len(every), 1):
         return None
-    if len(zeros) > 0.4 * len(still):
+    if len(zeros) > 0.9 * len(still):
         return Diagnosis(
             cause=Cause.POOR_INITIALISATION,
             evidence=f"{names(zeros)} are all zero and get no gradient, as do {names(still)}",

@@ -29,6 +29,7 @@ from steadystep.examination.observations import (
     rewards_certainty,
     rows,
     share_of_own_target,
+    spread_of_outputs,
 )
 from steadystep.examination.repairs import Repair, repairs, restart, restart_plainly
 from steadystep.examination.workbench import BatchLoss, Trial, Variation, Workbench, standard_error
@@ -41,8 +42,10 @@ _BELOW = 0.95  # of the loss of the best constant
 _LONGER = 5
 _FURTHER = 8
 _FEWEST_SAMPLES = 512
-_COLLAPSED = 1e-2
+_COLLAPSED = 0.02
+_TINY_BATCH = 4
 _VANISHING = 1e-4  # of the largest gradient, by the size of the weights
+_HARDLY = 0.3  # of the best repair
 _FITS = 0.5  # of the loss of one batch
 _UNLEARNED = 0.05
 
@@ -173,7 +176,7 @@ class _Experiments:
             "as-is",
             "as it is",
             Variation(),
-            at_end=lambda: depends_on_input(self._bench, self._bench.batches[0], seen),
+            at_end=lambda: spread_of_outputs(self._bench, self._bench.batches[0], seen),
         )
         unreached = partly_reached(observation, base.still)
         found += [unreached] if unreached is not None else []
@@ -227,6 +230,8 @@ class _Experiments:
             rates=next_rates(bench, self._scheduler),
             on_input=depends_on_input(bench, batch, seen),
             on_input_fresh=depends_on_input(bench, batch, seen, prepare=restart),
+            spread=spread_of_outputs(bench, batch, seen),
+            spread_fresh=spread_of_outputs(bench, batch, seen, prepare=restart),
             on_neighbors=depends_on_neighbors(bench, batch, seen),
             on_later=depends_on_later(bench, batch, seen),
             own_target=share_of_own_target(bench, batch, seen),
@@ -275,9 +280,10 @@ class _Experiments:
             if repair.particular if learns else repair.fresh or repair.particular or not knows:
                 variation = _from_new_weights(repair.variation) if repair.fresh else repair.variation
                 trial = self._trial(repair.name, repair.what, variation)
+                others = (base,) if repair.particular and not repair.fresh else (base, fresh)
                 if repair.rescaled and trial.learns and trial.gain > 0.3 + 2.0 * max(base.gain, fresh.gain, 0.0):
                     worked.append((repair, trial))
-                elif not repair.rescaled and _is_better(trial, base, fresh, margin=margin):
+                elif not repair.rescaled and _is_better(trial, *others, margin=margin):
                     worked.append((repair, trial))
         best: dict[str, tuple[Repair, Trial]] = {}
         for repair, trial in worked:
@@ -286,7 +292,7 @@ class _Experiments:
                 best[kind] = (repair, trial)
         most = max((trial.gain for _, trial in best.values()), default=0.0)
         # why in their order: a rate that helps may only make up for what a more particular repair removes
-        return iter(sorted(best.values(), key=lambda pair: pair[1].gain < 0.5 * most))
+        return iter(sorted(best.values(), key=lambda pair: pair[1].gain < _HARDLY * most))
 
     def _unexplained(self, o: Observation, base: Trial, trivial: float | None) -> tuple[Diagnosis, ...]:
         for name, what, prepare in (
@@ -306,7 +312,10 @@ class _Experiments:
             Variation(prepare=restart, batches=self._bench.batches[:1]),
             num_steps=_LONGER * self._bench.num_steps,
         )
-        if one.finite and one.losses and one.losses[-1] < _FITS * one.losses[0]:
+        if o.passes[0].num_samples <= _TINY_BATCH:
+            what = f"batches of {o.passes[0].num_samples}: the noise of their gradients hides what they have in common; {base}"
+            return (_diagnosis(Cause.BATCH_SIZE_UNFIT, what),)
+        if one.finite and one.losses and one.losses[-1] < _FITS * min(one.losses[0], trivial or math.inf):
             learned = f"{one.losses[0]:.4g} -> {one.losses[-1]:.4g}"
             what = f"a single batch can be memorized ({learned}), but nothing carries over to other batches; {base}"
             advice = "check that targets belong to their inputs: shuffled together, in the same order"
@@ -321,11 +330,11 @@ def _learns_well(trial: Trial, trivial: float | None) -> bool:
 
 def _collapsed(o: Observation, base: Trial, fresh: Trial) -> Diagnosis | None:
     """Outputs that become the same for every input, with a loss that is content with that."""
-    if o.on_input_fresh is None or trivial_loss(o) is not None:
+    if o.spread is None or o.spread_fresh is None or o.passes[0].targets or trivial_loss(o) is not None:
         return None
-    now = o.on_input is not None and o.on_input < _COLLAPSED and base.start < 0.5 * fresh.start
+    now = o.spread < _COLLAPSED and base.start < 0.5 * fresh.start
     soon = base.at_end is not None and base.at_end < _COLLAPSED and base.gain > 0.5
-    if not (now or soon) or not o.on_input_fresh > 10.0 * _COLLAPSED:
+    if not (now or soon) or not o.spread_fresh > 10.0 * _COLLAPSED:
         return None
     return Diagnosis(
         cause=Cause.NO_LEARNING,

@@ -4,14 +4,15 @@ A recorder sees every call of torch on the way, in a model and outside of it. It
 through reshapes, so that a softmax in the model and a cross-entropy in the loop are known to meet.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from steadystep._utils.tree import tensors_in
 
 ACTIVATIONS = frozenset({"softmax", "log_softmax", "sigmoid", "logsigmoid", "tanh", "relu", "softplus"})
 LOSSES = frozenset(
@@ -34,6 +35,10 @@ _KEEPS_VALUES = frozenset(
         *("reshape_as", "unflatten", "type_as"),
     }
 )
+_KEEPS_ORDER = frozenset({"clamp", "clamp_min", "log1p"})
+_LOGGED = {"softmax": "log_softmax", "sigmoid": "logsigmoid"}
+_SQUARES, _ABSOLUTES = frozenset({"square", "pow", "__pow__"}), frozenset({"abs", "__abs__"})
+_OPTIONS = ("ignore_index", "label_smoothing", "log_target", "reduction")
 _OTHER_NAMES = {"sigmoid_": "sigmoid", "tanh_": "tanh", "relu_": "relu", "special_expit": "sigmoid"}
 
 
@@ -63,15 +68,17 @@ class LossCall:
     origin: Origin | None
     options: Mapping[str, Any] = field(default_factory=dict)
     weighted: bool = False
-    """With weights of samples or classes, or smoothed labels."""
+    """With weights of samples or classes."""
 
 
 @final
 class LossRecorder(TorchFunctionMode):
     """Records the calls inside its `with` block; what it keeps is detached."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: Iterable[Tensor] = ()) -> None:
         super().__init__()
+        self._data = {id(tensor): tensor for tensor in data}
+        self._steps: dict[int, tuple[Tensor, Tensor, Tensor, str]] = {}
         self.calls: list[LossCall] = []
         self.differences: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         """Shapes of subtractions whose result is larger than both sides."""
@@ -107,9 +114,8 @@ class LossRecorder(TorchFunctionMode):
                 target=target.detach() if isinstance(target, Tensor) else None,
                 value=value,
                 origin=self.origin_of(given),
-                options={key: kwargs[key] for key in ("ignore_index", "log_target", "reduction") if key in kwargs},
-                weighted=bool(kwargs.get("label_smoothing"))
-                or any(kwargs.get(key) is not None for key in ("weight", "pos_weight"))
+                options={key: kwargs[key] for key in _OPTIONS if key in kwargs},
+                weighted=any(kwargs.get(key) is not None for key in ("weight", "pos_weight"))
                 or isinstance(args[2] if len(args) > 2 else None, Tensor),
             )
         )
@@ -120,24 +126,35 @@ class LossRecorder(TorchFunctionMode):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None) if "softmax" in name else None
             place = dim % given.dim() if isinstance(dim, int) and given.dim() else None
             self._origins[id(result)] = (result, Origin(name, place, tuple(given.shape), origin))
-        elif name in _KEEPS_VALUES and origin is not None:
-            self._origins[id(result)] = (result, origin)
-        elif name in ("log", "log1p", "clamp", "clamp_min") and origin is not None and name != "log":
-            self._origins[id(result)] = (result, origin)
-        elif name == "log" and origin is not None and origin.name in ("softmax", "sigmoid"):
-            logged = Origin(
-                f"log_{origin.name}" if origin.name == "softmax" else "logsigmoid", origin.dim, origin.shape, None
-            )
+        elif name in _KEEPS_VALUES or name in _KEEPS_ORDER:
+            if origin is not None:
+                self._origins[id(result)] = (result, origin)
+        elif name == "log" and origin is not None and origin.name in _LOGGED:
+            logged = Origin(_LOGGED[origin.name], origin.dim, origin.shape, None)
             self._origins[id(result)] = (result, logged)
-        elif name in ("sub", "__sub__", "rsub", "__rsub__") and len(args) > 1 and isinstance(args[1], Tensor):
-            left, right = tuple(given.shape), tuple(args[1].shape)
-            if result.numel() > max(given.numel(), args[1].numel()):
-                self.differences.append((left, right))
+        self._distance(name, given, args, result)
+
+    def _distance(self, name: str, given: Tensor, args: tuple[Any, ...], result: Tensor) -> None:
+        """Follow a mean of squared or absolute differences that is written by hand."""
+        other = args[1] if len(args) > 1 else None
+        if name in ("sub", "__sub__", "rsub", "__rsub__") and isinstance(other, Tensor):
+            if result.numel() > max(given.numel(), other.numel()):
+                self.differences.append((tuple(given.shape), tuple(other.shape)))
+            self._steps[id(result)] = (result, given, other, "")
+        elif id(given) in self._steps:
+            _, left, right, kind = self._steps[id(given)]
+            if name in _SQUARES and (other == 2 if "pow" in name else True):
+                self._steps[id(result)] = (result, left, right, "mse_loss")
+            elif name in _ABSOLUTES:
+                self._steps[id(result)] = (result, left, right, "l1_loss")
+            elif name == "mean" and kind and result.numel() == 1:
+                left, right = (right, left) if id(left) in self._data else (left, right)
+                self._loss(kind, left, (left, right), {}, result)
 
 
 def record_losses(loss: Callable[[Any], Tensor], batch: Any) -> tuple[LossRecorder, Tensor]:
     """Run the loss of a batch once, and return what it called, and the loss with its graph."""
-    recorder = LossRecorder()
+    recorder = LossRecorder(tensor for _, tensor in tensors_in(batch))
     with recorder:
         value = loss(batch)
     return recorder, value
@@ -159,13 +176,3 @@ def class_dim(given: Tensor) -> int:
 def is_log_distribution(values: Tensor, dim: int) -> bool:
     """Whether they are logarithms of such shares."""
     return values.is_floating_point() and is_distribution(values.exp(), dim)
-
-
-def again(call: LossCall, given: Tensor) -> float | None:
-    """The value of the same loss for another first argument; None where it cannot be computed."""
-    if call.target is None:
-        return None
-    try:
-        return float(getattr(functional, call.name)(given, call.target))  # sync: examined
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return None

@@ -149,6 +149,10 @@ def _observe(bench: Workbench, batch: Any) -> Pass:
         inputs = dict(list(held.items())[: len(given)])
     if len(held) == 1:  # the loss makes input and target of one tensor
         inputs = held
+    compared = [call.target for call in recorder.calls if call.target is not None]
+    known = {name for name, tensor in held.items() if any(_is_same(tensor, each) for each in compared)}
+    if known and known != set(held):  # what is neither given nor compared is made into an input on the way
+        inputs = {name: tensor for name, tensor in held.items() if name not in known or name in inputs}
     targets = {name: tensor for name, tensor in held.items() if name not in inputs}
     outputs = tuple(t for call in calls for _, t in tensors_in(call.output) if t.is_floating_point())
     return Pass(
@@ -187,7 +191,7 @@ def observe_parameters(bench: Workbench) -> Parameters:
             with suppress(RuntimeError):  # why: a loss without a graph leaves every gradient out, which is reported
                 loss = bench.loss(batch)
                 leaves.update((id(leaf), leaf) for leaf in leaves_of(loss))
-                loss.backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward(loss)
             for name, p in trained.items():
                 if p.grad is not None:
                     missing.discard(name)
@@ -275,6 +279,14 @@ def depends_on_input(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare 
     if plain is None or other is None or plain.shape != other.shape:
         return None
     return float((other - plain).abs().max() / plain.abs().max().clamp_min(1e-12))  # sync: examined
+
+
+def spread_of_outputs(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
+    """The mean of 1 - cosine between the outputs of two samples; None where there is no vector per sample."""
+    (output,) = _outputs_of(bench, batch, prepare=prepare)
+    if output is None or output.dim() != 2 or output.shape[1] < 2 or rows(output) < 2:
+        return None
+    return float(1.0 - torch.cosine_similarity(output, output.roll(1, 0), dim=1).mean())  # sync: examined
 
 
 def depends_on_neighbors(bench: Workbench, batch: Any, seen: Pass) -> float | None:

@@ -15,7 +15,7 @@ from steadystep.examination.observations import Pass, rows
 from steadystep.examination.workbench import Variation, Workbench
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-_LARGE_BATCH, _TINY_BATCH = 8, 4
+_LARGE_BATCH, _TINY_BATCH, _USUAL_BATCH = 8, 4, 64
 
 
 @final
@@ -69,7 +69,7 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str]) -> Iterator[R
     """
     yield from _settings(bench, left_out)
     yield from _data(bench, seen)
-    larger = _larger_batches()
+    larger = _larger_batches(seen.num_samples)
     tiny = seen.num_samples <= _TINY_BATCH
     yield from (larger,) if tiny else ()
     yield from _rates()
@@ -184,7 +184,7 @@ def _without_dropout(model: nn.Module, _: Optimizer) -> None:
 
 def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
     scaling = _Scaling.of(bench.batches, seen.inputs)
-    if scaling is not None and scaling.is_unusual:
+    if scaling is not None:
         yield Repair(
             name="scaled-inputs",
             what="with new weights and standardized inputs",
@@ -195,7 +195,7 @@ def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
             particular=True,
         )
     targets = _Scaling.of(bench.batches, seen.targets, by_feature=False)
-    if targets is not None and targets.is_unusual:
+    if targets is not None:
         yield Repair(
             name="scaled-targets",
             what="with new weights and standardized targets",
@@ -218,13 +218,14 @@ def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
         )
 
 
-def _larger_batches() -> Repair:
+def _larger_batches(size: int) -> Repair:
+    times = max(_LARGE_BATCH, _USUAL_BATCH // max(size, 1))
     return Repair(
         name="large-batches",
-        what=f"with batches {_LARGE_BATCH} times as large",
+        what=f"with batches {times} times as large",
         cause=Cause.BATCH_SIZE_UNFIT,
-        advice=f"use larger batches or accumulate gradients over {_LARGE_BATCH} (tried, learns)",
-        variation=Variation(per_update=_LARGE_BATCH),
+        advice=f"use larger batches or accumulate gradients over {times} (tried, learns)",
+        variation=Variation(per_update=times),
     )
 
 
@@ -238,14 +239,20 @@ class _Scaling:
 
     @classmethod
     def of(cls, batches: Sequence[Any], parts: dict[str, Tensor], *, by_feature: bool = True) -> "_Scaling | None":
-        real = [n for n, tensor in parts.items() if tensor.is_floating_point() and tensor.dim() > int(by_feature)]
-        if not real:
-            return None
-        found = [tensor for batch in batches for name, tensor in tensors_in(batch) if name == real[0]]
+        """That of the first real tensor of these that is of an unusual scale."""
+        for name, tensor in parts.items():
+            if tensor.is_floating_point() and tensor.dim() > int(by_feature):
+                found = cls._measured([t for batch in batches for n, t in tensors_in(batch) if n == name])
+                if found is not None and found.is_unusual:
+                    return found
+        return None
+
+    @classmethod
+    def _measured(cls, found: Sequence[Tensor]) -> "_Scaling | None":
         if len({tensor.shape[1:] for tensor in found}) != 1:
             return None
         every = torch.cat([tensor.detach().float() for tensor in found])
-        if not bool(every.isfinite().all()):  # sync: once per examination
+        if not bool(every.isfinite().all()):  # sync: examined
             return None
         mean, deviation = every.mean(0), every.std(0)
         return cls(mean, deviation.where(deviation > 1e-12, torch.ones_like(deviation)))

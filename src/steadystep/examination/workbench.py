@@ -1,19 +1,21 @@
 """Short training trials from the present state of a job. Nothing stays changed: weights, optimizer, buffers, RNG."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from steadystep.clip import clip_global_norm_
 from steadystep.errors import MisuseError
 from steadystep.lr_finder.sweep import restored
+from steadystep.signals.activations import SilentHook
 
 BatchLoss = Callable[[Any], Tensor]
 Prepare = Callable[[nn.Module, Optimizer], None]
@@ -131,7 +133,9 @@ class Workbench:
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Whatever happens inside is undone; random numbers begin at the seed."""
-        with restored(self.model, self.optimizer), torch.enable_grad():
+        with _unheard(self.model), restored(self.model, self.optimizer), torch.enable_grad():
+            for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+                setattr(self.optimizer, kind, _without_watchers(getattr(self.optimizer, kind)))
             torch.manual_seed(self._seed)
             yield
 
@@ -171,7 +175,7 @@ class Workbench:
         batch = self.batches[0]
         loss = self.loss(batch if variation.change is None else variation.change(batch))
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
         return tuple(
             name for name, p in self.parameters if p.grad is None or not bool(_values(p.grad).any())
         )  # sync: once
@@ -185,16 +189,36 @@ class Workbench:
                 batch = batches[(update * variation.per_update + part) % len(batches)]
                 loss = self.loss(batch if variation.change is None else variation.change(batch)) / variation.per_update
                 if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    torch.autograd.backward(loss)  # why not loss.backward(): a watcher would take it for the loop's
                 total += loss.item()  # sync: ends a trial that has blown up
             if variation.clip and self.max_grad_norm is not None:
-                clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+                clip_global_norm_(self.model.parameters(), self.max_grad_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.num_updates += 1
             yield total
             if not math.isfinite(total):
                 return
+
+
+@contextmanager
+def _unheard(model: nn.Module) -> Iterator[None]:
+    """Hooks of a guard or a watcher do not hear of the passes inside; those of the user do what they always do."""
+    hooks = [
+        hook
+        for module in model.modules()
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        if isinstance(hook, SilentHook)
+    ]
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook.muted())
+        yield
+
+
+def _without_watchers(hooks: "OrderedDict[int, Any]") -> "OrderedDict[int, Any]":
+    ours = "steadystep.watching"
+    return OrderedDict((k, hook) for k, hook in hooks.items() if not getattr(hook, "__module__", "").startswith(ours))
 
 
 def _set_rates(optimizer: Optimizer, factor: float) -> None:

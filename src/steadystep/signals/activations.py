@@ -183,6 +183,15 @@ class SilentHook:
             except Exception:  # why: a pass that cannot be remembered is still the loop's pass
                 return
 
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Inside, nothing is passed on."""
+        tell, self._tell = self._tell, None
+        try:
+            yield
+        finally:
+            self._tell = tell
+
     def __deepcopy__(self, _: Any) -> "SilentHook":
         return SilentHook()
 

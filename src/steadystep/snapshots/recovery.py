@@ -9,7 +9,7 @@ from typing import Any, final
 from steadystep import state
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.records import WEIGHTS_EVERY, Outcome
-from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate, ReplayBuffer
+from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate, Repeatable, ReplayBuffer
 from steadystep.snapshots.snapshots import Snapshot, Snapshots
 from steadystep.state import KeptObject
 
@@ -59,6 +59,10 @@ class NoRecovery:
         self, micro_batches: Sequence[RecordedMicroBatch], outcome: Outcome, *, updates: int, options: Options
     ) -> None:
         """Nothing to remember."""
+
+    def remembered(self, most: int) -> list[Repeatable]:
+        """None."""
+        return []
 
     def schedules(self) -> Callable[[], None]:
         """There are none."""
@@ -194,6 +198,10 @@ class InMemory:
         if outcome.signals is not None and options:
             done = RecordedUpdate(tuple(micro_batches), outcome.signals, options, outcome.plan.norm, updates)
             self._replay_buffer.add(done)
+
+    def remembered(self, most: int) -> list[Repeatable]:
+        """The last micro-batches, at most so many, whose closures get them as `batch=`."""
+        return self._replay_buffer.newest(most)
 
     def schedules(self) -> Callable[[], None]:
         """To be called after a rollback: puts kept schedulers, and their learning rates, where they are now."""

@@ -113,6 +113,11 @@ class ReplayBuffer:
             self._done.pop()
             self._bytes -= self._sizes.pop()
 
+    def newest(self, most: int) -> list[Repeatable]:
+        """Recipes of the last micro-batches that came with a batch, the oldest of them first."""
+        recipes = [work.recipe for done in self._done for work in done.micro_batches if work.recipe.batch is not None]
+        return recipes[-most:]
+
     def clear(self) -> None:
         """Drop all."""
         self._done.clear()

@@ -1,0 +1,43 @@
+"""One story of what a run showed by itself and what experiments showed: which of the two is believed when."""
+
+from collections.abc import Sequence
+
+from steadystep.diagnosis.causes import Cause
+from steadystep.records import Diagnosis
+
+_OF_THE_LOOP = frozenset(
+    {
+        *(Cause.MISSING_ZERO_GRAD, Cause.SCHEDULE_ERROR, Cause.LOST_MOMENTS, Cause.POISONED_MOMENTS),
+        *(Cause.NON_FINITE_INPUT, Cause.FORWARD_OVERFLOW, Cause.LOSS_SCALE_COLLAPSE, Cause.GRADIENT_UNDERFLOW),
+        *(Cause.REPEATED_BATCH, Cause.POLICY_DRIFT, Cause.ENTROPY_COLLAPSE, Cause.FLAT_REWARD),
+        *(Cause.METRIC_OUT_OF_BOUNDS, Cause.EXCEPTION_IN_STEP, Cause.CLOSURE_NOT_REPEATABLE, Cause.ODD_REPLICA),
+    }
+)
+"""Mistakes between the steps, or of a time that is over: experiments take their own steps and see none of them."""
+
+_REFUTED_BY_LEARNING = frozenset(
+    {
+        *(Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, Cause.BATCH_SIZE_UNFIT, Cause.CLIPPING_TOO_TIGHT),
+        *(Cause.OSCILLATION, Cause.UNSCALED_DATA, Cause.DEAD_UNITS, Cause.SATURATION, Cause.VANISHING_GRADIENT),
+        *(Cause.ZERO_GRADIENT, Cause.POOR_INITIALISATION, Cause.SUSPICIOUS_PERFECTION, Cause.UNKNOWN),
+    }
+)
+"""What a run that can be seen to learn does not have, whatever its curve looks like."""
+
+
+def one_story(seen: Sequence[Diagnosis], tried: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Put together what the run showed (`seen`) and what experiments showed (`tried`), the likeliest first.
+
+    >>> seen, tried = Diagnosis(cause="missing-zero-grad"), Diagnosis(cause="learning-rate-too-high")
+    >>> [diagnosis.cause for diagnosis in one_story([seen], [tried])]
+    ['missing-zero-grad', 'learning-rate-too-high']
+    """
+    healthy = all(diagnosis.cause == Cause.HEALTHY for diagnosis in tried)
+    faulty = [diagnosis for diagnosis in seen if diagnosis.cause != Cause.HEALTHY]
+    if healthy:
+        kept = [diagnosis for diagnosis in faulty if diagnosis.cause not in _REFUTED_BY_LEARNING or diagnosis.fault]
+        return tuple(kept) or tuple(tried)
+    named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
+    others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
+    first = [diagnosis for diagnosis in others if diagnosis.cause in _OF_THE_LOOP and diagnosis is seen[0]]
+    return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))
