@@ -70,15 +70,14 @@ def apply(text: str, changes: Sequence[Replacement]) -> str | None:
     """Return the text with the changes made, its line endings kept; None if the changes do not fit the text."""
     lines = split_lines(text)
     usual = lines[0][1] if lines and lines[0][1] else "\n"
+    unended = bool(lines) and not lines[-1][1]
+    if unended:
+        lines[-1] = (lines[-1][0], usual)
     for change in sorted(changes, key=lambda c: c.first, reverse=True):
         begin, end = change.first - 1, change.first - 1 + len(change.old)
         if begin > len(lines) or [line for line, _ in lines[begin:end]] != list(change.old):
             return None
-        near = lines[begin - 1][1] if begin else usual
-        fresh = [(line, near or usual) for line in change.new]
-        if end >= len(lines) and lines and not lines[-1][1]:  # the last line has no ending, and keeps none
-            if begin and fresh and begin == len(lines):
-                lines[-1] = (lines[-1][0], usual)
-            fresh[-1:] = [(line, "") for line, _ in fresh[-1:]]
-        lines[begin:end] = fresh
-    return "".join(line + ending for line, ending in lines)
+        ending = lines[begin - 1][1] if begin else usual
+        lines[begin:end] = [(line, ending) for line in change.new]
+    whole = "".join(line + ending for line, ending in lines)
+    return whole.removesuffix(lines[-1][1]) if unended and lines else whole

@@ -17,7 +17,7 @@ from steadystep.lint.report import Hit, HitSeverity, Report
 from steadystep.version import __version__
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-CONFIG_RULE = LintRule("SS001", "rejected-setting", "error", "steadystep rejects a file with such a setting")
+CONFIG_RULE = LintRule("SS001", "rejected-setting", "error", "a file with such a setting is rejected")
 _LEVELS: dict[HitSeverity, str] = {"error": "error", "warning": "warning", "advice": "note"}
 
 
@@ -43,7 +43,7 @@ def as_sarif(reports: Iterable[Report], problems: Sequence[str] = ()) -> dict[st
 
 
 def _rule(rule: LintRule) -> dict[str, Any]:
-    why = _sentence(rule.why)
+    why = f"{rule.why[:1].upper()}{rule.why[1:]}."
     cause = CAUSES.get(rule.code)
     shown = f" `steadystep diagnose` calls the cause of such a run `{cause}`." if cause else ""
     silence = f"# steadystep: ignore[{rule.code}]"
@@ -71,7 +71,7 @@ def _result(hit: Hit, report: Report, places: dict[str, int]) -> dict[str, Any]:
         "ruleId": hit.code,
         "ruleIndex": places.get(hit.code, -1),
         "level": _LEVELS[hit.severity],
-        "message": {"text": f"{_sentence(hit.message)} {_sentence(hit.why)}"},
+        "message": {"text": f"{_ended(hit.message)} Why: {_ended(hit.why)}"},
         "locations": [{"physicalLocation": place}],
         "properties": {"fix": state, **({"cause": hit.cause} if hit.cause else {})},
     }
@@ -86,11 +86,8 @@ def _result(hit: Hit, report: Report, places: dict[str, int]) -> dict[str, Any]:
     return result
 
 
-def _sentence(text: str) -> str:
-    """The text with a full stop, and a capital unless it begins with a name."""
-    first = text.partition(" ")[0]
-    begun = text[:1].upper() + text[1:] if first.isalpha() and first != "steadystep" else text
-    return begun if begun.endswith((".", "?", "!")) else f"{begun}."
+def _ended(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def uri_of(path: str) -> str:
@@ -115,16 +112,15 @@ def _region(hit: Hit, source: Sequence[str]) -> dict[str, int]:
 
 
 def _replacement(change: Replacement, source: Sequence[str]) -> dict[str, Any]:
-    """Whole lines; at the end of the file the region ends with the last line there is."""
+    """Whole lines, each with the break behind it; at the end of the file, with the break in front of it."""
     end, text = change.first + len(change.old), "".join(f"{line}\n" for line in change.new)
     region = {"startLine": change.first, "startColumn": 1, "endLine": end, "endColumn": 1}
-    if change.first > len(source):
-        last = len(source[-1]) + 1 if source else 1
-        region = {"startLine": len(source), "startColumn": last, "endLine": len(source), "endColumn": last}
-        text = "\n" + text.removesuffix("\n")
-    elif end > len(source):
-        region |= {"endLine": len(source), "endColumn": len(source[-1]) + 1}
-        text = text.removesuffix("\n")
+    if end > len(source):
+        region |= {"endLine": max(len(source), 1), "endColumn": len(source[-1]) + 1 if source else 1}
+        text = "\n".join(change.new)
+        if change.first > 1:
+            region |= {"startLine": change.first - 1, "startColumn": len(source[change.first - 2]) + 1}
+            text = "".join(f"\n{line}" for line in change.new)
     return {"deletedRegion": region, "insertedContent": {"text": text}}
 
 
