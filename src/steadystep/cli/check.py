@@ -40,7 +40,7 @@ def check(
     ),
     checklist: bool = typer.Option(True, "--checklist/--no-checklist", help="Show the checklist after the hits."),
     form: Annotated[
-        Format, typer.Option("--format", help="text, json, sarif (2.1.0), or github (workflow annotations).")
+        Format, typer.Option("--format", help="Output format; github prints workflow annotations.")
     ] = Format.TEXT,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text; short for --format json."),
     output: str = typer.Option("", help="Write json, sarif or github output to this file, and text to the terminal."),
@@ -150,12 +150,11 @@ class _Found:
         parts = [f"[bold red]{named}[/]" if faults else "[bold green]no faults[/]"]
         if advice:
             parts.append(f"{advice} recommendations")
-        parts += self._fixable()
         if checklist and len(reports) == 1 and missing:
             parts.append(f"{missing} of {len(reports[0].items)} checklist items are missing")
         if len(reports) > 1:
             parts.append(f"{len(reports)} files")
-        return ", ".join(parts)
+        return ", ".join([*parts, *self._fixable()])
 
     def _fixable(self) -> list[str]:
         """How many were fixed, or could be."""
