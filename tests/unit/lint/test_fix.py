@@ -219,6 +219,49 @@ def test_what_comes_out(lines: list[str], fixed: list[str]) -> None:
             "SS203",
             "more than once",
         ),
+        # a second round in the same block, the first one unscaled
+        (
+            [
+                "optimizer.zero_grad()",
+                "scaler.scale(f(model(x))).backward()",
+                "scaler.unscale_(optimizer)",
+                "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+                "scaler.step(optimizer)",
+                "scaler.update()",
+                "optimizer.zero_grad()",
+                "scaler.scale(g(model(x))).backward()",
+                "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+                "scaler.step(optimizer)",
+                "scaler.update()",
+            ],
+            "SS101",
+            "elsewhere in the block",
+        ),
+        # two optimizers past the scaler: its update belongs after the second
+        (
+            [
+                "optimizer.zero_grad(); other.zero_grad()",
+                "scaler.scale(f(model(x))).backward()",
+                "optimizer.step()",
+                "other.step()",
+            ],
+            "SS204",
+            "share the scaler",
+        ),
+        # on the way to its new place the iteration may end
+        (
+            [
+                "optimizer.zero_grad()",
+                "loss = f(model(x))",
+                "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+                "if x is None:",
+                "    continue",
+                "loss.backward()",
+                "optimizer.step()",
+            ],
+            "SS103",
+            "leave the block",
+        ),
         # the scale is taken out by hand
         (
             [
@@ -275,6 +318,20 @@ def test_a_fix_that_leads_to_another_fault_is_refused() -> None:
     fixed = fix_script(text, wanted=lambda code: code == "SS102")
     assert list(fixed.reasons.values()) == ["it would lead to SS101"]
     assert fixed.text == text
+
+
+def test_a_fix_that_does_not_help_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixing, "edits", lambda hit: ())
+    fixed = fix_script(LATE)
+    assert list(fixed.reasons.values()) == ["the fault would remain"]
+    assert fixed.text == LATE
+
+
+def test_an_optimizer_is_made_after_the_line_that_moves_its_model() -> None:
+    rest = "for x, y in loader:\n    optimizer.zero_grad()\n    f(model(x)).backward()\n    optimizer.step()\n"
+    made = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    start, move = "import torch\nmodel = torch.nn.Linear(2, 2)\n", 'model = model.to("cuda")\n'
+    assert fix_script(start + made + move + rest).text == start + move + made + rest
 
 
 @given(st.sampled_from(TEXTS), st.data())
