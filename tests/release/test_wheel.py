@@ -87,6 +87,14 @@ def test_the_command(installed: Path, tmp_path: Path, command: list[str]) -> Non
         assert verb in said
 
 
+def test_flake8_finds_the_rules(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("flake8")
+    assert "steadystep" in run(installed / "bin" / "python", "-m", "flake8", "--version", cwd=tmp_path)
+    (tmp_path / "train.py").write_text((ROOT / "tests/data/lint/develop/faulty/clip_after_step.py").read_text())
+    said = run(installed / "bin" / "python", "-m", "flake8", "--exit-zero", "--select", "SS", "train.py", cwd=tmp_path)
+    assert said.startswith("train.py:15:5: SS102 ")
+
+
 def test_the_demo(installed: Path, tmp_path: Path) -> None:
     said = run(installed / "bin" / "steadystep", "demo", "--steps", "70", cwd=tmp_path)
     assert "Three runs, the same data" in said

@@ -8,7 +8,8 @@ import typer
 
 from steadystep._utils.text import install
 from steadystep.cli.bench import bench
-from steadystep.cli.diagnose import Columns, by_role, check, diagnose, printable_line
+from steadystep.cli.check import check
+from steadystep.cli.diagnose import Columns, by_role, diagnose, printable_line
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.version import __version__
 

@@ -1,20 +1,17 @@
 """`steadystep diagnose`: read the curves of any run and say what is wrong with it."""
 
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadystep.errors import ConfigError, SteadystepError
+from steadystep.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
-    from steadystep.lint import Report
     from steadystep.pages.incident_groups import Headline
     from steadystep.runs.reading import PlannedAction, Reading
     from steadystep.runs.run import Run
@@ -178,83 +175,3 @@ def _tell_incidents(line: "Callable[[str, str], None]", run: "Run") -> None:
         line(f"   and {len(acted) - _MOST_PLANS} more (steadystep report shows all)", "")
     for advice in dict.fromkeys(episode.head.advice for episode in acted if episode.head.advice):
         line(f"   try: {advice}", "cyan")
-
-
-def check(
-    paths: Annotated[
-        list[str], typer.Argument(help="Training scripts, YAML configs, run folders, or folders of scripts.")
-    ],
-    select: str = typer.Option("", help="Report only these codes or prefixes: SS101,SS2."),
-    ignore: str = typer.Option("", help="Do not report these codes or prefixes."),
-    diff: bool | None = typer.Option(
-        None, "--diff/--no-diff", help="Show every fix as a diff, or none. Default: short ones only."
-    ),
-    checklist: bool = typer.Option(True, "--checklist/--no-checklist", help="Show the checklist after the hits."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
-) -> None:
-    """Check a training script, a config or a run for common faults and a checklist, without executing it.
-
-    Exit code 0: no hits. 1: hits. 2: no hits, but something could not be read; the rest was checked.
-    `# steadystep: ignore[SS101]` on a line suppresses a hit, `# steadystep: ignore-file[SS101]` in the whole file.
-
-    Example: steadystep check train.py
-    """
-    from dataclasses import replace
-
-    from rich.console import Console
-
-    from steadystep.lint import check_path
-    from steadystep.lint.render import show
-
-    only, without = _codes(select), _codes(ignore)
-    console = Console(highlight=False, emoji=False)
-    reports: list[Report] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            for report in check_path(Path(path)):
-                kept = tuple(h for h in report.hits if _wanted(h.code, only, without))
-                reports.append(replace(report, hits=kept))
-        except SteadystepError as error:
-            problems += map(printable_line, str(error).split("\n"))
-    several = len(reports) > 1
-    if as_json:
-        sys.stdout.write(json.dumps({"reports": [r.as_dict() for r in reports], "errors": problems}) + "\n")
-    else:
-        for report in reports:
-            show(report, console, diff=diff, checklist=checklist and not (several and report.kind == "script"))
-        if reports:
-            console.print(_verdict(reports, checklist=checklist), soft_wrap=True)
-    for problem in problems:
-        typer.echo(f"error: {problem}", err=True)
-    if any(report.faults for report in reports):
-        raise typer.Exit(1)
-    raise typer.Exit(2 if problems else 0)
-
-
-def _codes(text: str) -> tuple[str, ...]:
-    from steadystep.lint.catalog import RULES, nearest_code
-
-    codes = tuple(code.strip().upper() for code in text.split(",") if code.strip())
-    for code in codes:
-        if not any(known.startswith(code) for known in (*RULES, "SS001")):
-            raise ConfigError(f"{code}: no such rule; {nearest_code(code)}")
-    return codes
-
-
-def _wanted(code: str, only: tuple[str, ...], without: tuple[str, ...]) -> bool:
-    return (not only or code.startswith(only)) and not (without and code.startswith(without))
-
-
-def _verdict(reports: "Sequence[Report]", *, checklist: bool) -> str:
-    faults = sum(len(r.faults) for r in reports)
-    advice = sum(len(r.hits) for r in reports) - faults
-    missing = sum(item.state == "absent" for r in reports for item in r.items)
-    parts = [f"[bold red]{faults} {'fault' if faults == 1 else 'faults'}[/]" if faults else "[bold green]no faults[/]"]
-    if advice:
-        parts.append(f"{advice} recommendations")
-    if checklist and len(reports) == 1 and missing:
-        parts.append(f"{missing} of {len(reports[0].items)} checklist items are missing")
-    if len(reports) > 1:
-        parts.append(f"{len(reports)} files")
-    return ", ".join(parts)

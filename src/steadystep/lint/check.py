@@ -1,6 +1,7 @@
 """What a path is, and who checks it: a script by every rule, a config or a run by a module of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from steadystep._utils.text import must_end, text_of
@@ -41,7 +42,7 @@ def _check(text: str, path: str) -> Report:
         for hit in rule(context):
             if not ignored.covers(hit.code, hit.line, _end(script, hit.line)):
                 seen.setdefault((hit.code, hit.line), hit)
-    hits = sorted(seen.values(), key=lambda h: (h.line, h.code))
+    hits = sorted((_in_characters(hit, script.lines) for hit in seen.values()), key=lambda h: (h.line, h.code))
     return Report(
         path=path,
         kind="script",
@@ -49,6 +50,16 @@ def _check(text: str, path: str) -> Report:
         items=tuple(script_checklist(context)),
         source=tuple(script.lines),
     )
+
+
+def _in_characters(hit: Hit, lines: Sequence[str]) -> Hit:
+    """The hit with its columns in characters: a syntax tree counts bytes of UTF-8."""
+
+    def column(line: int, offset: int) -> int:
+        text = lines[line - 1] if 0 < line <= len(lines) else ""
+        return offset if text.isascii() else len(text.encode()[:offset].decode(errors="ignore"))
+
+    return replace(hit, column=column(hit.line, hit.column), end_column=column(hit.end_line, hit.end_column))
 
 
 def _end(script: Script, line: int) -> int:
@@ -68,7 +79,7 @@ def check_path(path: Path) -> Iterator[Report]:
     if path.is_dir() and (path / _LOG).exists():
         yield _run(path)
     elif path.is_dir():
-        scripts = sorted(p for p in path.rglob("*.py") if not _hidden(p.relative_to(path)))
+        scripts = sorted(p for p in path.rglob("*.py") if not _hidden(p.relative_to(path)) and not p.is_dir())
         if not scripts:
             raise ConfigError(f"{path}: contains neither a run ({_LOG}) nor a Python file")
         problems: list[str] = []
@@ -87,6 +98,8 @@ def check_path(path: Path) -> Iterator[Report]:
         yield _run(path)
     elif path.suffix in (".py", ""):
         yield _script(path)
+    elif path.suffix == ".ipynb":
+        raise ConfigError(f"{path}: a notebook: convert it first with jupyter nbconvert --to script")
     else:
         raise ConfigError(f"{path}: expected a training script (.py), a config (.yaml) or a run folder")
 

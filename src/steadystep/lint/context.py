@@ -183,6 +183,7 @@ RuleFunction = Callable[[Context], Iterator[Hit]]
 def hit(code: str, node: ast.AST, message: str, *, diff: str = "", snippet: str = "", advice: bool = False) -> Hit:
     """A hit of a rule in the catalogue."""
     rule = RULES[code]
+    compound = hasattr(node, "body") and isinstance(node, ast.stmt)
     return Hit(
         code=code,
         line=int(getattr(node, "lineno", 1)),
@@ -192,4 +193,6 @@ def hit(code: str, node: ast.AST, message: str, *, diff: str = "", snippet: str 
         why=rule.why,
         diff=diff,
         snippet=snippet,
+        end_line=0 if compound else int(getattr(node, "end_lineno", 0) or 0),
+        end_column=0 if compound else int(getattr(node, "end_col_offset", 0) or 0),
     )

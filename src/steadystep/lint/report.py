@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from steadystep._utils.checklist import ChecklistItem
+from steadystep.lint.causes import CAUSES
 
 HitSeverity = Literal["error", "warning", "advice"]
 ReportKind = Literal["script", "config", "run"]
@@ -19,7 +20,7 @@ class Hit:
     line: int
     """Line in the script, from 1."""
     column: int
-    """Column in the line."""
+    """Column in the line, in characters from 0."""
     message: str
     """What is wrong here."""
     severity: HitSeverity
@@ -30,10 +31,19 @@ class Hit:
     """The fix as a unified diff; empty where it cannot be exact."""
     snippet: str = ""
     """What it should look like, where there is no diff."""
+    end_line: int = 0
+    """Last line of the faulty expression; 0 for a loop or a function, where only the first line is meant."""
+    end_column: int = 0
+    """Column behind its last character."""
+
+    @property
+    def cause(self) -> str:
+        """The cause that `steadystep diagnose` gives a run with this fault; empty where there is none of its own."""
+        return CAUSES.get(self.code, "")
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"cause": self.cause}
 
 
 @final
