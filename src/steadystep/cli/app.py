@@ -212,6 +212,30 @@ def find_lr(
 
 
 @app.command()
+def examine(
+    factory: str = typer.Argument(help="Your package.module:factory, as for train, or a built-in task such as gpt."),
+    after: int = typer.Option(0, min=0, help="Train so many steps first, unchanged, and examine what came of them."),
+    steps: int = typer.Option(40, min=10, help="Updates of each trial."),
+    seconds: float = typer.Option(60.0, min=1.0, help="Begin no further trial after this time."),
+    max_grad_norm: float | None = typer.Option(None, min=0.0, help="Limit that your loop clips gradients to."),
+    seed: int = typer.Option(0, min=0, help="Seed of the factory and the trials."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
+) -> None:
+    """Examine a training job by short experiments: name the cause and a repair that was tried.
+
+    Exit code 0: healthy. 1: a fault was found. 2: it could not be run.
+
+    Example: steadystep examine training:make
+    """
+    from steadystep.cli.examine import run
+
+    code = run(
+        factory, after=after, steps=steps, seconds=seconds, max_grad_norm=max_grad_norm, seed=seed, as_json=as_json
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def replay(
     bundle: str = typer.Argument(help="Folder of one incident, such as runs/a/incidents/incident-000600-skip."),
     factory: str = typer.Option(help="Function that returns (model, closure), written as package.module:function."),

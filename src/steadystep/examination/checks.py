@@ -1,7 +1,7 @@
 """Mistakes that a few passes show without a trial: each check gives a diagnosis with its evidence, or nothing."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -49,6 +49,8 @@ class Observation:
     own_target: float | None
     certainty: bool
     """A policy is rewarded for low entropy."""
+    reached_fresh: bool
+    """With newly drawn weights there is a gradient."""
     dead: dict[str, float]
     saturated: dict[str, float]
 
@@ -153,7 +155,7 @@ def _non_finite(o: Observation) -> Diagnosis | None:
 
 def _no_gradient_at_all(o: Observation) -> Diagnosis | None:
     p = o.parameters
-    if p.trainable and any(p.norms.values()):
+    if p.trainable and (any(p.norms.values()) or o.reached_fresh):
         return None
     if not p.trainable:
         return Diagnosis(
@@ -224,10 +226,10 @@ def _no_rate(o: Observation) -> Diagnosis | None:
     return Diagnosis(cause=Cause.SCHEDULE_ERROR, evidence=what, advice=advice)
 
 
-def partly_reached(o: Observation, still: Sequence[str]) -> Diagnosis | None:
-    """Parameters that had no gradient at first and have none after a trial: `still`."""
+def partly_reached(o: Observation, unreached: Container[str]) -> Diagnosis | None:
+    """Parameters that had no gradient at first and have none after a trial."""
     every = o.parameters.sizes
-    still = [name for name in o.parameters.no_gradient if name in still]
+    still = [name for name in o.parameters.no_gradient if name in unreached]
     zeros = [name for name in still if every[name] == 0.0]
     if len(still) < max(_MANY * len(every), 1):
         return None

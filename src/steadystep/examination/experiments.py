@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from statistics import fmean
@@ -23,6 +23,7 @@ from steadystep.examination.observations import (
     depends_on_input,
     depends_on_later,
     depends_on_neighbors,
+    has_gradient,
     next_rates,
     observe_parameters,
     observe_passes,
@@ -47,7 +48,7 @@ _TINY_BATCH = 4
 _VANISHING = 1e-4  # of the largest gradient, by the size of the weights
 _HARDLY = 0.3  # of the best repair
 _FITS = 0.5  # of the loss of one batch
-_UNLEARNED = 0.05
+_UNLEARNED, _KNOWS, _SURELY = 0.05, 0.8, 3.0
 
 
 @final
@@ -72,11 +73,29 @@ class Examination:
         }
 
     def __str__(self) -> str:
-        told = [
-            f"{cause.fault or cause.cause}: {cause.evidence}" + (f"\n  try: {cause.advice}" if cause.advice else "")
-            for cause in self.causes
-        ]
-        return "\n".join([*told, "trials:", *(f"  {trial}" for trial in self.trials)])
+        return "\n".join([*_told(self.causes), "", *_table(self.trials), "", self._cost])
+
+    @property
+    def _cost(self) -> str:
+        return f"{len(self.trials)} trials, {self.num_updates} updates, {self.seconds:.1f} s; everything is put back"
+
+
+def _told(causes: Sequence[Diagnosis]) -> Iterator[str]:
+    for number, found in enumerate(causes):
+        if number:
+            yield ""
+        yield f"cause       {found.cause}" + (f" ({found.fault})" if found.fault else "")
+        yield f"evidence    {found.evidence}"
+        if found.advice:
+            yield f"try         {found.advice}"
+
+
+def _table(trials: Sequence[Trial]) -> Iterator[str]:
+    width = max((len(trial.what) for trial in trials), default=0)
+    yield f"{'trial':{width}}  {'updates':>7}  {'loss before':>11}  {'after':>10}"
+    for trial in trials:
+        after = f"{trial.end:10.4g}" if math.isfinite(trial.end) else "not finite"
+        yield f"{trial.what:{width}}  {len(trial.losses):7}  {trial.start:11.4g}  {after}"
 
 
 def examine(
@@ -178,13 +197,19 @@ class _Experiments:
             Variation(),
             at_end=lambda: spread_of_outputs(self._bench, self._bench.batches[0], seen),
         )
-        unreached = partly_reached(observation, base.still)
-        found += [unreached] if unreached is not None else []
         if found:
             return tuple(found)
         fresh = self._trial("fresh", "with new weights", Variation(prepare=restart))
+        # why with new weights too: a part that has died gets no gradient either, and is a matter of trials
+        unreached = partly_reached(observation, set(base.still) & set(fresh.still))
+        if unreached is not None:
+            return (unreached,)
         collapsed = _collapsed(observation, base, fresh)
-        return (collapsed,) if collapsed is not None else self._judged(observation, base, fresh)
+        if collapsed is not None:
+            return (collapsed,)
+        if observation.is_adversarial:
+            return (Diagnosis(evidence=f"no sign of a fault; learning is not judged for adversarial losses; {base}"),)
+        return self._judged(observation, base, fresh)
 
     def _judged(self, o: Observation, base: Trial, fresh: Trial) -> tuple[Diagnosis, ...]:
         trivial = trivial_loss(o)
@@ -206,8 +231,6 @@ class _Experiments:
             return tuple(found)
         if knows:
             return (Diagnosis(evidence=f"the model has learned: other samples' inputs raise its loss; {base}"),)
-        if o.is_adversarial:
-            return (Diagnosis(evidence=f"no sign of a fault; learning is not judged for adversarial losses; {base}"),)
         return self._unexplained(o, longer, trivial)
 
     def _longer(self) -> Trial:
@@ -236,6 +259,7 @@ class _Experiments:
             on_later=depends_on_later(bench, batch, seen),
             own_target=share_of_own_target(bench, batch, seen),
             certainty=rewards_certainty(bench, batch, seen),
+            reached_fresh=has_gradient(bench, prepare=restart),
             dead=dict(zip(watch.modules, dead, strict=False)),
             saturated=dict(zip(watch.modules, saturated, strict=False)),
         )
@@ -255,18 +279,25 @@ class _Experiments:
         return trial
 
     def _knows(self, o: Observation, base: Trial, fresh: Trial, trivial: float | None) -> bool:
-        """Whether the present weights have learned something: they do worse when inputs and targets do not match."""
-        if not all(map(math.isfinite, base.before)) or (trivial is not None and not base.start < _BELOW * trivial):
+        """Whether the present weights have learned something, as far as held batches tell."""
+        if not all(map(math.isfinite, base.before)):
             return False
+        if trivial is not None:  # their loss is below that of the best constant
+            return base.start < _KNOWS * trivial or (base.start < _BELOW * trivial and self._needs_its_inputs(o, base))
+        if o.passes[0].targets and o.passes[0].num_samples > 1:
+            return self._needs_its_inputs(o, base)
+        lead = fresh.start - base.start
+        return lead > _UNLEARNED * abs(fresh.start) and lead > _SURELY * standard_error(fresh.before, base.before)
+
+    def _needs_its_inputs(self, o: Observation, base: Trial) -> bool:
+        """The loss is higher where targets meet the inputs of other samples."""
         seen = o.passes[0]
-        if seen.targets and seen.num_samples > 1:
-            with self._bench.set_aside():
-                mismatched = self._bench.losses(
-                    self._bench.held, lambda batch: seen.with_inputs(batch, lambda t: t.roll(1, 0))
-                )
-            worse = fmean(mismatched) - base.start
-            return worse > _UNLEARNED * abs(base.start) and worse > 3.0 * standard_error(mismatched, base.before)
-        return base.start < 0.8 * fresh.start
+        with self._bench.set_aside():
+            mismatched = self._bench.losses(
+                self._bench.held, lambda batch: seen.with_inputs(batch, lambda t: t.roll(1, 0))
+            )
+        worse = fmean(mismatched) - base.start
+        return worse > _UNLEARNED * abs(base.start) and worse > _SURELY * standard_error(mismatched, base.before)
 
     def _repaired(
         self, o: Observation, base: Trial, fresh: Trial, *, knows: bool, learns: bool
@@ -274,6 +305,8 @@ class _Experiments:
         """Repairs that end clearly below where the run is and below what the run does by itself, the best first."""
         worked = []
         margin = _FAR if knows or learns else _CLEARLY
+        # a run that has learned nothing stands at the level of a guess, however high it began
+        level = math.inf if knows or learns or not base.end > 0 else base.end
         for repair in repairs(self._bench, o.passes[0], o.parameters.not_in_optimizer):
             if not self._in_time():
                 break
@@ -283,7 +316,7 @@ class _Experiments:
                 others = (base,) if repair.particular and not repair.fresh else (base, fresh)
                 if repair.rescaled and trial.learns and trial.gain > 0.3 + 2.0 * max(base.gain, fresh.gain, 0.0):
                     worked.append((repair, trial))
-                elif not repair.rescaled and _is_better(trial, *others, margin=margin):
+                elif not repair.rescaled and _is_better(trial, *others, margin=margin, level=level):
                     worked.append((repair, trial))
         best: dict[str, tuple[Repair, Trial]] = {}
         for repair, trial in worked:
@@ -292,7 +325,7 @@ class _Experiments:
                 best[kind] = (repair, trial)
         most = max((trial.gain for _, trial in best.values()), default=0.0)
         # why in their order: a rate that helps may only make up for what a more particular repair removes
-        return iter(sorted(best.values(), key=lambda pair: pair[1].gain < _HARDLY * most))
+        return iter(sorted(best.values(), key=lambda pair: not pair[0].particular and pair[1].gain < _HARDLY * most))
 
     def _unexplained(self, o: Observation, base: Trial, trivial: float | None) -> tuple[Diagnosis, ...]:
         for name, what, prepare in (
@@ -368,12 +401,15 @@ def _from_new_weights(variation: Variation) -> Variation:
     return replace(variation, prepare=prepare)
 
 
-def _is_better(trial: Trial, base: Trial, *others: Trial, margin: float) -> bool:
-    """It learns, and ends clearly below the present loss and below where the others end."""
+def _is_better(trial: Trial, base: Trial, *others: Trial, margin: float, level: float = math.inf) -> bool:
+    """It learns, and ends clearly below the present loss and below where the others end.
+
+    Clearly: by a share of the present loss, or of `level`, a loss that nothing needs to be learned for, if that is less.
+    """
     present = base.start if all(map(math.isfinite, base.before)) else math.inf
-    levels = (present, base.end, *(other.end for other in others))
-    least = margin * abs(present if math.isfinite(present) else trial.start)
-    return trial.learns and all(trial.end < level - least for level in levels)
+    limits = (present, base.end, *(other.end for other in others))
+    least = margin * min(abs(present if math.isfinite(present) else trial.start), level)
+    return trial.learns and trial.start - trial.end > least and all(trial.end < limit - least for limit in limits)
 
 
 def _repaired_by(repair: Repair, trial: Trial, base: Trial) -> Diagnosis:

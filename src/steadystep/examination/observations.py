@@ -215,6 +215,15 @@ def observe_parameters(bench: Workbench) -> Parameters:
     )
 
 
+def has_gradient(bench: Workbench, prepare: Prepare) -> bool:
+    """Whether any parameter gets a gradient that is not zero, after `prepare`."""
+    with bench.set_aside():
+        prepare(bench.model, bench.optimizer)
+        with suppress(RuntimeError):  # why: a loss without a graph
+            torch.autograd.backward(bench.loss(bench.batches[0]))
+        return any(_norm(p.grad) != 0.0 for p in bench.model.parameters() if p.grad is not None)
+
+
 def next_rates(bench: Workbench, scheduler: LRScheduler | None) -> list[float] | None:
     """The learning rates of the next steps of a schedule, which is put back; None without one that goes by steps."""
     if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -140,7 +140,7 @@ def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
             particular=True,
         )
     if any(isinstance(module, _DROPOUTS) and module.p > 0 and module.training for module in bench.model.modules()):
-        yield Repair(
+        no_dropout = Repair(
             name="no-dropout",
             what="without dropout",
             cause=Cause.NO_LEARNING,
@@ -149,6 +149,8 @@ def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
             variation=Variation(prepare=_without_dropout),
             particular=True,
         )
+        yield no_dropout
+        yield replace(no_dropout, name="no-dropout-fresh", what="with new weights and no dropout", fresh=True)
 
 
 _PLAIN_INIT = Repair(
