@@ -4,8 +4,8 @@
     python -m benchmarks.faulty_programs.judge examine --half develop     # with experiments after the run
     python -m benchmarks.faulty_programs.judge untrained --half develop   # with experiments on an untrained job
 
-The protocol is in the README of this folder. A cause counts for a label as `MEANS` says. "no-learning" by itself never does:
-it has to say why (`Diagnosis.fault`).
+The protocol is in the README of this folder. A cause counts for a label as `MEANS` says. "no-learning" by itself never
+does: it has to say why (`Diagnosis.fault`).
 """
 
 import argparse
@@ -136,7 +136,8 @@ def answers(how: str, programs: Iterable[Program], seeds: Sequence[int], jobs: i
             found.append(one)
             right = one.hit(program.faults) if faulty else one.silent
             print(
-                f"{'  ' if right else '! '}{program.name:42} {'faulty' if faulty else 'works '} {seed} {one.names} {one.seconds:.0f} s",
+                f"{'  ' if right else '! '}{program.name:42} {'faulty' if faulty else 'works '} {seed} {one.names}",
+                f"{one.seconds:.0f} s",
                 flush=True,
             )
             if not right:

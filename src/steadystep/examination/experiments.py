@@ -1,48 +1,29 @@
-"""Examine a training job: observe a few passes, make short trials, name the cause and the repair that worked."""
+"""The order of the trials, and the rules that turn them into causes."""
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import fmean
-from typing import Any, final
+from typing import final
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from steadystep._utils.tree import tensors_in
 from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
-from steadystep.errors import ConfigError
-from steadystep.examination.checks import Observation, faults_of, partly_reached, trivial_loss
-from steadystep.examination.observations import (
-    depends_on_input,
-    depends_on_later,
-    depends_on_neighbors,
-    has_gradient,
-    next_rates,
-    observe_parameters,
-    observe_passes,
-    rewards_certainty,
-    rows,
-    share_of_own_target,
-    spread_of_outputs,
-)
+from steadystep.examination.checks import faults_of, partly_reached
+from steadystep.examination.dependence import spread_of_outputs
+from steadystep.examination.observation import Observation, observe, trivial_loss
 from steadystep.examination.repairs import Repair, repairs, restart, restart_plainly
-from steadystep.examination.workbench import BatchLoss, Trial, Variation, Workbench, standard_error
+from steadystep.examination.workbench import Trial, Variation, Workbench, standard_error
 from steadystep.records import Diagnosis
-from steadystep.signals.activations import Activations
 
 _CLEARLY, _FAR = 0.1, 0.25  # of the present loss
 _WELL = 0.1  # of the first loss, in one trial
 _BELOW = 0.95  # of the loss of the best constant
 _LONGER = 5
-_FURTHER = 8
-_FEWEST_SAMPLES = 512
 _COLLAPSED = 0.02
 _TINY_BATCH = 4
 _VANISHING = 1e-4  # of the largest gradient, by the size of the weights
@@ -52,128 +33,7 @@ _UNLEARNED, _KNOWS, _SURELY = 0.05, 0.8, 3.0
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
-    """What was found, by which trials, and at what cost."""
-
-    causes: tuple[Diagnosis, ...]
-    """The likeliest first; one "healthy" when nothing is wrong."""
-    trials: tuple[Trial, ...]
-    num_updates: int
-    """Taken by all trials together, and undone."""
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a program."""
-        return {
-            "causes": [cause.to_json() for cause in self.causes],
-            "trials": [asdict(trial) | {"start": trial.start, "end": trial.end} for trial in self.trials],
-            "num_updates": self.num_updates,
-            "seconds": round(self.seconds, 3),
-        }
-
-    def __str__(self) -> str:
-        return "\n".join([*_told(self.causes), "", *_table(self.trials), "", self._cost])
-
-    @property
-    def _cost(self) -> str:
-        return f"{len(self.trials)} trials, {self.num_updates} updates, {self.seconds:.1f} s; everything is put back"
-
-
-def _told(causes: Sequence[Diagnosis]) -> Iterator[str]:
-    for number, found in enumerate(causes):
-        if number:
-            yield ""
-        yield f"cause       {found.cause}" + (f" ({found.fault})" if found.fault else "")
-        yield f"evidence    {found.evidence}"
-        if found.advice:
-            yield f"try         {found.advice}"
-
-
-def _table(trials: Sequence[Trial]) -> Iterator[str]:
-    width = max((len(trial.what) for trial in trials), default=0)
-    yield f"{'trial':{width}}  {'updates':>7}  {'loss before':>11}  {'after':>10}"
-    for trial in trials:
-        after = f"{trial.end:10.4g}" if math.isfinite(trial.end) else "not finite"
-        yield f"{trial.what:{width}}  {len(trial.losses):7}  {trial.start:11.4g}  {after}"
-
-
-def examine(
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss: BatchLoss,
-    batches: Iterable[Any],
-    *,
-    num_steps: int = 40,
-    num_batches: int = 24,
-    max_grad_norm: float | None = None,
-    scheduler: LRScheduler | None = None,
-    max_seconds: float = 60.0,
-    seed: int = 0,
-    progress: Callable[[str], None] | None = None,
-) -> Examination:
-    """Run short experiments from the present state and return the likeliest cause with a repair that was tried.
-
-    Everything is restored afterwards, bit for bit: weights, gradients, buffers, modes, the optimizer and its state, and
-    the random numbers of torch, Python and NumPy. Batches are kept in memory while it runs.
-
-    Args:
-        model: what is trained.
-        optimizer: as it is used in training.
-        loss: computes the loss of a batch; the same batch gives the same loss apart from dropout.
-        batches: training batches; the first `num_batches` are used, a third of them, at most 8, for evaluation only.
-        num_steps: updates per trial.
-        num_batches: how many batches to keep.
-        max_grad_norm: the limit your loop clips gradients to, if it does.
-        scheduler: your schedule, if it has one: its next steps are looked at.
-        max_seconds: no further trial begins after this time.
-        seed: of dropout and the like inside the trials.
-        progress: called with a line before each trial.
-
-    >>> model = nn.Linear(4, 1)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
-    >>> x = [torch.randn(16, 4) for _ in range(12)]
-    >>> examine(model, optimizer, lambda x: (model(x) - x.sum(1, keepdim=True)).square().mean(), x).causes[0].cause
-    'learning-rate-too-low'
-    """
-    if num_steps < 10 or num_batches < 1:
-        raise ConfigError(f"num_steps = {num_steps}, num_batches = {num_batches}: at least 10 steps and 1 batch")
-    began = time.monotonic()  # why a clock: it bounds the cost, and decides nothing about a run
-    kept = _kept(iter(batches), num_batches)
-    bench = Workbench(model, optimizer, loss, kept, num_steps=num_steps, max_grad_norm=max_grad_norm, seed=seed)
-    experiments = _Experiments(
-        bench, scheduler, lambda: time.monotonic() - began < max_seconds, progress or (lambda line: None)
-    )
-    causes = experiments.run()
-    return Examination(
-        causes=causes,
-        trials=tuple(experiments.trials),
-        num_updates=bench.num_updates,
-        seconds=time.monotonic() - began,
-    )
-
-
-def _kept(batches: Iterator[Any], number: int) -> list[Any]:
-    """The first batches; some from farther on where these have a single target, as with sorted data."""
-    first = list(islice(batches, number))
-    size = max((rows(t) for batch in first[:1] for _, t in tensors_in(batch)), default=0)
-    if size and len(first) == number:
-        first += islice(batches, max(min(_FEWEST_SAMPLES // size, 512) - number, 0))
-        number = len(first)
-    if len(first) < number or not _have_one_target(first):
-        return first
-    further = [batch for place, batch in enumerate(islice(batches, _FURTHER * number)) if place % _FURTHER == 0]
-    return (first[: number // 2] + further)[: max(number, 4)] if further else first
-
-
-def _have_one_target(batches: list[Any]) -> bool:
-    last = [[t for _, t in tensors_in(batch)][-1:] for batch in batches]
-    targets = [t for part in last for t in part if t.dim() == 1 and not t.is_floating_point()]
-    return bool(targets) and len({value for t in targets for value in t.unique().tolist()}) == 1  # sync: examined
-
-
-@final
-class _Experiments:
+class Experiments:
     """The order of the trials, and the rules that turn them into causes."""
 
     def __init__(
@@ -188,7 +48,9 @@ class _Experiments:
         self.trials: list[Trial] = []
 
     def run(self) -> tuple[Diagnosis, ...]:
-        observation = self._observe()
+        """Everything, from the first look to the causes."""
+        self._progress("observing a few passes")
+        observation = observe(self._bench, self._scheduler)
         found = list(faults_of(observation))
         seen = observation.passes[0]
         base = self._trial(
@@ -235,34 +97,6 @@ class _Experiments:
 
     def _longer(self) -> Trial:
         return self._trial("longer", "as it is, for longer", Variation(), num_steps=_LONGER * self._bench.num_steps)
-
-    def _observe(self) -> Observation:
-        self._progress("observing a few passes")
-        bench = self._bench
-        batch = bench.batches[0]
-        passes = observe_passes(bench)
-        seen = passes[0]
-        watch = Activations(bench.model)
-        with bench.set_aside(), watch.watching(), torch.no_grad():
-            bench.loss(batch)
-        dead, saturated = watch.read([float(v) for t in watch.pending() for v in t.tolist()])  # sync: examined
-        return Observation(
-            passes=passes,
-            parameters=observe_parameters(bench),
-            batches=bench.every,
-            rates=next_rates(bench, self._scheduler),
-            on_input=depends_on_input(bench, batch, seen),
-            on_input_fresh=depends_on_input(bench, batch, seen, prepare=restart),
-            spread=spread_of_outputs(bench, batch, seen),
-            spread_fresh=spread_of_outputs(bench, batch, seen, prepare=restart),
-            on_neighbors=depends_on_neighbors(bench, batch, seen),
-            on_later=depends_on_later(bench, batch, seen),
-            own_target=share_of_own_target(bench, batch, seen),
-            certainty=rewards_certainty(bench, batch, seen),
-            reached_fresh=has_gradient(bench, prepare=restart),
-            dead=dict(zip(watch.modules, dead, strict=False)),
-            saturated=dict(zip(watch.modules, saturated, strict=False)),
-        )
 
     def _trial(
         self,
@@ -346,7 +180,7 @@ class _Experiments:
             num_steps=_LONGER * self._bench.num_steps,
         )
         if o.passes[0].num_samples <= _TINY_BATCH:
-            what = f"batches of {o.passes[0].num_samples}: the noise of their gradients hides what they have in common; {base}"
+            what = f"batches of {o.passes[0].num_samples}: noise hides what they have in common; {base}"
             return (_diagnosis(Cause.BATCH_SIZE_UNFIT, what),)
         if one.finite and one.losses and one.losses[-1] < _FITS * min(one.losses[0], trivial or math.inf):
             learned = f"{one.losses[0]:.4g} -> {one.losses[-1]:.4g}"
@@ -404,7 +238,7 @@ def _from_new_weights(variation: Variation) -> Variation:
 def _is_better(trial: Trial, base: Trial, *others: Trial, margin: float, level: float = math.inf) -> bool:
     """It learns, and ends clearly below the present loss and below where the others end.
 
-    Clearly: by a share of the present loss, or of `level`, a loss that nothing needs to be learned for, if that is less.
+    Clearly: by a share of the present loss, or of `level` if that is less: a loss that takes no learning.
     """
     present = base.start if all(map(math.isfinite, base.before)) else math.inf
     limits = (present, base.end, *(other.end for other in others))

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from steadystep._utils.tree import children, rebuilt, tensors_in
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.examination.observations import Pass, rows
+from steadystep.examination.changed_data import Scaling, mixed
+from steadystep.examination.passes import Pass
 from steadystep.examination.workbench import Variation, Workbench
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -185,7 +185,7 @@ def _without_dropout(model: nn.Module, _: Optimizer) -> None:
 
 
 def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
-    scaling = _Scaling.of(bench.batches, seen.inputs)
+    scaling = Scaling.of(bench.batches, seen.inputs)
     if scaling is not None:
         yield Repair(
             name="scaled-inputs",
@@ -196,7 +196,7 @@ def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
             fresh=True,
             particular=True,
         )
-    targets = _Scaling.of(bench.batches, seen.targets, by_feature=False)
+    targets = Scaling.of(bench.batches, seen.targets, by_feature=False)
     if targets is not None:
         yield Repair(
             name="scaled-targets",
@@ -208,15 +208,15 @@ def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
             fresh=True,
             rescaled=True,
         )
-    mixed = _mixed(bench.batches)
-    if mixed is not None:
+    dealt = mixed(bench.batches)
+    if dealt is not None:
         yield Repair(
             name="mixed-batches",
             what="with samples exchanged between batches",
             cause=Cause.NO_LEARNING,
             fault=Fault.UNSHUFFLED_DATA,
             advice="shuffle the data (tried with samples drawn from all batches, learns)",
-            variation=Variation(batches=mixed),
+            variation=Variation(batches=dealt),
         )
 
 
@@ -229,84 +229,3 @@ def _larger_batches(size: int) -> Repair:
         advice=f"use larger batches or accumulate gradients over {times} (tried, learns)",
         variation=Variation(per_update=times),
     )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Scaling:
-    """Mean and deviation of each feature of the first real-valued input."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    @classmethod
-    def of(cls, batches: Sequence[Any], parts: dict[str, Tensor], *, by_feature: bool = True) -> "_Scaling | None":
-        """That of the first real tensor of these that is of an unusual scale."""
-        for name, tensor in parts.items():
-            if tensor.is_floating_point() and tensor.dim() > int(by_feature):
-                found = cls._measured([t for batch in batches for n, t in tensors_in(batch) if n == name])
-                if found is not None and found.is_unusual:
-                    return found
-        return None
-
-    @classmethod
-    def _measured(cls, found: Sequence[Tensor]) -> "_Scaling | None":
-        if len({tensor.shape[1:] for tensor in found}) != 1:
-            return None
-        every = torch.cat([tensor.detach().float() for tensor in found])
-        if not bool(every.isfinite().all()):  # sync: examined
-            return None
-        mean, deviation = every.mean(0), every.std(0)
-        return cls(mean, deviation.where(deviation > 1e-12, torch.ones_like(deviation)))
-
-    @property
-    def is_unusual(self) -> bool:
-        """Far from zero or of a size that layers are not made for."""
-        size, spread = float(self.mean.abs().max()), float(self.deviation.max())  # sync: once per examination
-        return size > 5.0 or spread > 5.0 or spread < 0.05
-
-    def apply(self, tensor: Tensor) -> Tensor:
-        """Standardize; another input than the one measured stays."""
-        if tensor.shape[1:] != self.mean.shape or not tensor.is_floating_point():
-            return tensor
-        return (tensor - self.mean.to(tensor)) / self.deviation.to(tensor)
-
-
-def _mixed(batches: Sequence[Any]) -> list[Any] | None:
-    """The same samples dealt out anew; None where batches do not fit together."""
-    if len(batches) < 2:
-        return None
-    try:
-        whole = _joined(list(batches))
-    except (RuntimeError, TypeError, ValueError):
-        return None
-    sizes = {rows(tensor) for tensor in _leaves(whole)}
-    if len(sizes) != 1:
-        return None
-    order = torch.randperm(sizes.pop(), generator=torch.Generator().manual_seed(0))
-    size = math.ceil(len(order) / len(batches))
-    return [_picked(whole, order[at : at + size]) for at in range(0, len(order), size)]
-
-
-def _joined(parts: list[Any]) -> Any:
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    inner = [children(part) for part in parts]
-    if any(each is None for each in inner):
-        raise TypeError
-    columns = zip(*[[part for _, part in each or ()] for each in inner], strict=True)
-    return rebuilt(parts[0], [_joined(list(column)) for column in columns])
-
-
-def _leaves(thing: Any) -> Iterator[Tensor]:
-    if isinstance(thing, Tensor):
-        yield thing
-    else:
-        for _, part in children(thing) or ():
-            yield from _leaves(part)
-
-
-def _picked(thing: Any, order: Tensor) -> Any:
-    if isinstance(thing, Tensor):
-        return thing[order.to(thing.device)]
-    return rebuilt(thing, [_picked(part, order) for _, part in children(thing) or ()])

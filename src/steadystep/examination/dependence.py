@@ -1,0 +1,164 @@
+"""What outputs and gradients depend on: their own sample, its neighbors, later positions, other targets."""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steadystep._utils.tree import tensors_in
+from steadystep.examination.passes import Pass, recorded_calls, rows
+from steadystep.examination.workbench import Prepare, Workbench
+
+
+def by_sample(output: Tensor | None, size: int) -> Tensor | None:
+    """An output with the samples first; None where no dimension is theirs."""
+    if output is None or output.dim() == 0:
+        return None
+    if output.shape[0] == size:
+        return output
+    return output.movedim(1, 0) if output.dim() > 1 and output.shape[1] == size else None
+
+
+def depends_on_input(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
+    """By how much outputs change, of their size, when the samples are exchanged; None where it cannot be told."""
+    if seen.num_samples < 2 or not seen.inputs:
+        return None
+    plain, other = _outputs_of(bench, batch, seen.with_inputs(batch, lambda t: t.roll(1, 0)), prepare=prepare)
+    if plain is None or other is None or plain.shape != other.shape:
+        return None
+    return float((other - plain).abs().max() / plain.abs().max().clamp_min(1e-12))  # sync: examined
+
+
+def spread_of_outputs(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
+    """The mean of 1 - cosine between the outputs of two samples; None where there is no vector per sample."""
+    (output,) = _outputs_of(bench, batch, prepare=prepare)
+    if output is None or output.dim() != 2 or output.shape[1] < 2 or rows(output) < 2:
+        return None
+    return float(1.0 - torch.cosine_similarity(output, output.roll(1, 0), dim=1).mean())  # sync: examined
+
+
+def depends_on_neighbors(bench: Workbench, batch: Any, seen: Pass) -> float | None:
+    """By how much the output of a sample changes when all others are exchanged, of the outputs' spread.
+
+    The largest of the first, the middle and the last sample: where samples are taken for time, the first sees none.
+    """
+    size = seen.num_samples
+    if size < 3 or not seen.inputs:
+        return None
+    places = (0, size // 2, size - 1)
+    turned = [seen.with_inputs(batch, partial(_others_turned, place=place)) for place in places]
+    plain, *others = [by_sample(output, size) for output in _outputs_of(bench, batch, *turned)]
+    if plain is None or any(o is None or o.shape != plain.shape for o in others):
+        return None
+    spread = plain.std().clamp_min(1e-6 * plain.abs().max()).clamp_min(1e-12)
+    changes = [(o[p] - plain[p]).abs().max() / spread for o, p in zip(others, places, strict=True) if o is not None]
+    return max(float(change) for change in changes)  # sync: examined
+
+
+def _others_turned(tensor: Tensor, place: int) -> Tensor:
+    """All samples but one in reversed order, and twice as large where they are real numbers."""
+    other = tensor.flip(0) * 2 if tensor.is_floating_point() else tensor.flip(0)
+    other[place] = tensor[place]
+    return other
+
+
+def depends_on_later(bench: Workbench, batch: Any, seen: Pass) -> float | None:
+    """By how much the first outputs of a sequence change with its later inputs, of the outputs' spread."""
+    sequences = [t for t in seen.inputs.values() if t.dim() == 2 and not t.is_floating_point() and t.shape[1] > 3]
+    if not sequences or seen.num_samples < 2:
+        return None
+    length = sequences[0].shape[1]
+    half = length // 2
+
+    def changed(tensor: Tensor) -> Tensor:
+        if tensor.dim() != 2 or tensor.shape[1] != length:
+            return tensor
+        return torch.cat([tensor[:, : half + 1], tensor[:, half + 1 :].roll(1, 0)], dim=1)
+
+    pair = _outputs_of(bench, batch, seen.with_inputs(batch, changed))
+    plain, other = (by_sample(output, seen.num_samples) for output in pair)
+    if plain is None or other is None or plain.shape != other.shape or plain.dim() != 3 or plain.shape[1] < length - 1:
+        return None
+    change = (other[:, : half + 1] - plain[:, : half + 1]).abs().max()
+    return float(change / plain.std().clamp_min(1e-12))  # sync: examined
+
+
+def share_of_own_target(bench: Workbench, batch: Any, seen: Pass) -> float | None:
+    """How much of the change that the target of one sample makes is in the gradient of that sample's own output."""
+    size = seen.num_samples
+    if size < 4 or not seen.targets or max(rows(t) for t in seen.targets.values()) != size:
+        return None
+    place = size // 2
+    changed = seen.with_targets(batch, lambda t: _other_target(t, place))
+    with bench.set_aside():
+        bench.model.eval()
+        plain, other = (by_sample(_output_gradient(bench, each), size) for each in (batch, changed))
+    if plain is None or other is None or plain.shape != other.shape:
+        return None
+    change = (other - plain).float().square().reshape(size, -1).sum(1)
+    total = float(change.sum())  # sync: examined
+    return float(change[place]) / total if total > 0 and math.isfinite(total) else None
+
+
+def _other_target(tensor: Tensor, place: int) -> Tensor:
+    """The same targets but for one sample, which gets another."""
+    other = tensor.clone()
+    if tensor.is_floating_point():
+        other[place] = tensor[place] + tensor.std() + 1.0
+    else:
+        different = (tensor != tensor[place]).reshape(rows(tensor), -1).any(1).nonzero()
+        if len(different):
+            other[place] = tensor[int(different[0])]  # sync: examined
+    return other
+
+
+def rewards_certainty(bench: Workbench, batch: Any, seen: Pass) -> bool:
+    """Whether, with all advantages at zero, the loss of a policy still falls as its entropy does."""
+    actions = [t for t in seen.targets.values() if not t.is_floating_point() and rows(t) == seen.num_samples]
+    weights = [t for t in seen.targets.values() if t.is_floating_point() and t.dim() == 1]
+    logits = [t for t in seen.outputs if t.dim() == 2 and t.shape[1] > 1 and rows(t) == seen.num_samples]
+    if not actions or not weights or not logits or seen.recorder.calls:
+        return False
+    without = seen.with_targets(batch, lambda t: torch.zeros_like(t) if t.is_floating_point() else t)
+    with bench.set_aside():
+        gradient = _output_gradient(bench, without, shape=logits[0].shape)
+    if gradient is None or not bool(gradient.any()):  # sync: examined
+        return False
+    scores = logits[0].detach().clone().requires_grad_()
+    logs = scores.log_softmax(1)
+    (rising,) = torch.autograd.grad(-(logs.exp() * logs).sum(), scores)
+    return float(torch.cosine_similarity(gradient.flatten(), rising.flatten(), dim=0)) > 0.3  # sync: examined
+
+
+def _output_gradient(bench: Workbench, batch: Any, shape: torch.Size | None = None) -> Tensor | None:
+    """The gradient of the loss with respect to the model's first output, or the first of this shape."""
+    with recorded_calls(bench.model) as calls:
+        try:
+            loss = bench.loss(batch)
+            outputs = [t for call in calls for _, t in tensors_in(call.output) if t.requires_grad]
+            outputs = [t for t in outputs if shape is None or t.shape == shape]
+            return torch.autograd.grad(loss, outputs[0])[0] if outputs else None
+        except (RuntimeError, ValueError, IndexError):  # why: the changed batch may not fit the user's loss
+            return None
+
+
+def _outputs_of(bench: Workbench, *batches: Any, prepare: Prepare | None = None) -> list[Tensor | None]:
+    """The model's first output for each batch, in evaluation mode: neither dropout nor batch statistics."""
+    with bench.set_aside(), torch.no_grad():
+        if prepare is not None:
+            prepare(bench.model, bench.optimizer)
+        bench.model.eval()  # `set_aside` puts the modes back
+        return [_output(bench, batch) for batch in batches]
+
+
+def _output(bench: Workbench, batch: Any) -> Tensor | None:
+    torch.manual_seed(0)
+    with recorded_calls(bench.model) as calls:
+        try:
+            bench.loss(batch)
+        except (RuntimeError, ValueError, IndexError):  # why: the changed batch may not fit the user's loss
+            return None
+    found = [t for call in calls for _, t in tensors_in(call.output) if t.is_floating_point()]
+    return found[0].float() if found else None

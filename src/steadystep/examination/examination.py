@@ -1,0 +1,144 @@
+"""`examine`: observe a few passes, make short trials, name the cause and the repair that worked."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from steadystep._utils.tree import tensors_in
+from steadystep.errors import ConfigError
+from steadystep.examination.experiments import Experiments
+from steadystep.examination.passes import rows
+from steadystep.examination.workbench import BatchLoss, Trial, Workbench
+from steadystep.records import Diagnosis
+
+_FURTHER = 8
+_FEWEST_SAMPLES = 512
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What was found, by which trials, and at what cost."""
+
+    causes: tuple[Diagnosis, ...]
+    """The likeliest first; one "healthy" when nothing is wrong."""
+    trials: tuple[Trial, ...]
+    num_updates: int
+    """Taken by all trials together, and undone."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a program."""
+        return {
+            "causes": [cause.to_json() for cause in self.causes],
+            "trials": [asdict(trial) | {"start": trial.start, "end": trial.end} for trial in self.trials],
+            "num_updates": self.num_updates,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*_told(self.causes), "", *_table(self.trials), "", self._cost])
+
+    @property
+    def _cost(self) -> str:
+        return f"{len(self.trials)} trials, {self.num_updates} updates, {self.seconds:.1f} s; everything is put back"
+
+
+def _told(causes: Sequence[Diagnosis]) -> Iterator[str]:
+    for number, found in enumerate(causes):
+        if number:
+            yield ""
+        yield f"cause       {found.cause}" + (f" ({found.fault})" if found.fault else "")
+        yield f"evidence    {found.evidence}"
+        if found.advice:
+            yield f"try         {found.advice}"
+
+
+def _table(trials: Sequence[Trial]) -> Iterator[str]:
+    width = max((len(trial.what) for trial in trials), default=0)
+    yield f"{'trial':{width}}  {'updates':>7}  {'loss before':>11}  {'after':>10}"
+    for trial in trials:
+        after = f"{trial.end:10.4g}" if math.isfinite(trial.end) else "not finite"
+        yield f"{trial.what:{width}}  {len(trial.losses):7}  {trial.start:11.4g}  {after}"
+
+
+def examine(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: BatchLoss,
+    batches: Iterable[Any],
+    *,
+    num_steps: int = 40,
+    num_batches: int = 24,
+    max_grad_norm: float | None = None,
+    scheduler: LRScheduler | None = None,
+    max_seconds: float = 60.0,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Examination:
+    """Run short experiments from the present state and return the likeliest cause with a repair that was tried.
+
+    Everything is restored afterwards, bit for bit: weights, gradients, buffers, modes, the optimizer and its state, and
+    the random numbers of torch, Python and NumPy. Batches are kept in memory while it runs.
+
+    Args:
+        model: what is trained.
+        optimizer: as it is used in training.
+        loss: computes the loss of a batch; the same batch gives the same loss apart from dropout.
+        batches: training batches; the first `num_batches` are used, a third of them, at most 8, for evaluation only.
+        num_steps: updates per trial.
+        num_batches: how many batches to keep.
+        max_grad_norm: the limit your loop clips gradients to, if it does.
+        scheduler: your schedule, if it has one: its next steps are looked at.
+        max_seconds: no further trial begins after this time.
+        seed: of dropout and the like inside the trials.
+        progress: called with a line before each trial.
+
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
+    >>> x = [torch.randn(16, 4) for _ in range(12)]
+    >>> examine(model, optimizer, lambda x: (model(x) - x.sum(1, keepdim=True)).square().mean(), x).causes[0].cause
+    'learning-rate-too-low'
+    """
+    if num_steps < 10 or num_batches < 1:
+        raise ConfigError(f"num_steps = {num_steps}, num_batches = {num_batches}: at least 10 steps and 1 batch")
+    began = time.monotonic()  # why a clock: it bounds the cost, and decides nothing about a run
+    kept = _kept(iter(batches), num_batches)
+    bench = Workbench(model, optimizer, loss, kept, num_steps=num_steps, max_grad_norm=max_grad_norm, seed=seed)
+    experiments = Experiments(
+        bench, scheduler, lambda: time.monotonic() - began < max_seconds, progress or (lambda line: None)
+    )
+    causes = experiments.run()
+    return Examination(
+        causes=causes,
+        trials=tuple(experiments.trials),
+        num_updates=bench.num_updates,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _kept(batches: Iterator[Any], number: int) -> list[Any]:
+    """The first batches; some from farther on where these have a single target, as with sorted data."""
+    first = list(islice(batches, number))
+    size = max((rows(t) for batch in first[:1] for _, t in tensors_in(batch)), default=0)
+    if size and len(first) == number:
+        first += islice(batches, max(min(_FEWEST_SAMPLES // size, 512) - number, 0))
+        number = len(first)
+    if len(first) < number or not _have_one_target(first):
+        return first
+    further = [batch for place, batch in enumerate(islice(batches, _FURTHER * number)) if place % _FURTHER == 0]
+    return (first[: number // 2] + further)[: max(number, 4)] if further else first
+
+
+def _have_one_target(batches: list[Any]) -> bool:
+    last = [[t for _, t in tensors_in(batch)][-1:] for batch in batches]
+    targets = [t for part in last for t in part if t.dim() == 1 and not t.is_floating_point()]
+    return bool(targets) and len({value for t in targets for value in torch.unique(t).tolist()}) == 1  # sync: examined

@@ -1,0 +1,161 @@
+"""All that is seen of a job before its first trial."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from steadystep._utils.tree import tensors_in
+from steadystep.examination.dependence import (
+    depends_on_input,
+    depends_on_later,
+    depends_on_neighbors,
+    rewards_certainty,
+    share_of_own_target,
+    spread_of_outputs,
+)
+from steadystep.examination.loss_calls import LossCall, class_dim
+from steadystep.examination.parameters import Parameters, has_gradient, next_rates, observe_parameters
+from steadystep.examination.passes import Pass, observe_passes, over_batches, rows
+from steadystep.examination.repairs import restart
+from steadystep.examination.workbench import Workbench
+from steadystep.signals.activations import Activations
+
+CLASSES = ("cross_entropy", "nll_loss")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """All that was seen without a trial."""
+
+    passes: Sequence[Pass]
+    parameters: Parameters
+    batches: Sequence[Any]
+    rates: Sequence[float] | None
+    """The next learning rates of the schedule; None where there is none, or it does not go by steps."""
+    on_input: float | None
+    """By how much outputs change when samples are exchanged."""
+    on_input_fresh: float | None
+    """The same with newly drawn weights."""
+    spread: float | None
+    """The mean of 1 - cosine between the outputs of two samples."""
+    spread_fresh: float | None
+    on_neighbors: float | None
+    on_later: float | None
+    own_target: float | None
+    certainty: bool
+    """A policy is rewarded for low entropy."""
+    reached_fresh: bool
+    """With newly drawn weights there is a gradient."""
+    dead: dict[str, float]
+    saturated: dict[str, float]
+
+    @property
+    def is_graph(self) -> bool:
+        """Samples are meant to depend on each other: the batch has edges or an adjacency matrix."""
+        return any(_links(tensor) for _, tensor in tensors_in(self.batches[0]))
+
+    @property
+    def is_adversarial(self) -> bool:
+        """Several networks, one called more than once, and no targets but constants: the level says nothing."""
+        parts = {id(m): m for m in self.passes[0].modules if any(p.requires_grad for p in m.parameters())}
+        targets = [c.target for c in self.calls if c.target is not None and c.target.numel() > 1]
+        flat = [bool((t == t.flatten()[0]).all()) for t in targets]  # sync: examined
+        if not all(flat):
+            return False
+        return len(flat) > 1 or (len(parts) > 1 and len(self.passes[0].modules) > len(parts))
+
+    @property
+    def calls(self) -> list[LossCall]:
+        """Of the first pass."""
+        return self.passes[0].recorder.calls
+
+
+def _links(tensor: Tensor) -> bool:
+    """Whether it says which samples belong together: sparse, a list of edges, or an adjacency matrix."""
+    if tensor.layout is not torch.strided:
+        return True
+    if tensor.dim() != 2 or tensor.shape[1] <= 4:
+        return False
+    if tensor.shape[0] == tensor.shape[1]:
+        sums = tensor.sum(1)
+        return bool(
+            (tensor == tensor.T).all() or ((tensor >= 0).all() and (sums - 1).abs().max() < 1e-3)
+        )  # sync: examined
+    return tensor.shape[0] == 2 and tensor.dtype == torch.int64
+
+
+def targets_of(o: Observation) -> Tensor | None:
+    """Targets of all passes, as the loss function got them; those of the batch where no loss function was seen."""
+
+    def from_call(seen: Pass) -> Tensor | None:
+        return seen.recorder.calls[0].target if seen.recorder.calls else None
+
+    def from_batch(seen: Pass) -> Tensor | None:
+        fits = [t for t in seen.targets.values() if rows(t) == seen.num_samples]
+        return fits[-1] if fits else None
+
+    found = over_batches(o.passes, from_call)
+    return over_batches(o.passes, from_batch) if found is None else found
+
+
+def trivial_loss(o: Observation) -> float | None:
+    """The loss of the best constant prediction; None where the loss is not one plain loss function of torch."""
+    if (
+        len(o.calls) != 1
+        or o.calls[0].value is None
+        or not math.isclose(o.calls[0].value, o.passes[0].loss, rel_tol=1e-3)
+    ):
+        return None
+    call, targets = o.calls[0], targets_of(o)
+    if targets is None or call.weighted or call.options.get("reduction", "mean") != "mean":
+        return None
+    if call.name in CLASSES and not targets.is_floating_point():
+        kept = targets[targets != call.options.get("ignore_index", -100)]
+        shares = torch.unique(kept, return_counts=True)[1].double() / max(kept.numel(), 1)
+        smoothing, classes = float(call.options.get("label_smoothing", 0.0)), call.given.shape[class_dim(call.given)]
+        missing = torch.zeros(max(classes - len(shares), 0), dtype=shares.dtype, device=shares.device)
+        shares = torch.cat([shares, missing]) * (1.0 - smoothing) + smoothing / classes
+        shares = shares[shares > 0]
+        return float(-(shares * shares.log()).sum())  # sync: examined
+    if call.name.startswith("binary_cross_entropy") and targets.is_floating_point():
+        p = targets.double().reshape(rows(targets), -1).mean(0).clamp(1e-12, 1 - 1e-12)
+        return float(-(p * p.log() + (1 - p) * (1 - p).log()).mean())  # sync: examined
+    if call.name == "mse_loss":
+        return float(targets.double().var(0, unbiased=False).mean())  # sync: examined
+    if call.name == "l1_loss":
+        return float((targets - targets.median(0).values).abs().double().mean())  # sync: examined
+    return None
+
+
+def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
+    """Run a few passes, and put everything back."""
+    batch = bench.batches[0]
+    passes = observe_passes(bench)
+    seen = passes[0]
+    watch = Activations(bench.model)
+    with bench.set_aside(), watch.watching(), torch.no_grad():
+        bench.loss(batch)
+    dead, saturated = watch.read([float(v) for t in watch.pending() for v in t.tolist()])  # sync: examined
+    return Observation(
+        passes=passes,
+        parameters=observe_parameters(bench),
+        batches=bench.every,
+        rates=next_rates(bench, scheduler),
+        on_input=depends_on_input(bench, batch, seen),
+        on_input_fresh=depends_on_input(bench, batch, seen, prepare=restart),
+        spread=spread_of_outputs(bench, batch, seen),
+        spread_fresh=spread_of_outputs(bench, batch, seen, prepare=restart),
+        on_neighbors=depends_on_neighbors(bench, batch, seen),
+        on_later=depends_on_later(bench, batch, seen),
+        own_target=share_of_own_target(bench, batch, seen),
+        certainty=rewards_certainty(bench, batch, seen),
+        reached_fresh=has_gradient(bench, prepare=restart),
+        dead=dict(zip(watch.modules, dead, strict=False)),
+        saturated=dict(zip(watch.modules, saturated, strict=False)),
+    )

@@ -1,0 +1,151 @@
+"""A pass of the model, and which part each tensor of a batch plays in it."""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from steadystep._utils.tree import mapped, tensors_in
+from steadystep.examination.loss_calls import LossRecorder, record_losses
+from steadystep.examination.workbench import Workbench
+
+_PASSES = 24
+"""Batches that are run forward."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """The tensors of one forward pass, by the part they play."""
+
+    inputs: dict[str, Tensor]
+    """Tensors of the batch that the model was given, by their place in the batch."""
+    targets: dict[str, Tensor]
+    """The other tensors of the batch."""
+    given: tuple[Tensor, ...]
+    """What the model was called with."""
+    modules: tuple[nn.Module, ...]
+    """The model, or the parts of it that were called instead; once per call."""
+    outputs: tuple[Tensor, ...]
+    loss: float
+    recorder: LossRecorder = field(repr=False)
+
+    @property
+    def num_samples(self) -> int:
+        """By the first dimension of the inputs."""
+        return max((rows(tensor) for tensor in self.inputs.values()), default=0)
+
+    def with_inputs(self, batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+        """A batch of the same form with each input that has a row per sample changed."""
+        return _replaced(batch, self.inputs, change)
+
+    def with_targets(self, batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+        """A batch of the same form with each target that has a row per sample changed."""
+        return _replaced(batch, self.targets, change)
+
+
+def _replaced(batch: Any, names: Container[str], change: Callable[[Tensor], Tensor]) -> Any:
+    """Another batch in which the tensors of these names are changed, as far as containers hold them."""
+    # why by position: one tensor may stand in a batch twice, as input and as target
+    named = list(tensors_in(batch))
+    size = max((rows(t) for name, t in named if name in names), default=0)
+    chosen = iter(named)
+
+    def replace(tensor: Tensor) -> Tensor:
+        name = next(name for name, each in chosen if each is tensor)  # objects are passed over: they stay as they are
+        return change(tensor) if name in names and rows(tensor) == size else tensor
+
+    return mapped(batch, replace)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module from outside of the model."""
+
+    module: nn.Module
+    given: Any
+    output: Any
+
+
+@contextmanager
+def recorded_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
+    """The outermost calls: of the model itself, or of its parts where a loop calls those."""
+    calls: list[ModuleCall] = []
+    inside: list[nn.Module] = []
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+        inside.append(module)
+
+    def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        while inside and inside.pop() is not module:  # why: a call that raised has left none
+            pass
+        if not inside:
+            calls.append(ModuleCall(module, (args, kwargs), output))
+
+    hooks = []
+    for module in model.modules():
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, with_kwargs=True)]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def observe_passes(bench: Workbench) -> list[Pass]:
+    """Run the loss of several batches once, and tell inputs from targets."""
+    with bench.set_aside(), torch.no_grad():
+        return [_observe(bench, batch) for batch in bench.every[:_PASSES]]
+
+
+def _observe(bench: Workbench, batch: Any) -> Pass:
+    with recorded_calls(bench.model) as calls:
+        recorder, loss = record_losses(bench.loss, batch)
+    given = [tensor for call in calls for _, tensor in tensors_in(call.given)]
+    held = dict(tensors_in(batch))
+    inputs = {name: tensor for name, tensor in held.items() if any(_is_same(tensor, each) for each in given)}
+    if not inputs and len(held) > 1:  # why: a loss may scale or cast its input first; targets come last by custom
+        inputs = dict(list(held.items())[:-1])
+    if len(inputs) == len(held) > 1 and len(given) < len(held):  # the same tensor twice, as with input and target
+        inputs = dict(list(held.items())[: len(given)])
+    if len(held) == 1:  # the loss makes input and target of one tensor
+        inputs = held
+    compared = [call.target for call in recorder.calls if call.target is not None]
+    known = {name for name, tensor in held.items() if any(_is_same(tensor, each) for each in compared)}
+    if known and known != set(held):  # what is neither given nor compared is made into an input on the way
+        inputs = {name: tensor for name, tensor in held.items() if name not in known or name in inputs}
+    targets = {name: tensor for name, tensor in held.items() if name not in inputs}
+    outputs = tuple(t for call in calls for _, t in tensors_in(call.output) if t.is_floating_point())
+    return Pass(
+        inputs=inputs,
+        targets=targets,
+        given=tuple(given),
+        modules=tuple(call.module for call in calls),
+        outputs=outputs,
+        loss=float(loss.detach()),  # sync: examined
+        recorder=recorder,
+    )
+
+
+def _is_same(held: Tensor, given: Tensor) -> bool:
+    """Whether the model was given this tensor: itself, a view, or a copy of another type."""
+    if held.data_ptr() == given.data_ptr():
+        return True
+    return held.numel() == given.numel() and torch.equal(held.flatten().double(), given.flatten().double())
+
+
+def rows(tensor: Tensor) -> int:
+    """How many samples, by the first dimension."""
+    return tensor.shape[0] if tensor.dim() else 0
+
+
+def over_batches(passes: Sequence[Pass], pick: Callable[[Pass], Tensor | None]) -> Tensor | None:
+    """One tensor per pass, joined along the samples; None where they do not fit together."""
+    found = [tensor for tensor in map(pick, passes) if tensor is not None]
+    if not found or len({tensor.shape[1:] for tensor in found}) != 1 or found[0].dim() == 0:
+        return None
+    return torch.cat([tensor.detach() for tensor in found])
