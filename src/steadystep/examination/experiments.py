@@ -27,6 +27,7 @@ _LONGER = 5
 _COLLAPSED = 0.02
 _TINY_BATCH = 4
 _VANISHING = 1e-4  # of the largest gradient, by the size of the weights
+_RESCALED = 0.3  # of its own first loss
 _HARDLY = 0.3  # of the best repair
 _FITS = 0.5  # of the loss of one batch
 _UNLEARNED, _KNOWS, _SURELY = 0.05, 0.8, 3.0
@@ -148,10 +149,13 @@ class Experiments:
                 variation = _from_new_weights(repair.variation) if repair.fresh else repair.variation
                 trial = self._trial(repair.name, repair.what, variation)
                 others = (base,) if repair.particular and not repair.fresh else (base, fresh)
-                if repair.rescaled and trial.learns and trial.gain > 0.3 + 2.0 * max(base.gain, fresh.gain, 0.0):
-                    worked.append((repair, trial))
-                elif not repair.rescaled and _is_better(trial, *others, margin=margin, level=level):
-                    worked.append((repair, trial))
+                usual = max(base.gain, fresh.gain, 0.0)
+                helps = (
+                    trial.learns and trial.gain > _RESCALED + 2.0 * usual
+                    if repair.rescaled
+                    else _is_better(trial, *others, margin=margin, level=level)
+                )
+                worked += [(repair, trial)] if helps else []
         best: dict[str, tuple[Repair, Trial]] = {}
         for repair, trial in worked:
             kind = repair.cause + repair.fault

@@ -49,8 +49,7 @@ def _activation_before_loss(o: Observation) -> Diagnosis | None:
             return no_learning(
                 Fault.WRONG_LOSS,
                 f"{wrong}: it cannot fall far below {_shown(call)}",
-                "pass what it expects: logits to cross_entropy and ..._with_logits, log_softmax to nll_loss and kl_div, "
-                "one sigmoid to binary_cross_entropy",
+                "pass what it expects: logits to cross_entropy and ..._with_logits, log_softmax to nll_loss and kl_div",
             )
     return None
 
