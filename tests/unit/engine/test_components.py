@@ -315,8 +315,14 @@ class Attends(nn.Module):
 
 @pytest.mark.parametrize(
     ("module", "draws"),
-    [(nn.Linear(2, 2), False), (nn.Dropout(0.1), True), (nn.Dropout2d(0.1), True), (Attends(0.1), True)]
-    + [(Attends(0.0), False), (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), True)],
+    [
+        (nn.Linear(2, 2), False),
+        (nn.Dropout(0.1), True),
+        (nn.Dropout2d(0.1), True),
+        (Attends(0.1), True),
+        (Attends(0.0), False),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), True),
+    ],
 )
 def test_dropout_draws_also_inside_other_layers(module: nn.Module, draws: bool) -> None:
     assert bool(components.draws(module)) is draws
@@ -325,8 +331,13 @@ def test_dropout_draws_also_inside_other_layers(module: nn.Module, draws: bool) 
 class TestClipping:
     @pytest.mark.parametrize(
         ("rule", "kind"),
-        [("zscore", ZScoreClip), ("percentile", PercentileClip), ("tensor-ema", TensorEMAClip), ("agc", None)]
-        + [(None, None)],
+        [
+            ("zscore", ZScoreClip),
+            ("percentile", PercentileClip),
+            ("tensor-ema", TensorEMAClip),
+            ("agc", None),
+            (None, None),
+        ],
     )
     def test_the_rule_that_is_named(self, rule: str | None, kind: Any) -> None:
         made = components.clip_rule(config(training={"clip_rule": rule}))
