@@ -44,7 +44,7 @@ class TestBinding:
             repeatable(lambda: batch_of_the_module),
             repeatable(lambda: helper()),
             repeatable(lambda: recursive(3)),
-            repeatable(lambda: [batch_of_the_module for _ in range(1)][0]),
+            repeatable(lambda: sum([batch_of_the_module for _ in range(1)])),
             repeatable(helper),
         ]
         monkeypatch.setitem(globals(), "batch_of_the_module", 100)

@@ -156,7 +156,7 @@ class TestOnlyTheLoss:
         optimizer.step()
 
     def test_a_step_is_refused_and_the_optimizer_is_as_it_was(self) -> None:
-        model, optimizer, only = self.made()
+        _, optimizer, only = self.made()
         with pytest.raises(MisuseError, match=r"optimizer\.step"), only:
             optimizer.step()
         assert "step" not in optimizer.__dict__
@@ -191,9 +191,13 @@ class TestOnlyTheLoss:
 
     def test_an_exception_of_the_closure_comes_first(self) -> None:
         model, _, only = self.made()
-        with pytest.raises(KeyError), only:
+
+        def work() -> None:
             model(torch.ones(1, 2)).sum().backward()
             raise KeyError
+
+        with pytest.raises(KeyError), only:
+            work()
 
 
 class TestCalled:
