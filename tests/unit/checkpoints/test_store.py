@@ -8,14 +8,18 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from steadystep.checkpoints import atomic_io
+from steadystep.checkpoints.checkpointing import store_at
+from steadystep.checkpoints.shared_store import SharedCheckpointStore
 from steadystep.checkpoints.store import CheckpointStore
 from steadystep.errors import CheckpointError, ConfigError
+from steadystep.parallel import SingleProcess
 
 
 def state(number: int) -> dict[str, Any]:
@@ -277,3 +281,17 @@ def test_a_failed_put_keeps_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         store.put({"a": object()}, step=2, updates=2)
     assert store.steps() == [1]
+
+
+def test_one_process_or_all_ranks_keep_three_unless_told(tmp_path: Path) -> None:
+    several: Any = SimpleNamespace(rank=0, size=2, texts=lambda text: [text, text])
+    for ranks, kind in ((SingleProcess(), CheckpointStore), (several, SharedCheckpointStore)):
+        for settings, kept in (({}, 3), ({"keep_last": 1}, 1), ({"keep_last": 4}, 4)):
+            folder = tmp_path / kind.__name__ / str(kept)
+            store: Any = store_at(folder, ranks, **settings)
+            assert type(store) is kind
+            assert store.folder == folder
+            inner = store._store if kind is SharedCheckpointStore else store
+            for step in range(1, 6):
+                inner.put(state(step), step=step, updates=step)
+            assert len(inner.steps()) == kept

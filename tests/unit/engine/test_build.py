@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # every optimizer imports it: here, so that no test pays for it
 from torch import nn
 
 import steadystep

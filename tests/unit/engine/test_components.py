@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # every optimizer imports it: here, so that no test pays for it
 from torch import nn
 
 from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip

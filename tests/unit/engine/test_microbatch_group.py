@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # every optimizer imports it: here, so that no test pays for it
 from torch import nn
 
 from steadystep.engine.closures import BatchClosure

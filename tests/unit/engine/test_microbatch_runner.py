@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # every optimizer imports it: here, so that no test pays for it
 from torch import Tensor, nn
 
 from steadystep._utils.rng import RngState
