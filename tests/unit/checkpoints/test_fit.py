@@ -429,3 +429,11 @@ def test_of_an_unknown_optimizer_the_odd_one_out_is_refused() -> None:
     assert not refused(check_optimizer, {**two, "state": {"own": {"m": alike}}}, optimizer)
     assert refused(check_optimizer, with_value(saved(alike), ("param_groups", 0, "name"), 3), optimizer)
     assert not refused(check_optimizer, with_value(saved(alike), ("param_groups", 0, "name"), "y"), optimizer)
+
+
+def test_the_odd_one_out_is_named_by_its_number() -> None:
+    optimizer = Unknown([nn.Parameter(torch.ones(2, 3)) for _ in range(4)])
+    for odd in range(4):
+        state = {number: {"m": torch.ones(3, 2) if number == odd else torch.ones(2, 3)} for number in range(4)}
+        with pytest.raises(CheckpointError, match=f"parameter {odd}: m"):
+            check_optimizer({**optimizer.state_dict(), "state": state}, optimizer)

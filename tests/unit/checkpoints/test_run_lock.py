@@ -150,3 +150,16 @@ def test_a_process_that_was_forked_off_holds_nothing(tmp_path: Path) -> None:
     assert (tmp_path / FILE).exists()
     lock.release()
     assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.skipif(run_lock.fcntl is None, reason="the system has no such locks")
+def test_the_system_gives_a_lock_to_one_process(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    free = os.open(tmp_path / "free", os.O_RDWR | os.O_CREAT)
+    held = os.open(tmp_path / FILE, os.O_RDWR)
+    try:
+        assert run_lock._lock(free) is True
+        assert run_lock._lock(held) is False
+    finally:
+        os.close(free)
+        os.close(held)
+    assert run_lock._lock(free) is None  # closed: there is none to give

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from steadystep.checkpoints import atomic_io
+from steadystep.checkpoints.checkpointing import store_at
+from steadystep.checkpoints.shared_store import SharedCheckpointStore
 from steadystep.checkpoints.store import CheckpointStore
 from steadystep.errors import CheckpointError, ConfigError
+from steadystep.parallel import SingleProcess
 
 
 def state(number: int) -> dict[str, Any]:
@@ -277,3 +281,13 @@ def test_a_failed_put_keeps_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         store.put({"a": object()}, step=2, updates=2)
     assert store.steps() == [1]
+
+
+def test_one_process_or_all_ranks_keep_three_unless_told(tmp_path: Path) -> None:
+    several: Any = SimpleNamespace(rank=0, size=2, texts=lambda text: [text, text])
+    for ranks, kind in ((SingleProcess(), CheckpointStore), (several, SharedCheckpointStore)):
+        for settings, kept in (({}, 3), ({"keep_last": 1}, 1)):
+            store: Any = store_at(tmp_path, ranks, **settings)
+            assert type(store) is kind
+            assert store.folder == tmp_path
+            assert (store if kind is CheckpointStore else store._store)._keep_last == kept

@@ -48,7 +48,13 @@ class TestEntropyCollapse:
 
     @pytest.mark.parametrize(
         ("reward", "severity"),
-        [([1.0] * 16 + [2.0] * 10, "info"), ([1.0] * 26, "warn"), ([1.0] * 16 + [0.0] * 10, "warn")],
+        [
+            ([1.0] * 16 + [2.0] * 10, "info"),
+            ([1.0] * 26, "warn"),
+            ([1.0] * 16 + [0.0] * 10, "warn"),
+            ([1.0] * 15 + [3.0] + [2.0] * 10, "warn"),  # it has been higher before
+            ([1.0] * 15 + [1.5] + [2.0] * 10, "info"),
+        ],
     )
     def test_a_note_when_a_reward_has_risen(self, reward: list[float], severity: str) -> None:
         entropy = [2.0] * 16 + [0.05] * 10

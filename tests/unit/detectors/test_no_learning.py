@@ -24,6 +24,10 @@ class TestNoLearning:
         assert bool(still(*[2.0] * 64, *[last] * 256)) == told
         assert bool(still(*[2.0] * 16, *[9.0] * 48, *[last] * 256)) == told  # of the first sixteen
 
+    def test_the_median_of_the_first_sixteen_not_of_more(self) -> None:
+        assert still(*[2.0] * 8, *[1.0] * 8, *[1.0] * 48, *[1.0] * 256) == []
+        assert still(*[2.0] * 7, *[1.0] * 9, *[2.0] * 48, *[1.0] * 256) != []
+
     @pytest.mark.parametrize(("gain", "told"), [(0.95, True), (1.05, False)])
     def test_two_sigma_of_the_noise(self, gain: float, told: bool) -> None:
         """A median of n losses scatters by 1.2533 sigma / sqrt(n), and sigma is 1.4826 times the median distance."""

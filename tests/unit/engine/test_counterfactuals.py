@@ -143,6 +143,73 @@ class TestAskingLeavesNoTrace:
             made.runner.reset()
 
 
+class TestSeveralRanks:
+    """Where parameters are sharded, all ranks run a closure equally often, whatever it does on one of them."""
+
+    def losses(self, work: Any, *, sharded: bool, agree: bool = True, others: int = 1) -> tuple[Any, int, list[bool]]:
+        model, calls, flags = small_net(dropout=0.0), [], []
+
+        def all_of_them(flag: bool) -> bool:
+            flags.append(flag)
+            return flag and agree
+
+        def counted() -> Tensor:
+            calls.append(len(calls))
+            return work(model, len(calls))
+
+        ranks: Any = SimpleNamespace(
+            sharded=sharded, all=all_of_them, mean=lambda numbers: [2.0 * n for n in numbers], no_sync=nullcontext
+        )
+        trained: Any = SimpleNamespace(parameters=list(model.parameters()))
+        precision = Precision("fp32", device_type="cpu", autocast=True)
+        reruns = BatchReruns(precision, Buffers(model, restores=True), trained, CPU, ranks)
+        return reruns.losses(counted, [nullcontext()] * others, backward=True), len(calls), flags
+
+    def test_one_that_raises_is_tried_as_often_as_the_others(self) -> None:
+        def raises(_: nn.Module, number: int) -> Tensor:
+            if number == 1:
+                raise KeyError
+            return torch.tensor(3.0)
+
+        assert self.losses(raises, sharded=True) == (None, 2, [False])
+        assert self.losses(raises, sharded=False) == (None, 1, [False])
+
+        def never(_: nn.Module, number: int) -> Tensor:
+            raise KeyError
+
+        assert self.losses(never, sharded=True) == (None, 2, [False])
+        assert self.losses(never, sharded=False) == (None, 1, [False])
+
+    def test_losses_are_means_over_ranks(self) -> None:
+        def constant(model: nn.Module, _: int) -> Tensor:
+            return squared(model, batches(1)[0]) * 0.0 + 3.0
+
+        assert self.losses(constant, sharded=True) == ([6.0, 6.0], 3, [True, True])
+        assert self.losses(constant, sharded=False) == ([6.0, 6.0], 3, [True, True])
+        assert self.losses(constant, sharded=False, agree=False) == (None, 2, [True])
+
+    def test_one_that_differs_cannot_be_told_unless_it_is_not_finite(self) -> None:
+        def moves(model: nn.Module, number: int) -> Tensor:
+            return squared(model, batches(1)[0]) * 0.0 + float(number)
+
+        assert self.losses(moves, sharded=False) == (None, 2, [False])
+
+        def infinite(_: nn.Module, number: int) -> Tensor:
+            return torch.tensor(math.nan, requires_grad=True) * number
+
+        losses, calls, flags = self.losses(infinite, sharded=True)
+        assert (len(losses), calls, flags) == (2, 3, [True, True])
+        assert all(math.isnan(loss) for loss in losses)
+
+    def test_one_that_raises_under_older_weights_cannot_be_told(self) -> None:
+        def later(model: nn.Module, number: int) -> Tensor:
+            if number == 3:
+                raise KeyError
+            return squared(model, batches(1)[0]) * 0.0 + 3.0
+
+        assert self.losses(later, sharded=False, others=2) == (None, 4, [True, False])
+
+
 class TestRememberedBatches:
     """Of two remembered updates, under weights that are twice what they were."""
 

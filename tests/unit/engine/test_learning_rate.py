@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import steadystep
+from steadystep.engine.learning_rate import LearningRate, check_rates
+from steadystep.errors import MisuseError
 from tests.loops import batches, squared
 
 
@@ -217,3 +219,158 @@ def test_after_a_warm_up_a_run_is_watched_as_any_other(by_hand: bool) -> None:
             optimizer.param_groups[0]["lr"] = 1e-3 * min(1.0, (step + 1) / 100)
         guard.step(lambda: squared(model, x))
         assert not watching._rise.climbing
+
+
+def optimizer_of(*rates: float | torch.Tensor, default: float = 0.1) -> torch.optim.Optimizer:
+    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates]
+    return torch.optim.SGD(groups, lr=default)
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+class TestRatesThatAreNone:
+    def test_numbers_and_tensors_are_fine(self) -> None:
+        for rate in (0.1, 1, True, math.nan, torch.tensor(0.1)):
+            optimizer = optimizer_of(0.1, 0.2)
+            optimizer.param_groups[1]["lr"] = rate
+            check_rates(optimizer)
+        del optimizer.param_groups[1]["lr"]  # some optimizers find their own
+        check_rates(optimizer)
+
+    def test_anything_else_is_refused_by_the_number_of_its_group(self) -> None:
+        for rate in ("0.1", None, [0.1]):
+            optimizer = optimizer_of(0.1, 0.2)
+            optimizer.param_groups[1]["lr"] = rate
+            with pytest.raises(MisuseError, match=r"group 1"):
+                check_rates(optimizer)
+
+    def test_there_must_be_parameters_in_some_group(self) -> None:
+        optimizer = optimizer_of(0.1, 0.2)
+        for group, fine in ((0, True), (1, False)):
+            optimizer.param_groups[group]["params"] = []
+            if fine:
+                check_rates(optimizer)
+        with pytest.raises(MisuseError):
+            check_rates(optimizer)
+
+
+class TestStart:
+    @pytest.mark.parametrize(
+        ("rates", "default", "expected"),
+        [
+            ((0.1, 0.2), 0.1, [1.0, 2.0]),  # in proportion to the default
+            ((0.1, 0.2), 0.5, [0.5, 1.0]),  # or to the largest
+            ((0.0, 0.0), 0.0, [1.0, 1.0]),
+            ((0.0, 0.1), 0.0, [1.0, 1.0]),
+            ((0.0, 0.1), 0.1, [0.0, 1.0]),
+        ],
+    )
+    def test_groups_keep_their_ratios(self, rates: tuple[float, ...], default: float, expected: list[float]) -> None:
+        optimizer = optimizer_of(*rates, default=default)
+        LearningRate(optimizer, start=1.0, schedule=None)
+        assert rates_of(optimizer) == pytest.approx(expected)
+
+    def test_times_comes_after_the_start_and_before_the_schedule(self) -> None:
+        optimizer, asked = optimizer_of(0.1, 0.2), []
+
+        def planned(*, base_lr: float) -> None:
+            asked.append(base_lr)
+
+        rate = LearningRate(optimizer, start=1.0, schedule=None, planned=planned, times=3.0)
+        assert rates_of(optimizer) == pytest.approx([3.0, 6.0])
+        assert asked == pytest.approx([6.0])
+        assert not rate.scheduled
+        assert rate.plateau is None
+        own = LearningRate(optimizer, start=None, schedule=lambda n: 0.5, planned=planned)
+        assert own.scheduled
+        assert len(asked) == 1  # the user's own comes first
+        assert own.announced == pytest.approx(6.0)
+        own.place(3)
+        assert rates_of(optimizer) == pytest.approx([1.5, 3.0])
+
+    def test_a_schedule_must_be_a_function(self) -> None:
+        with pytest.raises(MisuseError):
+            LearningRate(optimizer_of(0.1), start=None, schedule=0.5)  # type: ignore[arg-type]
+
+    def test_what_is_saved_is_put_back_where_the_guard_sets_the_start(self) -> None:
+        for start, times, put in ((None, 1.0, False), (0.5, 1.0, True), (None, 2.0, True)):
+            one, other = optimizer_of(0.1, 0.2), optimizer_of(0.1, 0.2)
+            first, second = (LearningRate(o, start=start, schedule=None, times=times) for o in (one, other))
+            one.param_groups[0]["lr"] = 7.0
+            second.load_state_dict(first.state_dict())
+            assert (rates_of(other)[0] == 7.0) is put
+
+    def test_a_start_that_is_another_now_is_used_in_proportion(self) -> None:
+        one, other = optimizer_of(0.1), optimizer_of(0.1)
+        first = LearningRate(one, start=0.5, schedule=lambda n: 1.0)
+        second = LearningRate(other, start=0.25, schedule=lambda n: 1.0)
+        one.param_groups[0]["lr"] = 0.1
+        with pytest.warns(UserWarning, match=r"0\.25"):
+            second.load_state_dict(first.state_dict())
+        assert rates_of(other) == pytest.approx([0.05])
+        second.place(0)
+        assert rates_of(other) == pytest.approx([0.25])
+
+    def test_another_number_of_groups_is_refused(self) -> None:
+        two = LearningRate(optimizer_of(0.1, 0.2), start=0.5, schedule=lambda n: 1.0)
+        one = LearningRate(optimizer_of(0.1), start=0.5, schedule=lambda n: 1.0)
+        for rate, state in ((one, two.state_dict()), (two, one.state_dict())):
+            with pytest.raises(MisuseError):
+                rate.load_state_dict(state)
+        later = LearningRate(optimizer_of(0.1, 0.2), start=None, schedule=lambda n: 1.0)
+        later.load_state_dict(LearningRate(optimizer_of(0.1), start=None, schedule=lambda n: 1.0).state_dict())
+        with pytest.raises(MisuseError):
+            LearningRate(optimizer_of(0.1), start=None, schedule=lambda n: 1.0).load_state_dict(
+                later.state_dict() | {"bases": [0.1, 0.2]}
+            )
+
+
+class TestOneUpdateUnderTheCeiling:
+    def test_every_group_is_lowered_and_put_back(self) -> None:
+        held = torch.tensor(0.4)
+        optimizer = optimizer_of(0.2, held)
+        rate = LearningRate(optimizer, start=None, schedule=None)
+        assert rate.lower(0.4) == 1.0
+        assert rate.ceiling.asked == 0.4
+        rate.ceiling.limit(0.1)
+        assert rate.lower(0.4) == pytest.approx(0.25)
+        assert rates_of(optimizer) == pytest.approx([0.05, 0.1])
+        rate.put_back()
+        assert rates_of(optimizer) == pytest.approx([0.2, 0.4])
+        assert optimizer.param_groups[1]["lr"] is held
+        optimizer.param_groups[0]["lr"] = 0.01
+        rate.put_back()  # once only
+        assert rates_of(optimizer)[0] == 0.01
+
+    def test_what_is_below_it_is_left_alone(self) -> None:
+        optimizer = optimizer_of(0.1)
+        rate = LearningRate(optimizer, start=None, schedule=None)
+        rate.ceiling.limit(0.2)
+        assert rate.lower(0.1) == 1.0
+        optimizer.param_groups[0]["lr"] = 0.15
+        rate.put_back()
+        assert rates_of(optimizer) == [0.15]
+
+    def test_groups_that_share_a_tensor_are_lowered_once(self) -> None:
+        shared = torch.tensor(0.4)
+        optimizer = optimizer_of(shared, shared)
+        optimizer.param_groups[1]["lr"] = optimizer.param_groups[0]["lr"] = shared
+        rate = LearningRate(optimizer, start=None, schedule=None)
+        rate.ceiling.limit(0.1)
+        rate.lower(0.4)
+        assert rates_of(optimizer) == pytest.approx([0.1, 0.1])
+        rate.put_back()
+        assert rates_of(optimizer) == pytest.approx([0.4, 0.4])
+
+    def test_an_optimizer_without_a_rate_gets_none(self) -> None:
+        optimizer = optimizer_of(0.4, 0.2)
+        del optimizer.param_groups[1]["lr"]
+        rate = LearningRate(optimizer, start=None, schedule=None)
+        rate.ceiling.limit(0.1)
+        rate.lower(0.4)
+        rate.put_back()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.4)
+        assert "lr" not in optimizer.param_groups[1]
+        assert rate.state_dict()["rates"] == pytest.approx([0.4, 0.0])

@@ -260,3 +260,65 @@ def test_it_is_saved_with_the_learning_rate() -> None:
     second.load_state_dict(first.state_dict())
     assert second.ceiling.state_dict() == first.ceiling.state_dict()
     assert second.ceiling.low
+
+
+class TestWhetherItMayBeLow:
+    def test_a_limit_that_ends_leaves_a_rewarm_going(self) -> None:
+        for left, low in ((2, True), (1, True), (0, False)):
+            ceiling = Ceiling()
+            ceiling.limit(0.99, hold=3 - left)
+            ceiling.rewarm(4)
+            for _ in range(4 - left):  # the hold, and the one update that lifts it beyond what is asked for
+                assert ceiling.low
+                ceiling.updated(1.0)
+            assert ceiling.lr is None
+            assert ceiling.low is low, left
+
+    def test_a_rewarm_ends_with_its_last_update(self) -> None:
+        ceiling = Ceiling()
+        ceiling.rewarm(2)
+        seen = []
+        for _ in range(3):
+            seen.append((ceiling.low, round(ceiling.multiplier(1.0), 6)))
+            ceiling.updated(1.0)
+        assert seen == [(True, 0.1), (True, 0.55), (False, 1.0)]
+        ceiling.rewarm(0)
+        assert not ceiling.low
+        ceiling.limit(0.5)
+        ceiling.rewarm(0)
+        assert ceiling.low
+
+    def test_what_is_loaded_may_be_low_for_either_reason(self) -> None:
+        for limit, rewarm, low in ((0.5, 0, True), (None, 1, True), (0.5, 3, True), (None, 0, False)):
+            ceiling, again = Ceiling(), Ceiling()
+            ceiling.updated(1.0)
+            if limit is not None:
+                ceiling.limit(limit)
+            ceiling.rewarm(rewarm)
+            again.load_state_dict(json.loads(json.dumps(ceiling.state_dict())))
+            assert again.low is ceiling.low is low
+            assert again.multiplier(1.0) == ceiling.multiplier(1.0)
+            assert again.state_dict() == ceiling.state_dict()
+
+
+def test_a_limit_above_what_is_asked_for_changes_nothing() -> None:
+    ceiling = Ceiling()
+    ceiling.limit(0.5)
+    assert [ceiling.multiplier(asked) for asked in (0.25, 0.5, 1.0)] == [1.0, 1.0, 0.5]
+    assert math.isnan(Ceiling().asked) is False
+
+
+def test_a_longer_hold_than_the_longest_is_that_one() -> None:
+    ceiling = Ceiling()
+    ceiling.limit(0.5, hold=5000)
+    assert lifted_after(ceiling, 1.0) == 1601
+
+
+def test_a_limit_ends_at_once_when_what_is_asked_for_falls_to_it() -> None:
+    ceiling = Ceiling()
+    ceiling.limit(0.5, hold=0)
+    ceiling.updated(0.51)  # exactly where it is lifted to
+    assert ceiling.lr is None
+    ceiling.limit(0.5, hold=0)
+    ceiling.updated(0.52)
+    assert ceiling.lr == pytest.approx(0.51)

@@ -260,3 +260,151 @@ def test_the_newest_state_under_which_the_batch_is_finite() -> None:
     tried = _newest_finite(states, [9.0, 1.0, 2.0, bad])
     assert (tried.step, tried.old_loss, tried.current_loss, tried.lr) == (2, 2.0, 9.0, 0.2)
     assert _newest_finite(states, [9.0, bad, bad, bad]).step == 3
+
+
+class TestTrial:
+    """A loss that stays high: the state to be restored is tried on several batches before anything is done."""
+
+    old, new = state(40), state(60)
+
+    def run(
+        self, judge: Judge, steps: int, losses: Any = (2.0, 1.0), states: Any = None, **more: Any
+    ) -> tuple[list[Verdict], list[list[str]]]:
+        known = [self.old, self.new] if states is None else states
+        answers = {"states": (known, 1.0), "losses": losses, "repeats": True} | more
+        told = [answered(judge, signals(900 + step), answers) for step in range(steps)]
+        return [verdict for verdict, _ in told], [asked for _, asked in told]
+
+    def test_it_is_opened_once_and_ends_after_eight_batches(self) -> None:
+        judge = judge_of(Speaks("slow-divergence", "act", baseline=1.0))
+        verdicts, asked = self.run(judge, 8, (6.0, 1.0))
+        assert [verdict.signals.counterfactual is not None for verdict in verdicts] == [False] * 7 + [True]
+        counterfactual = verdicts[-1].signals.counterfactual
+        assert counterfactual is not None
+        assert (counterfactual.step, counterfactual.batches) == (60, 8)
+        assert (counterfactual.old_loss, counterfactual.current_loss) == (1.0, 6.0)
+        said = [[found.severity for found in verdict.diagnosis.findings] for verdict in verdicts]
+        assert said == [["info"]] * 7 + [["act"]]
+        assert [questions[-1] for questions in asked] == ["losses"] * 7 + ["repeats"]
+        assert judge.trial.finding is None
+
+    def test_while_it_is_open_the_finding_is_a_note(self) -> None:
+        judge = judge_of(Speaks("slow-divergence", "act", baseline=1.0))
+        (verdict,), _ = self.run(judge, 1)
+        assert [found.severity for found in verdict.diagnosis.findings] == ["info"]
+        assert judge.trial.finding is not None
+
+    def test_a_note_opens_none(self) -> None:
+        judge = judge_of(Speaks("slow-divergence", "info"))
+        _, (asked,) = self.run(judge, 1)
+        assert asked == ["states"]
+        assert judge.trial.finding is None
+
+    def test_nor_is_one_opened_without_a_state_or_where_guards_take_turns(self) -> None:
+        judge = judge_of(Speaks("slow-divergence", "warn"))
+        (verdict,), (asked,) = self.run(judge, 1, states=[])
+        assert asked == ["states"]
+        assert [found.severity for found in verdict.diagnosis.findings] == ["warn"]
+        turned = judge_of(Speaks("slow-divergence", "act"))
+        turned.turns.count = 40
+        turned.turns.take()
+        assert turned.turns.are_taken
+        _, (asked,) = self.run(turned, 1)
+        assert asked == ["weight-norms", "states"]
+
+    def test_a_state_that_is_gone_ends_it(self) -> None:
+        judge = judge_of(Speaks("slow-divergence", "act", baseline=1.0))
+        self.run(judge, 2)
+        (verdict,), (asked,) = self.run(judge, 1, states=[self.old])
+        assert asked == ["weight-norms", "states"]
+        assert judge.trial.finding is None
+        assert [found.severity for found in verdict.diagnosis.findings] == ["warn"]
+
+    def test_losses_that_cannot_be_told_end_it(self) -> None:
+        judge = judge_of(Speaks("slow-divergence", "act", baseline=1.0))
+        (verdict,), _ = self.run(judge, 1, losses=None)
+        assert judge.trial.finding is None
+        assert [found.severity for found in verdict.diagnosis.findings] == ["warn"]
+
+    def test_it_goes_on_at_steps_without_a_finding_and_is_closed_with_other_weights(self) -> None:
+        judge = judge_of(Speaks("slow-divergence", "act", baseline=1.0))
+        self.run(judge, 1)
+        judge.steady = ()
+        judge.rolls.clear()
+        quiet = Judge(detectors=(), steady=(), budget=Budget(), limits=Limits(), mode="autopilot", trial=judge.trial)
+        (verdict,), (asked,) = self.run(quiet, 1)
+        assert asked == ["states", "losses"]
+        assert verdict.plan.proceeds
+        quiet.start_again(3)
+        assert quiet.trial.finding is None
+
+    def test_a_jump_of_weights_is_tried_on_remembered_batches_at_once(self) -> None:
+        judge = judge_of(Speaks("weight-jump", "warn", value=9.0, baseline=1.0, where=("w",)))
+        verdicts, (asked,) = self.run(judge, 1, **{"remembered-losses": [(1.0, 2.0)] * 7})
+        assert asked == ["states", "remembered-losses", "losses"]
+        assert verdicts[0].signals.counterfactual is not None
+        assert "rollback" in verdicts[0].plan.actions
+
+    def test_states_that_contain_all_updates_are_no_way_back(self) -> None:
+        judge = judge_of(Speaks("slow-divergence", "act", baseline=1.0))
+        answers = {"states": ([self.old, self.new], 1.0), "losses": (2.0, 1.0)}
+        answered(judge, signals(900), answers, updates=61)
+        assert judge.trial.state == 40
+
+
+class TestSeverity:
+    @pytest.mark.parametrize(
+        ("result", "fields", "repeats", "severity"),
+        [
+            ("confirmed", {}, True, "act"),
+            ("confirmed", {}, None, "warn"),
+            ("confirmed", {}, False, "info"),
+            ("confirmed", {"severity": "warn"}, True, "warn"),
+            ("confirmed", {"detector": "not-healing"}, None, "act"),
+            ("confirmed", {"detector": "not-healing"}, False, "info"),
+            ("confirmed", {"detector": "worse-than-best"}, True, "warn"),
+            ("cleared", {"detector": "worse-than-best"}, True, "info"),
+            ("cleared", {}, True, "warn"),
+            ("cleared", {"value": 2.0, "baseline": 1.0}, True, "warn"),
+            ("cleared", {"value": 2.1, "baseline": 1.0}, True, "info"),
+            ("confirmed", {"value": 2.1, "baseline": 1.0}, True, "act"),
+            ("healing", {}, True, "warn"),
+            ("healing", {"severity": "warn"}, True, "info"),
+        ],
+    )
+    def test_what_a_trial_comes_to(self, result: Any, fields: dict[str, Any], repeats: Any, severity: str) -> None:
+        suspected = finding(**{"detector": "slow-divergence", "severity": "act"} | fields)
+        for turns, expected in ((False, severity), (True, "info")):
+            judge = judge_of()
+            judge.turns.are_taken = turns
+            rest: Any = judge._severity(result, state(40), suspected)
+            asked: Any = go_on(rest)
+            assert (asked.ask.what, [each.step for each in asked.ask.states]) == ("repeats", [40])
+            assert asked.answer(repeats) == expected
+
+    @pytest.mark.parametrize(
+        ("result", "turns", "severity"),
+        [("confirmed", False, "act"), ("confirmed", True, "warn"), ("cleared", False, "warn")],
+    )
+    def test_a_jump_of_weights_needs_no_more(self, result: Any, turns: bool, severity: str) -> None:
+        judge = judge_of()
+        judge.turns.are_taken = turns
+        rest: Any = judge._severity(result, state(40), finding("weight-jump"))
+        assert go_on(rest) == severity
+
+
+class TestConclusion:
+    def test_whoever_cannot_roll_back_is_careful(self) -> None:
+        for mode, careful, to in (("autopilot", False, 40), ("autopilot", True, None), ("careful", False, None)):
+            broken = Speaks("weight-jump", "act", value=float("inf"), where=("w",))
+            answers = {"finite-states": ([state(40)], 1.0)}
+            verdict, _ = answered(judge_of(broken, mode=mode), signals(), answers, careful=careful)
+            assert verdict.plan.to == to
+
+    def test_a_rollback_closes_an_open_trial(self) -> None:
+        broken = Speaks("weight-jump", "act", value=float("inf"), where=("w",))
+        judge = judge_of(broken)
+        judge.trial.begin(finding("slow-divergence"), state=40, lr=0.1)
+        verdict, _ = answered(judge, signals(), {"finite-states": ([state(40)], 1.0), "losses": (2.0, 1.0)})
+        assert "rollback" in verdict.plan.actions
+        assert judge.trial.finding is None
