@@ -24,6 +24,7 @@ from steadystep.runs.text_line import Line, plain_text, read_line
 _LONGEST = 1 << 14  # characters: a longer line is cut into pieces
 _LOOK = 4000  # lines in which a log shows that it is one
 _RECENT = 64  # rows in which a second copy is looked for: every rank prints its own
+_PRESENT = 3  # steps that processes are apart; what comes back from further is a resumed run
 _MOST_RANKS = 64
 _MOST_BARS = 6
 _MOST_VALUES = 48  # of one line
@@ -52,6 +53,7 @@ class _Rank:
     bars: dict[float, float] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     recent: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    present: deque[float] = field(default_factory=lambda: deque(maxlen=_PRESENT))
 
     def add(self, line: Line) -> None:
         """One line that says something."""
@@ -74,10 +76,12 @@ class _Rank:
         if line.step is None or not line.measures:
             return False
         key = (line.step, *(value for name, value in line.values.items() if is_loss(name)))
-        if key in self.recent:
+        if key in self.recent and line.step in self.present:
             self.copies += 1
             return True
         self.recent.append(key)
+        if line.step not in self.present:
+            self.present.append(line.step)
         return False
 
     def _put(self, line: Line, kept: Mapping[str, float]) -> None:
