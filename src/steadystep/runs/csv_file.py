@@ -37,9 +37,7 @@ def read_csv(path: Path, columns: Mapping[str, str]) -> tuple[Run, ...]:
     return to_runs(tables, path=path, source="csv", asked=columns)
 
 
-def to_runs(
-    tables: Mapping[str, LogTable], *, path: Path, source: Source, asked: Mapping[str, str]
-) -> tuple[Run, ...]:
+def to_runs(tables: Mapping[str, LogTable], *, path: Path, source: Source, asked: Mapping[str, str]) -> tuple[Run, ...]:
     """The runs in these tables. Those without a loss are left out, unless that would leave none."""
     found: list[Run] = []
     first: ConfigError | None = None
@@ -83,7 +81,9 @@ def _tables(rows: Iterator[list[str]], path: Path) -> dict[str, LogTable]:
         return _grouped(rows, names, run, path)
     panel = _panel(names)
     if panel:
-        return _panels(_wide(first, rows, [name if not _EXTREMES.search(name) else None for name in names], path), panel)
+        return _panels(
+            _wide(first, rows, [name if not _EXTREMES.search(name) else None for name in names], path), panel
+        )
     return {"": _wide(first, rows, _kept(names), path)}
 
 

@@ -76,6 +76,8 @@ class Run:
     """Settings of the guard, nested as in the YAML file."""
     notes: tuple[str, ...] = ()
     """What the reader had to skip or guess, in sentences."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Names in the log by what they were read as, such as `loss`; empty for our own log."""
     read: str = ""
     """Which rows and columns the reader used, in a clause; empty for our own log."""
     step_unit: StepUnit = "step"

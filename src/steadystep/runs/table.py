@@ -218,6 +218,7 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
         validation=validation,
         restarts=tuple(sorted(begun)),
         notes=(read, *dict.fromkeys(notes)),
+        columns={str(role): column for role, column in roles.items()},
         read=read,
         step_unit=unit,
     )

@@ -141,7 +141,8 @@ def _gathered(path: Path) -> tuple[dict[int | None, _Rank], int, int]:
     count = dicts = 0
     header: list[str] = []
     with path.open(encoding=encoding_of(path), errors="replace") as file:
-        for count, text in enumerate(_lines(file), 1):
+        for text in _lines(file):
+            count += 1
             if not _TELLS.search(text) and not header:
                 continue
             line = read_line(text)
@@ -151,7 +152,9 @@ def _gathered(path: Path) -> tuple[dict[int | None, _Rank], int, int]:
                 continue
             if line.values or line.epoch is not None or line.bar is not None:
                 ranks.setdefault(line.rank, _Rank()).add(line)
-                if line.rank == 0 and not line.measures:  # DeepSpeed prints the rate with a rank, scripts the loss without
+                if (
+                    line.rank == 0 and not line.measures
+                ):  # DeepSpeed prints the rate with a rank, scripts the loss without
                     ranks.setdefault(None, _Rank()).add(line)
                 dicts += "'loss': " in text and "'epoch': " in text
     return ranks, count, dicts

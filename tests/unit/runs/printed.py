@@ -19,17 +19,17 @@ GREEN, OFF = "\x1b[32m", "\x1b[0m"
 
 def megatron(p: Point) -> str:
     return (
-        f" [2025-03-01 10:{p.step % 60:02d}:07] iteration {p.step:8d}/  500000 | consumed samples: {p.step * 256:12d} | "
-        f"elapsed time per iteration (ms): 812.4 | learning rate: {p.lr!r} | global batch size:   256 | "
-        f"lm loss: {p.loss!r} | loss scale: 1.0 | grad norm: {p.norm!r} | number of skipped iterations:   0 | "
-        "number of nan iterations:   0 |"
+        f" [2025-03-01 10:{p.step % 60:02d}:07] iteration {p.step:8d}/  500000 | "
+        f"consumed samples: {p.step * 256:12d} | elapsed time per iteration (ms): 812.4 | "
+        f"learning rate: {p.lr!r} | global batch size:   256 | lm loss: {p.loss!r} | "
+        f"loss scale: 1.0 | grad norm: {p.norm!r} | number of skipped iterations:   0 | number of nan iterations:   0 |"
     )
 
 
 def torchtitan(p: Point) -> str:
     return (
-        f"[rank0]:[titan] 2025-03-01 10:00:00,123 - root - INFO - {OFF}{GREEN}step: {p.step:2d}  {GREEN}loss: {p.loss!r}"
-        f"  {GREEN}grad_norm: {p.norm!r}  memory: 41.2GiB(52.10%)  tps: 7,282  tflops: 314.70  mfu: 31.8%{OFF}"
+        f"[rank0]:[titan] 2025-03-01 10:00:00,123 - root - INFO - {OFF}{GREEN}step: {p.step:2d}  {GREEN}loss: "
+        f"{p.loss!r}  {GREEN}grad_norm: {p.norm!r}  memory: 41.2GiB(52.10%)  tps: 7,282  tflops: 31.4  mfu: 31.8%{OFF}"
     )
 
 
