@@ -44,7 +44,7 @@ def learning(curve: Curve) -> list[Pattern]:
     third = len(curve) // 3
     gain = curve.start - curve.best
     guess = _at_a_guess(curve)
-    if guess:
+    if guess and not _no_rate(curve):
         return [_learning_pattern("not-learning", 0, curve, f"{guess}{_rate(curve)}", _NOT)]
     if fell(curve) is False:
         evidence = (
