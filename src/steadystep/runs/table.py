@@ -207,6 +207,9 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
     if also:
         notes.append(f"other losses: {', '.join(also[:5])}; --column loss=NAME reads another")
     read = f"read {table.rows:,} rows: {', '.join(f'{role}={name}' for role, name in roles.items())}"
+    equal = [column for column in others if "loss" in roles and _loss_score(column) == _loss_score(roles["loss"])]
+    if equal and "loss" not in asked:
+        read += f"; also a loss: {', '.join(equal[:3])} (--column loss=NAME)"
     return Run(
         name=name,
         path=path,

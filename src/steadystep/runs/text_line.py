@@ -73,6 +73,8 @@ class Line:
     bar: tuple[float, float] | None = None
     """Position and length of a progress bar, or of an unnamed 12/100."""
     rank: int | None = None
+    listed: bool = False
+    """Whether it is a row of a table with one name and one number."""
 
     @property
     def measures(self) -> bool:
@@ -92,8 +94,8 @@ def plain_text(text: str) -> str:
 
 def read_line(text: str) -> Line:
     """The names and numbers of a line without control codes."""
-    line = Line()
     cell = _CELL.match(text.strip())
+    line = Line(listed=cell is not None)
     found = _cell(cell[1], cell[2]) if cell else _numbers(text)
     split, previous, ahead = _split_of(text, found), "", ""
     for one in found:

@@ -30,7 +30,8 @@ _MOST_BARS = 6
 _MOST_VALUES = 48  # of one line
 _HALF = 0.5
 _TELLS = re.compile(
-    r"loss|nll|xent|acc|rew|score|error|step|iter|epoch|update|norm|lr|rate|\d/ *\d|^ *\|?\d+ *[|:]|mse|ce\b|s:\d", re.I
+    r"loss|nll|xent|acc|rew|score|error|step|iter|epoch|update|norm|lr|rate|\d/ *\d|^ *\|?\d+ *[|:]|mse|ce\b|s:\d|^ *\|",
+    re.I,
 )
 _CELLS = re.compile(r"\s*[|,;\t]\s*|\s{2,}")
 _OF = "\x00of "  # the column of a progress bar; no log has such a name
@@ -49,6 +50,8 @@ class _Rank:
     """Losses that came a second time under a step of an earlier line."""
     copies: int = 0
     step: float = np.nan
+    counter: str = ""
+    """What counts the steps on lines of their own; another count among them is only a metric."""
     epoch: float = np.nan
     bars: dict[float, float] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
@@ -61,7 +64,8 @@ class _Rank:
             self.epoch = line.epoch
         if line.bar is not None and (len(self.bars) < _MOST_BARS or line.bar[1] in self.bars):
             self.bars[line.bar[1]] = line.bar[0]
-        if line.step is not None and (line.sure or line.measures):
+        if line.step is not None and (line.measures or (line.sure and self.counter in ("", line.step_name))):
+            self.counter = self.counter if line.measures else line.step_name
             self.step = line.step
             self.seen.clear()
         kept = line.values if line.measures or (line.step is not None and line.sure) else self._about_training(line)
@@ -69,7 +73,9 @@ class _Rank:
             self._put(line, kept)
 
     def _about_training(self, line: Line) -> dict[str, float]:
-        """Of a line without a loss or a step: a norm or a rate, once a step is known."""
+        """Of a line without a loss or a step: a norm or a rate, once a step is known; of a table all."""
+        if line.listed:
+            return line.values
         return {name: value for name, value in line.values.items() if role_of(name) in ("grad_norm", "lr")}
 
     def _is_copy(self, line: Line) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steadystep.errors import ConfigError
+from steadystep.runs.evidence import unjudged_objective
 from steadystep.runs.open import find_runs, open_run
 from steadystep.runs.run import Run
 from steadystep.runs.text_line import plain_text, read_line
@@ -255,3 +256,27 @@ def test_any_bytes_are_a_run_or_a_message(content: bytes) -> None:
             open_run(path)
         except ConfigError:
             return
+
+
+def test_the_table_of_a_reinforcement_learner(tmp_path: Path) -> None:
+    lines: list[str] = []
+    for i, p in enumerate(POINTS):
+        names = {
+            "ep_rew_mean": i,
+            "total_timesteps": 2048 * (i + 1),
+            "approx_kl": 0.01,
+            "loss": p.loss,
+            "n_updates": 10 * i,
+        }
+        lines += ["| rollout/ | |", *(f"| {name:<16} | {value!r:<12} |" for name, value in names.items()), "-" * 30]
+    run = open_run(log(tmp_path, lines))
+    assert run.loss.steps.tolist() == [2048 * (i + 1) for i in range(60)]
+    assert run.loss.values.tolist() == [p.loss for p in POINTS]
+    assert {"approx_kl", "n_updates"} <= set(run.metrics)
+    assert unjudged_objective(run) == "reinforcement learning"
+
+
+def test_two_losses_of_equal_right_are_named(tmp_path: Path) -> None:
+    run = open_run(log(tmp_path, [f"step {p.step} loss_a {p.loss} loss_b {p.norm}" for p in POINTS]))
+    assert run.read == "read 60 rows: step=step, loss=loss_a; also a loss: loss_b (--column loss=NAME)"
+    assert open_run(run.path, {"loss": "loss_b"}).read == "read 60 rows: step=step, loss=loss_b"
