@@ -75,15 +75,13 @@ class Line:
     rank: int | None = None
     listed: bool = False
     """Whether it is a row of a table with one name and one number."""
-
-    @property
-    def measures(self) -> bool:
-        """Whether it holds a loss, an accuracy or a reward."""
-        return any(map(_measures, self.values))
+    measures: bool = False
+    """Whether it holds a loss, an accuracy or a reward."""
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _measures(name: str) -> bool:
+def is_measure(name: str) -> bool:
+    """A loss, an accuracy or a reward."""
     return is_loss(name) or higher_is_better(name)
 
 
@@ -116,6 +114,7 @@ def read_line(text: str) -> Line:
             _put_step(line, kind, one.value)
         previous = kind or _in_split(name, split)
         line.values.setdefault(previous, one.value)
+        line.measures = line.measures or is_measure(previous)
     if line.step is None and line.measures and (first := _FIRST.match(text)):
         line.step, line.step_name, line.sure = float(first[1]), "first number of the line", True
     line.rank = _rank_of(text, line)
@@ -180,6 +179,8 @@ def _name(between: str) -> str:
     name = _DELIMITERS.split(tail)[-1].strip(_EDGES)
     if not name or len(name) > _LONGEST_NAME or not any(map(str.isalpha, name)) or _SENTENCE.search(name):
         return ""
+    if "\ufffd" in name or not name.isprintable():  # damaged, or no text at all
+        return ""
     if name.count("(") != name.count(")"):
         name = name.strip("() ")
     return " ".join(name.split()[-_MOST_WORDS:])
@@ -229,7 +230,7 @@ def _put_step(line: Line, name: str, value: float) -> None:
 
 def _split_of(text: str, found: list[Number]) -> str:
     """`val` or `train` when the line says so before its first loss; else empty."""
-    measured = (one.name for one in found if _measures(one.name))
+    measured = (one.name for one in found if is_measure(one.name))
     first = next((name for name in measured if not _position(name)), None)
     if first is None:
         return ""
@@ -241,7 +242,7 @@ def _split_of(text: str, found: list[Number]) -> str:
 @lru_cache(maxsize=_REMEMBERED)
 def _in_split(name: str, split: str) -> str:
     """`loss` in a line about validation is `val loss`."""
-    if not split or not _measures(name) or any(map(is_split, words(name))):
+    if not split or not is_measure(name) or any(map(is_split, words(name))):
         return name
     return f"{split} {name}"
 

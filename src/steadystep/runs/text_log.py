@@ -18,8 +18,8 @@ import numpy as np
 from steadystep.errors import ConfigError
 from steadystep.runs.gathering import Gathering, encoding_of, number
 from steadystep.runs.run import Run, Source
-from steadystep.runs.table import LogTable, higher_is_better, is_loss, role_of, to_run
-from steadystep.runs.text_line import Line, plain_text, read_line
+from steadystep.runs.table import LogTable, is_loss, role_of, to_run
+from steadystep.runs.text_line import Line, is_measure, plain_text, read_line
 
 _LONGEST = 1 << 14  # characters: a longer line is cut into pieces
 _LOOK = 4000  # lines in which a log shows that it is one
@@ -30,8 +30,8 @@ _MOST_BARS = 6
 _MOST_VALUES = 48  # of one line
 _HALF = 0.5
 _TELLS = re.compile(
-    r"loss|nll|xent|acc|rew|score|error|step|iter|epoch|update|norm|lr|rate|\d/ *\d|^ *\|?\d+ *[|:]|mse|ce\b|s:\d|^ *\|",
-    re.I,
+    r"loss|nll|xent|acc|rew|score|error|step|iter|epoch|update|norm|lr|rate|mse|ce\b|s:\d|\d/ *\d|^ *\||^ *\d+ *[|:]",
+    re.IGNORECASE,
 )
 _CELLS = re.compile(r"\s*[|,;\t]\s*|\s{2,}")
 _OF = "\x00of "  # the column of a progress bar; no log has such a name
@@ -81,7 +81,7 @@ class _Rank:
     def _is_copy(self, line: Line) -> bool:
         if line.step is None or not line.measures:
             return False
-        key = (line.step, *(value for name, value in line.values.items() if is_loss(name)))
+        key = (line.step, *(value for name, value in line.values.items() if is_measure(name)))
         if key in self.recent and line.step in self.present:
             self.copies += 1
             return True
@@ -91,7 +91,7 @@ class _Rank:
         return False
 
     def _put(self, line: Line, kept: Mapping[str, float]) -> None:
-        losses = [name for name in kept if is_loss(name) or higher_is_better(name)]
+        losses = [name for name in kept if is_measure(name)]
         self.losses += bool(losses)
         if line.step is None:
             self.stale += any(name in self.seen for name in losses)
@@ -195,6 +195,7 @@ def _row(header: list[str], numbers: Iterable[float | None]) -> Line:
         if role_of(name) == "step" and row.step is None:
             row.step, row.step_name, row.sure = value, name, True
         row.values.setdefault(name, value)
+        row.measures = row.measures or is_measure(name)
     if row.step_name.lower() == "epoch":
         row.epoch, row.step, row.step_name = row.step, None, ""
     return row

@@ -280,3 +280,10 @@ def test_two_losses_of_equal_right_are_named(tmp_path: Path) -> None:
     run = open_run(log(tmp_path, [f"step {p.step} loss_a {p.loss} loss_b {p.norm}" for p in POINTS]))
     assert run.read == "read 60 rows: step=step, loss=loss_a; also a loss: loss_b (--column loss=NAME)"
     assert open_run(run.path, {"loss": "loss_b"}).read == "read 60 rows: step=step, loss=loss_b"
+
+
+def test_random_bytes_with_a_printable_look_are_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(np.random.default_rng(0).integers(32, 255, 200_000, dtype=np.uint8).tobytes())
+    with pytest.raises(ConfigError, match="no loss found in"):
+        open_run(path)
