@@ -205,7 +205,7 @@ def _table(rank: _Rank) -> LogTable:
     table = rank.rows.table()
     bars = {name: table.columns.pop(name) for name in list(table.columns) if name.startswith(_OF)}
     steps = np.frombuffer(rank.steps, dtype=np.float64)
-    if sum(rank.named.values()) + 1 > rank.stale and np.isfinite(steps).any() and rank.stale <= _HALF * rank.losses:
+    if np.isfinite(steps).any() and rank.stale <= _HALF * rank.losses:
         table.steps, table.step_name = steps, max(rank.named, key=lambda name: rank.named[name], default="step")
         return table
     best, most = "", 0

@@ -71,6 +71,20 @@ def test_a_loss_that_ends_above_its_start_is_not_healthy() -> None:
     assert reading.findings[0].kind in ("learning-rate-too-high", "spike-unhealed", "divergence")
 
 
+def test_a_few_good_points_before_the_rise_change_nothing() -> None:
+    loss = np.concatenate([np.linspace(2.3, 1.6, 4), 4.6 + noise(0.1, 41)])
+    reading = read(loss)
+    assert (reading.outcome, reading.findings[0].kind) == ("fault", "learning-rate-too-high")
+    assert "began at 2.3" in reading.findings[0].evidence
+
+
+def test_a_plateau_of_a_resumed_run_is_a_note() -> None:
+    loss = 2.8 + 0.15 * np.exp(-np.arange(N) / 10) + noise(0.002)
+    reading = read(loss, first=29_020, every=10)
+    assert (reading.outcome, reading.findings[0].kind, reading.findings[0].severity) == ("healthy", "plateau", "info")
+    assert read(loss).findings[0].severity == "warn"
+
+
 @pytest.mark.parametrize("size", [0.0, 0.002, 0.05])
 def test_a_loss_that_did_not_fall_beyond_its_noise_is_not_learning(size: float) -> None:
     loss = 2.312 - 0.004 * T + noise(size)

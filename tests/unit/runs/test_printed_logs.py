@@ -106,6 +106,10 @@ def test_losses_are_known_by_their_names(line: str, names: dict[str, float]) -> 
     assert {k: v for k, v in told.items() if k not in ("best_loss", "lm loss PPL")} == names
 
 
+def test_a_nan_among_words_is_a_word() -> None:
+    assert read_line("| number of nan iterations:   0 | x: 1 |").values == {"number of nan iterations": 0.0, "x": 1.0}
+
+
 def test_colors_and_titles_of_a_terminal_are_no_text() -> None:
     assert plain_text("\x1b[1;31mloss\x1b[0m: \x1b[?25l2.5\x1b]0;title\x07!") == "loss: 2.5!"
 
@@ -165,7 +169,7 @@ def test_epochs_alone_are_counted_as_rows(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_only_named_once_does_not_swallow_the_run(tmp_path: Path) -> None:
-    run = open_run(log(tmp_path, ["starting at step: 0", *(f"loss: {p.loss}" for p in POINTS)]))
+    run = open_run(log(tmp_path, ["step: 0 begins", *(f"loss: {p.loss}" for p in POINTS)]))
     assert run.loss.values.tolist() == [p.loss for p in POINTS]
     assert run.step_unit == "row"
 
@@ -267,12 +271,14 @@ def test_the_table_of_a_reinforcement_learner(tmp_path: Path) -> None:
             "approx_kl": 0.01,
             "loss": p.loss,
             "n_updates": 10 * i,
+            "value_loss": 0.5,
         }
         lines += ["| rollout/ | |", *(f"| {name:<16} | {value!r:<12} |" for name, value in names.items()), "-" * 30]
     run = open_run(log(tmp_path, lines))
     assert run.loss.steps.tolist() == [2048 * (i + 1) for i in range(60)]
     assert run.loss.values.tolist() == [p.loss for p in POINTS]
     assert {"approx_kl", "n_updates"} <= set(run.metrics)
+    assert run.metrics["value_loss"].steps.tolist() == run.loss.steps.tolist()
     assert unjudged_objective(run) == "reinforcement learning"
 
 
