@@ -208,6 +208,8 @@ def _table(rank: _Rank) -> LogTable:
     if np.isfinite(steps).any() and rank.stale <= _HALF * rank.losses:
         table.steps, table.step_name = steps, max(rank.named, key=lambda name: rank.named[name], default="step")
         return table
+    for name in [name for name in table.columns if role_of(name) == "step" and name != "epoch"]:
+        del table.columns[name]  # a step that was named now and then is no count
     best, most = "", 0
     for name, (_, values) in bars.items():
         moves = int(np.count_nonzero(np.diff(values)))
