@@ -4,6 +4,7 @@ import csv
 import math
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,29 @@ def test_the_doctor_calls_a_healthy_run_healthy(name: str) -> None:
     assert reading.healthy, reading.verdict
     assert reading.plans == ()
     assert {pattern.severity for pattern in reading.findings} <= {"info"}
+
+
+def piece(run: Run, first: int, last: int, every: int) -> Run:
+    """The points of some steps, as in the log of a resumed run or of a thrifty one."""
+
+    def part(series: Series) -> Series:
+        inside = (series.steps >= first) & (series.steps < last)
+        return Series(series.steps[inside][::every], series.values[inside][::every])
+
+    return replace(run, loss=part(run.loss), lr=part(run.lr), grad_norm=part(run.grad_norm), validation={})
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_piece_of_a_healthy_run_is_called_faulty(name: str) -> None:
+    run = open_run(FOLDER / f"{name}.csv")
+    end = int(run.loss.steps[-1])
+    early = [(0, 100, 1), (0, 300, 1), (0, 1000, 1), (0, 3000, 1), (0, end, 10), (0, end, 50)]
+    later = [(1000, 2000, 1), (end // 2, end, 1), (end // 2, end // 2 + 400, 1), (end - 300, end, 1)]
+    for first, last, every in [*early, *later, (end // 3, end // 3 + 1000, 10)]:
+        reading = diagnose(piece(run, first, last, every), guard=False)
+        assert reading.healthy is not False, (first, last, every, reading.verdict)
+        assert reading.healthy or first > 0, (last, every, reading.verdict)
+    assert diagnose(piece(run, 0, 35, 1)).outcome == "too-short"
 
 
 INCIDENTS = {

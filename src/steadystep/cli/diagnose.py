@@ -57,48 +57,55 @@ _MOST_PLANS = 8
 
 
 def diagnose(
-    path: str = typer.Argument(help="A run folder, TensorBoard events, CSV, JSON lines or trainer_state.json."),
+    path: str = typer.Argument(
+        help="A run folder, TensorBoard events, CSV, JSON lines, trainer_state.json, what a script printed, SQLite or "
+        "Parquet."
+    ),
     column: Columns = None,
     notes: bool = typer.Option(False, "--notes", help="Also show harmless findings and how the file was read."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
     """Diagnose a run from its curves: what is wrong, since which step, and what to change.
 
-    Exit code 0: healthy. 1: problems found. 2: it could not be read.
+    Exit code 0: healthy, too short to tell, or learning not judged. 1: problems found. 2: it could not be read.
 
     Example: steadystep diagnose runs/a
+    Example: steadystep diagnose train.log
     Example: steadystep diagnose log.csv --column loss=my_loss --column step=iter
     """
     from rich.console import Console
 
     from steadystep.pages.incident_groups import headline
     from steadystep.runs.diagnosis import diagnose as read_curves
-    from steadystep.runs.open import find_runs, open_run
+    from steadystep.runs.open import find_runs, open_runs
 
     asked = by_role(column)
     found = find_runs(path)
+    failed = False
     readings: list[tuple[Run, Reading, Headline]] = []
     waiting = Console(stderr=True)
     for run_path in found:
         with waiting.status(f"reading {printable(str(run_path))}", spinner="line"):
             try:
-                run = open_run(run_path, asked)
-                reading = read_curves(run)
-                readings.append((run, reading, headline(run, reading)))
+                for run in open_runs(run_path, asked):
+                    reading = read_curves(run)
+                    readings.append((run, reading, headline(run, reading)))
             except ConfigError as error:
                 if len(found) == 1:
                     raise
+                failed = True
                 typer.echo(f"error: {error}", err=True)
+    several = len(found) > 1 or len(readings) > 1
     if as_json:
         told = [r.as_dict() | {"verdict": verdict.said, "healthy": verdict.healthy} for _, r, verdict in readings]
-        typer.echo(json.dumps(told[0] if len(found) == 1 else told, indent=2))
+        typer.echo(json.dumps(told if several else told[0], indent=2))
     else:
         console = Console(highlight=False, soft_wrap=True)
         for run, reading, verdict in readings:
-            _tell(console, run, reading, verdict, notes=notes, several=len(found) > 1)
-    if len(readings) < len(found):
+            _tell(console, run, reading, verdict, notes=notes, several=several)
+    if failed:
         raise typer.Exit(2)
-    raise typer.Exit(int(any(not verdict.healthy for _, _, verdict in readings)))
+    raise typer.Exit(int(any(verdict.healthy is False for _, _, verdict in readings)))
 
 
 def _tell(
@@ -110,12 +117,14 @@ def _tell(
         console.print(printable(text), style=style, markup=False)
 
     if several:
-        line(str(run.path), "bold")
-    line(verdict.said, "green" if verdict.healthy else "bold red")
+        line(str(run.path) if run.name in (run.path.stem, run.path.name) else f"{run.path}: {run.name}", "bold")
+    line(verdict.said, "green" if verdict.healthy else "yellow" if verdict.healthy is None else "bold red")
     drawn = sparkline(run, width=min(64, max(20, console.width - 24)))
     if drawn:
         line(drawn, "dim")
-    shown = [sign for sign in verdict.signs if notes or (sign.severity != "info" and not verdict.healthy)]
+    if reading.read:
+        line(reading.read, "dim")
+    shown = [sign for sign in verdict.signs if notes or (sign.severity != "info" and verdict.healthy is False)]
     for number, sign in enumerate(shown, 1):
         until = "" if sign.until is None or sign.until == sign.step else f" to {sign.until}"
         line("")
@@ -138,8 +147,9 @@ def _tell(
     if notes and reading.notes:
         line("")
         for note in reading.notes:
-            line(f"note: {note}", "dim")
-    elif not notes and (more := len(reading.findings) - len(shown)) and not several and not reading.healthy:
+            if note != reading.read:
+                line(f"note: {note}", "dim")
+    elif not notes and (more := len(reading.findings) - len(shown)) and not several and reading.healthy is False:
         line("")
         line(f"{more} more note{'s' * (more > 1)}: --notes", "dim")
     if several:

@@ -169,7 +169,8 @@ class Headline:
     """One sentence about a run, and what it rests on."""
 
     said: str
-    healthy: bool
+    healthy: bool | None
+    """None: nothing is wrong, and the log cannot show whether the run learns."""
     signs: tuple[Mark, ...] = ()
 
 

@@ -1,157 +1,58 @@
 """CSV of any kind: delimiter and columns are guessed. Exports of Weights & Biases, MLflow and TensorBoard are known."""
 
 import csv
-import math
 import re
-from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, final
 
-import numpy as np
-
-from steadystep._utils.text import must_end
 from steadystep.errors import ConfigError
-from steadystep.runs.run import Run
+from steadystep.runs.gathering import Gathering, encoding_of, number
+from steadystep.runs.run import Run, Source
 from steadystep.runs.table import LogTable, to_run
 
-_MOST_COLUMNS = 512
-
-
-def number(value: Any) -> float | None:
-    """The number a cell holds; None when it holds none.
-
-    >>> number("1e-3"), number("NaN"), number(""), number(True), number("1,5")
-    (0.001, nan, None, None, None)
-    """
-    if value is None or isinstance(value, bool | dict | list):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-    except OverflowError:  # an integer beyond any float
-        return math.inf if value > 0 else -math.inf
-
-
-@final
-class Gathering:
-    """Rows as mappings, or many cells of one column at a time."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, array[int]] = {}
-        self._values: dict[str, array[float]] = {}
-        self.count = 0
-        self.unreadable = 0
-        """Lines or cells that were no numbers."""
-        self.refused = False
-        """There were more columns than anyone could mean."""
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """One row; what is no number is left out."""
-        for name, value in row.items():
-            found = number(value)
-            if found is not None:
-                self._put(name, self.count, found)
-        self.count += 1
-
-    def add_cells(self, name: str, cells: Iterable[str], *, start: int) -> None:
-        """The cells of one column from row `start` on; the caller counts the rows."""
-        if name not in self._rows and not self._make(name):
-            return
-        rows, values = self._rows[name], self._values[name]
-        listed = list(cells)
-        try:
-            values.extend(map(float, listed))  # the usual case, at the speed of C
-            rows.extend(range(start, start + len(listed)))
-        except ValueError:
-            del values[len(rows) :]
-            for row, cell in enumerate(listed, start):
-                if cell:
-                    found = number(cell)
-                    if found is not None:
-                        rows.append(row)
-                        values.append(found)
-                    self.unreadable += found is None and bool(cell.strip())
-
-    def table(self) -> LogTable:
-        """What was gathered, columns without a single number left out."""
-        columns = {
-            name: (np.frombuffer(rows, dtype=np.int64), np.frombuffer(self._values[name], dtype=np.float64))
-            for name, rows in self._rows.items()
-            if len(rows)
-        }
-        notes = [f"only the first {_MOST_COLUMNS} columns were read"] if self.refused else []
-        return LogTable(columns=columns, rows=self.count, notes=notes)
-
-    def _put(self, name: str, row: int, value: float) -> None:
-        if name in self._rows or self._make(name):
-            self._rows[name].append(row)
-            self._values[name].append(value)
-
-    def _make(self, name: str) -> bool:
-        if len(self._rows) >= _MOST_COLUMNS:
-            self.refused = True
-            return False
-        self._rows[name], self._values[name] = array("q"), array("d")
-        return True
-
-
-_LOOK_BYTES = 1 << 16  # bytes
-_PICKLED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-_KNOWN = {
-    b"PK\x03\x04": "an archive (perhaps a checkpoint or an Excel sheet)",
-    b"PAR1": "a Parquet file",
-    b"\x93NUMPY": "a numpy array",
-    b"\x89HDF": "an HDF5 file",
-    b"\x1f\x8b": "compressed with gzip",
-    b"SQLite": "an SQLite database",
-}
-_ADVICE = "export the curves as CSV or JSON lines"
-
-
-def encoding_of(path: Path) -> str:
-    """How to decode the file."""
-    must_end(path)
-    try:
-        with path.open("rb") as file:
-            head = file.read(_LOOK_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if not head.strip():
-        raise ConfigError(f"{path}: the file is empty")
-    if head.startswith(_PICKLED):
-        raise ConfigError(f"{path}: this is a pickle, which is never loaded because it can execute code; {_ADVICE}")
-    for magic, what in _KNOWN.items():
-        if head.startswith(magic):
-            raise ConfigError(f"{path}: this is {what}; {_ADVICE}")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    if b"\x00" in head:
-        raise ConfigError(f"{path}: this is not a text file; {_ADVICE}")
-    return "utf-8-sig"
-
-
 _CHUNK = 1 << 13  # rows
+_MOST_RUNS = 1000
 _LOOK = 1 << 14  # characters
 _DELIMITERS = ",;\t|"
 _EXTREMES = re.compile(r"__(MIN|MAX)$")
-_NAMES = ("key", "metric", "tag", "name")
+_NAMES = ("key", "metric", "tag", "metric.name", "metric_name", "name")
+_RUNS = ("run", "run_name", "run name", "run.name", "run_id", "run_uuid", "run id", "run.hash")
 
 
-def read_csv(path: Path, columns: Mapping[str, str]) -> Run:
-    """The run in a CSV file."""
+def read_csv(path: Path, columns: Mapping[str, str]) -> tuple[Run, ...]:
+    """The runs in a CSV file: one, unless a column or the names of the columns tell several apart."""
     with path.open(encoding=encoding_of(path), errors="replace", newline="") as file:
         head = file.read(_LOOK)
         file.seek(0)
         try:
-            rows = csv.reader(file, delimiter=_delimiter(head))
-            table = _table(rows, path)
+            delimiter = _delimiter(head)
+            rows = csv.reader(file, delimiter=delimiter, skipinitialspace=delimiter == " ")
+            tables = _tables(rows, path)
         except csv.Error as error:
             raise ConfigError(f"{path}: not a CSV file ({error})") from None
-    return to_run(table, name=path.stem, path=path, source="csv", asked=columns)
+    if len(tables) > 1 and columns.get("loss") in _columns(tables):
+        tables = {name: table for name, table in tables.items() if columns["loss"] in table.columns}
+    return to_runs(tables, path=path, source="csv", asked=columns)
+
+
+def to_runs(tables: Mapping[str, LogTable], *, path: Path, source: Source, asked: Mapping[str, str]) -> tuple[Run, ...]:
+    """The runs in these tables. Those without a loss are left out, unless that would leave none."""
+    found: list[Run] = []
+    first: ConfigError | None = None
+    for name, table in tables.items():
+        try:
+            found.append(to_run(table, name=name or path.stem, path=path, source=source, asked=asked))
+        except ConfigError as error:
+            first = first or error
+    if first is not None and not found:
+        raise first
+    return tuple(found)
+
+
+def _columns(tables: Mapping[str, LogTable]) -> set[str]:
+    return {name for table in tables.values() for name in table.columns}
 
 
 def _delimiter(head: str) -> str:
@@ -161,7 +62,7 @@ def _delimiter(head: str) -> str:
     return best if counts[best] else (" " if " " in first.strip() else ",")
 
 
-def _table(rows: Iterator[list[str]], path: Path) -> LogTable:
+def _tables(rows: Iterator[list[str]], path: Path) -> dict[str, LogTable]:
     header = next((row for row in rows if any(cell.strip() for cell in row) and not row[0].startswith("#")), None)
     if header is None:
         raise ConfigError(f"{path}: the file has no rows")
@@ -170,12 +71,20 @@ def _table(rows: Iterator[list[str]], path: Path) -> LogTable:
     if all(number(cell) is not None for cell in names if cell):
         first, names = [header], _unnamed(len(names))
     lower = [name.lower() for name in names]
+    run = next((lower.index(name) for name in _RUNS if name in lower), None)
     if "value" in lower and "step" in lower:
         key = next((lower.index(name) for name in _NAMES if name in lower), None)
         if key is not None:
-            return _long(rows, names, key)
+            return _long(rows, names, key, run)
         names = [path.stem if name.lower() == "value" else name for name in names]
-    return _wide(first, rows, _kept(names), path)
+    if run is not None:
+        return _grouped(rows, names, run, path)
+    panel = _panel(names)
+    if panel:
+        return _panels(
+            _wide(first, rows, [name if not _EXTREMES.search(name) else None for name in names], path), panel
+        )
+    return {"": _wide(first, rows, _kept(names), path)}
 
 
 def _unnamed(count: int) -> list[str]:
@@ -194,6 +103,41 @@ def _kept(names: list[str]) -> list[str | None]:
         if kept:
             taken.add(chosen)
     return found
+
+
+def _panel(names: list[str]) -> dict[str, list[str]]:
+    """The columns of each run in an export of a W&B panel with several runs; empty for any other file."""
+    runs: dict[str, list[str]] = {}
+    for name in names:
+        run, dash, _ = name.rpartition(" - ")
+        if dash and not _EXTREMES.search(name):
+            runs.setdefault(run, []).append(name)
+    metrics = Counter(name.rpartition(" - ")[2] for listed in runs.values() for name in listed)
+    return runs if len(runs) > 1 and max(metrics.values()) > 1 else {}
+
+
+def _panels(table: LogTable, runs: Mapping[str, list[str]]) -> dict[str, LogTable]:
+    """One table per run: its own columns, and those that have no run."""
+    owned = {name for listed in runs.values() for name in listed}
+    shared = {name: column for name, column in table.columns.items() if name not in owned}
+    found: dict[str, LogTable] = {}
+    for run, listed in runs.items():
+        own = {name.rpartition(" - ")[2]: table.columns[name] for name in listed if name in table.columns}
+        if own:
+            found[run] = LogTable(columns={**shared, **own}, rows=table.rows, notes=list(table.notes))
+    return found
+
+
+def _grouped(rows: Iterator[list[str]], names: list[str], run: int, path: Path) -> dict[str, LogTable]:
+    """Rows of several runs, told apart by one column."""
+    groups: dict[str, Gathering] = {}
+    for row in rows:
+        if len(row) >= len(names) and (row[run] in groups or len(groups) < _MOST_RUNS):
+            cells = {name: cell for at, (name, cell) in enumerate(zip(names, row, strict=False)) if name and at != run}
+            groups.setdefault(row[run], Gathering()).add(cells)
+    if not groups:
+        raise ConfigError(f"{path}: the file has a header and no rows")
+    return {name.strip(): group.table() for name, group in groups.items()}
 
 
 def _wide(first: list[list[str]], rows: Iterator[list[str]], names: list[str | None], path: Path) -> LogTable:
@@ -222,12 +166,15 @@ def _wide(first: list[list[str]], rows: Iterator[list[str]], names: list[str | N
     return table
 
 
-def _long(rows: Iterator[list[str]], names: list[str], key: int) -> LogTable:
+def _long(rows: Iterator[list[str]], names: list[str], key: int, run: int | None) -> dict[str, LogTable]:
     """One number per row with its name, as MLflow writes the history of metrics."""
     lower = [name.lower() for name in names]
     step, value = lower.index("step"), lower.index("value")
-    gathering = Gathering()
+    groups: dict[str, Gathering] = {}
     for row in rows:
-        if len(row) > max(step, value, key):
-            gathering.add({"step": row[step], row[key].strip() or "value": row[value]})
-    return gathering.table()
+        if len(row) > max(step, value, key, run or 0):
+            group = "" if run is None else row[run].strip()
+            if group in groups or len(groups) < _MOST_RUNS:
+                cells = {"step": row[step], row[key].strip() or "value": row[value]}
+                groups.setdefault(group, Gathering()).add(cells)
+    return {name: group.table() for name, group in groups.items()} or {"": Gathering().table()}

@@ -1,189 +1,34 @@
 """From a run to a reading: every pattern is looked for, the gravest is named first."""
 
-import math
-import re
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import replace
 
 import numpy as np
 
-from steadystep.config import Config
-from steadystep.detectors import sees_every_step
-from steadystep.detectors.build import build_detectors
-from steadystep.diagnosis import LASTING, explain
-from steadystep.engine.judge import conclude, notice
-from steadystep.policy import Budget, Limits
-from steadystep.records import Action, Counterfactual, Outcome, Signals
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
-from steadystep.runs.levels import Floats, trailing_median
+from steadystep.runs.evidence import (
+    FEWEST_EPOCHS,
+    FEWEST_POINTS,
+    fell,
+    is_enough,
+    is_resumed,
+    too_short,
+    unjudged_objective,
+)
+from steadystep.runs.from_start import ends_above, from_the_start
+from steadystep.runs.hypothetical import hypothetical_run
 from steadystep.runs.norms import non_finite, norms
 from steadystep.runs.plateau import learning, perfection, plateau
-from steadystep.runs.reading import Pattern, PlannedAction, Reading, changes_course, ranked, verdict
+from steadystep.runs.reading import Pattern, PlannedAction, Reading, ranked, verdict
 from steadystep.runs.run import Run
 from steadystep.runs.spikes import restarts, spikes
-
-_EVERY = 20  # points between remembered states
-_REMEMBERED = 16
-_WHOLE = 50_000  # points: a longer log is replayed around what stands out
-_PRIME, _LEAD, _AFTER = 256, 512, 256  # points
-_MOST = 50_000
-_BLOCK = 64
-_FEW, _SOON, _BACK = 16, 256, 0.3  # points, points, of the rise
-_SCREEN = math.log(4.0)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _State:
-    step: int
-    lr: float
-    second_moment: float | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class HypotheticalRun:
-    """Plans in order; `whole` is False when only stretches of a long log were replayed."""
-
-    plans: tuple[PlannedAction, ...]
-    whole: bool = True
-
-
-def hypothetical_run(curve: Curve) -> HypotheticalRun:
-    """Every step at which a guard would have done more than look."""
-    loss = curve.run.loss
-    if not len(loss):
-        return HypotheticalRun(())
-    norm = _beside(curve.run.grad_norm.steps, curve.run.grad_norm.values, loss.steps, 1.0)
-    lr = _beside(curve.run.lr.steps, curve.run.lr.values, loss.steps, 3e-4)
-    if not np.any(norm > 0.0):
-        norm = np.ones(len(loss))  # never measured
-    stretches = _stretches(loss.values, norm, lr)
-    plans: list[PlannedAction] = []
-    for begin, end in stretches:
-        # why the first points too: what has been lost is measured by what had been learned
-        places = np.arange(end) if begin <= _PRIME else np.r_[0:_PRIME, begin:end]
-        quiet = 0 if begin <= _PRIME else _PRIME + _LEAD // 2
-        plans += _stretch(loss.steps[places], loss.values[places], norm[places], lr[places], quiet)
-    unique = tuple(dict.fromkeys(plans))
-    return HypotheticalRun(unique, whole=len(stretches) == 1 and stretches[0] == (0, len(loss)))
-
-
-def _beside(
-    steps: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    values: Floats,
-    wanted: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    unknown: float,
-) -> Floats:
-    """The last value logged at or before each wanted step; a constant where there is none."""
-    if not len(steps):
-        return np.full(len(wanted), unknown)
-    places = np.searchsorted(steps, wanted, side="right") - 1
-    return np.where(places >= 0, values[np.maximum(places, 0)], values[0])
-
-
-def _stretches(loss: Floats, norm: Floats, lr: Floats) -> list[tuple[int, int]]:
-    """All of a log that is not too long; otherwise what lies around anything a detector might act upon."""
-    count = len(loss)
-    if count <= _WHOLE:
-        return [(0, count)]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(norm)
-        odd = ~np.isfinite(loss) | ~np.isfinite(norm) | ~np.isfinite(lr)
-        odd |= logs - trailing_median(np.nan_to_num(logs, posinf=0.0, neginf=0.0)) > _SCREEN
-        odd[1:] |= lr[1:] > 5.0 * np.maximum.accumulate(np.nan_to_num(lr))[:-1]
-    odd |= _risen(loss)
-    marked = np.zeros(count // _BLOCK + 1, dtype=bool)
-    marked[np.flatnonzero(odd) // _BLOCK] = True
-    found: list[tuple[int, int]] = [(0, 4 * _LEAD)]
-    for block in np.flatnonzero(marked).tolist():
-        begin, end = max(0, block * _BLOCK - _LEAD), min(count, (block + 1) * _BLOCK + _AFTER)
-        if begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((begin, end))
-        if sum(b - a for a, b in found) > _MOST:
-            break
-    return found
-
-
-def _risen(loss: Floats) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Blocks of points whose median lies above the recent best by several sigma of such medians."""
-    blocks = len(loss) // _BLOCK
-    clean = np.nan_to_num(loss[: blocks * _BLOCK], posinf=0.0, neginf=0.0).reshape(blocks, _BLOCK)
-    levels = np.median(clean, axis=1)
-    sigma = np.median(np.abs(np.diff(clean, axis=1)), axis=1) / np.sqrt(_BLOCK)
-    best = np.minimum.reduce([np.concatenate([np.full(k, np.inf), levels[:-k]]) for k in range(1, 9)])
-    odd = levels > best + np.maximum(8.0 * sigma, 0.02 * np.abs(levels))
-    return np.append(np.repeat(odd, _BLOCK), np.zeros(len(loss) - blocks * _BLOCK, dtype=bool))
-
-
-def _stretch(
-    steps: "np.ndarray[tuple[int], np.dtype[np.int64]]", loss: Floats, norm: Floats, lr: Floats, quiet: int
-) -> list[PlannedAction]:
-    """One stretch through a guard that was made for it; what it says while it learns the level does not count."""
-    made = tuple(filter(sees_every_step, build_detectors(Config())))
-    budget, limits = Budget(), Limits()
-    states: deque[_State] = deque([_State(-1, float(lr[0]))], maxlen=_REMEMBERED)
-    plans: list[PlannedAction] = []
-    for i, (x, y, z) in enumerate(zip(loss.tolist(), norm.tolist(), lr.tolist(), strict=True)):
-        signals = Signals(  # a log knows of no tensors, so all of them count as one
-            step=i, loss=x, grad_norm=y, norms=(y,), names=("all",), lr=z, refused_in_a_row=budget.refused_in_a_row
-        )
-        found = notice(made, signals)
-        lasting = next((f for f in found if f.detector in LASTING and f.severity == "act"), None)
-        if lasting is not None and lasting.baseline is not None:
-            # why: what older weights on the same batches tell a guard, hindsight tells here
-            then = lasting.value if _comes_back(loss[i:], lasting.baseline) else lasting.baseline
-            signals = replace(
-                signals, counterfactual=Counterfactual(step=i, old_loss=then, current_loss=lasting.value, lr=z)
-            )
-            found = tuple(replace(f, severity="warn") if f is lasting and then == f.value else f for f in found)
-        if found:
-            verdict = conclude(signals, found, budget=budget, limits=limits, states=tuple(states))
-            told = explain(replace(signals, counterfactual=None), found).evidence  # nobody has tried older weights
-            plan, diagnosis = verdict.plan, replace(verdict.diagnosis, evidence=told)
-            refused = any(a in (Action.SKIP_STEP, Action.ROLLBACK, Action.STOP) for a in plan.actions)
-            restored = plan.to if Action.ROLLBACK in plan.actions else None
-            budget.count(
-                Outcome(step=i, reading=x, stepped=not refused, plan=plan, diagnosis=diagnosis, restored=restored)
-            )
-            if plan.actions and i >= quiet:
-                reason = f"{plan.reason}: {_in_steps(diagnosis.evidence, steps)}"
-                plans.append(PlannedAction(int(steps[i]), "+".join(plan.actions), reason))
-        elif budget.refused_in_a_row:
-            budget.count(Outcome(step=i, reading=x, stepped=True))
-        if i % _EVERY == 0 and budget.episode.calm(i):
-            states.append(_State(i, z))
-    return plans
-
-
-def _comes_back(after: Floats, baseline: float) -> bool:
-    """A loss that soon is back was no divergence."""
-    raised = float(np.median(after[:_FEW]))
-    parts = [float(np.median(after[k : k + _FEW])) for k in range(0, min(len(after), _SOON) - _FEW, _FEW)]
-    return any(part <= baseline + _BACK * (raised - baseline) for part in parts)
-
-
-def _in_steps(text: str, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> str:
-    """Detectors were given positions; people want the steps that were logged there."""
-
-    def logged(match: re.Match[str]) -> str:
-        place = int(match[1])
-        return f"step {int(steps[place])}" if place < len(steps) else match[0]
-
-    return re.sub(r"\bstep (\d+)", logged, text)
-
-
-_FEWEST = 12  # points
 
 # In the order in which equals are told.
 _PATTERNS: tuple[Callable[[Curve], list[Pattern]], ...] = (
     non_finite,
     perfection,
+    from_the_start,
     spikes,
     drift,
     held_out,
@@ -193,6 +38,11 @@ _PATTERNS: tuple[Callable[[Curve], list[Pattern]], ...] = (
     norms,
     restarts,
 )
+_ALWAYS = (non_finite, restarts)
+_FEW = (non_finite, perfection, from_the_start, held_out, restarts)
+_ANY_OBJECTIVE = (non_finite, norms, restarts)
+_ABOUT_THE_START = (from_the_start, learning)
+_ENDS_HIGH = {"divergence", "spike-unhealed", "non-finite", "learning-rate-too-high"}
 # What the first one explains needs not be said again.
 _EXPLAINS = {
     "oscillation": {"plateau", "underfitting", "not-learning", "learning-rate-too-low"},
@@ -201,6 +51,7 @@ _EXPLAINS = {
     "hidden-nan": {"suspicious-perfection", "plateau", "non-finite-gradient"},
     "suspicious-perfection": {"plateau"},
     "learning-rate-too-high": {"not-learning", "plateau", "underfitting"},
+    "learning-rate-too-high from the start": {"spike-unhealed", "spike-healed", "divergence", "oscillation"},
     "divergence": {"not-learning", "plateau", "underfitting", "oscillation"},
     "spike-unhealed": {"not-learning", "plateau", "underfitting", "oscillation"},
 }
@@ -214,31 +65,72 @@ def diagnose(run: Run, *, guard: bool = True) -> Reading:
         guard: also report what a guard would have done at each step; False is quicker for a long log.
     """
     curve = Curve.of(run)
-    found: list[Pattern] = []
+    objective = unjudged_objective(run) or ("a loss of both signs" if curve.signed else "")
     with np.errstate(all="ignore"):  # huge numbers are somebody's log too
-        for look in _PATTERNS if len(curve) >= _FEWEST else (non_finite, restarts):
-            found += look(curve)
+        found = _found(curve, objective)
         plans: tuple[PlannedAction, ...] = ()
         notes = run.notes
-        if guard and len(curve.raw) >= _FEWEST:
+        if guard and len(curve.raw) >= FEWEST_POINTS:
             replayed = hypothetical_run(curve)
-            plans = replayed.plans
+            plans = tuple(plan for plan in replayed.plans if not objective or plan.reason.startswith("non-finite"))
             if not replayed.whole:
                 notes += ("the log is long: only the stretches around anomalies were simulated",)
-    patterns = ranked([_for_run(pattern, run) for pattern in _distinct(found)])
+        late = is_resumed(curve)
+        patterns = ranked([_for_run(pattern, run, resumed=late) for pattern in _distinct(found)])
+        unjudged = objective or _unjudged(curve, resumed=late)
+        judged = verdict(curve, patterns, plans, short=too_short(curve), unjudged=unjudged)
+    healthy = {"healthy": True, "fault": False, "not-learning": False}.get(judged.outcome)
     return Reading(
         name=run.name,
-        verdict=verdict(curve, patterns, plans, enough=len(curve.raw) >= _FEWEST),
-        healthy=not any(pattern.is_trouble for pattern in patterns) and not any(map(changes_course, plans)),
+        verdict=judged.said,
+        healthy=healthy,
+        outcome=judged.outcome,
         findings=patterns,
         plans=plans,
         points=len(curve.raw),
         notes=notes,
+        read=run.read,
     )
 
 
-def _for_run(pattern: Pattern, run: Run) -> Pattern:
+def _found(curve: Curve, objective: str) -> list[Pattern]:
+    looks = _looks(curve, objective)
+    found = [pattern for look in looks for pattern in look(curve)]
+    if from_the_start in looks and not any(p.until is None and p.kind in _ENDS_HIGH for p in found):
+        found[:0] = ends_above(curve)
+    return found
+
+
+def _looks(curve: Curve, objective: str) -> tuple[Callable[[Curve], list[Pattern]], ...]:
+    """What such a curve can show."""
+    if not is_enough(curve) or len(curve) < FEWEST_EPOCHS:
+        return _ALWAYS
+    if objective:
+        return _ANY_OBJECTIVE
+    if len(curve) < FEWEST_POINTS:
+        return _FEW
+    looks = _PATTERNS
+    if is_resumed(curve):
+        looks = tuple(look for look in looks if look not in _ABOUT_THE_START)
+    return tuple(look for look in looks if look is not learning) if too_short(curve) else looks
+
+
+def _unjudged(curve: Curve, *, resumed: bool) -> str:
+    """Why nothing is said about learning; empty when the loss fell."""
+    if len(curve) < FEWEST_EPOCHS:
+        return ""
+    seen = fell(curve)
+    if seen:
+        return ""
+    if resumed:
+        return f"the log begins at step {int(curve.raw.steps[0]):,}"
+    return "its noise hides whether it fell" if seen is None else "no fall beyond its noise"
+
+
+def _for_run(pattern: Pattern, run: Run, *, resumed: bool) -> Pattern:
     """Without advice that the settings of the run have made pointless, where the log contains settings."""
+    if resumed and pattern.kind in ("plateau", "underfitting"):
+        pattern = replace(pattern, severity="info")  # how far it has come since its start is not in the log
     training = run.settings.get("training")
     if not isinstance(training, Mapping):
         return pattern
@@ -250,10 +142,13 @@ def _for_run(pattern: Pattern, run: Run) -> Pattern:
 
 def _distinct(found: list[Pattern]) -> list[Pattern]:
     explained = set[str]().union(*(_EXPLAINS.get(pattern.kind, set()) for pattern in found if pattern.until is None))
+    if any(pattern.kind == "learning-rate-too-high" and pattern.severity == "act" for pattern in found):
+        explained |= _EXPLAINS["learning-rate-too-high from the start"]
     lost = {pattern.kind for pattern in found if pattern.until is None} & {"divergence", "spike-unhealed", "non-finite"}
     kept: list[Pattern] = []
     for pattern in found:
         again = pattern.kind == "divergence" and any(k.kind in lost and k.until is None for k in kept)
-        if pattern.kind not in explained and not again:
+        twice = pattern.kind == "learning-rate-too-high" and pattern.kind in {k.kind for k in kept}
+        if pattern.kind not in explained and not again and not twice:
             kept.append(pattern)
     return kept

@@ -16,7 +16,7 @@ from typing import Any
 
 from steadystep._utils.text import install
 from steadystep.errors import ConfigError
-from steadystep.runs.csv_file import Gathering, encoding_of
+from steadystep.runs.gathering import Gathering, encoding_of
 from steadystep.runs.run import Run, Source
 from steadystep.runs.table import LogTable, is_held_out, to_run, words
 
@@ -69,7 +69,7 @@ def _gather(lines: Iterable[str], gathering: Gathering) -> int:
             bad += bool(line.strip())
             continue
         if isinstance(row, dict):
-            gathering.add(_flat(row))
+            gathering.add(flat(row))
         else:
             bad += 1
     return bad
@@ -80,7 +80,7 @@ def _table(document: Any, path: Path) -> LogTable:
     if isinstance(document, list):
         for row in document:
             if isinstance(row, dict):
-                gathering.add(_flat(row))
+                gathering.add(flat(row))
     elif isinstance(document, dict):
         lists = {str(name): values for name, values in document.items() if isinstance(values, list)}
         for i in range(max(map(len, lists.values()), default=0)):
@@ -91,7 +91,7 @@ def _table(document: Any, path: Path) -> LogTable:
     return table
 
 
-def _flat(row: Mapping[Any, Any]) -> Mapping[str, Any]:
+def flat(row: Mapping[Any, Any]) -> Mapping[str, Any]:
     """Objects within the object, as `outer/inner`; most rows have none."""
     if not any(isinstance(value, dict) for value in row.values()):
         return {str(name): value for name, value in row.items()}

@@ -8,11 +8,15 @@ import numpy as np
 
 from steadystep.records import Severity
 from steadystep.runs.curve import Curve
-from steadystep.runs.levels import Floats, blocks, spread
+from steadystep.runs.evidence import fell, standard_error, tame
+from steadystep.runs.levels import Floats, blocks
 from steadystep.runs.reading import Pattern
 
 _LEARNING_FEWEST = 24  # points
-_GAIN = 0.02  # of the first loss: less is nothing
+_NO_RATE = 1e-12
+_USUAL = (2, 3, 4, 5, 10, 100, 1000)  # classes
+_EXACTLY = 0.004  # of ln C
+_NEAR = 1.3  # times a guess: how much more a fresh model may begin with
 _LITTLE = 0.15
 _STEADY = 0.7  # slope of the last third over that of the first: a straight line, not a curve that levels off
 _ABOUT = 0.015
@@ -22,6 +26,9 @@ _UNIGRAM = (0.5, 0.78)  # of ln V: where a language model is that has only learn
 _NOT = (
     "check that the labels match the inputs, that the optimizer holds the model's parameters and that the learning "
     "rate is not 0; try to overfit a single batch; then try a learning rate 10 times higher and one 10 times lower"
+)
+_ZERO = (
+    "the optimizer does not move the weights: check the schedule and the parameter groups, then set the learning rate"
 )
 _LOW = "multiply the learning rate by 3 to 10 and compare; steadystep.find_lr shows the usable range"
 _STUCK = (
@@ -36,12 +43,17 @@ def learning(curve: Curve) -> list[Pattern]:
         return []
     third = len(curve) // 3
     gain = curve.start - curve.best
-    if gain <= max(_GAIN * curve.start, _noise_of_best(curve)) and abs(curve.late - curve.start) < 0.1 * curve.start:
-        rate = _rate(curve)
+    guess = _at_a_guess(curve)
+    if guess and not _no_rate(curve):
+        return [_learning_pattern("not-learning", 0, curve, f"{guess}{_rate(curve)}", _NOT)]
+    if fell(curve) is False:
         evidence = (
-            f"the {curve.name} began at {curve.start:.4g} and is {curve.late:.4g} after step {int(curve.steps[-1])}"
+            f"the {curve.name} began at {curve.start:.4g}, was {curve.best:.4g} at best and is {curve.late:.4g} after "
+            f"step {int(curve.steps[-1])}: no fall beyond its noise{_guessing(curve)}{_rate(curve)}"
         )
-        return [_learning_pattern("not-learning", 0, curve, f"{evidence}{_guessing(curve)}{rate}", _NOT)]
+        if _no_rate(curve):
+            return [_learning_pattern("learning-rate-too-low", 0, curve, evidence, _ZERO)]
+        return [_learning_pattern("not-learning", 0, curve, evidence, _NOT)]
     unigram = _unigram(curve)
     if unigram:
         return [_learning_pattern("not-learning", third // 2, curve, unigram, _STUCK)]
@@ -61,8 +73,24 @@ def _learning_pattern(kind: str, at: int, curve: Curve, evidence: str, advice: s
     return Pattern(kind=kind, severity="warn", step=int(curve.steps[at]), evidence=evidence, advice=advice)
 
 
-def _noise_of_best(curve: Curve) -> float:
-    return 3.0 * curve.late_noise / math.sqrt(max(1.0, len(curve) / len(curve.levels)))
+def _no_rate(curve: Curve) -> bool:
+    """The learning rate was logged, and was 0 or next to it all along."""
+    rates = curve.run.lr.values[np.isfinite(curve.run.lr.values)]
+    return len(rates) > 2 and float(rates.max()) < _NO_RATE
+
+
+def _at_a_guess(curve: Curve) -> str:
+    """For a loss that stands still, nearly from the start, at what guessing among a usual number of classes gives."""
+    classes = min((*_USUAL, *_VOCABULARIES), key=lambda c: abs(math.log(c) - curve.late))
+    level = math.log(classes)
+    rest = curve.levels[len(curve.levels) // 4 :]
+    near = abs(curve.late - level) < _EXACTLY * level and curve.start < _NEAR * curve.late
+    if curve.name != "loss" or not near or rest.max() - rest.min() > _ABOUT * level:
+        return ""
+    return (
+        f"the loss began at {curve.start:.4g} and stands still at {curve.late:.4g}, about ln {classes}: the loss of "
+        f"guessing among {classes} classes"
+    )
 
 
 def _slope(curve: Curve, a: int, b: int) -> float:
@@ -166,11 +194,11 @@ def stands_still(values: Floats) -> Flat | None:
     count = len(values)
     if count < _PLATEAU_FEWEST:
         return None
-    first_part, early, late = (_tame(values[int(a * count) : int(b * count)]) for a, b in _STRETCHES)
+    first_part, early, late = (tame(values[int(a * count) : int(b * count)]) for a, b in _STRETCHES)
     level = float(np.median(late))
     first = float(max(values[0], np.median(values[:3])))
     way = first - level
-    error = math.hypot(_error(early), _error(late))
+    error = math.hypot(standard_error(early), standard_error(late))
     gained = float(np.mean(early) - np.mean(late))
     if way <= 0.0 or _CERTAIN * error > _VISIBLE * way:
         return None
@@ -184,25 +212,6 @@ def stands_still(values: Floats) -> Flat | None:
     if since > _EARLY * len(parts):
         return None
     return Flat(min(count - 1, int(since * count / len(parts))), level)
-
-
-def _tame(part: Floats) -> Floats:
-    """Single jumps are brought down to four sigma: a mean of a few points would feel them."""
-    middle = float(np.median(part))
-    reach = 4.0 * spread(part, middle)
-    return np.clip(part, middle - reach, middle + reach) if reach > 0.0 else part
-
-
-def _error(part: Floats) -> float:
-    """Standard error of the mean; noise that hangs together from point to point counts for more."""
-    times = np.arange(len(part)) - (len(part) - 1) / 2
-    slope = float(times @ part) / max(float(times @ times), 1.0)
-    rest = part - part.mean() - slope * times
-    power = float(rest @ rest)
-    if power <= 0.0:
-        return 0.0
-    joined = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), 0.95)
-    return math.sqrt(power * (1.0 + joined) / (1.0 - joined)) / len(part)
 
 
 def _plateau_pattern(kind: str, severity: Severity, step: int, evidence: str, advice: str) -> Pattern:

@@ -1,10 +1,12 @@
 """What a doctor says about a curve: patterns with their steps and numbers, and what a guard would have done."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 from steadystep.records import Record, Severity, severity_rank
 from steadystep.runs.curve import Curve
+
+Judged = Literal["healthy", "fault", "not-learning", "too-short", "not-judged"]
 
 
 @final
@@ -51,8 +53,11 @@ class Reading(Record):
     """Name of the run."""
     verdict: str
     """The result as a sentence."""
-    healthy: bool
-    """Whether there are only notes, and a guard would have scaled down single gradients at most."""
+    healthy: bool | None
+    """True: the loss fell, and there are only notes. False: a fault was found, or it does not learn. None: no fault was
+    found, and the log cannot show whether the run learns."""
+    outcome: Judged = "healthy"
+    """What the verdict says, as one word: "too-short" and "not-judged" go with `healthy=None`."""
     findings: tuple[Pattern, ...] = ()
     """The findings, the most severe first."""
     plans: tuple[PlannedAction, ...] = ()
@@ -61,6 +66,8 @@ class Reading(Record):
     """Number of logged losses."""
     notes: tuple[str, ...] = ()
     """What had to be skipped or guessed."""
+    read: str = ""
+    """Which rows and columns were used; empty for our own log."""
 
     @property
     def troubles(self) -> tuple[Pattern, ...]:
@@ -73,6 +80,8 @@ class Reading(Record):
             "name": self.name,
             "verdict": self.verdict,
             "healthy": self.healthy,
+            "outcome": self.outcome,
+            "read": self.read,
             "findings": [
                 {
                     "kind": p.kind,
@@ -106,7 +115,7 @@ _SAY = {
     "learning-rate-too-high": "the learning rate is too high: the loss was best around step {step} and has been "
     "worse since",
     "learning-rate-too-low": "the learning rate is too low",
-    "not-learning": "the model has learned almost nothing",
+    "not-learning": "not learning, cause unknown",
     "overfitting": "the model overfits from step {step}",
     "underfitting": "the model underfits: training and validation plateau at a poor level",
     "oscillation": "the loss oscillates instead of falling",
@@ -121,23 +130,37 @@ _NOTES = {
 }
 
 
-def verdict(curve: Curve, patterns: tuple[Pattern, ...], plans: tuple[PlannedAction, ...], *, enough: bool) -> str:
-    """Trouble first; a healthy run is called so."""
+class Verdict(NamedTuple):
+    """The result as a word and as a sentence."""
+
+    outcome: Judged
+    said: str
+
+
+def verdict(
+    curve: Curve, patterns: tuple[Pattern, ...], plans: tuple[PlannedAction, ...], *, short: str, unjudged: str
+) -> Verdict:
+    """Faults first. Healthy is said only of a run whose loss fell; `short` and `unjudged` say why it is not judged."""
     troubles = [pattern for pattern in patterns if pattern.is_trouble]
+    way = f"{curve.name} {curve.start:.4g} to {curve.late:.4g} in {len(curve.raw)} points" if len(curve) else ""
+    if troubles and troubles[0].kind == "not-learning":
+        return Verdict("not-learning", _sentence(f"Not learning, cause unknown: {way}"))
     if troubles:
         said = list(dict.fromkeys(_SAY.get(p.kind, p.kind).format(step=p.step) for p in troubles))
-        return _sentence(f"Problem: {'; '.join(said[:3])}")
+        return Verdict("fault", _sentence(f"Problem: {'; '.join(said[:3])}"))
     grave = [plan for plan in plans if changes_course(plan)]
     if grave:
-        return _sentence(f"Problem: a guard would have intervened at step {grave[0].step} ({grave[0].action})")
-    if not enough:
-        return f"Too few points for a diagnosis: {len(curve.raw)}."
-    first, last = curve.start, curve.late
+        did = f"a guard would have intervened at step {grave[0].step} ({grave[0].action})"
+        return Verdict("fault", _sentence(f"Problem: {did}"))
+    if short:
+        return Verdict("too-short", _sentence(f"Too short to tell: {short}"))
     said = [_NOTES[p.kind].format(step=p.step) for p in patterns if p.kind in _NOTES]
     if plans:
         said.append(f"a guard would have scaled down {len(plans)} gradient{'s' * (len(plans) > 1)}")
-    way = f"{curve.name} {first:.4g} to {last:.4g} in {len(curve.raw)} points"
-    return _sentence(f"Healthy: {way}" + (f"; {'; '.join(said)}" if said else ""))
+    told = "; ".join((way, *said))
+    if unjudged:
+        return Verdict("not-judged", _sentence(f"No sign of trouble, learning not judged: {unjudged}; {told}"))
+    return Verdict("healthy", _sentence(f"Healthy: {told}"))
 
 
 def changes_course(plan: PlannedAction) -> bool:

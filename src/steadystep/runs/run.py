@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from steadystep.records import Incident
 
-Source = Literal["steadystep", "tensorboard", "csv", "transformers"]
+Source = Literal["steadystep", "tensorboard", "csv", "transformers", "text"]
+StepUnit = Literal["step", "row", "epoch"]
 
 
 @final
@@ -75,6 +76,12 @@ class Run:
     """Settings of the guard, nested as in the YAML file."""
     notes: tuple[str, ...] = ()
     """What the reader had to skip or guess, in sentences."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Names in the log by what they were read as, such as `loss`; empty for our own log."""
+    read: str = ""
+    """Which rows and columns the reader used, in a clause; empty for our own log."""
+    step_unit: StepUnit = "step"
+    """What the steps count; "row" when the log has no steps."""
     ended: bool | None = None
     """Whether the run came to its end; None if the format does not tell."""
     end: str = ""

@@ -121,7 +121,7 @@ def _judged(curve: Curve, one: Excursion) -> Pattern | None:
     deep = one.height >= _RAMP_DEPTH * min(abs(one.base), way)
     sign = norm_before(curve, int(curve.steps[one.first]))
     told = f"the {curve.name} rose from {one.base:.4g} to {one.top:.4g} (step {peak})" + (f"; {sign}" if sign else "")
-    if one.is_ramp and deep:
+    if one.is_ramp and deep and (one.end is None or one.length >= _LONG):
         return _divergence(curve, one, step, told)
     norm = early_norm(curve, int(curve.steps[one.first]))
     wild = norm is not None and norm[1] >= _WILD_NORM
@@ -152,7 +152,7 @@ def _divergence(curve: Curve, one: Excursion, step: int, told: str) -> Pattern:
         )
     back = int(curve.steps[one.end])
     evidence = f"{told} over {_points(one.peak - one.onset + 1)}; it recovered by step {back}"
-    return _pattern("divergence", "act" if one.length >= _LONG else "warn", step, back, evidence, _DIVERGED)
+    return _pattern("divergence", "act", step, back, evidence, _DIVERGED)
 
 
 def _transient(curve: Curve, one: Excursion) -> Pattern:

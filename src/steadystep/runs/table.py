@@ -6,7 +6,7 @@ What a column or a tag is about is guessed from its name.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, final
 
@@ -15,24 +15,30 @@ from numpy.typing import NDArray
 
 from steadystep._utils.text import nearest_names
 from steadystep.errors import ConfigError
-from steadystep.runs.run import Run, Series, Source
+from steadystep.runs.run import Run, Series, Source, StepUnit
+from steadystep.runs.step_order import counted_on, in_order
 
 Role = Literal["step", "loss", "grad_norm", "lr", "val_loss"]
 ROLES: tuple[Role, ...] = ("step", "loss", "grad_norm", "lr", "val_loss")
 
 _HELD_OUT = {"val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout", "holdout"}
 _TRAINING = {"train", "training", "tr"}
-_STEPS = (
+STEPS = (
     *("step", "_step", "global_step", "trainer_global_step", "train_global_step", "iteration", "iter", "iters"),
-    *("steps", "num_updates", "update", "updates", "num_steps", "it", "batch", "batch_idx", "samples", "tokens"),
+    *("train_step", "training_step", "optimizer_step", "current_step", "global_steps", "iter_num", "train_iter"),
+    *("steps", "num_updates", "update", "updates", "n_updates", "total_timesteps", "timesteps", "num_timesteps"),
+    *("num_steps", "it", "batch", "batch_idx", "samples", "tokens"),
 )
-_LOSS_WORDS = {"loss", "nll", "cross", "xent", "ce", "mse", "objective", "cost"}
+"""Names of a count of steps, the surest first."""
+_LOSS_WORDS = {"loss", "losses", "nll", "cross", "xent", "ce", "mse", "objective", "cost"}
 _NOT_LOSS = {"scale", "scaler", "aux", "scaling", "weight", "ema", "min", "max", "std", "best", "delta"}
+_NOT_LOSS |= {"time", "ppl", "perplexity", "coeff", "coef", "threshold", "norm", "lr", "tokens", "sec", "ms"}
 _PLAIN = {"step", "total", "mean", "avg", "batch", "iter", "lm", "run", "raw", "loss", "average"}
 _HIGHER_IS_BETTER = {"acc", "accuracy", "f1", "auc", "auroc", "precision", "recall", "bleu", "rouge", "reward", "r2"}
 _HIGHER_IS_BETTER |= {"score", "iou", "map", "dice", "psnr", "ssim", "winrate", "return", "top1", "top5"}
 
 
+@lru_cache(maxsize=4096)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name, in lower case.
 
@@ -46,6 +52,16 @@ def words(name: str) -> tuple[str, ...]:
 def is_held_out(name: str) -> bool:
     """Measured at a validation."""
     return bool(_HELD_OUT.intersection(words(name)))
+
+
+def is_split(name: str) -> bool:
+    """The name of a part of the data and nothing else: train, val and the like."""
+    return name.lower() in _HELD_OUT or name.lower() in _TRAINING
+
+
+def is_loss(name: str) -> bool:
+    """A loss, of the training or of a validation."""
+    return _is_loss(set(words(name)))
 
 
 def higher_is_better(name: str) -> bool:
@@ -70,8 +86,8 @@ def guess(names: Iterable[str]) -> dict[Role, str]:
 
 def _step_score(name: str) -> float:
     plain = "_".join(words(name))
-    if plain in _STEPS or name.lower() in _STEPS:
-        return 100.0 - (_STEPS.index(plain) if plain in _STEPS else 1)
+    if plain in STEPS or name.lower() in STEPS:
+        return 100.0 - (STEPS.index(plain) if plain in STEPS else 1)
     return 1.0 if plain == "epoch" or plain.endswith("global_step") else 0.0
 
 
@@ -125,76 +141,21 @@ _SCORES: dict[Role, Callable[[str], float]] = {
 }
 
 
+def role_of(name: str) -> Role | None:
+    """The role that a name alone suggests; None for a plain metric."""
+    return next((role for role, score in _SCORES.items() if score(name) > 0.0), None)
+
+
 def choose(names: Iterable[str], asked: Mapping[str, str]) -> dict[Role, str]:
     """The guess, with what the user said instead where they said something."""
     found = guess([name for name in names if name not in asked.values()])
     return {**found, **{role: asked[role] for role in ROLES if role in asked}}
 
 
-_SHORT = 0.1  # of the longest part: a last part shorter than this that begins anew is a false start
-_UNSORTED = 0.02  # of all points going back: the order of the rows means nothing
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Ordered:
-    """A curve with rising steps, where other processes took over, and what was left out."""
-
-    series: Series
-    restarts: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def in_order(steps: NDArray[np.int64], values: NDArray[np.float64]) -> Ordered:
-    """What was written last counts, as it does for the weights: a resumed run writes its last steps again."""
-    if len(steps) < 2:
-        return Ordered(Series(steps, values))
-    back = np.flatnonzero(np.diff(steps) < 0) + 1
-    notes: list[str] = []
-    restarts: list[int] = []
-    if len(back) > max(8, _UNSORTED * len(steps)):
-        order = np.argsort(steps, kind="stable")
-        steps, values = steps[order], values[order]
-        notes.append("rows were not ordered by step and have been sorted")
-    elif len(back):
-        steps, values, restarts, notes = _joined(steps, values, back)
-    last = np.append(np.diff(steps) > 0, True)
-    if not last.all():
-        notes.append(f"{int((~last).sum())} steps were logged more than once: the last value is used")
-        steps, values = steps[last], values[last]
-    return Ordered(Series(steps, values), tuple(restarts), tuple(notes))
-
-
-def _joined(
-    steps: NDArray[np.int64], values: NDArray[np.float64], back: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], list[int], list[str]]:
-    bounds = [0, *back.tolist(), len(steps)]
-    parts = [slice(a, b) for a, b in pairwise(bounds)]
-    longest = max(part.stop - part.start for part in parts)
-    notes: list[str] = []
-    kept: list[slice] = []
-    restarts: list[int] = []
-    for part in parts:
-        first = int(steps[part.start])
-        anew = bool(kept) and first <= int(steps[kept[0].start])
-        if anew and part.stop - part.start < _SHORT * longest:
-            notes.append(f"an aborted start of {part.stop - part.start} points was skipped")
-            continue
-        if anew:
-            notes.append("the file contains several runs: the last one is read")
-            kept, restarts = [part], []
-            continue
-        if kept:
-            restarts.append(first)
-            kept = [slice(s.start, s.start + int(np.searchsorted(steps[s], first))) for s in kept]
-        kept.append(part)
-    chosen = np.concatenate([np.arange(s.start, s.stop) for s in kept])
-    return steps[chosen], values[chosen], restarts, notes
-
-
 _LARGEST_STEP = 2.0**53
 _EMPTY = 0.5  # share of NaN from which on it may mean "not logged"
 _ALTERNATIONS = 3
+_EPOCH_ROWS = 0.3  # epochs per row: a row stands for an epoch, or for a phase of one
 
 Floats = NDArray[np.float64]
 
@@ -208,6 +169,11 @@ class LogTable:
     rows: int = 0
     notes: list[str] = field(default_factory=list)
     has_steps: bool = True
+    steps: Floats | None = None
+    """The step of every row, where no single column holds it; NaN where there is none."""
+    step_name: str = ""
+    whole: float | None = None
+    """The length of the progress bar that the steps were read from."""
 
 
 def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Mapping[str, str]) -> Run:
@@ -216,7 +182,7 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
     _check_columns(table, path, asked)
     roles = choose(table.columns, asked)
     notes = list(table.notes)
-    steps = _row_steps(table, roles.get("step"), notes)
+    steps, unit = _row_steps(table, roles, asked, notes)
     taken = set(roles.values())
     restarts: set[int] = set()
 
@@ -237,9 +203,13 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
     if "loss" not in main and "val_loss" not in validation and not any(map(higher_is_better, others)):
         some = ", ".join(repr(column) for column in list(table.columns)[:8])
         raise ConfigError(f"{path}: which column is the loss? --column loss=NAME, where NAME is one of {some}")
-    said = ", ".join(f"{role} = {roles[role]!r}" for role in ROLES if role in roles and role not in asked)
-    if said:
-        notes.insert(0, f"columns were guessed: {said}")
+    also = [repr(column) for column in others if is_loss(column) and column not in validation]
+    if also:
+        notes.append(f"other losses: {', '.join(also[:5])}; --column loss=NAME reads another")
+    read = f"read {table.rows:,} rows: {', '.join(f'{role}={name}' for role, name in roles.items())}"
+    equal = [column for column in others if "loss" in roles and _loss_score(column) == _loss_score(roles["loss"])]
+    if equal and "loss" not in asked:
+        read += f"; also a loss: {', '.join(equal[:3])} (--column loss=NAME)"
     return Run(
         name=name,
         path=path,
@@ -250,7 +220,10 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
         metrics={column: curve for column, curve in others.items() if column not in validation},
         validation=validation,
         restarts=tuple(sorted(begun)),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=(read, *dict.fromkeys(notes)),
+        columns={str(role): column for role, column in roles.items()},
+        read=read,
+        step_unit=unit,
     )
 
 
@@ -268,21 +241,46 @@ def _check_columns(table: LogTable, path: Path, asked: Mapping[str, str]) -> Non
             raise ConfigError(f"{path}: --column {role}={column}: no such column{near}")
 
 
-def _row_steps(table: LogTable, column: str | None, notes: list[str]) -> Floats:
-    """The step of every row; NaN where it cannot be used."""
-    if column is None or column.lower() == "epoch":
+def _row_steps(
+    table: LogTable, roles: dict[Role, str], asked: Mapping[str, str], notes: list[str]
+) -> tuple[Floats, StepUnit]:
+    """The step of every row, NaN where it cannot be used; `roles` is told what was read as the step."""
+    column = roles.pop("step", None)
+    epochs = _epochs(table)
+    steps = np.full(table.rows, np.nan)
+    if table.steps is not None and "step" not in asked:
+        steps, name = table.steps.copy(), table.step_name
+    elif column is None or column.lower() == "epoch":
         if table.has_steps:
             notes.append("no step column found: rows are counted instead")
-        return np.arange(table.rows, dtype=np.float64)
-    steps = np.full(table.rows, np.nan)
-    rows, values = table.columns[column]
-    steps[rows] = np.where(np.abs(values) < _LARGEST_STEP, values, np.nan)
+        counts_epochs = epochs is not None and len(np.unique(epochs)) > _EPOCH_ROWS * table.rows
+        return np.arange(table.rows, dtype=np.float64), "epoch" if counts_epochs else "row"
+    else:
+        name, (rows, values) = column, table.columns[column]
+        steps[rows] = values
+    steps[~(np.abs(steps) < _LARGEST_STEP)] = np.nan
     lost = int(np.isnan(steps).sum())
     if lost == table.rows:
-        raise ConfigError(f"the column {column!r} contains no steps; choose another with --column step=NAME")
+        raise ConfigError(f"the column {name!r} contains no steps; choose another with --column step=NAME")
     if lost:
         notes.append(f"{lost} rows without a step were skipped")
-    return steps
+    on = counted_on(steps, epochs, table.whole)
+    if on is not None:
+        notes.append("steps start again in every epoch and are counted on")
+    named: dict[Role, str] = {"step": name, **roles}
+    roles.clear()
+    roles.update(named)
+    return steps if on is None else on, "step"
+
+
+def _epochs(table: LogTable) -> Floats | None:
+    """The epoch of every row, carried on from the row before."""
+    column = next((name for name in table.columns if words(name) == ("epoch",)), None)
+    if column is None:
+        return None
+    rows, values = table.columns[column]
+    place = np.searchsorted(rows, np.arange(table.rows), side="right") - 1
+    return np.where(place >= 0, values[np.maximum(place, 0)], values[0])
 
 
 def _without_blanks(rows: NDArray[np.int64], values: Floats) -> tuple[NDArray[np.int64], Floats]:

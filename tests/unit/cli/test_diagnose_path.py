@@ -39,8 +39,8 @@ def test_healthy_says_so_and_stops(tmp_path: Path) -> None:
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0].startswith("Healthy: loss 5")
-    assert len(lines) == 2
     assert "▁" in lines[1]
+    assert lines[2:] == ["read 300 rows: step=step, loss=loss"]
 
 
 def test_trouble_comes_with_step_numbers_and_what_to_do(diverged: Path) -> None:
@@ -124,7 +124,7 @@ def test_notes_are_shown_when_asked_for(tmp_path: Path) -> None:
     path = log(tmp_path / "a.csv", losses)
     assert "spikes-healed" not in run(path).stdout
     assert "spikes-healed, step 150" in run(path, "--notes").stdout
-    assert "columns were guessed" in run(path, "--notes").stdout
+    assert run(path, "--notes").stdout.count("read 300 rows") == 1
 
 
 def test_plans_of_one_kind_in_a_row_are_counted() -> None:
@@ -132,3 +132,42 @@ def test_plans_of_one_kind_in_a_row_are_counted() -> None:
     rows = _rows([PlannedAction(50, "rescale", "exploding-gradient: x"), *plans])
     assert [len(row) for row in rows] == [1, 40]
     assert [row[0].step for row in rows] == [50, 100]
+
+
+def test_what_cannot_be_judged_is_exit_code_0_with_the_sentence(tmp_path: Path) -> None:
+    short = run(log(tmp_path / "short.csv", HEALTHY[:35]))
+    assert (short.exit_code, short.stdout.splitlines()[0]) == (0, "Too short to tell: 35 steps.")
+    told = json.loads(run(log(tmp_path / "short.csv", HEALTHY[:35]), "--json").stdout)
+    assert (told["healthy"], told["outcome"], told["findings"]) == (None, "too-short", [])
+    noise = run(log(tmp_path / "policy.csv", np.random.default_rng(0).standard_normal(300)))
+    assert noise.exit_code == 0
+    assert noise.stdout.startswith("No sign of trouble, learning not judged: a loss of both signs")
+
+
+def test_a_run_that_learns_nothing_is_exit_code_1(tmp_path: Path) -> None:
+    result = run(log(tmp_path / "flat.csv", 2.303 + 0.002 * np.random.default_rng(0).standard_normal(450)))
+    assert result.exit_code == 1
+    assert result.stdout.startswith("Not learning, cause unknown: loss 2.30")
+
+
+def test_what_a_script_printed_is_read_and_the_columns_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    lines = [f"[rank0]: step: {i} | lm loss: {loss:.5f} | grad norm: 1.{i}" for i, loss in enumerate(HEALTHY)]
+    path.write_text("\n".join(["loading the data", *lines]))
+    result = run(path)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[2] == "read 300 rows: step=step, loss=lm loss, grad_norm=grad norm"
+
+
+def test_each_run_of_a_panel_gets_a_verdict(tmp_path: Path) -> None:
+    bad = HEALTHY.copy()
+    bad[200:] += np.minimum(np.arange(100) * 0.5, 6.0)
+    rows = [f'"{i}","{a}","{a}","{a}","{b}"' for i, (a, b) in enumerate(zip(HEALTHY, bad, strict=True))]
+    header = '"Step","fine-1 - train/loss","fine-1 - train/loss__MIN","fine-1 - train/loss__MAX","worse-2 - train/loss"'
+    path = tmp_path / "panel.csv"
+    path.write_text("\n".join([header, *rows]))
+    result = run(path)
+    assert result.exit_code == 1
+    assert [line for line in result.stdout.splitlines() if str(path) in line] == [f"{path}: fine-1", f"{path}: worse-2"]
+    told = json.loads(run(path, "--json").stdout)
+    assert [(one["name"], one["outcome"]) for one in told] == [("fine-1", "healthy"), ("worse-2", "fault")]

@@ -150,7 +150,8 @@ def test_a_flat_loss_has_learned_nothing(level: float, classes: int) -> None:
     found = only(reading, "not-learning")
     assert f"ln {classes}" in found.evidence
     assert "0.001" in found.evidence
-    assert "almost nothing" in reading.verdict
+    assert reading.verdict.startswith("Not learning, cause unknown: loss ")
+    assert (reading.healthy, reading.outcome) == (False, "not-learning")
 
 
 def test_the_unigram_level_is_known() -> None:
@@ -223,13 +224,15 @@ def test_swings_that_follow_the_learning_rate_are_meant() -> None:
 
 
 def test_a_policy_gradient_loss_has_no_level() -> None:
-    assert read(noise(1.0)).healthy
+    reading = read(noise(1.0))
+    assert (reading.healthy, reading.outcome) == (None, "not-judged")
+    assert reading.verdict.startswith("No sign of trouble, learning not judged: a loss of both signs; ")
 
 
 def test_a_few_points_are_too_few() -> None:
     reading = read(HEALTHY[:5])
-    assert reading.verdict == "Too few points for a diagnosis: 5."
-    assert diagnose(Run(name="r", path=Path("r"), source="csv")).healthy
+    assert reading.verdict == "Too short to tell: 5 points."
+    assert diagnose(Run(name="r", path=Path("r"), source="csv")).outcome == "too-short"
 
 
 @pytest.mark.parametrize("kind", CURVE_KINDS)
