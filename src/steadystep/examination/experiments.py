@@ -64,7 +64,7 @@ class Experiments:
             return tuple(found)
         fresh = self._trial("fresh", "with new weights", Variation(prepare=restart))
         # why with new weights too: a part that has died gets no gradient either, and is a matter of trials
-        unreached = partly_reached(observation, set(base.still) & set(fresh.still))
+        unreached = partly_reached(observation, set(base.still) - observation.reached_fresh)
         if unreached is not None:
             return (unreached,)
         collapsed = _collapsed(observation, base, fresh)

@@ -19,7 +19,7 @@ from steadystep.examination.dependence import (
     spread_of_outputs,
 )
 from steadystep.examination.loss_calls import LossCall, class_dim
-from steadystep.examination.parameters import Parameters, has_gradient, next_rates, observe_parameters
+from steadystep.examination.parameters import Parameters, next_rates, observe_parameters, reached
 from steadystep.examination.passes import Pass, observe_passes, over_batches, rows
 from steadystep.examination.repairs import restart
 from steadystep.examination.workbench import Workbench
@@ -50,8 +50,8 @@ class Observation:
     own_target: float | None
     certainty: bool
     """A policy is rewarded for low entropy."""
-    reached_fresh: bool
-    """With newly drawn weights there is a gradient."""
+    reached_fresh: frozenset[str]
+    """Parameters that get a gradient with newly drawn weights."""
     dead: dict[str, float]
     saturated: dict[str, float]
 
@@ -155,7 +155,7 @@ def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
         on_later=depends_on_later(bench, batch, seen),
         own_target=share_of_own_target(bench, batch, seen),
         certainty=rewards_certainty(bench, batch, seen),
-        reached_fresh=has_gradient(bench, prepare=restart),
+        reached_fresh=reached(bench, prepare=restart),
         dead=dict(zip(watch.modules, dead, strict=False)),
         saturated=dict(zip(watch.modules, saturated, strict=False)),
     )

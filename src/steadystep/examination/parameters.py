@@ -89,13 +89,14 @@ def observe_parameters(bench: Workbench) -> Parameters:
     )
 
 
-def has_gradient(bench: Workbench, prepare: Prepare) -> bool:
-    """Whether any parameter gets a gradient that is not zero, after `prepare`."""
+def reached(bench: Workbench, prepare: Prepare) -> frozenset[str]:
+    """Parameters that get a gradient which is not zero, after `prepare`."""
     with bench.set_aside():
         prepare(bench.model, bench.optimizer)
         with suppress(RuntimeError):  # why: a loss without a graph
             torch.autograd.backward(bench.loss(bench.batches[0]))
-        return any(_norm(p.grad) != 0.0 for p in bench.model.parameters() if p.grad is not None)
+        named = bench.model.named_parameters()
+        return frozenset(name for name, p in named if p.grad is not None and _norm(p.grad) != 0.0)
 
 
 def next_rates(bench: Workbench, scheduler: LRScheduler | None) -> list[float] | None:
