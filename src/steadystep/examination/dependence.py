@@ -119,7 +119,7 @@ def rewards_certainty(bench: Workbench, batch: Any, seen: Pass) -> bool:
     actions = [t for t in seen.targets.values() if not t.is_floating_point() and rows(t) == seen.num_samples]
     weights = [t for t in seen.targets.values() if t.is_floating_point() and t.dim() == 1]
     logits = [t for t in seen.outputs if t.dim() == 2 and t.shape[1] > 1 and rows(t) == seen.num_samples]
-    if not actions or not weights or not logits or seen.recorder.calls:
+    if not actions or not weights or not logits or seen.calls:
         return False
     without = seen.with_targets(batch, lambda t: torch.zeros_like(t) if t.is_floating_point() else t)
     with bench.set_aside():
@@ -140,7 +140,7 @@ def _output_gradient(bench: Workbench, batch: Any, shape: torch.Size | None = No
             outputs = [t for call in calls for _, t in tensors_in(call.output) if t.requires_grad]
             outputs = [t for t in outputs if shape is None or t.shape == shape]
             return torch.autograd.grad(loss, outputs[0])[0] if outputs else None
-        except (RuntimeError, ValueError, IndexError):  # why: the changed batch may not fit the user's loss
+        except Exception:  # why all: the changed batch may not fit the user's loss
             return None
 
 
@@ -158,7 +158,7 @@ def _output(bench: Workbench, batch: Any) -> Tensor | None:
     with recorded_calls(bench.model) as calls:
         try:
             bench.loss(batch)
-        except (RuntimeError, ValueError, IndexError):  # why: the changed batch may not fit the user's loss
+        except Exception:  # why all: the changed batch may not fit the user's loss
             return None
     found = [t for call in calls for _, t in tensors_in(call.output) if t.is_floating_point()]
     return found[0].float() if found else None

@@ -20,6 +20,9 @@ from steadystep.examination.workbench import BatchLoss, Trial, Workbench
 from steadystep.records import Diagnosis
 
 _FURTHER = 8
+_NOT_REPEATABLE = (
+    "the same trial twice gave other losses: own random numbers in the loss, nondeterministic kernels, or hardware"
+)
 _FEWEST_SAMPLES = 512
 
 
@@ -31,6 +34,8 @@ class Examination:
     causes: tuple[Diagnosis, ...]
     """The likeliest first; one "healthy" when nothing is wrong."""
     trials: tuple[Trial, ...]
+    repeatable: bool
+    """The same trial twice gave the same losses, to the bit."""
     num_updates: int
     """Taken by all trials together, and undone."""
     seconds: float
@@ -40,12 +45,14 @@ class Examination:
         return {
             "causes": [cause.to_json() for cause in self.causes],
             "trials": [asdict(trial) | {"start": trial.start, "end": trial.end} for trial in self.trials],
+            "repeatable": self.repeatable,
             "num_updates": self.num_updates,
             "seconds": round(self.seconds, 3),
         }
 
     def __str__(self) -> str:
-        return "\n".join([*_told(self.causes), "", *_table(self.trials), "", self._cost])
+        odd = [] if self.repeatable else [_NOT_REPEATABLE]
+        return "\n".join([*_told(self.causes), "", *_table(self.trials), "", *odd, self._cost])
 
     @property
     def _cost(self) -> str:
@@ -112,14 +119,22 @@ def examine(
         raise ConfigError(f"num_steps = {num_steps}, num_batches = {num_batches}: at least 10 steps and 1 batch")
     began = time.monotonic()  # why a clock: it bounds the cost, and decides nothing about a run
     kept = _kept(iter(batches), num_batches)
-    bench = Workbench(model, optimizer, loss, kept, num_steps=num_steps, max_grad_norm=max_grad_norm, seed=seed)
-    experiments = Experiments(
-        bench, scheduler, lambda: time.monotonic() - began < max_seconds, progress or (lambda line: None)
+    bench = Workbench(
+        model,
+        optimizer,
+        loss,
+        kept,
+        num_steps=num_steps,
+        max_grad_norm=max_grad_norm,
+        seed=seed,
+        in_time=lambda: time.monotonic() - began < max_seconds,
     )
+    experiments = Experiments(bench, scheduler, progress or (lambda line: None))
     causes = experiments.run()
     return Examination(
         causes=causes,
         trials=tuple(experiments.trials),
+        repeatable=bench.repeats(),
         num_updates=bench.num_updates,
         seconds=time.monotonic() - began,
     )

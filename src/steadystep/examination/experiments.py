@@ -41,10 +41,9 @@ class Experiments:
         self,
         bench: Workbench,
         scheduler: LRScheduler | None,
-        in_time: Callable[[], bool],
         progress: Callable[[str], None],
     ) -> None:
-        self._bench, self._in_time, self._progress = bench, in_time, progress
+        self._bench, self._progress = bench, progress
         self._scheduler = scheduler
         self.trials: list[Trial] = []
 
@@ -62,6 +61,8 @@ class Experiments:
         )
         if found:
             return tuple(found)
+        if not self._bench.in_time():
+            return (Diagnosis(evidence=f"out of time after single passes, which show no fault; {base}"),)
         fresh = self._trial("fresh", "with new weights", Variation(prepare=restart))
         # why with new weights too: a part that has died gets no gradient either, and is a matter of trials
         unreached = partly_reached(observation, set(base.still) - observation.reached_fresh)
@@ -143,7 +144,7 @@ class Experiments:
         # a run that has learned nothing stands at the level of a guess, however high it began
         level = math.inf if knows or learns or not base.end > 0 else base.end
         for repair in repairs(self._bench, o.passes[0], o.parameters.not_in_optimizer):
-            if not self._in_time():
+            if not self._bench.in_time():
                 break
             if repair.particular if learns else repair.fresh or repair.particular or not knows:
                 variation = _from_new_weights(repair.variation) if repair.fresh else repair.variation

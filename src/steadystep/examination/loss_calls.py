@@ -5,7 +5,7 @@ through reshapes, so that a softmax in the model and a cross-entropy in the loop
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -69,6 +69,10 @@ class LossCall:
     options: Mapping[str, Any] = field(default_factory=dict)
     weighted: bool = False
     """With weights of samples or classes."""
+
+    def without_outputs(self) -> "LossCall":
+        """Only the target is kept."""
+        return replace(self, given=self.given.new_empty(0))
 
 
 @final

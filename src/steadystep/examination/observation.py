@@ -73,7 +73,7 @@ class Observation:
     @property
     def calls(self) -> list[LossCall]:
         """Of the first pass."""
-        return self.passes[0].recorder.calls
+        return list(self.passes[0].calls)
 
 
 def _links(tensor: Tensor) -> bool:
@@ -94,7 +94,7 @@ def targets_of(o: Observation) -> Tensor | None:
     """Targets of all passes, as the loss function got them; those of the batch where no loss function was seen."""
 
     def from_call(seen: Pass) -> Tensor | None:
-        return seen.recorder.calls[0].target if seen.recorder.calls else None
+        return seen.calls[0].target if seen.calls else None
 
     def from_batch(seen: Pass) -> Tensor | None:
         fits = [t for t in seen.targets.values() if rows(t) == seen.num_samples]
@@ -116,6 +116,8 @@ def trivial_loss(o: Observation) -> float | None:
     if targets is None or call.weighted or call.options.get("reduction", "mean") != "mean":
         return None
     if call.name in CLASSES and not targets.is_floating_point():
+        if call.target is None or len(torch.unique(call.target)) == call.target.numel() > 1:
+            return None  # each sample is its own class, as with negatives from the batch
         kept = targets[targets != call.options.get("ignore_index", -100)]
         shares = torch.unique(kept, return_counts=True)[1].double() / max(kept.numel(), 1)
         smoothing, classes = float(call.options.get("label_smoothing", 0.0)), call.given.shape[class_dim(call.given)]

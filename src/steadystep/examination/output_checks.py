@@ -87,7 +87,7 @@ def _broadcast(o: Observation) -> Diagnosis | None:
     pairs = [
         (tuple(c.given.shape), tuple(c.target.shape)) for c in o.calls if c.name in _DISTANCES and c.target is not None
     ]
-    for left, right in (*pairs, *o.passes[0].recorder.differences):
+    for left, right in (*pairs, *o.passes[0].differences):
         if size > 1 and {left, right} == {(size, 1), (size,)}:
             return no_learning(
                 Fault.WRONG_LOSS,

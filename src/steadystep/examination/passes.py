@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from steadystep._utils.tree import mapped, tensors_in
-from steadystep.examination.loss_calls import LossRecorder, record_losses
+from steadystep.examination.loss_calls import LossCall, record_losses
 from steadystep.examination.workbench import Workbench
 
 _PASSES = 24
@@ -31,7 +31,10 @@ class Pass:
     """The model, or the parts of it that were called instead; once per call."""
     outputs: tuple[Tensor, ...]
     loss: float
-    recorder: LossRecorder = field(repr=False)
+    calls: tuple[LossCall, ...]
+    """Loss functions that were called."""
+    differences: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """Shapes of subtractions whose result is larger than both sides."""
 
     @property
     def num_samples(self) -> int:
@@ -99,10 +102,11 @@ def recorded_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
 def observe_passes(bench: Workbench) -> list[Pass]:
     """Run the loss of several batches once, and tell inputs from targets."""
     with bench.set_aside(), torch.no_grad():
-        return [_observe(bench, batch) for batch in bench.every[:_PASSES]]
+        batches = bench.every[:_PASSES]
+        return [_observe(bench, batch, whole=number == 0) for number, batch in enumerate(batches)]
 
 
-def _observe(bench: Workbench, batch: Any) -> Pass:
+def _observe(bench: Workbench, batch: Any, *, whole: bool) -> Pass:
     with recorded_calls(bench.model) as calls:
         recorder, loss = record_losses(bench.loss, batch)
     given = [tensor for call in calls for _, tensor in tensors_in(call.given)]
@@ -123,11 +127,12 @@ def _observe(bench: Workbench, batch: Any) -> Pass:
     return Pass(
         inputs=inputs,
         targets=targets,
-        given=tuple(given),
+        given=tuple(given) if whole else (),  # why: logits of many batches would take much memory
         modules=tuple(call.module for call in calls),
-        outputs=outputs,
+        outputs=outputs if whole else (),
         loss=float(loss.detach()),  # sync: examined
-        recorder=recorder,
+        calls=tuple(recorder.calls if whole else (call.without_outputs() for call in recorder.calls)),
+        differences=tuple(recorder.differences),
     )
 
 

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.clip import clip_global_norm_
-from steadystep.errors import MisuseError
-from steadystep.lr_finder.sweep import restored
+from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.lr_finder.sweep import needs_closure, restored
 from steadystep.signals.activations import SilentHook
 
 BatchLoss = Callable[[Any], Tensor]
 Prepare = Callable[[nn.Module, Optimizer], None]
 _HELD = 8
 """Batches that trials do not train on, as far as there are enough."""
+_AGAIN = 3  # updates
 _TWO_PER_CENT, _ERRORS = 0.02, 2.5
 
 
@@ -111,7 +112,10 @@ class Workbench:
         num_steps: int,
         max_grad_norm: float | None,
         seed: int,
+        in_time: Callable[[], bool] = lambda: True,
     ) -> None:
+        if needs_closure(optimizer):
+            raise UnsupportedError(f"examine: {type(optimizer).__name__} needs a closure in step(), which trials lack")
         if not batches:
             raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
         held = min(max(_HELD, len(batches) // 4), len(batches) // 3)
@@ -121,7 +125,7 @@ class Workbench:
         self.held: Sequence[Any] = batches[len(batches) - held :] or batches
         self.num_steps = num_steps
         self.max_grad_norm = max_grad_norm
-        self._seed = seed
+        self._seed, self.in_time = seed, in_time
         self.num_updates = 0
         """Taken by all trials together."""
 
@@ -169,6 +173,12 @@ class Workbench:
             end = None if at_end is None else at_end()
         return Trial(name=name, what=what, before=before, after=after, losses=losses, still=still, at_end=end)
 
+    def repeats(self) -> bool:
+        """Whether a short trial gives the same losses twice, to the bit."""
+        twice = [self.trial("", "", Variation(), num_steps=_AGAIN) for _ in range(2)]
+        self.num_updates -= 2 * _AGAIN
+        return repr(twice[0].losses + twice[0].after) == repr(twice[1].losses + twice[1].after)  # why repr: NaN is NaN
+
     def _without_gradient(self, variation: Variation) -> tuple[str, ...]:
         for p in self.model.parameters():
             p.grad = None
@@ -197,7 +207,7 @@ class Workbench:
             self.optimizer.zero_grad()
             self.num_updates += 1
             yield total
-            if not math.isfinite(total):
+            if not math.isfinite(total) or not self.in_time():
                 return
 
 

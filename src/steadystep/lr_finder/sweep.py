@@ -115,7 +115,7 @@ def find_lr(
     ('found', True)
     """
     _check(min_lr, max_lr, num_steps, smoothing, stop_factor)
-    if _needs_closure(optimizer):
+    if needs_closure(optimizer):
         raise UnsupportedError(
             f"{type(optimizer).__name__} calls the closure itself and chooses its own step "
             "sizes, so there is no learning rate to sweep"
@@ -196,7 +196,8 @@ def _set(group: dict[str, Any], lr: float) -> None:
         group["lr"] = lr
 
 
-def _needs_closure(optimizer: Optimizer) -> bool:
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether `step` cannot be called without one, as with LBFGS."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
