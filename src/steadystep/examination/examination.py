@@ -56,7 +56,7 @@ class Examination:
 
     @property
     def _cost(self) -> str:
-        return f"{len(self.trials)} trials, {self.num_updates} updates, {self.seconds:.1f} s; everything is put back"
+        return f"trials: {len(self.trials)}, updates: {self.num_updates}, {self.seconds:.1f} s; everything is put back"
 
 
 def _told(causes: Sequence[Diagnosis]) -> Iterator[str]:
