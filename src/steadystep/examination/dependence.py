@@ -137,7 +137,7 @@ def _output_gradient(bench: Workbench, batch: Any, shape: torch.Size | None = No
     with recorded_calls(bench.model) as calls:
         try:
             loss = bench.loss(batch)
-            outputs = [t for call in calls for _, t in tensors_in(call.output) if t.requires_grad]
+            outputs = [t for call in calls for _, t in tensors_in(call.output) if t.requires_grad and t.dim()]
             outputs = [t for t in outputs if shape is None or t.shape == shape]
             return torch.autograd.grad(loss, outputs[0])[0] if outputs else None
         except Exception:  # why all: the changed batch may not fit the user's loss
@@ -160,5 +160,5 @@ def _output(bench: Workbench, batch: Any) -> Tensor | None:
             bench.loss(batch)
         except Exception:  # why all: the changed batch may not fit the user's loss
             return None
-    found = [t for call in calls for _, t in tensors_in(call.output) if t.is_floating_point()]
+    found = [t for call in calls for _, t in tensors_in(call.output) if t.is_floating_point() and t.dim()]
     return found[0].float() if found else None

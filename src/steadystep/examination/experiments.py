@@ -178,6 +178,9 @@ class Experiments:
         vanishing = _vanishing(o)
         if vanishing:
             return (_diagnosis(Cause.VANISHING_GRADIENT, vanishing),)
+        if trivial is None and (base.start < 0 or not o.passes[0].targets):
+            what = "no sign of a fault; learning is not judged: without targets a flat loss may be the best there is"
+            return (Diagnosis(evidence=f"{what}; {base}"),)
         one = self._trial(
             "one-batch",
             "with new weights on one batch again and again",

@@ -123,7 +123,7 @@ def _observe(bench: Workbench, batch: Any, *, whole: bool) -> Pass:
     if known and known != set(held):  # what is neither given nor compared is made into an input on the way
         inputs = {name: tensor for name, tensor in held.items() if name not in known or name in inputs}
     targets = {name: tensor for name, tensor in held.items() if name not in inputs}
-    outputs = tuple(t for call in calls for _, t in tensors_in(call.output) if t.is_floating_point())
+    outputs = tuple(t for call in calls for _, t in tensors_in(call.output) if t.is_floating_point() and t.dim())
     return Pass(
         inputs=inputs,
         targets=targets,
