@@ -135,10 +135,21 @@ def guesses(facts: Facts) -> str:
     quiet = curve.noise < 0.03 * curve.late and curve.highest - curve.lowest < 0.5 * curve.late
     if classes is None or not (quiet and curve.settled and curve.start - curve.late < 0.25 * curve.late):
         return ""
+    if not _may_be_classes(facts, classes):
+        return ""
     return (
         f"the loss began at {curve.start:.4g} and stays at {curve.late:.4g}, which is ln {classes}: the loss of "
         f"guessing among {classes} classes; an update changes the weights by {ratio:.1e} of their size"
     )
+
+
+def _may_be_classes(facts: Facts, classes: int) -> bool:
+    """Whether the outputs have so many columns, or two values where they have one; true where they are unknown."""
+    last = facts.measured.outputs.last
+    if last is None:
+        return True
+    columns = last.shape[-1] if len(last.shape) > 1 else 1
+    return classes in last.shape[1:] or (classes == 2 and (columns == 1 or bool(facts.measured.outputs.loss[0])))
 
 
 def piles_up(facts: Facts) -> str:
