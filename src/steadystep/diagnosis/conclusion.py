@@ -3,7 +3,7 @@
 from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.facts import Facts, told
-from steadystep.diagnosis.learning import TOO_SHORT, Progress, is_judged, progress
+from steadystep.diagnosis.learning import TOO_SHORT, Progress, is_judged, is_policy, progress, supervised
 from steadystep.records import DetectorName, Diagnosis
 
 _NEARLY_ALL = 0.95  # of the gradients
@@ -27,7 +27,7 @@ def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
             advice=advise(Cause.NO_LEARNING, facts.setup),
         )
     if not (found.gained or found.beats_base):
-        return Diagnosis(evidence=f"no sign of trouble, too early to tell whether it learns: {_numbers(facts)}")
+        return Diagnosis(evidence=f"no sign of trouble, learning not judged: {_why_not(facts)}; {_numbers(facts)}")
     if not facts.curve.near_best:
         return Diagnosis(evidence=f"no cause found, but the loss was {facts.curve.best:.4g} at best: {_numbers(facts)}")
     return _learns(facts, found)
@@ -35,7 +35,7 @@ def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
 
 def _stands_still(facts: Facts, found: Progress) -> bool:
     """The loss is where it began after many updates of the usual size, and not below a constant prediction."""
-    moved = facts.ratio is not None and facts.ratio >= _USUAL_UPDATE
+    moved = facts.ratio is not None and facts.ratio >= _USUAL_UPDATE and supervised(facts)
     flat = not found.gained and found.end - found.start <= max(3.0 * found.error, 0.02 * found.start)
     return moved and flat and not found.beats_base and facts.trace.num_updates >= _LONG
 
@@ -55,7 +55,9 @@ def _why_not(facts: Facts) -> str:
         return "the loss depends on another network"
     if facts.signed:
         return "the loss goes below zero"
-    return "the loss of a policy says little"
+    if is_policy(facts):
+        return "the loss of a policy says little"
+    return "the loss has not fallen" + ("" if supervised(facts) else ", and what it measures is unknown")
 
 
 def _numbers(facts: Facts) -> str:

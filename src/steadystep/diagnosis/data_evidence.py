@@ -3,10 +3,11 @@
 import math
 
 from steadystep.diagnosis.facts import Facts
-from steadystep.diagnosis.learning import is_judged, is_policy, learns, progress, reward, stuck, supervised, target
+from steadystep.diagnosis.learning import JUDGED_AFTER, is_judged, is_policy, learns, progress, reward, stuck, supervised, target
 from steadystep.records import BatchPart, BatchStats, OutputStats
 
-_ENOUGH_BATCHES = 16
+_ENOUGH_BATCHES = 6
+_SEVERAL = 0.8  # nats: more than two classes, as two may be the sides of an adversary
 _ENOUGH_PROBES = 3
 _FAR = 100.0  # the size of targets that a network has to grow to first
 _ONE_KIND = 0.1  # of the entropy of all labels is left inside a batch
@@ -18,6 +19,8 @@ def constant_targets(facts: Facts) -> str:
     """The loss compares the output with one and the same number."""
     part = target(facts)
     if part is None or not supervised(facts) or part.smallest != part.largest or _batches(facts) < _ENOUGH_BATCHES:
+        return ""
+    if facts.opposed or part.rows * _batches(facts) < 64:
         return ""
     return f"every target in {_batches(facts)} batches is {part.smallest:g}"
 
@@ -33,9 +36,9 @@ def ignored_targets(facts: Facts) -> str:
 def one_kind_per_batch(facts: Facts) -> str:
     """Labels that hardly differ inside a batch, and differ between batches."""
     part = target(facts)
-    if part is None or not supervised(facts) or part.rows < 8 or _batches(facts) < _ENOUGH_BATCHES:
+    if part is None or not supervised(facts) or part.rows < 8 or _batches(facts) < _ENOUGH_BATCHES or facts.opposed:
         return ""
-    if not part.entropy > 0.1 or part.entropy_within > _ONE_KIND * part.entropy:
+    if not part.entropy > _SEVERAL or part.entropy_within > _ONE_KIND * part.entropy:
         return ""
     return (
         f"a batch of {part.rows} holds hardly more than one class: the entropy of its labels is "
@@ -56,7 +59,7 @@ def small_updates(facts: Facts) -> str:
     found, ratio = progress(facts), facts.ratio
     if found is None or found.base is None or found.beats_base or ratio is None or not 0.0 < ratio < _SMALL_UPDATE:
         return ""
-    if found.end < 0.75 * found.start or facts.trace.num_updates < _ENOUGH_BATCHES:
+    if found.end < 0.75 * found.start or facts.trace.num_updates < JUDGED_AFTER:
         return ""
     return f"{found}; an update changes the weights by {ratio:.1e} of their size (1e-3 is typical)"
 
@@ -120,17 +123,16 @@ def constant_outputs(facts: Facts) -> str:
 
 
 def collapsed_outputs(facts: Facts) -> str:
-    """Outputs of several columns that have become one and the same, while the loss went to zero."""
-    first, last = _outputs(facts)
-    found = progress(facts)
-    if first is None or last is None or found is None or supervised(facts) or len(last.shape) != 2:
+    """Several views of a batch, all of whose outputs point the same way, while the loss went to zero."""
+    last, found = _outputs(facts)[1], progress(facts)
+    if last is None or found is None or supervised(facts) or last.calls < 2 or len(last.shape) != 2:
         return ""
-    if last.shape[0] < 8 or last.shape[1] < 4 or found.end > 0.1 * found.start or not first.rms > 0.0 < last.rms:
+    if last.shape[0] < 8 or last.shape[1] < 4 or found.end > 0.1 * found.start or not last.alignment > 0.995:
         return ""
-    before, now = first.spread / first.rms, last.spread / last.rms
-    if now > 0.05 or now > 0.2 * before:
-        return ""
-    return f"the outputs of a batch differ by {now:.2g} of their size, by {before:.2g} at step {first.step}"
+    return (
+        f"the outputs of all {last.shape[0]} samples of a batch point the same way: the mean of their unit vectors has "
+        f"length {last.alignment:.4f}"
+    )
 
 
 def activation_twice(facts: Facts) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 from typing import final
 
 from steadystep.diagnosis.facts import Facts
@@ -30,6 +30,8 @@ class Progress:
     end: float
     error: float
     """Standard error of the difference."""
+    end_error: float
+    """Standard error of the end."""
     settled: bool
     base: float | None = None
     """Loss of the best constant prediction, where the loss function is known."""
@@ -43,7 +45,7 @@ class Progress:
     @property
     def beats_base(self) -> bool:
         """It is below the loss of the best constant prediction."""
-        return self.base is not None and self.base - self.end > max(_SIGMAS * self.error, _LEAST_GAIN * self.base)
+        return self.base is not None and self.base - self.end > max(_SIGMAS * self.end_error, _LEAST_GAIN * self.base)
 
     @property
     def at_base(self) -> bool:
@@ -63,22 +65,24 @@ def progress(facts: Facts) -> Progress | None:
     first = losses[: max(8, len(losses) // 8)]
     last = losses[-max(16, len(losses) // 4) :]
     base, text = base_level(facts)
+    start, start_error = _start(facts, first)
     return Progress(
-        start=_start(facts, first),
+        start=start,
         end=fmean(last),
-        error=_error(first, last),
+        error=math.hypot(start_error, _error(last)),
+        end_error=_error(last),
         settled=curve.settled,
         base=base,
         base_text=text,
     )
 
 
-def _start(facts: Facts, first: Sequence[float]) -> float:
-    """The mean of the first losses; the very first one where the next ones exploded."""
+def _start(facts: Facts, first: Sequence[float]) -> tuple[float, float]:
+    """The mean of the first losses, and its error; the very first loss where the next ones exploded."""
     very_first, noise = facts.trace.first[0], facts.curve.noise if facts.curve is not None else 0.0
-    if max(first) > max(3.0 * very_first, very_first + 10.0 * noise):
-        return very_first
-    return max(fmean(facts.trace.first), fmean(first))
+    if median(facts.trace.first) > max(3.0 * very_first, very_first + 10.0 * noise):
+        return very_first, noise
+    return max(fmean(facts.trace.first), fmean(first)), _error(first)
 
 
 def is_judged(facts: Facts) -> bool:
@@ -151,5 +155,5 @@ def _parts(facts: Facts) -> Sequence[BatchPart]:
     return () if facts.measured.batch is None else facts.measured.batch.parts
 
 
-def _error(first: Sequence[float], last: Sequence[float]) -> float:
-    return math.hypot(pstdev(first) / math.sqrt(len(first)), pstdev(last) / math.sqrt(len(last)))
+def _error(losses: Sequence[float]) -> float:
+    return pstdev(losses) / math.sqrt(len(losses))

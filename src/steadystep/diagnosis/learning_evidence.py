@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from steadystep.diagnosis.curves import guessing
 from steadystep.diagnosis.facts import Facts, Occurrences, names, told
+from steadystep.diagnosis.learning import learns, progress
 from steadystep.records import DetectorName
 
 _LARGE_UPDATE = 0.1  # of the weights, in one step; a thousandth is usual
@@ -82,6 +83,15 @@ def dead_layer(facts: Facts) -> str:
         return ""
     dead = [name for name, share in zip(probe.modules, probe.dead, strict=False) if share >= 0.99]
     return f"at step {probe.step} almost all units were dead in {names(dead)}" if dead else ""
+
+
+def clipped(facts: Facts) -> str:
+    """Not where the loss falls all the same: for good, or with an optimizer that divides by the gradient's size."""
+    found = progress(facts)
+    gained = found is not None and found.gained and facts.curve is not None and facts.curve.near_best
+    if learns(facts) or (gained and facts.structure.scale_free):
+        return ""
+    return _told(facts.warned.get(DetectorName.CLIP_RATE))
 
 
 def saturated_layer(facts: Facts) -> str:
@@ -194,6 +204,9 @@ def drowned(facts: Facts) -> str:
     """Noise as large as the loss, no progress in it, and updates large enough to follow it."""
     curve, ratio = facts.curve, facts.ratio
     if curve is None or facts.trace.num_updates < _LONG or facts.signed or curve.learned or not curve.settled:
+        return ""
+    found = progress(facts)
+    if found is not None and (found.gained or found.beats_base):
         return ""
     if not 0.0 < curve.late <= curve.noise or ratio is None or not _NOTICEABLE_UPDATE <= ratio < _LARGE_UPDATE:
         return ""

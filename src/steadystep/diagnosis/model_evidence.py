@@ -13,6 +13,7 @@ _HIGH_DROPOUT = 0.9
 _SHRUNK = 0.5
 _LARGE_BIAS = 2.0
 _LONG = 50  # updates
+_BROKEN = ("damaged-weights", "forward-overflow")
 
 
 def never_trained(facts: Facts) -> str:
@@ -133,7 +134,7 @@ def half_weights(facts: Facts) -> str:
     parts = facts.structure
     if not parts.half or learns(facts):
         return ""
-    broken = any(cause.startswith("non-finite") for cause in facts.incidents)
+    broken = any(cause.startswith("non-finite") or cause in _BROKEN for cause in facts.incidents)
     if not broken and not _lost_updates(facts) and stuck(facts) is None:
         return ""
     return f"{parts.half} of {len(parts.trained)} parameters are float16: small updates, and an eps of 1e-8, round to zero"

@@ -37,7 +37,7 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.POOR_INITIALISATION, 2.5, learning_evidence.weights_at_zero),
     EvidenceRule(Cause.LOSS_SCALE_COLLAPSE, 1.0, warned(DetectorName.LOSS_SCALE)),
     EvidenceRule(Cause.GRADIENT_UNDERFLOW, 2.2, learning_evidence.underflow),
-    EvidenceRule(Cause.CLIPPING_TOO_TIGHT, 1.0, _unless_it_learns(warned(DetectorName.CLIP_RATE))),
+    EvidenceRule(Cause.CLIPPING_TOO_TIGHT, 1.0, learning_evidence.clipped),
     EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned(DetectorName.LEARNING_RATE_BOUNDS)),
     EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned(DetectorName.LEARNING_RATE_CREEP)),
     EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned(DetectorName.POISONED_MOMENTS)),

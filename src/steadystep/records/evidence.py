@@ -86,6 +86,10 @@ class OutputStats(Record):
     """How far the sums over the batch are from 1, at most."""
     entropy: float
     """Mean entropy in nats of a softmax over the last dimension; NaN for a single column."""
+    alignment: float = math.nan
+    """Length of the mean of all rows brought to unit length: 1 where all point the same way; NaN for a single column."""
+    calls: int = 1
+    """How often the model was called in this forward pass."""
     losses: tuple[tuple[str, float], ...] = ()
     """Common losses of this output and the tensors of the batch, as in "mse of [1]"."""
     evaluating: bool = False
@@ -136,6 +140,8 @@ class Structure(Record):
     """The largest of all groups."""
     decoupled: bool = False
     """Whether the decay is applied to the weights and not added to the gradient."""
+    scale_free: bool = False
+    """Whether every optimizer divides by the size of the gradient."""
     dropout: float = 0.0
     """The largest dropout probability."""
     dropouts: tuple[str, ...] = ()

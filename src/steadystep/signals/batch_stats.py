@@ -156,17 +156,17 @@ class BatchStatistics:
         self.waiting: list[Tensor] = []
         """One flat tensor for the next host read, when a record is due."""
 
-    def add(self, batch: Any, step: int) -> None:
-        """One more batch; nearly always this does nothing."""
+    def add(self, batch: Any, step: int, *, enough: int = FIRST) -> None:
+        """One more batch; nearly always this does nothing. The first record is made when there are `enough`."""
         self.waiting = []
-        if self._closed or (self._batches >= FIRST and step & (step - 1) and step % 128):
+        if self._closed or (self._batches >= enough and step & (step - 1) and step % 128):
             return
         try:
-            self._add(batch)
+            self._add(batch, enough)
         except Exception:  # why all: a batch that cannot be measured must not cost the step
             self._closed, self.waiting = True, []
 
-    def _add(self, batch: Any) -> None:
+    def _add(self, batch: Any, enough: int) -> None:
         tensors = batch_tensors(batch)
         if not self._batches:
             self._parts = {name: PartStats(name, tensor) for name, tensor in tensors}
@@ -181,7 +181,7 @@ class BatchStatistics:
             part.add(tensor)
         self._shift(list(known.values()))
         self._batches += 1
-        if self._batches >= FIRST:
+        if self._batches >= enough:
             pending = [part.pending() for part in self._parts.values()]
             home = pending[0].device
             shifted = pending[0].new_zeros(1) if self._shifted is None else self._shifted.reshape(1).to(pending[0])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -13,10 +14,13 @@ from steadystep.records import OutputStats
 from steadystep.signals.activations import ForwardHooks, numbers_may_leave, open_modules
 from steadystep.signals.batch_stats import BatchStatistics, batch_tensors
 from steadystep.signals.gradients import Gradients
+from steadystep.signals.loss_calls import LossCalls
 from steadystep.signals.losses import losses_of
 
 _MOST = 1 << 20  # elements of an output that are measured
+_PROBES = 6  # batches that make a record where only those of probes are known
 _MOST_NODES = 20_000  # of the graph that is searched for tensors outside the model
+_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
@@ -38,6 +42,11 @@ class Outputs(ForwardHooks):
         self._shape: tuple[int, ...] = ()
         self._evaluating = False
         self._child: Any = None
+        self._kept: tuple[list[Any], Any] | None = None
+        self._calls = LossCalls()
+        self._count = 0
+        self.heard: Callable[[Any, int], None] = lambda batch, step: None
+        """Told of inputs and targets where the loop gives no batch."""
         self._names: tuple[str, ...] = ()
         self.waiting: list[Tensor] = []
         """One flat tensor for the next host read."""
@@ -48,26 +57,42 @@ class Outputs(ForwardHooks):
         self._batch, self._step = ([] if batch is None else batch_tensors(batch)), step
         with self.watching():
             yield
-        if not self.waiting and self._child is not None:
-            self._see(self._model, [], self._child)
-        self._batch, self._child = [], None
+        kept = self._kept or ([], self._child)
+        target, self._calls.target = self._calls.target, None
+        if not self.waiting and kept[1] is not None:
+            if target is not None and not self._batch:
+                self._batch = [("target", target)]
+                first = next((tensor.detach() for _, tensor in tensors_in(kept[0]) if tensor.dim()), None)
+                self.heard({"target": target} if first is None else {"input": first, "target": target}, step)
+            self._see(self._model, *kept)
+        self._batch, self._child, self._kept = [], None, None
 
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
         self.clear()
         modules = [] if self._closed else open_modules(self._model)
-        if modules:
-            self._handles.append(self._model.register_forward_hook(self._look, with_kwargs=True))
-            self._handles += [child.register_forward_hook(self._keep) for child in self._model.children()]
+        if not modules:
+            return
+        if not self._batch:
+            self._calls.start()
+        self._handles.append(self._model.register_forward_hook(self._look, with_kwargs=True))
+        # why only in training: hooks would take torch's fast path from attention
+        open_ones = [child for child in self._model.children() if child.training or not isinstance(child, _ATTENTION)]
+        self._handles += [child.register_forward_hook(self._keep) for child in open_ones]
         for name, module in modules:
             attention = getattr(module, "self_attn", module)
-            if isinstance(module, _TIME_FIRST) and not getattr(attention, "batch_first", True):
+            if isinstance(module, _TIME_FIRST) and module.training and not getattr(attention, "batch_first", True):
                 self._handles.append(module.register_forward_pre_hook(self._order(name)))
+
+    def stop(self) -> None:
+        """Take the hooks away; what they saw stays."""
+        self._calls.stop()
+        super().stop()
 
     def clear(self) -> None:
         """Take the hooks away and forget what they saw."""
         self.stop()
-        self.waiting, self._misread, self._child = [], [], None
+        self.waiting, self._misread, self._child, self._kept, self._count = [], [], None, None, 0
 
     def _order(self, name: str) -> Callable[[nn.Module, Any], None]:
         def look(_: nn.Module, args: Any) -> None:
@@ -83,8 +108,14 @@ class Outputs(ForwardHooks):
             self._child = output
 
     def _look(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self.waiting and numbers_may_leave():
-            self._see(module, [*args, *kwargs.values()], output)
+        self._count += 1
+        if self.waiting or self._kept is not None or not numbers_may_leave():
+            return
+        given = [*args, *kwargs.values()]
+        if self._batch:
+            self._see(module, given, output)
+        else:
+            self._kept = given, output  # until its target is known
 
     def _see(self, module: nn.Module, given: list[Any], output: Any) -> None:
         try:
@@ -112,7 +143,7 @@ class Outputs(ForwardHooks):
     def read(self, values: Sequence[float]) -> OutputStats:
         """The record, from the numbers that were waiting."""
         self.waiting = []
-        low, high, rms, spread, row, column, entropy, given, *losses = values
+        low, high, rms, spread, row, column, entropy, alignment, given, *losses = values
         return OutputStats(
             step=self._step,
             shape=self._shape,
@@ -124,6 +155,8 @@ class Outputs(ForwardHooks):
             row_error=row,
             column_error=column,
             entropy=entropy,
+            alignment=alignment,
+            calls=max(1, self._count),
             losses=tuple(zip(self._names, losses, strict=True)),
             evaluating=self._evaluating,
             misread=tuple(self._misread),
@@ -138,6 +171,8 @@ class Evidence:
     def __init__(self, outputs: Outputs | None = None) -> None:
         self._batches = BatchStatistics()
         self._outputs = outputs
+        if outputs is not None:
+            outputs.heard = partial(self._batches.add, enough=_PROBES)
 
     def add(self, batch: Any, step: int) -> None:
         """The batch of a step."""
@@ -171,17 +206,19 @@ def _main_tensor(output: Any) -> Tensor | None:
 
 
 def _shape_of_values(values: Tensor) -> list[Tensor]:
-    """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy."""
+    """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy, alignment."""
     low, high = torch.aminmax(values)
     rms = values.square().mean().sqrt()
     unknown = torch.full_like(rms, math.nan)
     if values.dim() < 2:
-        return [low, high, rms, _spread(values), unknown, unknown, unknown]
+        return [low, high, rms, _spread(values), unknown, unknown, unknown, unknown]
     row = (values.sum(-1) - 1.0).abs().amax()
     column = (values.sum(0) - 1.0).abs().amax()
     logs = torch.log_softmax(values, -1)
     entropy = -(logs.exp() * logs).sum(-1).mean() if values.shape[-1] > 1 else unknown
-    return [low, high, rms, _spread(values), row, column, entropy]
+    rows = nn.functional.normalize(values.flatten(0, -2), dim=-1)
+    alignment = rows.mean(0).norm() if values.shape[-1] > 1 else unknown
+    return [low, high, rms, _spread(values), row, column, entropy, alignment]
 
 
 def _spread(values: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ from steadystep._utils.text import plain_name
 from steadystep.records import Structure
 
 _DECOUPLED = ("AdamW", "NAdamW", "Lion", "Adan", "Sophia", "Muon")
+_PLAIN = ("SGD", "ASGD", "LBFGS")
 _PLANNED = ("initial_lr", "max_lr")
 _MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
@@ -32,6 +33,7 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
         rate_zero=tuple(name for name, p in trained if _number(held[id(p)].get("lr", 1.0), 1.0) == 0.0),
         weight_decay=max(decays, default=0.0),
         decoupled=bool(kinds & set(_DECOUPLED)) or any(group.get("decoupled_weight_decay") for _, group in groups),
+        scale_free=not kinds & set(_PLAIN),
         dropout=most,
         dropouts=tuple(name for name, p in dropouts.items() if p == most > 0.0),
         half=sum(p.dtype is float16 for _, p in trained),
