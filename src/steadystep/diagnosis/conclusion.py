@@ -19,7 +19,7 @@ def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
     if live:
         return Diagnosis(evidence=_numbers(facts))
     if found is None or not is_judged(facts):
-        return Diagnosis(evidence=f"no sign of trouble, learning not judged: {_why_not(facts)}; {_numbers(facts)}")
+        return _unjudged(facts)
     if _stands_still(facts, found):
         return Diagnosis(
             cause=Cause.NO_LEARNING.value,
@@ -27,9 +27,9 @@ def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
             advice=advise(Cause.NO_LEARNING, facts.setup),
         )
     if not (found.gained or found.beats_base):
-        return Diagnosis(evidence=f"no sign of trouble, learning not judged: {_why_not(facts)}; {_numbers(facts)}")
+        return _unjudged(facts)
     if not facts.curve.near_best:
-        return Diagnosis(evidence=f"no cause found, but the loss was {facts.curve.best:.4g} at best: {_numbers(facts)}")
+        return _fine(facts, f"no cause found, but the loss was {facts.curve.best:.4g} at best: {_numbers(facts)}")
     return _learns(facts, found)
 
 
@@ -42,12 +42,19 @@ def _stands_still(facts: Facts, found: Progress) -> bool:
 
 def _learns(facts: Facts, found: Progress) -> Diagnosis:
     base = f"; {found.base_text} is {found.base:.4g}" if found.beats_base else ""
+    return _fine(facts, f"{_numbers(facts)}{base}")
+
+
+def _unjudged(facts: Facts) -> Diagnosis:
+    return _fine(facts, f"no sign of trouble, learning not judged: {_why_not(facts)}; {_numbers(facts)}")
+
+
+def _fine(facts: Facts, evidence: str) -> Diagnosis:
     clipped = facts.noted.get(DetectorName.CLIP_RATE)
-    aside = advice = ""
     # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
     if clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL:
-        aside, advice = f"; {told(clipped)}", advise(Cause.CLIPPING_TOO_TIGHT, facts.setup)
-    return Diagnosis(evidence=f"{_numbers(facts)}{base}{aside}", advice=advice)
+        return Diagnosis(evidence=f"{evidence}; {told(clipped)}", advice=advise(Cause.CLIPPING_TOO_TIGHT, facts.setup))
+    return Diagnosis(evidence=evidence)
 
 
 def _why_not(facts: Facts) -> str:

@@ -146,7 +146,7 @@ class Facts:
     """Another network learns in turns with this one: a loss that stands still is a balance."""
     measured: Measured = field(default_factory=Measured)
     """What batches, outputs and parameters have shown."""
-    structure: Structure = Structure()
+    structure: Structure = field(default_factory=Structure)
     """Which parameters are trained and how."""
 
     @property

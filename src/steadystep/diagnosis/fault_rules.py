@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from steadystep.diagnosis import data_evidence, model_evidence
+from steadystep.diagnosis import data_evidence, model_evidence, output_evidence
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import Facts
 
@@ -49,10 +49,10 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.FLAT_REWARD, None, data_evidence.flat_reward, 4.0),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, data_evidence.constant_targets, 3.6),
     _seen(Cause.NO_LEARNING, Fault.UNSHUFFLED_DATA, data_evidence.one_kind_per_batch, 3.5),
-    _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, data_evidence.softmax_over_batch, 3.4),
-    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, data_evidence.wrong_input_of_loss, 3.3),
-    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, data_evidence.activation_twice, 3.2),
-    _seen(Cause.NO_LEARNING, Fault.BATCH_DEPENDENCE, data_evidence.batch_as_time, 3.1),
+    _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.softmax_over_batch, 3.4),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.wrong_input_of_loss, 3.3),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.activation_twice, 3.2),
+    _seen(Cause.NO_LEARNING, Fault.BATCH_DEPENDENCE, output_evidence.batch_as_time, 3.1),
     _seen(Cause.NO_LEARNING, Fault.EVAL_MODE, model_evidence.in_eval_mode, 3.0),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_INPUTS, data_evidence.constant_inputs, 2.9),
     _seen(Cause.NO_LEARNING, Fault.WRONG_OPTIMIZER_PARAMS, model_evidence.in_no_optimizer, 2.8),
@@ -60,7 +60,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.rate_of_zero, 2.6),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_dropout, 2.5),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_decay, 2.4),
-    _seen(Cause.NO_LEARNING, Fault.OUTPUT_INDEPENDENT_OF_INPUT, data_evidence.constant_outputs, 2.3),
+    _seen(Cause.NO_LEARNING, Fault.OUTPUT_INDEPENDENT_OF_INPUT, output_evidence.constant_outputs, 2.3),
     _seen(Cause.ZERO_GRADIENT, Fault.FROZEN_PARAMETERS, model_evidence.never_trained, 2.5),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.schedule_stays_at_zero),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.schedule_ends_early),
@@ -77,11 +77,9 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, data_evidence.collapsed),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, data_evidence.ended_above_start),
     EvidenceRule(Cause.LEARNING_RATE_TOO_LOW, 1.2, data_evidence.small_updates),
-    EvidenceRule(Cause.NO_LEARNING, 1.4, data_evidence.out_of_reach, fault=Fault.WRONG_LOSS),
-    EvidenceRule(Cause.NO_LEARNING, 1.4, data_evidence.negative_loss, fault=Fault.WRONG_LOSS),
-    EvidenceRule(
-        Cause.NO_LEARNING, 1.2, data_evidence.collapsed_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT
-    ),
+    EvidenceRule(Cause.NO_LEARNING, 1.4, output_evidence.out_of_reach, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.NO_LEARNING, 1.4, output_evidence.negative_loss, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.NO_LEARNING, 1.2, output_evidence.collapsed_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
     EvidenceRule(Cause.SUSPICIOUS_PERFECTION, 1.2, data_evidence.leaked_target, fault=Fault.TARGET_LEAK),
     EvidenceRule(Cause.NO_LEARNING, 1.1, model_evidence.mostly_frozen, fault=Fault.FROZEN_PARAMETERS),
     EvidenceRule(Cause.NO_LEARNING, 1.0, data_evidence.unrelated_targets, fault=Fault.LABELS_SHUFFLED),

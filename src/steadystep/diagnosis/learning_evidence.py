@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from steadystep.diagnosis.curves import guessing
 from steadystep.diagnosis.facts import Facts, Occurrences, names, told
-from steadystep.diagnosis.learning import learns, progress
+from steadystep.diagnosis.learning import progress
 from steadystep.records import DetectorName
 
 _LARGE_UPDATE = 0.1  # of the weights, in one step; a thousandth is usual
@@ -86,10 +86,10 @@ def dead_layer(facts: Facts) -> str:
 
 
 def clipped(facts: Facts) -> str:
-    """Not where the loss falls all the same: for good, or with an optimizer that divides by the gradient's size."""
+    """Not where the loss falls with an optimizer that divides by the size of the gradient."""
     found = progress(facts)
     gained = found is not None and found.gained and facts.curve is not None and facts.curve.near_best
-    if learns(facts) or (gained and facts.structure.scale_free):
+    if gained and facts.structure.scale_free:
         return ""
     return _told(facts.warned.get(DetectorName.CLIP_RATE))
 

@@ -1,4 +1,4 @@
-"""Signs in the model and its optimizer: what is not trained and why, rates, decay, dropout, modes, the first weights."""
+"""Signs in the model and its optimizer: what is not trained and why, rates, decay, dropout, mode, first weights."""
 
 from statistics import median
 
@@ -89,7 +89,8 @@ def schedule_ends_early(facts: Facts) -> str:
     if len(gone) < 0.5 * len(lrs) or lrs[-1] >= _NO_RATE * highest:
         return ""
     step = facts.trace.steps[len(lrs) - len(gone)]
-    return f"the learning rate fell from {highest:.3g} to {lrs[-1]:.3g} and has been below {_NO_RATE * highest:.1g} since step {step}"
+    low = f"below {_NO_RATE * highest:.1g} since step {step}"
+    return f"the learning rate fell from {highest:.3g} to {lrs[-1]:.3g} and has been {low}"
 
 
 def strong_dropout(facts: Facts) -> str:
@@ -126,7 +127,8 @@ def in_eval_mode(facts: Facts) -> str:
     trail = facts.measured.outputs
     if trail.count < _ENOUGH_PROBES or trail.evaluating < trail.count or not facts.structure.modes or learns(facts):
         return ""
-    return f"the model was in evaluation mode at all {trail.count} probes: {facts.structure.modes} of its modules differ then"
+    modes = facts.structure.modes
+    return f"the model was in evaluation mode at all {trail.count} probes: {modes} of its modules differ then"
 
 
 def half_weights(facts: Facts) -> str:
@@ -137,7 +139,9 @@ def half_weights(facts: Facts) -> str:
     broken = any(cause.startswith("non-finite") or cause in _BROKEN for cause in facts.incidents)
     if not broken and not _lost_updates(facts) and stuck(facts) is None:
         return ""
-    return f"{parts.half} of {len(parts.trained)} parameters are float16: small updates, and an eps of 1e-8, round to zero"
+    return (
+        f"{parts.half} of {len(parts.trained)} parameters are float16: small updates, and an eps of 1e-8, round to zero"
+    )
 
 
 def large_biases(facts: Facts) -> str:

@@ -17,6 +17,7 @@ from steadystep.diagnosis.learning import supervised
 from steadystep.diagnosis.learning_evidence import noted, warned
 from steadystep.records import DetectorName, Diagnosis
 
+
 def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
     """Units that rest are no fault where the loss has been halved without them."""
     return lambda facts: "" if step_size_evidence.learns(facts) else sign(facts)

@@ -157,9 +157,7 @@ class RunHistory:
     ['healthy']
     """
 
-    def __init__(
-        self, setup: Setup = UNKNOWN_SETUP, structure: Callable[[], Structure] = Structure
-    ) -> None:
+    def __init__(self, setup: Setup = UNKNOWN_SETUP, structure: Callable[[], Structure] = Structure) -> None:
         self._setup = setup
         self._structure = structure
         self._measured = Measured()

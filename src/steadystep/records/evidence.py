@@ -1,4 +1,4 @@
-"""MEASURE, now and then: what the batches, the outputs and the parameters of a run look like. Evidence, never an alarm."""
+"""MEASURE, at a cadence: batches, outputs and parameters of a run. Evidence for a diagnosis, never an alarm."""
 
 import math
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ class OutputStats(Record):
     entropy: float
     """Mean entropy in nats of a softmax over the last dimension; NaN for a single column."""
     alignment: float = math.nan
-    """Length of the mean of all rows brought to unit length: 1 where all point the same way; NaN for a single column."""
+    """Length of the mean of all rows as unit vectors: 1 where all point the same way; NaN for a single column."""
     calls: int = 1
     """How often the model was called in this forward pass."""
     losses: tuple[tuple[str, float], ...] = ()

@@ -1,7 +1,8 @@
-"""The tensors of the batches: how they vary inside a batch and between batches, as far as numbers on the device tell."""
+"""The tensors of the batches: how they vary inside a batch and from batch to batch."""
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, final
 
@@ -26,8 +27,9 @@ def batch_tensors(batch: Any) -> list[tuple[str, Tensor]]:
     """The first tensors of a batch that can be measured, by name."""
     found = []
     for name, tensor in tensors_in(batch, most_parts=64):
-        if tensor.dim() and is_readable(tensor) and not tensor.is_complex():
-            found.append((name, tensor.detach()))
+        with suppress(Exception):  # why all: a subclass may refuse any operation
+            if tensor.dim() and is_readable(tensor) and not tensor.is_complex():
+                found.append((name, tensor.detach()))
     return found[:_MOST_PARTS]
 
 
@@ -206,5 +208,5 @@ class BatchStatistics:
 
 
 def _entropy(counts: Tensor) -> Tensor:
-    share = counts / counts.sum().clamp(min=1.0)
-    return torch.special.entr(share).sum()
+    entropy: Tensor = torch.special.entr(counts / counts.sum().clamp(min=1.0)).sum()
+    return entropy

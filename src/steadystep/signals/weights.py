@@ -60,7 +60,6 @@ class WeightNorms:
             self._wanted = False
             return []
 
-
     @torch.no_grad()
     def begin(self) -> list[Tensor]:
         """RMS and standard deviation of each tensor, once, before the first update."""
