@@ -4,8 +4,8 @@
     python -m benchmarks.faulty_programs.judge examine --half develop     # with experiments after the run
     python -m benchmarks.faulty_programs.judge untrained --half develop   # with experiments on an untrained job
 
-The protocol is in the README of this folder. A cause counts for a label as `MEANS` says. "no-learning" by itself never does:
-it has to say why (`Diagnosis.fault`).
+The protocol is in the README of this folder. A cause counts for a label as `MEANS` says. "no-learning" by itself never
+does: it has to say why (`Diagnosis.fault`).
 """
 
 import argparse

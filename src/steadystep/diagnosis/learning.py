@@ -104,13 +104,15 @@ def target(facts: Facts) -> BatchPart | None:
     """The targets: what the loss was found to be of, else what is called so, else the last of several tensors."""
     parts = _parts(facts)
     _, name = facts.measured.outputs.loss
-    found = [p for p in parts if p.name == name] or [p for p in parts if plain(p.name) in _TARGETS]
+    if name:
+        return next((part for part in parts if part.name == name), None)
+    found = [part for part in parts if plain(part.name) in _TARGETS]
     return found[0] if found else (parts[-1] if len(parts) > 1 else None)
 
 
 def supervised(facts: Facts) -> bool:
-    """Whether the loss is known to compare the output with a tensor of the batch."""
-    return bool(facts.measured.outputs.loss[0]) and not is_policy(facts)
+    """Whether the loss is known to compare the output with a tensor of the batch, and with no adversary's."""
+    return bool(facts.measured.outputs.loss[0]) and not is_policy(facts) and not facts.opposed
 
 
 def learns(facts: Facts) -> bool:
@@ -127,6 +129,13 @@ def stuck(facts: Facts) -> Progress | None:
     if found is None or found.beats_base or facts.trace.num_updates < JUDGED_AFTER:
         return None
     return found if found.at_base or not found.gained else None
+
+
+def below_constant(facts: Facts) -> bool:
+    """Whether the loss is known to be no better than the best constant prediction, moving or not."""
+    found = progress(facts)
+    late = facts.trace.num_updates >= JUDGED_AFTER
+    return found is not None and found.base is not None and not found.beats_base and late
 
 
 def base_level(facts: Facts) -> tuple[float | None, str]:

@@ -193,6 +193,9 @@ def hardly_moves(facts: Facts) -> str:
         return ""
     if curve.start - curve.best > 0.02 * abs(curve.start) + curve.noise:
         return ""
+    found = progress(facts)
+    if found is not None and found.beats_base:  # a fine-tune that begins at its floor
+        return ""
     lr = max(facts.trace.lrs)
     return (
         f"in {updates} updates the loss went from {curve.start:.4g} to {curve.late:.4g}; an update changes the "

@@ -4,7 +4,7 @@ from statistics import median
 
 from steadystep.diagnosis.curves import is_bias
 from steadystep.diagnosis.facts import Facts, names
-from steadystep.diagnosis.learning import JUDGED_AFTER, is_judged, learns, progress, stuck
+from steadystep.diagnosis.learning import JUDGED_AFTER, below_constant, is_judged, learns, progress, stuck
 
 _ENOUGH_PROBES = 3
 _MANY = 1 / 3  # of the trained tensors
@@ -160,7 +160,7 @@ def equal_weights(facts: Facts) -> str:
         return ""
     columns = [(n, rms, std) for n, rms, std in zip(first.names, first.rms, first.std, strict=False) if not is_bias(n)]
     equal = [n for n, rms, std in columns if std <= 1e-6 * rms and rms > 0.0]
-    if not equal or 2 * len(equal) < len(columns) or stuck(facts) is None:
+    if not equal or 2 * len(equal) < len(columns) or not (stuck(facts) or below_constant(facts)):
         return ""
     return f"all elements of {len(equal)} of {len(columns)} weights were equal before the first update ({names(equal)})"
 

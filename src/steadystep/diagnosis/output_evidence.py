@@ -89,7 +89,7 @@ def negative_loss(facts: Facts) -> str:
         return ""
     if len(losses) < 64 or max(facts.trace.first) >= 0.0 or max(losses[-16:]) >= 0.0:
         return ""
-    if curve.start - curve.late > max(3.0 * curve.noise, 0.1 * abs(curve.start)):
+    if curve.start - curve.late > curve.noise:
         return ""
     return f"the loss of this classifier is negative: {curve.start:.4g} at the start, {curve.late:.4g} now"
 

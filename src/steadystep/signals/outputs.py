@@ -57,15 +57,21 @@ class Outputs(ForwardHooks):
         self._batch, self._step = ([] if batch is None else batch_tensors(batch)), step
         with self.watching():
             yield
-        kept = self._kept or ([], self._child)
         target, self._calls.target = self._calls.target, None
-        if not self.waiting and kept[1] is not None:
-            if target is not None and not self._batch:
-                self._batch = [("target", target)]
-                first = next((tensor.detach() for _, tensor in tensors_in(kept[0]) if tensor.dim()), None)
-                self.heard({"target": target} if first is None else {"input": first, "target": target}, step)
-            self._see(self._model, *kept)
+        given, output = self._kept or ([], self._child)
+        if output is not None:
+            self._hear(given, target)
+            self._see(self._model, given, output)
         self._batch, self._child, self._kept = [], None, None
+
+    def _hear(self, given: list[Any], target: Tensor | None) -> None:
+        """The target of the loss, where it is not in the batch."""
+        if target is None or any(tensor.data_ptr() == target.data_ptr() for _, tensor in self._batch):
+            return
+        if not self._batch:
+            first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
+            self.heard({"target": target} if first is None else {"input": first, "target": target}, self._step)
+        self._batch.append(("['target']", target))
 
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
@@ -73,8 +79,7 @@ class Outputs(ForwardHooks):
         modules = [] if self._closed else open_modules(self._model)
         if not modules:
             return
-        if not self._batch:
-            self._calls.start()
+        self._calls.start()
         self._handles.append(self._model.register_forward_hook(self._look, with_kwargs=True))
         # why only in training: hooks would take torch's fast path from attention
         open_ones = [child for child in self._model.children() if child.training or not isinstance(child, _ATTENTION)]
@@ -107,15 +112,11 @@ class Outputs(ForwardHooks):
         if not self.waiting and numbers_may_leave():
             self._child = output
 
-    def _look(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _look(self, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._count += 1
         if self.waiting or self._kept is not None or not numbers_may_leave():
             return
-        given = [*args, *kwargs.values()]
-        if self._batch:
-            self._see(module, given, output)
-        else:
-            self._kept = given, output  # until its target is known
+        self._kept = [*args, *kwargs.values()], output  # until its target is known
 
     def _see(self, module: nn.Module, given: list[Any], output: Any) -> None:
         try:
@@ -216,8 +217,9 @@ def _shape_of_values(values: Tensor) -> list[Tensor]:
     column = (values.sum(0) - 1.0).abs().amax()
     logs = torch.log_softmax(values, -1)
     entropy = -(logs.exp() * logs).sum(-1).mean() if values.shape[-1] > 1 else unknown
-    rows = nn.functional.normalize(values.flatten(0, -2), dim=-1)
-    alignment = rows.mean(0).norm() if values.shape[-1] > 1 else unknown
+    rows = values.flatten(0, -2)
+    units = rows * rows.square().sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
+    alignment = units.mean(0).square().sum().sqrt() if values.shape[-1] > 1 else unknown
     return [low, high, rms, _spread(values), row, column, entropy, alignment]
 
 
