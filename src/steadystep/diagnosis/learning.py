@@ -103,8 +103,8 @@ def reward(facts: Facts) -> BatchPart | None:
 def target(facts: Facts) -> BatchPart | None:
     """The targets: what the loss was found to be of, else what is called so, else the last of several tensors."""
     parts = _parts(facts)
-    _, name = facts.measured.outputs.loss
-    if name:
+    kind, name = facts.measured.outputs.loss
+    if kind:
         return next((part for part in parts if part.name == name), None)
     found = [part for part in parts if plain(part.name) in _TARGETS]
     return found[0] if found else (parts[-1] if len(parts) > 1 else None)

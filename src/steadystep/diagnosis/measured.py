@@ -79,7 +79,7 @@ class OutputTrail:
 class Measured:
     """Evidence besides the curves; what is measured once is kept, what is measured again is replaced."""
 
-    __slots__ = ("_done", "_looks", "batch", "early", "initial", "outputs", "rewarded", "touched", "updated")
+    __slots__ = ("_looks", "batch", "done", "early", "initial", "outputs", "rewarded", "touched", "updated")
 
     def __init__(self) -> None:
         self.batch: BatchStats | None = None
@@ -94,7 +94,8 @@ class Measured:
         self.rewarded = False
         """A reward was given with `metrics=`: the level of the loss says little."""
         self._looks = 0
-        self._done: Sequence[str] | None = None
+        self.done: Sequence[str] | None = None
+        """Names of the last gradients, where all of them are among the touched."""
 
     def add(self, signals: Signals, *, stepped: bool) -> None:
         """One attempt; nearly always a few comparisons."""
@@ -115,12 +116,12 @@ class Measured:
             self._touch(signals.names, signals.norms)
 
     def _touch(self, names: Sequence[str], norms: Sequence[float]) -> None:
-        if names is self._done:  # why by identity: it is the same tuple while all of them have gradients
+        if names is self.done:  # why by identity: it is the same tuple while all of them have gradients
             return
         self._looks += 1
         if self._looks <= _OFTEN or not self._looks % _SELDOM:
             self.touched.update(name for name, norm in zip(names, norms, strict=False) if norm > 0.0)
-            self._done = names if self.touched.issuperset(names) else None
+            self.done = names if self.touched.issuperset(names) else None
 
     def untouched(self, structure: Structure) -> tuple[str, ...]:
         """Trained parameters that have never had a gradient."""

@@ -186,7 +186,10 @@ class RunHistory:
             self._layers.add(signals.probe)
         if signals.inputs is not None:
             self._inputs = signals.inputs
-        self._measured.add(signals, stepped=stepped)
+        measured = self._measured
+        rare = signals.probe or signals.outputs or signals.batch
+        if signals.names is not measured.done or rare is not None:
+            measured.add(signals, stepped=stepped)
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """Return the causes for the run so far, the most likely first; one "healthy" if there is none."""

@@ -1,7 +1,7 @@
 """The one look: everything a step is judged by, in one pass over the gradients and one transfer to the host."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, final
 
@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 
 from steadystep._utils.tensors import Layout, measure
 from steadystep.records import WEIGHTS_EVERY, Signals
+from steadystep.signals.batch_stats import FIRST
 from steadystep.signals.batches import Inputs, Metrics, as_numbers, batch_is_finite, batch_rms
 from steadystep.signals.gradients import Gradients, GradientView
 from steadystep.signals.outputs import Evidence
 from steadystep.signals.probes import UpdateProbes
-from steadystep.signals.transfer import Transfer
+from steadystep.signals.transfer import read_mixed
 from steadystep.signals.weights import OFFSET, StatePeaks, WeightNorms
 from steadystep.snapshots.buffers import Buffers
 
@@ -25,6 +26,52 @@ _NO_METRICS: dict[str, float] = {}
 _NOTHING = slice(0, 0)
 _NO_BUFFERS: tuple[list[str], slice, slice] = ([], _NOTHING, _NOTHING)
 _ANNOUNCING = ("initial_lr", "max_lr")
+
+
+@final
+class Transfer:
+    """One read for many numbers: `add` says where each will be, `read` brings them.
+
+    >>> transfer = Transfer([torch.tensor(1.0), torch.tensor(2.0)])
+    >>> losses = transfer.add([torch.tensor(3.0)])
+    >>> values = transfer.read()
+    >>> values[:2], values[losses]
+    ([1.0, 2.0], [3.0])
+    """
+
+    __slots__ = ("_scalars", "together")
+
+    def __init__(self, first: Iterable[Tensor] = (), second: Iterable[Tensor] = ()) -> None:
+        self._scalars: list[Tensor] = [*first, *second]
+        self.together: Tensor | None = None
+        """After `read`, all of them side by side on their device; None where they were on several."""
+
+    def __len__(self) -> int:
+        return len(self._scalars)
+
+    def add(self, scalars: Iterable[Tensor]) -> slice:
+        """Tensors of no dimension; the place they will have in what `read` returns."""
+        start = len(self._scalars)
+        self._scalars.extend(scalars)
+        return slice(start, len(self._scalars))
+
+    def read(self, flat: Sequence[Tensor] = ()) -> list[float]:
+        """All of them, then the elements of `flat`, tensors of one dimension each."""
+        scalars = self._scalars
+        if not scalars:
+            return []
+        try:
+            self.together = torch.stack(scalars)
+        except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
+            return read_mixed(scalars, flat)
+        return _read(self.together, flat)
+
+
+def _read(together: Tensor, flat: Sequence[Tensor]) -> list[float]:
+    if flat:
+        together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
+    values: list[float] = together.tolist()  # sync: once per look
+    return values
 
 
 class Announces(Protocol):
@@ -97,8 +144,7 @@ class Measurer:
             refused_in_a_row=refused_in_a_row,
             **read,
         )
-        # why the dtype: a loss of another one has promoted them
-        together = transfer.together
+        together = transfer.together  # why the dtype below: a loss of another one has promoted them
         stacked = (
             together[: len(norms)] if together is not None and norms and together.dtype == norms[0].dtype else None
         )
@@ -207,7 +253,8 @@ class Measurer:
     def _size_of(self, batches: list[Any], device: torch.device, step: int) -> tuple[Tensor | None, bool]:
         """A number for the size of the batch, and whether it can be read without a transfer."""
         self._inputs.add(batches[0])
-        self._evidence.add(batches[0], step)
+        if step < FIRST or not step & (step - 1) or not step % 128:
+            self._evidence.add(batches[0], step)
         size = batch_rms(batches[0])
         # why: a batch that is still on the host costs no transfer; one on another device rides along after all
         return size, size is not None and size.device.type == "cpu" != device.type

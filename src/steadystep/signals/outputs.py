@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, final
 
@@ -47,6 +47,8 @@ class Outputs(ForwardHooks):
         self._count = 0
         self.heard: Callable[[Any, int], None] = lambda batch, step: None
         """Told of inputs and targets where the loop gives no batch."""
+        self.seen: Callable[[], None] = lambda: None
+        """Told when a forward pass has been measured."""
         self._names: tuple[str, ...] = ()
         self.waiting: list[Tensor] = []
         """One flat tensor for the next host read."""
@@ -55,18 +57,22 @@ class Outputs(ForwardHooks):
     def seeing(self, batch: Any, step: int) -> Iterator[None]:
         """Around the forward pass of `step` on `batch`."""
         self._batch, self._step = ([] if batch is None else batch_tensors(batch)), step
-        with self.watching():
-            yield
-        target, self._calls.target = self._calls.target, None
-        given, output = self._kept or ([], self._child)
-        if output is not None:
-            self._hear(given, target)
-            self._see(self._model, given, output)
-        self._batch, self._child, self._kept = [], None, None
+        try:
+            with self.watching():
+                yield
+            target, self._calls.target = self._calls.target, None
+            given, output = self._kept or ([], self._child)
+            if output is not None:
+                with suppress(Exception):  # why all: it must not cost the step
+                    self._hear(given, target)
+                self._see(self._model, given, output)
+            self.seen()
+        finally:
+            self._batch, self._child, self._kept, self._calls.target = [], None, None, None
 
     def _hear(self, given: list[Any], target: Tensor | None) -> None:
         """The target of the loss, where it is not in the batch."""
-        if target is None or any(tensor.data_ptr() == target.data_ptr() for _, tensor in self._batch):
+        if self._closed or target is None or any(tensor.data_ptr() == target.data_ptr() for _, tensor in self._batch):
             return
         if not self._batch:
             first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
@@ -172,18 +178,20 @@ class Evidence:
     def __init__(self, outputs: Outputs | None = None) -> None:
         self._batches = BatchStatistics()
         self._outputs = outputs
+        self.waiting: list[Tensor] = []
+        """Flat tensors for the next host read, in the order `read` wants them."""
         if outputs is not None:
             outputs.heard = partial(self._batches.add, enough=_PROBES)
+            outputs.seen = self._gather
 
     def add(self, batch: Any, step: int) -> None:
         """The batch of a step."""
         self._batches.add(batch, step)
+        self._gather()
 
-    @property
-    def waiting(self) -> list[Tensor]:
-        """Flat tensors for the next host read, in the order `read` wants them."""
-        seen = self._outputs.waiting if self._outputs is not None else []
-        return [*seen, *self._batches.waiting] if seen or self._batches.waiting else []
+    def _gather(self) -> None:
+        seen = [] if self._outputs is None else self._outputs.waiting
+        self.waiting = [*seen, *self._batches.waiting]
 
     def read(self, values: Sequence[float]) -> dict[str, Any]:
         """Fields of `Signals`, from the numbers that were waiting."""
@@ -193,6 +201,7 @@ class Evidence:
             found["outputs"], values = self._outputs.read(values[:end]), values[end:]
         if self._batches.waiting:
             found["batch"] = self._batches.read(values)
+        self.waiting = []
         return found
 
 
