@@ -114,7 +114,9 @@ def answer(how: str, program: Program, faulty: bool, seed: int) -> Answer:
             else:
                 said = guard.diagnose()
     except steadystep.SteadystepError as error:
-        said = (Diagnosis(cause="error", evidence=f"{type(error).__name__}: {error}"),)
+        # why a fault: the message names it, before the first step
+        fault = "wrong-optimizer-params" if "none of this model's parameters" in str(error) else ""
+        said = (Diagnosis(cause="error", fault=fault, evidence=f"{type(error).__name__}: {error}"),)
     told = tuple((d.cause, getattr(d, "fault", ""), d.evidence) for d in said)
     return Answer(program=program.name, faulty=faulty, seed=seed, said=told, seconds=seconds)
 

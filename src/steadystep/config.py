@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from steadystep._deprecated import new_settings
 from steadystep._utils.settings import (
     Count,
+    MixedPrecision,
     Number,
     Settings,
     Switch,
@@ -58,9 +59,7 @@ class TrainingSettings(Settings):
         default_factory=dict, description="arguments of the schedule, such as power or num_cycles"
     )
     fp32_modules: tuple[str, ...] = Field((), description="name globs of modules kept in fp32 under mixed precision")
-    mixed_precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="fp16 uses a loss scaler; bf16 needs none"
-    )
+    mixed_precision: MixedPrecision = Field("fp32", description="fp16 uses a loss scaler; bf16 needs none")
     autocast: Switch = Field(True, description="false: your own code calls autocast")
     split_when_out_of_memory: Switch = Field(
         True, description="on out of memory, split the batch= of step() and retry; false: raise the error"

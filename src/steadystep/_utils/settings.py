@@ -3,7 +3,7 @@
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -24,6 +24,12 @@ def _only_bool(value: object) -> object:
     raise ValueError("expected true or false")
 
 
+def _precision(value: object) -> object:
+    """Accelerate says "no" where we say "fp32", and YAML reads no as false."""
+    return "fp32" if value == "no" or value is False else value
+
+
+MixedPrecision = Annotated[Literal["fp32", "bf16", "fp16"], BeforeValidator(_precision)]
 Switch = Annotated[bool, BeforeValidator(_only_bool)]
 Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_no_bool)]

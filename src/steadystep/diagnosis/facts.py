@@ -7,7 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Self, final
 
 from steadystep.diagnosis.curves import LossCurve, is_bias
-from steadystep.records import ActionName, Finding, InputStats, Plan, Probe
+from steadystep.diagnosis.measured import Measured
+from steadystep.records import ActionName, Finding, InputStats, Plan, Probe, Structure
 
 _MOST_NAMES = 64
 
@@ -143,6 +144,10 @@ class Facts:
     setup: Setup = UNKNOWN_SETUP
     opposed: bool = False
     """Another network learns in turns with this one: a loss that stands still is a balance."""
+    measured: Measured = field(default_factory=Measured)
+    """What batches, outputs and parameters have shown."""
+    structure: Structure = field(default_factory=Structure)
+    """Which parameters are trained and how."""
 
     @property
     def going_well(self) -> bool:
@@ -187,10 +192,14 @@ class Facts:
         return () if self.probe is None else tuple(n for n in self.probe.names if not is_bias(n))
 
     def weights_above(self, rms: float) -> tuple[str, ...]:
-        """Weights that were larger than this at the first probe, biases aside."""
-        if self.first_probe is None:
+        """Weights that were larger than this before the first update, else at the first probe, biases aside."""
+        initial, probe = self.measured.initial, self.first_probe
+        if initial is not None:
+            sizes = zip(initial.names, initial.rms, strict=False)
+        elif probe is not None:
+            sizes = zip(probe.names, probe.weight_rms, strict=False)
+        else:
             return ()
-        sizes = zip(self.first_probe.names, self.first_probe.weight_rms, strict=False)
         return tuple(n for n, size in sizes if size > rms and not is_bias(n))
 
     @property

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from steadystep.diagnosis.curves import guessing
 from steadystep.diagnosis.facts import Facts, Occurrences, names, told
+from steadystep.diagnosis.learning import progress
 from steadystep.records import DetectorName
 
 _LARGE_UPDATE = 0.1  # of the weights, in one step; a thousandth is usual
@@ -84,6 +85,15 @@ def dead_layer(facts: Facts) -> str:
     return f"at step {probe.step} almost all units were dead in {names(dead)}" if dead else ""
 
 
+def clipped(facts: Facts) -> str:
+    """Not where the loss falls with an optimizer that divides by the size of the gradient."""
+    found = progress(facts)
+    gained = found is not None and found.gained and facts.curve is not None and facts.curve.near_best
+    if gained and facts.structure.scale_free:
+        return ""
+    return _told(facts.warned.get(DetectorName.CLIP_RATE))
+
+
 def saturated_layer(facts: Facts) -> str:
     """A sigmoid or tanh that is mostly flat."""
     probe = facts.probe
@@ -135,10 +145,21 @@ def guesses(facts: Facts) -> str:
     quiet = curve.noise < 0.03 * curve.late and curve.highest - curve.lowest < 0.5 * curve.late
     if classes is None or not (quiet and curve.settled and curve.start - curve.late < 0.25 * curve.late):
         return ""
+    if not _may_be_classes(facts, classes):
+        return ""
     return (
         f"the loss began at {curve.start:.4g} and stays at {curve.late:.4g}, which is ln {classes}: the loss of "
         f"guessing among {classes} classes; an update changes the weights by {ratio:.1e} of their size"
     )
+
+
+def _may_be_classes(facts: Facts, classes: int) -> bool:
+    """Whether the outputs have so many columns, or two values where they have one; true where they are unknown."""
+    last = facts.measured.outputs.last
+    if last is None:
+        return True
+    columns = last.shape[-1] if len(last.shape) > 1 else 1
+    return classes in last.shape[1:] or (classes == 2 and (columns == 1 or bool(facts.measured.outputs.loss[0])))
 
 
 def piles_up(facts: Facts) -> str:
@@ -172,6 +193,9 @@ def hardly_moves(facts: Facts) -> str:
         return ""
     if curve.start - curve.best > 0.02 * abs(curve.start) + curve.noise:
         return ""
+    found = progress(facts)
+    if found is not None and found.beats_base:  # a fine-tune that begins at its floor
+        return ""
     lr = max(facts.trace.lrs)
     return (
         f"in {updates} updates the loss went from {curve.start:.4g} to {curve.late:.4g}; an update changes the "
@@ -183,6 +207,9 @@ def drowned(facts: Facts) -> str:
     """Noise as large as the loss, no progress in it, and updates large enough to follow it."""
     curve, ratio = facts.curve, facts.ratio
     if curve is None or facts.trace.num_updates < _LONG or facts.signed or curve.learned or not curve.settled:
+        return ""
+    found = progress(facts)
+    if found is not None and (found.gained or found.beats_base):
         return ""
     if not 0.0 < curve.late <= curve.noise or ratio is None or not _NOTICEABLE_UPDATE <= ratio < _LARGE_UPDATE:
         return ""

@@ -5,37 +5,17 @@ more is enough by itself, and signs that healthy runs show too stay below 1 and 
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import final
 
 from steadystep.diagnosis import learning_evidence, step_size_evidence
 from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.conclusion import conclude
 from steadystep.diagnosis.facts import Facts, told
+from steadystep.diagnosis.fault_rules import FAULT_RULES, EvidenceRule, EvidenceTest
+from steadystep.diagnosis.learning import supervised
 from steadystep.diagnosis.learning_evidence import noted, warned
 from steadystep.records import DetectorName, Diagnosis
-
-EvidenceTest = Callable[[Facts], str]
-"""Evidence in words; an empty string when there is none."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class EvidenceRule:
-    """One row of the table."""
-
-    cause: Cause
-    weight: float
-    sign: EvidenceTest
-    forgivable: bool = False
-    """Counts half in a run that is going well all the same."""
-    level: bool = False
-    """Goes by the level of the loss.
-
-    A target network, an adversary or growing targets raise it too, so by itself such a sign blames nothing: it takes
-    one of another kind beside it, or a finding that older weights have confirmed.
-    """
 
 
 def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
@@ -58,7 +38,7 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.POOR_INITIALISATION, 2.5, learning_evidence.weights_at_zero),
     EvidenceRule(Cause.LOSS_SCALE_COLLAPSE, 1.0, warned(DetectorName.LOSS_SCALE)),
     EvidenceRule(Cause.GRADIENT_UNDERFLOW, 2.2, learning_evidence.underflow),
-    EvidenceRule(Cause.CLIPPING_TOO_TIGHT, 1.0, warned(DetectorName.CLIP_RATE)),
+    EvidenceRule(Cause.CLIPPING_TOO_TIGHT, 1.0, learning_evidence.clipped),
     EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned(DetectorName.LEARNING_RATE_BOUNDS)),
     EvidenceRule(Cause.SCHEDULE_ERROR, 1.0, warned(DetectorName.LEARNING_RATE_CREEP)),
     EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned(DetectorName.POISONED_MOMENTS)),
@@ -149,40 +129,77 @@ CONSEQUENCES: dict[Cause, set[Cause]] = {
 _ENOUGH = 1.0
 _INCIDENT = 1.2
 _FORGIVEN = 0.5
-_NEARLY_ALL = 0.95  # of the gradients
 
 
-def rank(facts: Facts) -> tuple[Diagnosis, ...]:
-    """Every cause with enough against it, or the one diagnosis "healthy"."""
-    scores: dict[Cause, float] = {}
-    blamed: set[Cause] = set()
-    evidence: dict[Cause, dict[str, str]] = {}
+def rank(facts: Facts, *, live: bool = False) -> tuple[Diagnosis, ...]:
+    """Every cause with enough against it, else what can be said of a run without one.
 
-    def count(cause: Cause, weight: float, text: str) -> None:
-        scores[cause] = scores.get(cause, 0.0) + weight
-        evidence.setdefault(cause, {}).setdefault(text.rpartition(",")[0] or text, text)  # the same thing only once
-
+    Args:
+        facts: what is known about the run.
+        live: the run is under way and nobody has asked: leave out rules that need the whole run.
+    """
+    book = _Book()
     for name, seen in facts.incidents.items():
-        blamed.add(Cause(name))
-        count(Cause(name), _INCIDENT + 0.1 * min(math.log2(seen.count), 5.0), told(seen))
-    for rule in EVIDENCE_RULES:
+        book.blamed.add(Cause(name))
+        book.count(Cause(name), _INCIDENT + 0.1 * min(math.log2(seen.count), 5.0), told(seen))
+    level_counts = not live and supervised(facts)
+    for rule in EVIDENCE_RULES if live else (*EVIDENCE_RULES, *FAULT_RULES):
         text = rule.sign(facts)
         if text:
-            blamed |= set() if rule.level else {rule.cause}
-            forgiven = rule.forgivable and facts.going_well
-            count(rule.cause, rule.weight * (_FORGIVEN if forgiven else 1.0), text)
+            book.add(rule, text, forgiven=rule.forgivable and facts.going_well, blames=level_counts or not rule.level)
     for cause, refutes in REFUTED.items():
         if refutes(facts):
-            scores.pop(cause, None)
-    named = [cause for cause, score in scores.items() if score >= _ENOUGH and cause in blamed]
+            book.scores.pop(cause, None)
+    named = book.named()
     if not named:
-        return (_healthy(facts),)
-    consequences = {effect for cause in named for effect in CONSEQUENCES.get(cause, ())}
-    named.sort(key=lambda cause: (cause in consequences, -scores[cause]))
+        return (conclude(facts, live=live),)
     return tuple(
-        Diagnosis(cause=cause.value, evidence="; ".join(evidence[cause].values()), advice=_advice(cause, facts))
+        Diagnosis(
+            cause=cause.value,
+            fault=book.fault_of(cause),
+            evidence="; ".join(book.evidence[cause].values()),
+            advice=_advice(cause, facts),
+        )
         for cause in named
     )
+
+
+@final
+class _Book:
+    """Weights and evidence by cause."""
+
+    def __init__(self) -> None:
+        self.scores: dict[Cause, float] = {}
+        self.blamed: set[Cause] = set()
+        self.evidence: dict[Cause, dict[str, str]] = {}
+        self._certain: set[Cause] = set()
+        self._faults: dict[Cause, tuple[float, str]] = {}
+
+    def count(self, cause: Cause, weight: float, text: str) -> None:
+        """One piece of evidence."""
+        self.scores[cause] = self.scores.get(cause, 0.0) + weight
+        # the same thing only once
+        self.evidence.setdefault(cause, {}).setdefault(text.rpartition(",")[0] or text, text)
+
+    def add(self, rule: EvidenceRule, text: str, *, forgiven: bool, blames: bool) -> None:
+        """What a rule has found."""
+        if blames:
+            self.blamed.add(rule.cause)
+        if rule.certain:
+            self._certain.add(rule.cause)
+        if rule.fault is not None and rule.weight > self._faults.get(rule.cause, (0.0, ""))[0]:
+            self._faults[rule.cause] = rule.weight, rule.fault.value
+        self.count(rule.cause, rule.weight * (_FORGIVEN if forgiven else 1.0), text)
+
+    def named(self) -> list[Cause]:
+        """Causes with enough against them: those that were seen, other causes, consequences."""
+        named = [cause for cause, score in self.scores.items() if score >= _ENOUGH and cause in self.blamed]
+        effects = {effect for cause in named for effect in CONSEQUENCES.get(cause, ())}
+        return sorted(named, key=lambda c: (c not in self._certain, c in effects, -self.scores[c]))
+
+    def fault_of(self, cause: Cause) -> str:
+        """The fault that weighs most; empty where none was told."""
+        return self._faults.get(cause, (0.0, ""))[1]
 
 
 def _advice(cause: Cause, facts: Facts) -> str:
@@ -190,17 +207,3 @@ def _advice(cause: Cause, facts: Facts) -> str:
     if done is None:
         return advise(cause, facts.setup)
     return advise(cause, facts.setup, done.plan, earlier=frozenset(done.actions))
-
-
-def _healthy(facts: Facts) -> Diagnosis:
-    curve = facts.curve
-    if curve is None:
-        return Diagnosis(evidence=f"nothing found in {facts.trace.num_updates} updates")
-    ratio = "" if facts.ratio is None else f", an update changes the weights by {facts.ratio:.1e} of their size"
-    loss = f"loss {curve.start:.4g} at the start, {curve.late:.4g} now"
-    clipped = facts.noted.get(DetectorName.CLIP_RATE)
-    aside = advice = ""
-    # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
-    if clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL:
-        aside, advice = f"; {told(clipped)}", advise(Cause.CLIPPING_TOO_TIGHT, facts.setup)
-    return Diagnosis(evidence=f"{facts.trace.num_updates} updates, {loss}{ratio}{aside}", advice=advice)

@@ -8,8 +8,9 @@ from typing import Any, final
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.curves import Layers, LossCurve
 from steadystep.diagnosis.facts import UNKNOWN_SETUP, Facts, Interventions, Occurrences, Setup
+from steadystep.diagnosis.measured import Measured
 from steadystep.diagnosis.ranking import rank
-from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Plan, Signals
+from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Plan, Signals, Structure
 
 _FIRST = 64
 _SLOW = frozenset({Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, Cause.SUSPICIOUS_PERFECTION, Cause.BATCH_SIZE_UNFIT})
@@ -147,6 +148,7 @@ class RunHistory:
 
     Args:
         setup: what is known of the settings of the run, so that advice leaves out what is set.
+        structure: returns which parameters are trained and how; called by `facts`.
 
     >>> history = RunHistory()
     >>> for step in range(100):
@@ -155,8 +157,10 @@ class RunHistory:
     ['healthy']
     """
 
-    def __init__(self, setup: Setup = UNKNOWN_SETUP) -> None:
+    def __init__(self, setup: Setup = UNKNOWN_SETUP, structure: Callable[[], Structure] = Structure) -> None:
         self._setup = setup
+        self._structure = structure
+        self._measured = Measured()
         self._trace = Trace()
         self._layers = Layers()
         self._inputs: InputStats | None = None
@@ -182,6 +186,10 @@ class RunHistory:
             self._layers.add(signals.probe)
         if signals.inputs is not None:
             self._inputs = signals.inputs
+        measured = self._measured
+        rare = signals.probe or signals.outputs or signals.batch
+        if signals.names is not measured.done or rare is not None:
+            measured.add(signals, stepped=stepped)
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """Return the causes for the run so far, the most likely first; one "healthy" if there is none."""
@@ -189,7 +197,7 @@ class RunHistory:
 
     def volunteers(self, step: int) -> Diagnosis | None:
         """Return a new diagnosis that has not been reported yet; None at nearly every step."""
-        return self._opinion.formed(step, self.diagnose)
+        return self._opinion.formed(step, lambda: rank(self.facts(), live=True))
 
     def verdict(self) -> Diagnosis | None:
         """Return the final diagnosis of the run; None for a run that is too short."""
@@ -212,6 +220,8 @@ class RunHistory:
             done=self._done,
             setup=self._known_setup(),
             opposed=self.opposed,
+            measured=self._measured,
+            structure=self._structure(),
         )
 
     def _known_setup(self) -> Setup:
@@ -252,6 +262,7 @@ class RunHistory:
             "noted": _save(self._noted),
             "opinion": self._opinion.state_dict(),
             "done": {cause: done.state_dict() for cause, done in self._done.items()},
+            "measured": self._measured.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -263,6 +274,8 @@ class RunHistory:
         self._incidents, self._warned = _load(state["incidents"]), _load(state["warned"])
         self._noted = _load(state["noted"])
         self._done = {str(cause): Interventions.from_state(done) for cause, done in state.get("done", {}).items()}
+        if state.get("measured") is not None:
+            self._measured.load_state_dict(state["measured"])
         if "opinion" in state:
             self._opinion.load_state_dict(state["opinion"])
 

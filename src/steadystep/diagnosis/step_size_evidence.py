@@ -160,18 +160,23 @@ def learns(facts: Facts) -> bool:
 
 def large_weights(facts: Facts) -> str:
     """Some weights far larger than any recipe gives, or most of them larger, and not made so by the first update."""
-    if leaped(facts):
+    if leaped(facts) and facts.measured.initial is None:
         return ""
     large = facts.weights_above(_LARGE_WEIGHT) or _most(facts, facts.weights_above(_UNIT_WEIGHT))
-    return f"the weights were large after the first update: {names(large)}" if large else ""
+    return f"the weights were large {_when(facts)} the first update: {names(large)}" if large else ""
 
 
 def all_weights_large(facts: Facts) -> str:
     """Most weights far larger than any recipe gives, and not made so by the first update."""
-    large = () if leaped(facts) else _most(facts, facts.weights_above(_LARGE_WEIGHT))
-    return (
-        f"{len(large)} of {len(facts.weights)} weights had a variance above 10 after the first update" if large else ""
-    )
+    by_update = leaped(facts) and facts.measured.initial is None
+    large = () if by_update else _most(facts, facts.weights_above(_LARGE_WEIGHT))
+    if not large:
+        return ""
+    return f"{len(large)} of {len(facts.weights)} weights had a variance above 10 {_when(facts)} the first update"
+
+
+def _when(facts: Facts) -> str:
+    return "after" if facts.measured.initial is None else "before"
 
 
 def cold_start(facts: Facts) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -35,7 +36,7 @@ from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, unwrap
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands
 from steadystep.schedule import Schedule
-from steadystep.signals import GradientSamples
+from steadystep.signals import GradientSamples, structure_of
 from steadystep.signals.weight_edits import WeightEdits
 from steadystep.snapshots.recovery import Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
@@ -160,7 +161,8 @@ class _Ground:
         """Everything else."""
         config, ranks, measuring = self.config, self.ranks, self.measuring
         limits, budget = components.limits(config, ranks), components.budget(config)
-        history = RunHistory(components.setup(config, self.folder))
+        structure = partial(structure_of, self.model, self.optimizer)
+        history = RunHistory(components.setup(config, self.folder), structure)
         replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(config, ranks))
         run_state = self._run_state()
         rule = clip_rule(config)

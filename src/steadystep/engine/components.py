@@ -34,9 +34,11 @@ from steadystep.schedule import Schedule
 from steadystep.signals import (
     Activations,
     AttentionLogits,
+    Evidence,
     Gradients,
     Inputs,
     Measurer,
+    Outputs,
     RowNorms,
     StatePeaks,
     UpdateProbes,
@@ -238,8 +240,14 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         ranks=ranks,
     )
     inputs = Inputs()
+    outputs = Outputs(model, gradients)
     probes = UpdateProbes(
-        gradients, optimizer, activations=Activations(model), attention=AttentionLogits(model), tables=RowNorms(model)
+        gradients,
+        optimizer,
+        activations=Activations(model),
+        attention=AttentionLogits(model),
+        tables=RowNorms(model),
+        outputs=outputs,
     )
     weights = WeightNorms(gradients, wanted=ranks.size == 1, infinite=finite.without_norm)
     peaks = StatePeaks(gradients, optimizer, finite.kept.tensors)
@@ -253,7 +261,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         runner=runner,
         inputs=inputs,
         probes=probes,
-        measurer=Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks),
+        measurer=Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs)),
     )
 
 

@@ -66,7 +66,7 @@ class Pipeline:
                 self._recovery.begin(step=progress.attempts, updates=progress.updates)
             step, every = progress.attempts, self._probes.every
             if (step < every or step % every == 0) and self._probes.due(step):
-                with self._probes.watching():
+                with self._probes.watching(batch, step):
                     member = self._runner.add(work, batch=batch, weight=weight)
             else:
                 member = self._runner.add(work, batch=batch, weight=weight)

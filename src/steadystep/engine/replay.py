@@ -148,7 +148,8 @@ class _Usual:
 
 def _as_of(then: Signals, now: Signals) -> Signals:
     """What was measured this time, at the step of then."""
-    return replace(now, step=then.step, lr=then.lr, metrics=then.metrics, probe=then.probe, inputs=None)
+    now = replace(now, inputs=None, batch=None, outputs=None, initial=None)
+    return replace(now, step=then.step, lr=then.lr, metrics=then.metrics, probe=then.probe)
 
 
 def _identical(now: Signals, then: Signals) -> bool:

@@ -6,6 +6,7 @@ torch. Each record converts to JSON and back unchanged (NaN and infinity as stri
 
 from steadystep._deprecated import old_names
 from steadystep.records.decisions import Diagnosis, Finding, Incident, Outcome, Plan
+from steadystep.records.evidence import BatchPart, BatchStats, OutputStats, Structure, WeightStats
 from steadystep.records.record import (
     GRAVE,
     LOUD,
@@ -28,6 +29,8 @@ __all__ = [
     "WEIGHTS_EVERY",
     "Action",
     "ActionName",
+    "BatchPart",
+    "BatchStats",
     "Counterfactual",
     "Damage",
     "DetectorName",
@@ -36,11 +39,14 @@ __all__ = [
     "Incident",
     "InputStats",
     "Outcome",
+    "OutputStats",
     "Plan",
     "Probe",
     "Record",
     "Severity",
     "Signals",
+    "Structure",
+    "WeightStats",
     "severity_rank",
 ]
 

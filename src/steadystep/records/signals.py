@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from steadystep._deprecated import old_arguments, old_fields
+from steadystep.records.evidence import BatchStats, OutputStats, WeightStats
 from steadystep.records.record import JSON, Record
 
 REPLICAS_EVERY = 20
@@ -159,6 +160,12 @@ class Signals(Record):
     """Signals measured at a cadence, if this step has them."""
     inputs: InputStats | None = None
     """Statistics of the first batches; only at the step that completes them, and only with `batch=`."""
+    batch: BatchStats | None = None
+    """Statistics of the batches measured so far; at a cadence, and only with `batch=`."""
+    outputs: OutputStats | None = None
+    """What the model returned at this step; at a cadence, and only for a closure that calls the model."""
+    initial: WeightStats | None = None
+    """Size of the weights before the first update; only at the first step."""
     counterfactual: Counterfactual | None = None
     """Loss under earlier weights, where a finding asked for it."""
     bad_ranks: tuple[int, ...] = ()

@@ -12,9 +12,12 @@ from torch.optim import Optimizer
 
 from steadystep._utils.tensors import Layout, measure
 from steadystep.records import WEIGHTS_EVERY, Signals
+from steadystep.signals.batch_stats import FIRST
 from steadystep.signals.batches import Inputs, Metrics, as_numbers, batch_is_finite, batch_rms
 from steadystep.signals.gradients import Gradients, GradientView
+from steadystep.signals.outputs import Evidence
 from steadystep.signals.probes import UpdateProbes
+from steadystep.signals.transfer import read_mixed
 from steadystep.signals.weights import OFFSET, StatePeaks, WeightNorms
 from steadystep.snapshots.buffers import Buffers
 
@@ -60,7 +63,7 @@ class Transfer:
         try:
             self.together = torch.stack(scalars)
         except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
-            return _read_mixed(scalars, flat)
+            return read_mixed(scalars, flat)
         return _read(self.together, flat)
 
 
@@ -69,16 +72,6 @@ def _read(together: Tensor, flat: Sequence[Tensor]) -> list[float]:
         together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
     values: list[float] = together.tolist()  # sync: once per look
     return values
-
-
-def _read_mixed(scalars: Sequence[Tensor], flat: Sequence[Tensor]) -> list[float]:
-    """Numbers of the host are read where they are; the others ride together from the first one's device."""
-    away = [scalar for scalar in scalars if not scalar.is_cpu]
-    if not away:
-        return _read(torch.stack(list(scalars)), flat)
-    values = _read(torch.stack([scalar.to(away[0].device) for scalar in away]), flat)
-    read = iter(values)
-    return [float(s) if s.is_cpu else next(read) for s in scalars] + values[len(away) :]  # sync: none on the host
 
 
 class Announces(Protocol):
@@ -101,6 +94,7 @@ class Measurer:
         inputs: Inputs,
         weights: WeightNorms | None = None,
         state: StatePeaks | None = None,
+        evidence: Evidence | None = None,
     ) -> None:
         self._gradients = gradients
         self.versions = gradients.versions
@@ -111,6 +105,7 @@ class Measurer:
         self._inputs = inputs
         self._weights = weights or WeightNorms(gradients, wanted=False)
         self._state = state or StatePeaks(gradients, optimizer, dict, wanted=False)
+        self._evidence = evidence or Evidence()
         self.learning_rate: Announces | None = None
         """The guard's own schedule, if it has one."""
 
@@ -149,8 +144,7 @@ class Measurer:
             refused_in_a_row=refused_in_a_row,
             **read,
         )
-        # why the dtype: a loss of another one has promoted them
-        together = transfer.together
+        together = transfer.together  # why the dtype below: a loss of another one has promoted them
         stacked = (
             together[: len(norms)] if together is not None and norms and together.dtype == norms[0].dtype else None
         )
@@ -177,12 +171,14 @@ class Measurer:
         due = step % WEIGHTS_EVERY == OFFSET
         of_weights = transfer.add(self._weights.measure()) if due else _NOTHING
         of_state = transfer.add(self._state.measure()) if due else _NOTHING
-        size, here = self._size_of(batches, losses[0].device) if batches else (None, False)
+        size, here = self._size_of(batches, losses[0].device, step) if batches else (None, False)
         of_batch = _NOTHING if size is None or here else transfer.add((size,))
-        samples, first_batches = self._probes.waiting, self._inputs.waiting
+        of_first = transfer.add(self._weights.begin()) if step == 0 else _NOTHING
+        samples, first_batches, looks = self._probes.waiting, self._inputs.waiting, self._evidence.waiting
         end = len(transfer)
-        host = transfer.read([*samples, *first_batches] if samples or first_batches else ())
+        host = transfer.read([*samples, *first_batches, *looks] if samples or first_batches or looks else ())
         begin = end + _count(samples) if samples else end
+        rest = begin + _count(first_batches) if first_batches else begin
         peaks = tuple(host[of_peaks])
         if host[of_constants]:
             self._buffers.learn(host[of_constants])
@@ -206,7 +202,9 @@ class Measurer:
             "scale": 1.0 if scale is None else host[of_scale.start],
             "metrics": as_numbers(metrics, host[of_metrics]) if metrics else _NO_METRICS,
             "probe": self._probes.read(host[end:begin]) if samples or self._probes.record is not None else None,
-            "inputs": self._inputs.read(host[begin:]) if first_batches else None,
+            "inputs": self._inputs.read(host[begin:rest]) if first_batches else None,
+            **(self._evidence.read(host[rest:]) if looks else {}),
+            **({"initial": self._weights.read(host[of_first])} if host[of_first] else {}),
         }
 
     def _ask_buffers(self, step: int, transfer: Transfer) -> tuple[list[str], slice, slice]:
@@ -252,9 +250,11 @@ class Measurer:
             signals = replace(signals, bad_buffers=bad)
         return replace(view, signals=replace(signals, input_finite=batch_is_finite(batches)) if batches else signals)
 
-    def _size_of(self, batches: list[Any], device: torch.device) -> tuple[Tensor | None, bool]:
+    def _size_of(self, batches: list[Any], device: torch.device, step: int) -> tuple[Tensor | None, bool]:
         """A number for the size of the batch, and whether it can be read without a transfer."""
         self._inputs.add(batches[0])
+        if step < FIRST or not step & (step - 1) or not step % 128:
+            self._evidence.add(batches[0], step)
         size = batch_rms(batches[0])
         # why: a batch that is still on the host costs no transfer; one on another device rides along after all
         return size, size is not None and size.device.type == "cpu" != device.type

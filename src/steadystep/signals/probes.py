@@ -15,6 +15,7 @@ from steadystep.records import Probe
 from steadystep.signals.activations import Activations
 from steadystep.signals.attention_logits import AttentionLogits
 from steadystep.signals.gradients import Gradients
+from steadystep.signals.outputs import Outputs
 from steadystep.signals.samples import Lot, Moments, is_plain
 from steadystep.signals.weights import RowNorms
 
@@ -36,6 +37,7 @@ class UpdateProbes:
         activations: Activations | None = None,
         attention: AttentionLogits | None = None,
         tables: RowNorms | None = None,
+        outputs: Outputs | None = None,
         every: int = 128,
     ) -> None:
         self._gradients = gradients
@@ -43,6 +45,7 @@ class UpdateProbes:
         self._activations = activations
         self._attention = attention
         self._tables = tables
+        self._outputs = outputs
         self._watchers = [watcher for watcher in (activations, attention) if watcher is not None]
         self.every = every
         """Steps; from there on nothing is due at any other step than its multiples."""
@@ -122,9 +125,11 @@ class UpdateProbes:
             watcher.clear()  # its hooks may be at work again before these numbers are read
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Around the forward pass of a step that is due: hooks on activations and attention."""
+    def watching(self, batch: Any = None, step: int = 0) -> Iterator[None]:
+        """Around the forward pass of a step that is due: hooks on activations, attention and the output."""
         with ExitStack() as stack:
+            if self._outputs is not None:
+                stack.enter_context(self._outputs.seeing(batch, step))
             for watcher in self._watchers:
                 stack.enter_context(watcher.watching())
             yield

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from steadystep._utils.tensors import Layout, layout_of, local_part, measure, peaks
 from steadystep._utils.text import plain_name
 from steadystep.layers.limits import BoundedEmbedding, bounded
+from steadystep.records import WeightStats
 from steadystep.signals.activations import spread
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.samples import is_plain, sample
@@ -58,6 +59,24 @@ class WeightNorms:
         except (RuntimeError, NotImplementedError):  # why: weights that torch cannot measure must not cost the step
             self._wanted = False
             return []
+
+    @torch.no_grad()
+    def begin(self) -> list[Tensor]:
+        """RMS and standard deviation of each tensor, once, before the first update."""
+        norms = self.measure()
+        if not norms:
+            return []
+        held = dict(zip(*self._gradients.named(), strict=True))
+        parts = [local_part(held[name]).detach() for name in self._names]
+        if not all(is_plain(part) and part.numel() for part in parts):
+            return []
+        sizes = [norm * part.numel() ** -0.5 for norm, part in zip(norms, parts, strict=True)]
+        return [*sizes, *(part.float().std(correction=0).to(norms[0]) for part in parts)]
+
+    def read(self, values: Sequence[float]) -> WeightStats:
+        """The record, from the numbers of `begin`."""
+        count = len(values) // 2
+        return WeightStats(names=self._names, rms=tuple(values[:count]), std=tuple(values[count:]))
 
 
 _MOST = 64

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from steadystep.records import InputStats, Plan, Probe
+from steadystep.records import BatchStats, InputStats, OutputStats, Plan, Probe, WeightStats
 from steadystep.state.kinds import Losses, NothingState, PartState, Size, Sizes, StepNumber, Steps, WholeNumber
 
 _PROBED = ("weight_rms", "update_rms", "second_moments", "surprises", "zero_shares")
@@ -154,6 +154,42 @@ class InterventionsState(PartState):  # noqa: D101
         return self
 
 
+class OutputTrailState(PartState):  # noqa: D101
+    count: WholeNumber
+    first: str | None
+    last: str | None
+    matches: dict[str, WholeNumber]
+    simplex: tuple[WholeNumber, WholeNumber]
+    evaluating: WholeNumber
+    range: tuple[float, float] | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for text in (self.first, self.last):
+            if text is not None:
+                _record(OutputStats, text)
+        return self
+
+
+class MeasuredState(PartState):  # noqa: D101
+    batch: str | None
+    early: str | None
+    initial: str | None
+    outputs: OutputTrailState
+    touched: list[str]
+    updated: list[str]
+    rewarded: bool
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for text in (self.batch, self.early):
+            if text is not None:
+                _record(BatchStats, text)
+        if self.initial is not None:
+            _record(WeightStats, self.initial)
+        return self
+
+
 class RunHistoryState(PartState):  # noqa: D101
     trace: TraceState
     layers: LayersState
@@ -164,6 +200,7 @@ class RunHistoryState(PartState):  # noqa: D101
     noted: dict[str, OccurrencesState]
     opinion: OpinionState | None = None
     done: dict[str, InterventionsState] = Field(default_factory=dict)
+    measured: MeasuredState | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

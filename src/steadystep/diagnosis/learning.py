@@ -1,0 +1,168 @@
+"""Whether a run has learned anything: its loss against its own noise and against the best constant prediction."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, pstdev
+from typing import final
+
+from steadystep.diagnosis.facts import Facts
+from steadystep.records import BatchPart
+
+TOO_SHORT = 50
+"""Updates: of a run of fewer nothing is said."""
+JUDGED_AFTER = 100
+"""Updates before a loss that stands at the level of a constant prediction counts."""
+_LEAST_GAIN = 0.02  # of the level; below, a change of the loss is not called learning
+_SIGMAS = 3.0
+_TARGETS = ("label", "labels", "target", "targets", "y")
+_REWARDS = ("reward", "return", "advantage")
+_CLASSES = ("cross-entropy", "nll", "nll from probabilities")
+_BINARY = ("bce with logits", "bce")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The loss of a run, from its first updates to its last quarter."""
+
+    start: float
+    end: float
+    error: float
+    """Standard error of the difference."""
+    end_error: float
+    """Standard error of the end."""
+    settled: bool
+    base: float | None = None
+    """Loss of the best constant prediction, where the loss function is known."""
+    base_text: str = ""
+
+    @property
+    def gained(self) -> bool:
+        """The loss has fallen by more than its noise, and by more than 2 %."""
+        return self.start - self.end > max(_SIGMAS * self.error, _LEAST_GAIN * abs(self.start))
+
+    @property
+    def beats_base(self) -> bool:
+        """It is below the loss of the best constant prediction."""
+        return self.base is not None and self.base - self.end > max(_SIGMAS * self.end_error, _LEAST_GAIN * self.base)
+
+    @property
+    def at_base(self) -> bool:
+        """It has come to rest no lower than the best constant prediction."""
+        return self.base is not None and not self.beats_base and (self.settled or not self.gained)
+
+    def __str__(self) -> str:
+        went = f"the loss went from {self.start:.4g} to {self.end:.4g}"
+        return went if self.base is None else f"{went}; {self.base_text} is {self.base:.4g}"
+
+
+def progress(facts: Facts) -> Progress | None:
+    """None for a run that is too short, or whose loss has a level that says nothing."""
+    curve, losses = facts.curve, facts.trace.losses
+    if curve is None or facts.trace.num_updates < TOO_SHORT or not is_judged(facts):
+        return None
+    first = losses[: max(8, len(losses) // 8)]
+    last = losses[-max(16, len(losses) // 4) :]
+    base, text = base_level(facts)
+    start, start_error = _start(facts, first)
+    return Progress(
+        start=start,
+        end=fmean(last),
+        error=math.hypot(start_error, _error(last)),
+        end_error=_error(last),
+        settled=curve.settled,
+        base=base,
+        base_text=text,
+    )
+
+
+def _start(facts: Facts, first: Sequence[float]) -> tuple[float, float]:
+    """The mean of the first losses, and its error; the very first loss where the next ones exploded."""
+    very_first, noise = facts.trace.first[0], facts.curve.noise if facts.curve is not None else 0.0
+    if median(facts.trace.first) > max(3.0 * very_first, very_first + 10.0 * noise):
+        return very_first, noise
+    return max(fmean(facts.trace.first), fmean(first)), _error(first)
+
+
+def is_judged(facts: Facts) -> bool:
+    """Whether the level of the loss says anything: not for a policy, an adversary or a loss below zero."""
+    return not (facts.signed or facts.opposed or is_policy(facts))
+
+
+def is_policy(facts: Facts) -> bool:
+    """Whether rewards come with the batches or the metrics."""
+    return facts.measured.rewarded or reward(facts) is not None
+
+
+def reward(facts: Facts) -> BatchPart | None:
+    """The part of the batch that holds the rewards."""
+    return next((p for p in _parts(facts) if any(word in plain(p.name) for word in _REWARDS)), None)
+
+
+def target(facts: Facts) -> BatchPart | None:
+    """The targets: what the loss was found to be of, else what is called so, else the last of several tensors."""
+    parts = _parts(facts)
+    kind, name = facts.measured.outputs.loss
+    if kind:
+        return next((part for part in parts if part.name == name), None)
+    found = [part for part in parts if plain(part.name) in _TARGETS]
+    return found[0] if found else (parts[-1] if len(parts) > 1 else None)
+
+
+def supervised(facts: Facts) -> bool:
+    """Whether the loss is known to compare the output with a tensor of the batch, and with no adversary's."""
+    return bool(facts.measured.outputs.loss[0]) and not is_policy(facts) and not facts.opposed
+
+
+def learns(facts: Facts) -> bool:
+    """Whether the loss has fallen to half, is near its best, and beats a constant prediction where that is known."""
+    found = progress(facts)
+    if found is None or facts.curve is None or not facts.going_well or found.at_base:
+        return False
+    return found.end <= 0.5 * found.start and (found.base is None or found.beats_base)
+
+
+def stuck(facts: Facts) -> Progress | None:
+    """A run that has learned nothing: at the level of a constant prediction, or where it began."""
+    found = progress(facts)
+    if found is None or found.beats_base or facts.trace.num_updates < JUDGED_AFTER:
+        return None
+    return found if found.at_base or not found.gained else None
+
+
+def below_constant(facts: Facts) -> bool:
+    """Whether the loss is known to be no better than the best constant prediction, moving or not."""
+    found = progress(facts)
+    late = facts.trace.num_updates >= JUDGED_AFTER
+    return found is not None and found.base is not None and not found.beats_base and late
+
+
+def base_level(facts: Facts) -> tuple[float | None, str]:
+    """The loss of the best constant prediction, and what it is called."""
+    kind, _ = facts.measured.outputs.loss
+    part = target(facts)
+    if not kind or part is None:
+        return None, ""
+    if kind in _CLASSES and part.entropy > 0.02:
+        return part.entropy, "the entropy of the labels"
+    if kind in _BINARY and part.largest <= 1.0 and part.entropy > 0.02:
+        return part.entropy, "the entropy of the labels"
+    if kind == "mse" and part.variance > 0.0:
+        return part.variance, "the variance of the targets"
+    if kind == "sum of squares" and part.variance > 0.0:
+        return part.variance * part.rows * math.prod(part.shape), "the squared deviation of the targets"
+    return None, ""
+
+
+def plain(name: str) -> str:
+    """The key of a part of the batch, without its brackets."""
+    return name.strip("[]'\".").lower()
+
+
+def _parts(facts: Facts) -> Sequence[BatchPart]:
+    return () if facts.measured.batch is None else facts.measured.batch.parts
+
+
+def _error(losses: Sequence[float]) -> float:
+    return pstdev(losses) / math.sqrt(len(losses))

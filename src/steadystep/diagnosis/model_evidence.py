@@ -1,0 +1,181 @@
+"""Signs in the model and its optimizer: what is not trained and why, rates, decay, dropout, mode, first weights."""
+
+from statistics import median
+
+from steadystep.diagnosis.curves import is_bias
+from steadystep.diagnosis.facts import Facts, names
+from steadystep.diagnosis.learning import JUDGED_AFTER, below_constant, is_judged, learns, progress, stuck
+
+_ENOUGH_PROBES = 3
+_MANY = 1 / 3  # of the trained tensors
+_NO_RATE = 1e-3  # of the largest learning rate
+_HIGH_DROPOUT = 0.9
+_SHRUNK = 0.5
+_LARGE_BIAS = 2.0
+_LONG = 50  # updates
+_BROKEN = ("damaged-weights", "forward-overflow")
+
+
+def never_trained(facts: Facts) -> str:
+    """Many parameters that the optimizer holds and that never had a gradient."""
+    seen = facts.measured
+    missing = seen.untouched(facts.structure) if seen.touched and facts.trace.num_updates >= _LONG else ()
+    total = len(facts.structure.trained)
+    if not missing or len(missing) < _MANY * total or learns(facts):
+        return ""
+    return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})"
+
+
+def rate_of_zero(facts: Facts) -> str:
+    """Parameter groups with a learning rate of 0, in a run that learns little."""
+    still = tuple(name for name in facts.structure.rate_zero if name not in facts.measured.updated)
+    if not still or not any(facts.trace.lrs) or learns(facts) or len(still) < _MANY * len(facts.structure.trained):
+        return ""
+    return f"{len(still)} of {len(facts.structure.trained)} parameters have a learning rate of 0 ({names(still)})"
+
+
+def in_no_optimizer(facts: Facts) -> str:
+    """Parameters that no optimizer holds: the last layer, or any in a run that learned nothing."""
+    unheld = facts.structure.unheld
+    if not unheld or facts.trace.num_updates < JUDGED_AFTER or not is_judged(facts) or learns(facts):
+        return ""
+    if facts.structure.last not in unheld and stuck(facts) is None:
+        return ""
+    return f"{len(unheld)} parameters require a gradient and are in no optimizer ({names(unheld)})"
+
+
+def outside_the_model(facts: Facts) -> str:
+    """Layers that the output depends on and that are no part of the model, in a run that learned nothing."""
+    last = facts.measured.outputs.last
+    if last is None or not last.outside or stuck(facts) is None:
+        return ""
+    return (
+        f"the output depends on {last.outside} parameters that are in no optimizer and not registered in the model, "
+        "as in a plain list"
+    )
+
+
+def mostly_frozen(facts: Facts) -> str:
+    """Most parameters have `requires_grad` off, and what is left learned nothing."""
+    parts = facts.structure
+    if parts.frozen <= 2 * len(parts.trained) or stuck(facts) is None:
+        return ""
+    return f"{parts.frozen} of {parts.frozen + len(parts.trained)} parameters have requires_grad off"
+
+
+def rate_always_zero(facts: Facts) -> str:
+    """No schedule, and a learning rate of 0."""
+    if facts.structure.announced or not _never_any_rate(facts):
+        return ""
+    return f"the learning rate was 0 in all {facts.trace.num_updates} updates"
+
+
+def schedule_stays_at_zero(facts: Facts) -> str:
+    """A schedule that never leaves 0."""
+    if not facts.structure.announced or not _never_any_rate(facts):
+        return ""
+    rate = facts.structure.announced
+    return f"the schedule kept the learning rate at 0 in all {facts.trace.num_updates} updates; its base is {rate:g}"
+
+
+def schedule_ends_early(facts: Facts) -> str:
+    """A learning rate that has been next to nothing for most of a run that learned little."""
+    lrs = facts.trace.lrs
+    highest = max(lrs, default=0.0)
+    if facts.trace.num_updates < JUDGED_AFTER or not highest > 0.0 or learns(facts):
+        return ""
+    after = lrs[lrs.index(highest) :]
+    gone = [lr for lr in after if lr < _NO_RATE * highest]
+    if len(gone) < 0.5 * len(lrs) or lrs[-1] >= _NO_RATE * highest:
+        return ""
+    step = facts.trace.steps[len(lrs) - len(gone)]
+    low = f"below {_NO_RATE * highest:.1g} since step {step}"
+    return f"the learning rate fell from {highest:.3g} to {lrs[-1]:.3g} and has been {low}"
+
+
+def strong_dropout(facts: Facts) -> str:
+    """Nearly everything is dropped, and the loss has not halved."""
+    parts = facts.structure
+    if parts.dropout < _HIGH_DROPOUT or facts.trace.num_updates < JUDGED_AFTER or learns(facts):
+        return ""
+    return f"dropout of {parts.dropout:g} ({names(parts.dropouts)}) sets nearly all activations to zero"
+
+
+def strong_decay(facts: Facts) -> str:
+    """Weights that decay has made small, in a run that learned nothing."""
+    parts, shrunk = facts.structure, shrinkage(facts)
+    if not parts.weight_decay > 0.0 or shrunk is None or shrunk > _SHRUNK or learns(facts):
+        return ""
+    if stuck(facts) is None and not _not_better(facts):
+        return ""
+    return f"the weights have shrunk to {shrunk:.2g} of their size at the start; weight decay is {parts.weight_decay:g}"
+
+
+def shrinkage(facts: Facts) -> float | None:
+    """The size of the weights now, as a share of that before the first update; None where it is unknown."""
+    first, probe = facts.measured.initial, facts.probe
+    if first is None or probe is None:
+        return None
+    before = dict(zip(first.names, first.rms, strict=False))
+    now = zip(probe.names, probe.weight_rms, strict=False)
+    shares = [size / before[n] for n, size in now if before.get(n, 0.0) > 0.0 and not is_bias(n)]
+    return median(shares) if shares else None
+
+
+def in_eval_mode(facts: Facts) -> str:
+    """Batch normalization or dropout in evaluation mode at every probe, in a run that learns little."""
+    trail = facts.measured.outputs
+    if trail.count < _ENOUGH_PROBES or trail.evaluating < trail.count or not facts.structure.modes or learns(facts):
+        return ""
+    modes = facts.structure.modes
+    return f"the model was in evaluation mode at all {trail.count} probes: {modes} of its modules differ then"
+
+
+def half_weights(facts: Facts) -> str:
+    """Weights in float16 that are updated as they are, and a run that breaks or does not learn."""
+    parts = facts.structure
+    if not parts.half or learns(facts):
+        return ""
+    broken = any(cause.startswith("non-finite") or cause in _BROKEN for cause in facts.incidents)
+    if not broken and not _lost_updates(facts) and stuck(facts) is None:
+        return ""
+    return (
+        f"{parts.half} of {len(parts.trained)} parameters are float16: small updates, and an eps of 1e-8, round to zero"
+    )
+
+
+def large_biases(facts: Facts) -> str:
+    """Biases far larger than any recipe gives, in a run that learned nothing."""
+    first = facts.measured.initial
+    if first is None or stuck(facts) is None:
+        return ""
+    large = [n for n, size in zip(first.names, first.rms, strict=False) if is_bias(n) and size > _LARGE_BIAS]
+    return f"biases began with a root mean square above {_LARGE_BIAS:g} ({names(large)})" if large else ""
+
+
+def equal_weights(facts: Facts) -> str:
+    """Matrices whose elements were all the same before the first update, in a run that learns little."""
+    first = facts.measured.initial
+    if first is None or not first.std or learns(facts):
+        return ""
+    columns = [(n, rms, std) for n, rms, std in zip(first.names, first.rms, first.std, strict=False) if not is_bias(n)]
+    equal = [n for n, rms, std in columns if std <= 1e-6 * rms and rms > 0.0]
+    if not equal or 2 * len(equal) < len(columns) or not (stuck(facts) or below_constant(facts)):
+        return ""
+    return f"all elements of {len(equal)} of {len(columns)} weights were equal before the first update ({names(equal)})"
+
+
+def _never_any_rate(facts: Facts) -> bool:
+    lrs = facts.trace.lrs
+    return len(lrs) >= 32 and not any(lrs) and not facts.measured.updated and bool(facts.structure.trained)
+
+
+def _not_better(facts: Facts) -> bool:
+    found = progress(facts)
+    return found is not None and not found.gained
+
+
+def _lost_updates(facts: Facts) -> bool:
+    """Gradients that are there, and weights that an update left as they were."""
+    probe = facts.probe
+    return probe is not None and bool(probe.update_rms) and not any(probe.update_rms) and facts.idle_share == 0.0

@@ -1,0 +1,119 @@
+"""Signs in the outputs: a loss that does not fit them, a softmax over the wrong dimension, outputs all alike."""
+
+from steadystep.diagnosis.facts import Facts
+from steadystep.diagnosis.learning import is_judged, is_policy, learns, progress, stuck, supervised, target
+from steadystep.records import OutputStats
+
+ENOUGH_PROBES = 3
+"""Probes before anything is said of outputs."""
+
+
+def first_and_last(facts: Facts) -> tuple[OutputStats | None, OutputStats | None]:
+    """What the model returned at the first and at the last probe; none before the third."""
+    trail = facts.measured.outputs
+    return (trail.first, trail.last) if trail.count >= ENOUGH_PROBES else (None, None)
+
+
+def constant_outputs(facts: Facts) -> str:
+    """The output is the same for every sample, from the start."""
+    first, last = first_and_last(facts)
+    if first is None or last is None or first.shape[0] < 2 or stuck(facts) is None:
+        return ""
+    if not (_is_constant(first) and _is_constant(last)) or first.input_spread == 0.0:
+        return ""
+    return f"the output was the same for all {last.shape[0]} samples of a batch at steps {first.step} and {last.step}"
+
+
+def collapsed_outputs(facts: Facts) -> str:
+    """Several views of a batch, all of whose outputs point the same way, while the loss went to zero."""
+    last, found = first_and_last(facts)[1], progress(facts)
+    if last is None or found is None or supervised(facts) or last.calls < 2 or len(last.shape) != 2:
+        return ""
+    if last.shape[0] < 8 or last.shape[1] < 4 or found.end > 0.1 * found.start or not last.alignment > 0.995:
+        return ""
+    return (
+        f"the outputs of all {last.shape[0]} samples of a batch point the same way: the mean of their unit vectors has "
+        f"length {last.alignment:.4f}"
+    )
+
+
+def activation_twice(facts: Facts) -> str:
+    """Probabilities go into a loss that expects logits."""
+    trail = facts.measured.outputs
+    kind, last = trail.loss[0], trail.last
+    if last is None or trail.count < ENOUGH_PROBES or learns(facts):
+        return ""
+    if kind == "cross-entropy" and trail.simplex[0] == trail.count:
+        return "the rows of the output add up to 1, and the loss is cross_entropy, which applies softmax again"
+    if kind == "bce with logits" and trail.lowest >= 0.0 and trail.highest <= 1.0 and last.spread > 0.0:
+        return (
+            f"the outputs are between {trail.lowest:.3g} and {trail.highest:.3g}, as after a sigmoid, and the loss is "
+            "binary_cross_entropy_with_logits, which applies it again"
+        )
+    return ""
+
+
+def wrong_input_of_loss(facts: Facts) -> str:
+    """A likelihood of what is no log-probability, a sign that is turned, shapes that broadcast."""
+    trail = facts.measured.outputs
+    kind, part = trail.loss
+    if trail.last is None or trail.count < ENOUGH_PROBES or is_policy(facts):
+        return ""
+    if kind == "nll" and (trail.highest > 1e-3 or trail.simplex[0] == trail.count):
+        return f"the loss is nll_loss, which expects log-probabilities, and the outputs reach {trail.highest:.3g}"
+    if kind == "broadcast mse":
+        return f"outputs of shape {trail.last.shape} and the targets {part}, which have one dimension, broadcast"
+    if kind.startswith("negative ") and not is_judged(facts):
+        return f"the loss is the {kind[9:]} with its sign turned"
+    return ""
+
+
+def out_of_reach(facts: Facts) -> str:
+    """Outputs that end in a sigmoid, a softmax or a tanh, and targets beyond them."""
+    trail, part = facts.measured.outputs, target(facts)
+    kind = trail.loss[0]
+    if part is None or trail.count < ENOUGH_PROBES or kind not in ("mse", "l1", "huber") or learns(facts):
+        return ""
+    if trail.highest > 1.0 or trail.lowest < -1.0 or trail.highest < 0.9:
+        return ""
+    if part.mean - 0.5 * part.std <= 1.0 and part.mean + 0.5 * part.std >= trail.lowest:
+        return ""
+    return f"outputs are between {trail.lowest:.3g} and {trail.highest:.3g}, targets around {part.mean:.3g}"
+
+
+def negative_loss(facts: Facts) -> str:
+    """A classifier whose loss is below zero and does not fall."""
+    part, curve = target(facts), facts.curve
+    losses = facts.trace.losses
+    if part is None or curve is None or part.shape or not part.whole or is_policy(facts) or facts.opposed:
+        return ""
+    if len(losses) < 64 or max(facts.trace.first) >= 0.0 or max(losses[-16:]) >= 0.0:
+        return ""
+    if curve.start - curve.late > curve.noise:
+        return ""
+    return f"the loss of this classifier is negative: {curve.start:.4g} at the start, {curve.late:.4g} now"
+
+
+def softmax_over_batch(facts: Facts) -> str:
+    """The columns of the output add up to 1, not its rows; or there is one column and it is 1."""
+    trail = facts.measured.outputs
+    last = trail.last
+    if last is None or trail.count < ENOUGH_PROBES or len(last.shape) < 2 or last.shape[0] < 2:
+        return ""
+    if last.shape[-1] == 1 and trail.lowest == trail.highest == 1.0:
+        return "the softmax is over a single unit: every output is 1"
+    if trail.simplex[1] == trail.count and not trail.simplex[0]:
+        return f"the outputs add up to 1 over the {last.shape[0]} samples of the batch, not over the classes"
+    return ""
+
+
+def batch_as_time(facts: Facts) -> str:
+    """A layer without batch_first that is given (batch, time, features)."""
+    last = facts.measured.outputs.last
+    if last is None or not last.misread or learns(facts):
+        return ""
+    return f"{', '.join(last.misread[:3])} is not batch_first and is given the batch as its first dimension"
+
+
+def _is_constant(outputs: OutputStats) -> bool:
+    return outputs.spread <= 1e-6 * outputs.rms

@@ -1,0 +1,152 @@
+"""MEASURE, at a cadence: batches, outputs and parameters of a run. Evidence for a diagnosis, never an alarm."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from steadystep.records.record import JSON, Record
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPart(Record):
+    """One tensor of the batches, over all batches that were measured."""
+
+    __pydantic_config__ = JSON
+
+    name: str
+    """Where it is in the batch, as in `['label']` or `[1]`."""
+    whole: bool
+    """Whether its dtype holds whole numbers."""
+    rows: int
+    """Length of its first dimension in the last batch."""
+    shape: tuple[int, ...] = ()
+    """Its other dimensions."""
+    mean: float
+    """Mean of all values."""
+    std: float
+    """Standard deviation of all values."""
+    smallest: float
+    """Smallest value."""
+    largest: float
+    """Largest value."""
+    variance: float
+    """Mean variance of its features: the squared error of the best constant prediction."""
+    within: float
+    """Mean variance inside a batch, as a share of the variance over all batches; NaN for a constant."""
+    entropy: float = math.nan
+    """Entropy in nats of its values, where all are whole numbers from 0 to 1,022; else NaN."""
+    entropy_within: float = math.nan
+    """Mean entropy inside a batch."""
+    ignored: float = 0.0
+    """Share of values that are -100, the label that losses ignore."""
+    repeated: bool = False
+    """Whether every batch held the same values, in tensors of their own."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStats(Record):
+    """The tensors of the batches measured so far: of the first ones, then one at each probe."""
+
+    __pydantic_config__ = JSON
+
+    batches: int
+    """Number of batches measured."""
+    parts: tuple[BatchPart, ...]
+    """At most six tensors, in the order of the batch."""
+    shifted: bool = False
+    """Whether the last tensor is the first one, moved by one position: the next token is predicted."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputStats(Record):
+    """What the model returned for one batch."""
+
+    __pydantic_config__ = JSON
+
+    step: int
+    """The step of that forward pass."""
+    shape: tuple[int, ...]
+    """Shape of the output."""
+    smallest: float
+    """Smallest value."""
+    largest: float
+    """Largest value."""
+    rms: float
+    """Root mean square."""
+    spread: float
+    """Root mean square of the differences between the samples of the batch."""
+    input_spread: float
+    """The same of the first tensor that the model was called with; NaN where it is unknown."""
+    row_error: float
+    """How far the sums over the last dimension are from 1, at most."""
+    column_error: float
+    """How far the sums over the batch are from 1, at most."""
+    entropy: float
+    """Mean entropy in nats of a softmax over the last dimension; NaN for a single column."""
+    alignment: float = math.nan
+    """Length of the mean of all rows as unit vectors: 1 where all point the same way; NaN for a single column."""
+    calls: int = 1
+    """How often the model was called in this forward pass."""
+    losses: tuple[tuple[str, float], ...] = ()
+    """Common losses of this output and the tensors of the batch, as in "mse of [1]"."""
+    evaluating: bool = False
+    """Whether the model was in evaluation mode."""
+    misread: tuple[str, ...] = ()
+    """Recurrent and attention layers that read the batch as time."""
+    outside: int = 0
+    """Tensors that the output depends on and that require a gradient, but are in no model and in no optimizer."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightStats(Record):
+    """Size of each parameter before the first update."""
+
+    __pydantic_config__ = JSON
+
+    names: tuple[str, ...]
+    """Names of the parameters."""
+    rms: tuple[float, ...]
+    """Root mean square of each."""
+    std: tuple[float, ...] = ()
+    """Standard deviation of each."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure(Record):
+    """Which parameters are trained and how, as model and optimizer say at this moment."""
+
+    __pydantic_config__ = JSON
+
+    trained: tuple[str, ...] = ()
+    """Parameters that an optimizer holds and that require a gradient."""
+    sizes: tuple[int, ...] = ()
+    """Number of elements of each of `trained`."""
+    frozen: int = 0
+    """Number of parameters with `requires_grad` off."""
+    unheld: tuple[str, ...] = ()
+    """Parameters that require a gradient and that no optimizer holds."""
+    last: str = ""
+    """The last parameter of the model."""
+    announced: float = 0.0
+    """The largest learning rate that a schedule has written into a group; 0 without one."""
+    rate_zero: tuple[str, ...] = ()
+    """Trained parameters whose group has a learning rate of 0."""
+    weight_decay: float = 0.0
+    """The largest of all groups."""
+    decoupled: bool = False
+    """Whether the decay is applied to the weights and not added to the gradient."""
+    scale_free: bool = False
+    """Whether every optimizer divides by the size of the gradient."""
+    dropout: float = 0.0
+    """The largest dropout probability."""
+    dropouts: tuple[str, ...] = ()
+    """Modules with that probability."""
+    half: int = 0
+    """Number of trained parameters in float16."""
+    modes: int = 0
+    """Number of modules that behave differently in evaluation mode."""

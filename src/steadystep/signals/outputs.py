@@ -1,0 +1,270 @@
+"""What the model returns, seen through a forward hook on sampled steps, and what common losses would make of it."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from steadystep._utils.tree import tensors_in
+from steadystep.records import OutputStats
+from steadystep.signals.activations import ForwardHooks, numbers_may_leave, open_modules
+from steadystep.signals.batch_stats import BatchStatistics, batch_tensors
+from steadystep.signals.gradients import Gradients
+from steadystep.signals.loss_calls import LossCalls
+from steadystep.signals.losses import losses_of
+
+_MOST = 1 << 20  # elements of an output that are measured
+_PROBES = 6  # batches that make a record where only those of probes are known
+_MOST_NODES = 20_000  # of the graph that is searched for tensors outside the model
+_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+_TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+@final
+class Outputs(ForwardHooks):
+    """Hooks for one forward pass; the first output of the model counts.
+
+    A hook can never break the forward pass: a model whose output cannot be measured is left alone from then on.
+    """
+
+    def __init__(self, model: nn.Module, gradients: Gradients) -> None:
+        super().__init__(model)
+        self._gradients = gradients
+        self._batch: list[tuple[str, Tensor]] = []
+        self._step = 0
+        self._closed = False
+        self._outside = -1
+        self._misread: list[str] = []
+        self._shape: tuple[int, ...] = ()
+        self._evaluating = False
+        self._child: Any = None
+        self._kept: tuple[list[Any], Any] | None = None
+        self._calls = LossCalls()
+        self._count = 0
+        self.heard: Callable[[Any, int], None] = lambda batch, step: None
+        """Told of inputs and targets where the loop gives no batch."""
+        self.seen: Callable[[], None] = lambda: None
+        """Told when a forward pass has been measured."""
+        self._names: tuple[str, ...] = ()
+        self.waiting: list[Tensor] = []
+        """One flat tensor for the next host read."""
+
+    @contextmanager
+    def seeing(self, batch: Any, step: int) -> Iterator[None]:
+        """Around the forward pass of `step` on `batch`."""
+        self._batch, self._step = ([] if batch is None else batch_tensors(batch)), step
+        try:
+            with self.watching():
+                yield
+            target, self._calls.target = self._calls.target, None
+            given, output = self._kept or ([], self._child)
+            if output is not None:
+                with suppress(Exception):  # why all: it must not cost the step
+                    self._hear(given, target)
+                self._see(self._model, given, output)
+            self.seen()
+        finally:
+            self._batch, self._child, self._kept, self._calls.target = [], None, None, None
+
+    def _hear(self, given: list[Any], target: Tensor | None) -> None:
+        """The target of the loss, where it is not in the batch."""
+        if self._closed or target is None or any(tensor.data_ptr() == target.data_ptr() for _, tensor in self._batch):
+            return
+        if not self._batch:
+            first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
+            self.heard({"target": target} if first is None else {"input": first, "target": target}, self._step)
+        self._batch.append(("['target']", target))
+
+    def start(self) -> None:
+        """Put the hooks in place; what was seen before is forgotten."""
+        self.clear()
+        modules = [] if self._closed else open_modules(self._model)
+        if not modules:
+            return
+        self._calls.start()
+        self._handles.append(self._model.register_forward_hook(self._look, with_kwargs=True))
+        # why only in training: hooks would take torch's fast path from attention
+        open_ones = [child for child in self._model.children() if child.training or not isinstance(child, _ATTENTION)]
+        self._handles += [child.register_forward_hook(self._keep) for child in open_ones]
+        for name, module in modules:
+            attention = getattr(module, "self_attn", module)
+            if isinstance(module, _TIME_FIRST) and module.training and not getattr(attention, "batch_first", True):
+                self._handles.append(module.register_forward_pre_hook(self._order(name)))
+
+    def stop(self) -> None:
+        """Take the hooks away; what they saw stays."""
+        self._calls.stop()
+        super().stop()
+
+    def clear(self) -> None:
+        """Take the hooks away and forget what they saw."""
+        self.stop()
+        self.waiting, self._misread, self._child, self._kept, self._count = [], [], None, None, 0
+
+    def _order(self, name: str) -> Callable[[nn.Module, Any], None]:
+        def look(_: nn.Module, args: Any) -> None:
+            given = args[0] if args else None
+            if isinstance(given, Tensor) and given.dim() == 3 and _is_batch_first(given, self._batch):
+                self._misread.append(name)
+
+        return look
+
+    def _keep(self, _: nn.Module, __: Any, output: Any) -> None:
+        """For a loop that never calls the model itself: the last of its children counts."""
+        if not self.waiting and numbers_may_leave():
+            self._child = output
+
+    def _look(self, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._count += 1
+        if self.waiting or self._kept is not None or not numbers_may_leave():
+            return
+        self._kept = [*args, *kwargs.values()], output  # until its target is known
+
+    def _see(self, module: nn.Module, given: list[Any], output: Any) -> None:
+        try:
+            found = _main_tensor(output)
+            if found is not None:
+                self._measure(module, given, found)
+        except Exception:  # why all: it must not cost the step
+            self._closed, self.waiting = True, []
+
+    def _measure(self, module: nn.Module, given: list[Any], output: Tensor) -> None:
+        if self._outside < 0:
+            inside = {id(p) for p in (*module.parameters(), *self._gradients.parameters)}
+            self._outside = count_leaves(output, inside | {id(tensor) for _, tensor in tensors_in(given)})
+        with torch.no_grad():
+            first = next((tensor for _, tensor in tensors_in(given) if tensor.dim()), None)
+            whole = output.detach()
+            part = whole if whole.numel() <= _MOST else whole[: max(1, _MOST // max(1, whole[0].numel()))]
+            losses = losses_of(part, self._batch) if part is whole else {}
+            numbers = [*_shape_of_values(part.float()), _spread(None if first is None else first.detach())]
+            home = part.device
+            flat = [number.detach().float().reshape(()).to(home) for number in (*numbers, *losses.values())]
+            self.waiting = [torch.stack(flat)]
+        self._names, self._shape, self._evaluating = tuple(losses), tuple(output.shape), not module.training
+
+    def read(self, values: Sequence[float]) -> OutputStats:
+        """The record, from the numbers that were waiting."""
+        self.waiting = []
+        low, high, rms, spread, row, column, entropy, alignment, given, *losses = values
+        return OutputStats(
+            step=self._step,
+            shape=self._shape,
+            smallest=low,
+            largest=high,
+            rms=rms,
+            spread=spread,
+            input_spread=given,
+            row_error=row,
+            column_error=column,
+            entropy=entropy,
+            alignment=alignment,
+            calls=max(1, self._count),
+            losses=tuple(zip(self._names, losses, strict=True)),
+            evaluating=self._evaluating,
+            misread=tuple(self._misread),
+            outside=max(0, self._outside),
+        )
+
+
+@final
+class Evidence:
+    """Batches and outputs, for the host read of a step."""
+
+    def __init__(self, outputs: Outputs | None = None) -> None:
+        self._batches = BatchStatistics()
+        self._outputs = outputs
+        self.waiting: list[Tensor] = []
+        """Flat tensors for the next host read, in the order `read` wants them."""
+        if outputs is not None:
+            outputs.heard = partial(self._batches.add, enough=_PROBES)
+            outputs.seen = self._gather
+
+    def add(self, batch: Any, step: int) -> None:
+        """The batch of a step."""
+        self._batches.add(batch, step)
+        self._gather()
+
+    def _gather(self) -> None:
+        seen = [] if self._outputs is None else self._outputs.waiting
+        self.waiting = [*seen, *self._batches.waiting]
+
+    def read(self, values: Sequence[float]) -> dict[str, Any]:
+        """Fields of `Signals`, from the numbers that were waiting."""
+        found: dict[str, Any] = {}
+        if self._outputs is not None and self._outputs.waiting:
+            end = self._outputs.waiting[0].numel()
+            found["outputs"], values = self._outputs.read(values[:end]), values[end:]
+        if self._batches.waiting:
+            found["batch"] = self._batches.read(values)
+        self.waiting = []
+        return found
+
+
+def _main_tensor(output: Any) -> Tensor | None:
+    """The logits by their name, else the first tensor of real numbers."""
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
+        output = output["logits"]
+    for _, tensor in tensors_in(output, most_parts=64):
+        if tensor.dim() and tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
+            return tensor
+    return None
+
+
+def _shape_of_values(values: Tensor) -> list[Tensor]:
+    """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy, alignment."""
+    low, high = torch.aminmax(values)
+    rms = values.square().mean().sqrt()
+    unknown = torch.full_like(rms, math.nan)
+    if values.dim() < 2:
+        return [low, high, rms, _spread(values), unknown, unknown, unknown, unknown]
+    row = (values.sum(-1) - 1.0).abs().amax()
+    column = (values.sum(0) - 1.0).abs().amax()
+    logs = torch.log_softmax(values, -1)
+    entropy = -(logs.exp() * logs).sum(-1).mean() if values.shape[-1] > 1 else unknown
+    rows = values.flatten(0, -2)
+    units = rows * rows.square().sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
+    alignment = units.mean(0).square().sum().sqrt() if values.shape[-1] > 1 else unknown
+    return [low, high, rms, _spread(values), row, column, entropy, alignment]
+
+
+def _spread(values: Tensor | None) -> Tensor:
+    """How far the samples of a batch are apart; NaN for fewer than two."""
+    if values is None or len(values) < 2 or values.is_complex():
+        return torch.full((), math.nan)
+    rows = values[: max(2, _MOST // max(1, values[0].numel()))]
+    return rows.float().var(0, correction=0).mean().sqrt()
+
+
+def _is_batch_first(given: Tensor, batch: list[tuple[str, Tensor]]) -> bool:
+    """Whether the first dimension is that of the samples: so say the inputs and the targets of the batch."""
+    if len(batch) < 2:
+        return False
+    inputs, targets = batch[0][1], batch[-1][1]
+    rows = len(inputs)
+    one_label_each = targets.dim() == 1 and len(targets) == rows
+    as_given = inputs.dim() > 1 and tuple(given.shape[:2]) == tuple(inputs.shape[:2])
+    return one_label_each and as_given and given.shape[1] != rows
+
+
+def count_leaves(output: Tensor, inside: set[int]) -> int:
+    """Tensors at the ends of the graph of `output` that are not `inside`; 0 where the graph is too large to search."""
+    waiting = [output.grad_fn] if output.grad_fn is not None else []
+    seen: set[Any] = set(waiting)
+    found: set[int] = set()
+    while waiting:
+        if len(seen) > _MOST_NODES:
+            return 0
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, nn.Parameter) and id(variable) not in inside:
+            found.add(id(variable))
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+    return len(found)
