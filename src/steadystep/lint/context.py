@@ -9,7 +9,7 @@ from typing import final
 
 from steadystep.lint.catalog import RULES
 from steadystep.lint.events import EnteredLoop, Event, EventKind
-from steadystep.lint.names import owner_of
+from steadystep.lint.names import last, name_of, owner_of
 from steadystep.lint.networks import Network, networks_of
 from steadystep.lint.report import Hit
 from steadystep.lint.roles import Roles
@@ -175,6 +175,21 @@ def _cycles(root: tuple[Event, ...]) -> Iterator[Cycle]:
         else:
             inside = tuple(e for e in root if not step.loops or step.loops[-1] in e.loops)
             yield Cycle(step, step.loops[-1] if step.loops else None, inside, root)
+
+
+def only_goes_back(context: Context, backward: Event, *, divides: bool = True) -> bool:
+    """`accelerator.backward(loss)`, `fabric.backward(loss)`, `self.manual_backward(loss)`; an engine may do more.
+
+    accelerate divides by the number of micro-batches; `divides=False` leaves it out.
+    """
+    script, leaf = context.script, last(backward.local).lower()
+    if isinstance(backward.node, ast.Call) and last(name_of(backward.node.func)) == "manual_backward":
+        return True
+    made = [v for v in script.values(backward.local, backward.node) if isinstance(v, ast.Call)]
+    known = {last(script.full(v.func)) for v in made}
+    if "Fabric" in known or "fabric" in leaf:
+        return True
+    return divides and ("Accelerator" in known or "accelerator" in leaf)
 
 
 RuleFunction = Callable[[Context], Iterator[Hit]]

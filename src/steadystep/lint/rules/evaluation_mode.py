@@ -198,6 +198,8 @@ def _not_back(context: Context, root: tuple[Event, ...], event: Event, trained: 
         return
     step = _steps_in(root, loop)[0]
     made = context.roles.optimizer_call(step.local if step.kind == "step" else step.subject, step.node)
+    if made is not None and loop.node in context.script.ancestors(made):
+        return  # each pass trains a new network: a search over settings
     model = context.roles.model_of(made) if made is not None else ""
     if last(event.owner) not in trained and last(event.owner) != last(model):
         return

@@ -3,14 +3,13 @@
 import ast
 from collections.abc import Iterator
 
-from steadystep.lint.context import Context, hit
+from steadystep.lint.context import Context, hit, only_goes_back
 from steadystep.lint.events import Event
 from steadystep.lint.names import last, looks_like_loss, name_of, parameters
 from steadystep.lint.networks import makes_module
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.graphs import MOVES, graph_of, is_data, is_fresh, is_state
 from steadystep.lint.rules.loss import cut_at
-from steadystep.lint.rules.zeroing import only_goes_back
 from steadystep.lint.script import Function, Script
 
 _NEW_TENSORS = ("ones", "zeros", "full", "rand", "randn", "randint", "empty", "tensor", "arange", "eye", "ones_like")
