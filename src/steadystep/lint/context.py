@@ -63,12 +63,14 @@ class Edit:
             return ""
         # why not the whole file: difflib's time grows with what it is shown, and every hit has its diff
         first = max(1, min(touched) - 2)
-        old, new = self._script.lines[first - 1 : max(touched) + 2], list[str]()
+        if max(touched) > self._script.own + 1:
+            return ""  # another file would have to be changed
+        old, new = self._script.lines[: self._script.own][first - 1 : max(touched) + 2], list[str]()
         for number, line in enumerate(old, first):
             new += self._before.get(number, [])
             if number not in self._gone:
                 new.append(self._instead.get(number, line))
-        new += self._before.get(len(self._script.lines) + 1, [])
+        new += self._before.get(self._script.own + 1, [])
         name = self._script.path
         lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", lineterm="", n=1)
         return "\n".join(_moved(line, first - 1) if line.startswith("@@ ") else line for line in lines)

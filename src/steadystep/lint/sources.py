@@ -197,7 +197,8 @@ def _lambda_of(script: Script, call: ast.Call) -> ast.expr | None:
 
 def maker_of(script: Script, call: ast.Call) -> Function | None:
     """The function of this file that a call by its plain name, on `self` or on a class, runs."""
-    owner, _, leaf = name_of(call.func).rpartition(".")
+    name = name_of(call.func)
+    owner, _, leaf = script.linked.aliases.get(name, name).rpartition(".")
     functions = script.functions.get(leaf, [])
     if not owner:
         plain = [f for f in functions if script.class_of(f) is None]

@@ -1,4 +1,4 @@
-"""Code that was misread on public training repositories: chains, detached factors, single steps, sweeps, branches, totals.
+"""Code that was misread on public repositories: chains, detached factors, single steps, sweeps, branches, totals.
 
 Each fault next to the code that only looks like it.
 """

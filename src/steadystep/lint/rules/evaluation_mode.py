@@ -8,7 +8,7 @@ from steadystep.lint.context import Context, hit
 from steadystep.lint.control import is_no_grad
 from steadystep.lint.events import EnteredLoop, Event
 from steadystep.lint.names import last, name_of, path_of
-from steadystep.lint.networks import is_module_class, makes_module
+from steadystep.lint.networks import is_model_call, is_module_class, makes_module
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.passes import put_into_eval_before
 from steadystep.lint.script import Function, Script, ScriptScope
@@ -178,6 +178,8 @@ def mode_matters(script: Script, forward: ast.Call) -> bool:
     """Unless the whole network is in the file and has no layer that behaves differently."""
     values = [v for v, _ in named_sources(script, path_of(forward.func), forward)]
     local = values and all(makes_module(v, script) for v in values)
+    if script.linked.lines and not is_model_call(forward, script):
+        return bool(_RANDOM_LAYERS.search(script.text))  # a method of another file runs it
     if not local or any(is_module_class(c, script) and len(c.bases) > 1 for c in script.classes.values()):
         return True
     return bool(_RANDOM_LAYERS.search(script.text))
