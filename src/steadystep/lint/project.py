@@ -24,10 +24,10 @@ _MOST = 40  # definitions taken over into one script
 _MOST_LINES = 800
 _LONGEST = 250  # lines: a longer definition is a framework, not a step
 _DEEPEST = 3
-_ASKS = re.compile(r"\.(backward|step|zero_grad|eval|train)\(|cross_entropy|CrossEntropy|BCE|NLL")
+_ASKS = re.compile(r"optim\.|clip_grad|\.(backward|step|zero_grad|eval|train)\(|cross_entropy|CrossEntropy|BCE|NLL")
 """A script without any of these has nothing that another file could decide."""
 _MATTERS = re.compile(
-    r"backward|\.step\(|zero_grad|grad|optim|sched|scaler|\.(eval|train)\(|nn\.|loss|soft|sigm|Module|Sampler"
+    r"backward|\.step\(|zero_grad|grad|\bopt|optim|param|sched|scaler|\.(eval|train)\(|nn\.|loss|soft|sigm|Module|Sampler"
 )
 """Definitions without any of these are left where they are."""
 Definition = Function | ast.ClassDef

@@ -133,7 +133,10 @@ def _is_divided(context: Context, backward: Event) -> bool:
     """An engine, or accelerate, may do it; fabric and `manual_backward` do not."""
     if not backward.managed:
         return False
-    return "Accelerator" in context.script.calls or not only_goes_back(context, backward, divides=False)
+    words = {k.arg or "**" for c in context.script.calls.get("Accelerator", ()) for k in c.keywords}
+    divides = "accumulate" in context.script.calls or any("accumulation" in w or w == "**" for w in words)
+    known = "Accelerator" in context.script.calls and not divides
+    return not only_goes_back(context, backward, divides=known)
 
 
 def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:

@@ -25,7 +25,7 @@ def check(context: Context) -> Iterator[Hit]:
 
 def _no_epoch(context: Context) -> Iterator[Hit]:
     script = context.script
-    if "set_epoch" in script.attributes or script.calls.keys() & _SETS_EPOCH:
+    if "set_epoch" in script.attributes or (script.calls.keys() & _SETS_EPOCH) - {*script.classes, *script.functions}:
         return
     epochs = [c for c in context.cycles if len(c.step.loops) > 1 and isinstance(c.step.loops[-2].node, ast.For)]
     loaders = script.calls.get("DataLoader", ())

@@ -152,7 +152,8 @@ def _none_at_all(context: Context, cycle: Cycle) -> bool:
     step = cycle.step
     if _has_closure(step):
         return False
-    if cycle.loop is None or not any(e.kind == "zero" and clears(context, e, step) for e in cycle.after(step)):
+    cleared = any(e.kind == "zero" and (e.owner or clears(context, e, step)) for e in cycle.events)
+    if cycle.loop is None or not cleared or "backward" in context.script.attributes:
         return False
     if _may_go_back(context, _body(context, cycle)):
         return False

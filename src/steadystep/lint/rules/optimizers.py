@@ -125,7 +125,7 @@ def _asks_for_two(test: ast.expr) -> bool:
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.comparators[0], ast.Constant):
         return False
     words = {n.attr for n in ast.walk(test.left) if isinstance(n, ast.Attribute)}
-    wanted = {ast.Eq: 2, ast.GtE: 2, ast.Gt: 1}.get(type(test.ops[0]))  # type: ignore[call-overload]
+    wanted = {ast.Eq: 2, ast.GtE: 2, ast.Gt: 1}.get(type(test.ops[0]))
     return bool(words & set(_TWO)) and wanted is not None and test.comparators[0].value == wanted
 
 

@@ -1,13 +1,14 @@
 """SS308: a prediction that goes through numpy on its way to the loss."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
-from steadystep.lint.events import Event
 from steadystep.lint.names import last, looks_like_loss, name_of
 from steadystep.lint.networks import is_model_call
 from steadystep.lint.report import Hit
+from steadystep.lint.rules.loss import under_no_grad
 from steadystep.lint.script import Script
 
 _BACK = ("from_numpy", "tensor", "as_tensor", "Tensor", "FloatTensor")
@@ -25,23 +26,41 @@ _SAME = (
     "sum",
     "T",
 )
+_COMPUTES = re.compile(r"loss|^training_step$|^forward_backward", re.I)
 _DEEPEST = 5
 
 
 def check(context: Context) -> Iterator[Hit]:
     """For every backward: the loss is a function of a tensor that was made from numbers of the network."""
     seen: set[ast.AST] = set()
-    for event in context.events("backward"):
-        loss = _value(context.script, event.loss, event.node)
-        if event.no_grad or loss is None:
-            continue
-        made = _made_from_numbers(context, loss, event)
+    for loss in _losses(context):
+        made = _made_from_numbers(context, loss)
         if made is not None and made not in seen:
             seen.add(made)
             message = f"{_short(made)} is a new tensor without a graph: no gradient reaches the network through it"
             yield hit(
                 "SS308", made, message, snippet="loss = criterion(model(x), y)   # stay in torch up to backward()"
             )
+
+
+def _losses(context: Context) -> Iterator[ast.Call]:
+    """Calls that give a term of what backward is called on, or of what a function that computes a loss gives back."""
+    script = context.script
+    waiting: list[tuple[ast.AST, ast.expr, int]] = []
+    for event in context.events("backward"):
+        if not event.no_grad and event.loss is not None:
+            waiting.append((event.node, event.loss, 0))
+    for node in script.nodes:
+        scope = script.scope_of(node) if isinstance(node, ast.Return) and node.value is not None else None
+        if scope is not None and _COMPUTES.search(scope.name) and isinstance(node, ast.Return):
+            waiting += [(node, node.value, 0)] if node.value is not None else []
+    while waiting:
+        at, expr, depth = waiting.pop()
+        value = _value(script, expr, at)
+        if isinstance(value, ast.BinOp):
+            waiting += [(at, part, depth + 1) for part in (value.left, value.right) if depth < _DEEPEST]
+        elif isinstance(value, ast.Call) and not under_no_grad(script, value):
+            yield value
 
 
 def _value(script: Script, node: ast.expr | None, at: ast.AST) -> ast.expr | None:
@@ -58,20 +77,19 @@ def _value(script: Script, node: ast.expr | None, at: ast.AST) -> ast.expr | Non
     return node
 
 
-def _made_from_numbers(context: Context, loss: ast.expr, event: Event) -> ast.expr | None:
+def _made_from_numbers(context: Context, loss: ast.Call) -> ast.expr | None:
     """`criterion(torch.tensor(numbers), y)`, where the numbers are the network's and nothing else has its graph."""
     script = context.script
-    known = isinstance(loss, ast.Call) and (
-        looks_like_loss(script.full(loss.func)) or last(name_of(loss.func)).endswith(("criterion", "cross_entropy"))
-    )
-    if not isinstance(loss, ast.Call) or not known or not loss.args:
+    leaf = last(name_of(loss.func))
+    known = looks_like_loss(script.full(loss.func)) or leaf.endswith(("criterion", "cross_entropy"))
+    if not known or not loss.args:
         return None
-    first = _value(script, loss.args[0], event.node)
+    first = _value(script, loss.args[0], loss)
     if not isinstance(first, ast.Call) or last(script.full(first.func)) not in _BACK or not first.args:
         return None
-    if any(_has_graph(script, other, event.node) for other in loss.args[1:]):
+    if any(_has_graph(script, other, loss) for other in loss.args[1:]):
         return None
-    return first if _is_numbers_of_network(script, first.args[0], event.node) else None
+    return first if _is_numbers_of_network(script, first.args[0], loss) else None
 
 
 def _names(node: ast.AST) -> list[ast.Name]:

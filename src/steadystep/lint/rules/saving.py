@@ -8,6 +8,7 @@ from steadystep.lint.context import Context, hit
 from steadystep.lint.names import last, name_of
 from steadystep.lint.report import Hit
 from steadystep.lint.script import Script
+from steadystep.lint.sources import sources
 
 _POSITION = re.compile(r"^(epoch|step|iter|iteration|global_step|next_epoch|start_epoch|it)s?$", re.I)
 _OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|trainer|engine", re.I)
@@ -20,10 +21,8 @@ def check(context: Context) -> Iterator[Hit]:
         return
     if all(_is_plain_sgd(context, made) for made in _optimizers(context)):
         return
-    for call in sorted(script.calls.get("save", ()), key=lambda c: c.lineno):
-        table = _table(script, call)
-        if table is None or script.full(call.func) != "torch.save":
-            continue
+    saves = [c for c in script.calls.get("save", ()) if script.full(c.func) == "torch.save"]
+    for table in (t for call in sorted(saves, key=lambda c: c.lineno) for t in _tables(script, call)):
         keys = [k.value for k in table.keys if isinstance(k, ast.Constant) and isinstance(k.value, str)]
         weights = any("state_dict" in ast.unparse(v) for v in table.values)
         if weights and any(_POSITION.search(k) for k in keys) and None not in table.keys:
@@ -32,15 +31,15 @@ def check(context: Context) -> Iterator[Hit]:
             return
 
 
-def _table(script: Script, call: ast.Call) -> ast.Dict | None:
+def _tables(script: Script, call: ast.Call) -> list[ast.Dict]:
+    """What is saved, here or by those who call the function that saves it."""
     given = call.args[0] if call.args else None
     if isinstance(given, ast.Name):
-        found = script.reaching(given.id, call)
         later = [n for n in script.nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)]
         if any(name_of(n.value) == given.id for n in later):
-            return None
-        given = found[1] if found is not None else None
-    return given if isinstance(given, ast.Dict) else None
+            return []
+    made = [v for v, _ in sources(script, given)] if given is not None else []
+    return [v for v in made if isinstance(v, ast.Dict)] if all(isinstance(v, ast.Dict) for v in made) else []
 
 
 def _resumes(script: Script) -> bool:
