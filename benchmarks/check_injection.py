@@ -227,12 +227,11 @@ def total_keeps_graph(source: Source) -> Iterator[str]:
 
 
 def _losses(source: Source, function: str, criterion: str) -> Iterator[ast.Call]:
-    made = {
-        ast.unparse(t)
-        for n in ast.walk(source.tree)
-        if isinstance(n, ast.Assign) and criterion in ast.unparse(n.value)
-        for t in n.targets
-    }
+    """Calls of a loss of torch: by its function, or by what a class of torch was assigned to."""
+    made = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign) and re.search(rf"(?<![A-Za-z]){criterion}\(", ast.unparse(node.value)):
+            made |= {ast.unparse(target) for target in node.targets}
     for call in source.calls:
         plain = len(call.args) >= 2 and not isinstance(call.args[0], ast.Starred)
         if plain and (_leaf(call) == function or ast.unparse(call.func) in made):
@@ -240,17 +239,17 @@ def _losses(source: Source, function: str, criterion: str) -> Iterator[ast.Call]
 
 
 def softmax_first(source: Source) -> Iterator[str]:
-    for call in _losses(source, "cross_entropy", "CrossEntropyLoss("):
+    for call in _losses(source, "cross_entropy", "CrossEntropyLoss"):
         yield source.replaced(call.args[0], f"({ast.unparse(call.args[0])}).softmax(dim=1)")
 
 
 def sigmoid_first(source: Source) -> Iterator[str]:
-    for call in _losses(source, "binary_cross_entropy_with_logits", "BCEWithLogitsLoss("):
+    for call in _losses(source, "binary_cross_entropy_with_logits", "BCEWithLogitsLoss"):
         yield source.replaced(call.args[0], f"({ast.unparse(call.args[0])}).sigmoid()")
 
 
 def probabilities_to_nll(source: Source) -> Iterator[str]:
-    if any(_losses(source, "nll_loss", "NLLLoss(")):
+    if any(_losses(source, "nll_loss", "NLLLoss")):
         for call in source.of("log_softmax"):
             yield source.replaced(call.func, ast.unparse(call.func).replace("log_softmax", "softmax"))
 
@@ -266,13 +265,14 @@ def no_eval(source: Source) -> Iterator[str]:
 
 
 def no_train(source: Source) -> Iterator[str]:
-    """Every train() of a file that evaluates in the loop that trains."""
+    """Every train() of a file with dropout or batch norm in it that evaluates in the loop that trains."""
     trains = [s for s in source.statements("train") if not _call(s).args and _owner(_call(s))]
     evals = [s for s in source.statements("eval") if not _call(s).args]
     same = {_owner(_call(s)) for s in trains} == {_owner(_call(s)) for s in evals} and len(trains) == len(
         source.of("train")
     )
-    if trains and same and all(source.in_loop(s) for s in evals) and any(source.in_loop(s) for s in trains):
+    random = re.search(r"nn\.(Dropout|BatchNorm)", source.text)
+    if random and trains and same and all(source.in_loop(s) for s in evals) and any(source.in_loop(s) for s in trains):
         yield source.without(*trains)
 
 
@@ -345,7 +345,9 @@ def no_optimizer_state(source: Source) -> Iterator[str]:
     """The optimizer left out of a checkpoint with a position, and of the resume."""
     text = re.sub(r"^(\s*)\S*opt\w*\.load_state_dict\(.*\n", r"\1pass\n", source.text, flags=re.M)
     text = re.sub(r"^.*opt\w*\.state_dict\(.*\n", "", text, flags=re.M)
-    if text != source.text and re.search(r"['\"]epoch['\"]\s*[:\]]", text) and source.of("backward"):
+    position = r"\[['\"](epoch|step|iter|global_step)s?['\"]\]"
+    resumes = re.search(position, text) and re.search(r"['\"](epoch|step|iter)s?['\"]\s*:", text) and source.of("load")
+    if text != source.text and resumes and source.of("backward") and not re.search(r"opt\w*\.state_dict", text):
         yield text
 
 
@@ -356,7 +358,7 @@ def grad_typo(source: Source) -> Iterator[str]:
 
 
 def through_numpy(source: Source) -> Iterator[str]:
-    for call in [*_losses(source, "cross_entropy", "CrossEntropyLoss("), *_losses(source, "mse_loss", "MSELoss(")]:
+    for call in [*_losses(source, "cross_entropy", "CrossEntropyLoss"), *_losses(source, "mse_loss", "MSELoss")]:
         if isinstance(call.args[0], ast.Name) and source.of("backward"):
             name = call.args[0].id
             yield source.replaced(call.args[0], f"torch.tensor({name}.detach().cpu().numpy(), requires_grad=True)")
@@ -370,7 +372,7 @@ def no_log_eps(source: Source) -> Iterator[str]:
 
 
 def _losses_exist(source: Source) -> bool:
-    return any(_losses(source, "cross_entropy", "CrossEntropyLoss("))
+    return any(_losses(source, "cross_entropy", "CrossEntropyLoss"))
 
 
 KINDS: dict[str, tuple[Callable[[Source], Iterator[str]], tuple[str, ...]]] = {

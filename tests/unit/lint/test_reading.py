@@ -155,9 +155,85 @@ for e in range(3):
     print(running)
 """,
     ),
+    "options that are called opt": (
+        "SS106",
+        """
+from options import parse, validate
+opt = parse()
+model = nn.Linear(opt.width, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+while True:
+    loss = F.mse_loss(model(torch.ones(opt.batch, 2)), torch.ones(opt.batch, 2))
+    loss.backward()
+    optimizer.step()
+    validate(model, opt)
+""",
+    ),
+    "a criterion that is moved": (
+        "SS303",
+        """
+def build():
+    model, criterion = nn.Linear(2, 2), nn.CrossEntropyLoss()
+    if torch.cuda.is_available():
+        criterion = criterion.cuda()
+    return model, criterion
+def train(model, criterion, opt):
+    for x, y in loader:
+        loss = criterion(model(x).softmax(dim=1), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+model, criterion = build()
+train(model, criterion, torch.optim.Adam(model.parameters(), lr=1e-3))
+""",
+    ),
+    "a name that only begins like an optimization": (
+        "SS108",
+        """
+from optimizers import smart_optimizer
+model = nn.Linear(2, 2)
+optimizer = smart_optimizer(model)
+for x, y in loader:
+    loss = F.mse_loss(model(x), y)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    ),
+    "names of the test loop": (
+        "SS110",
+        """
+model = nn.Linear(2, 2)
+opt = torch.optim.Adam(model.parameters(), lr=1e-3)
+for x, y in loader:
+    out = model(x)
+    loss = F.mse_loss(out, y)
+    opt.zero_grad()
+    loss.backward(retain_graph=True)
+    opt.step()
+with torch.no_grad():
+    for x, y in val_loader:
+        out = model.eval()(x)
+        print(out.argmax())
+""",
+    ),
 }
 
 CLEAN = {
+    "a network with a name of its own": """
+class Learner(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.encoder = net
+    def forward(self, x):
+        projector = self.make(x)
+        return projector(self.encoder(x)).sum()
+learner = Learner(nn.Linear(2, 2))
+opt = torch.optim.Adam(learner.parameters(), lr=3e-4)
+loss = learner(torch.ones(2, 2))
+opt.zero_grad()
+loss.backward()
+opt.step()
+""",
     "back to train() through a chain": """
 model = nn.Sequential(nn.Linear(2,2), nn.Dropout())
 opt = torch.optim.Adam(model.parameters(), lr=1e-3)

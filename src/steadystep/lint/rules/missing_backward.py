@@ -13,7 +13,7 @@ from steadystep.lint.rules.stepping import clears, step_name
 from steadystep.lint.targets import target_of
 
 _MAY_GO_BACK = re.compile(
-    r"backward|backprop|learn|closure|deriv|optimi[sz]e|(apply|compute|calc|set|write|accumulate|estimate|get)_?\w*grad",
+    r"backward|backprop|learn(?!ing_?rate|er|able)|closure|deriv|optimi[sz]e(?!r)|(apply|compute|calc|set|write|accumulate|estimate|get)_?\w*grad",
     re.I,
 )
 _USES = ("backward", "grad-call", "opaque", "guard", "step", "scaler-step")

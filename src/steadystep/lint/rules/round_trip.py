@@ -8,7 +8,7 @@ from steadystep.lint.context import Context, hit
 from steadystep.lint.names import last, looks_like_loss, name_of
 from steadystep.lint.networks import is_model_call
 from steadystep.lint.report import Hit
-from steadystep.lint.rules.loss import under_no_grad
+from steadystep.lint.rules.loss import cut_at, under_no_grad
 from steadystep.lint.script import Script
 
 _BACK = ("from_numpy", "tensor", "as_tensor", "Tensor", "FloatTensor")
@@ -111,12 +111,17 @@ def _is_numbers_of_network(script: Script, node: ast.expr, at: ast.AST, depth: i
 
 
 def _has_graph(script: Script, node: ast.AST, at: ast.AST, depth: int = 0) -> bool:
-    """A network has run for it."""
-    if any(isinstance(n, ast.Call) and is_model_call(n, script) for n in ast.walk(node)):
+    """A network has run for it, with gradients, and nothing has cut it off since."""
+    cut = {
+        id(n) for c in ast.walk(node) if isinstance(c, ast.expr) and c is not node and cut_at(c) for n in ast.walk(c)
+    }
+    parts = [n for n in ast.walk(node) if id(n) not in cut]
+    runs = [n for n in parts if isinstance(n, ast.Call) and is_model_call(n, script)]
+    if any(not under_no_grad(script, n) for n in runs):
         return True
-    if depth > _DEEPEST:
+    if depth > _DEEPEST or (isinstance(node, ast.expr) and cut_at(node)):
         return False
-    found = [script.reaching(n.id, at) for n in _names(node)]
+    found = [script.reaching(n.id, at) for n in parts if isinstance(n, ast.Name)]
     return any(f is not None and f[1] is not node and _has_graph(script, f[1], f[0], depth + 1) for f in found)
 
 
