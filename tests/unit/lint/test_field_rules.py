@@ -263,6 +263,20 @@ for x, y in loader:
     loss.backward()
     opt.step()
 """,
+    "SS308 in the first arm": """model = nn.Linear(2, 2)
+opt = torch.optim.Adam(model.parameters(), lr=1e-3)
+for x, y in loader:
+    opt.zero_grad()
+    if args.amp:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = model(x)
+            loss = F.mse_loss(torch.tensor(out.detach().numpy(), requires_grad=True), y)
+    else:
+        out = model(x)
+        loss = F.mse_loss(out, y)
+    loss.backward()
+    opt.step()
+""",
     "SS308 smoothed in numpy": """model = nn.Linear(2, 2)
 opt = torch.optim.Adam(model.parameters(), lr=1e-3)
 for x, y in loader:

@@ -219,6 +219,38 @@ with torch.no_grad():
 }
 
 CLEAN = {
+    "a trained weight and a detached rest": """
+log_alpha = torch.zeros(1, requires_grad=True)
+alpha = log_alpha.exp()
+opt = torch.optim.Adam([log_alpha], lr=1e-3)
+for x, y in loader:
+    opt.zero_grad()
+    alpha_loss = (log_alpha.exp() * (-x - 1.0).detach()).mean()
+    loss = (alpha * (-x - 1.0).detach()).mean()
+    (alpha_loss + loss).backward()
+    opt.step()
+class Agent:
+    def update(self, x):
+        self.optimizer.zero_grad()
+        loss = (self.alpha * (-x - self.target).detach()).mean()
+        loss.backward()
+        self.optimizer.step()
+""",
+    "a range test with a schedule of its own": """
+from torch.optim.lr_scheduler import _LRScheduler
+class FindRate(_LRScheduler):
+    def get_lr(self):
+        return [rate * 2 ** self.last_epoch for rate in self.base_lrs]
+model = nn.Linear(2, 2)
+opt = torch.optim.SGD(model.parameters(), lr=1e-7)
+schedule = FindRate(opt)
+for x, y in loader:
+    opt.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    opt.step()
+    schedule.step()
+""",
     "a network with a name of its own": """
 class Learner(nn.Module):
     def __init__(self, net):

@@ -25,9 +25,16 @@ _DEEPEST = 9
 def other_factor(product: ast.BinOp) -> ast.expr | None:
     """The factor that is no number, of `0.5 * loss` and `loss * weight`; None where both may carry the graph."""
     left, right = product.left, product.right
-    if _is_number(left):
-        return right
-    return left if _is_number(right) else None
+    for factor, other in ((left, right), (right, left)):
+        if _is_number(factor) and (isinstance(factor, ast.Constant) or _is_loss(other)):
+            return other
+    return None
+
+
+def _is_loss(node: ast.expr) -> bool:
+    """`loss.detach()`, at once or by a name: of anything else a weight may be what is trained."""
+    words = (n.id if isinstance(n, ast.Name) else getattr(n, "attr", "") for n in ast.walk(node))
+    return any(looks_like_loss(word) for word in words)
 
 
 def _is_number(node: ast.expr) -> bool:

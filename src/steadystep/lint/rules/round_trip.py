@@ -56,7 +56,13 @@ def _losses(context: Context) -> Iterator[ast.Call]:
             waiting += [(node, node.value, 0)] if node.value is not None else []
     while waiting:
         at, expr, depth = waiting.pop()
+        if isinstance(expr, ast.Name) and depth < _DEEPEST:  # in every arm of an `if`, not only in the last
+            named = script.assigned.get((script.scope_of(at), expr.id), ())
+            waiting += [(s, v, depth + 1) for s, v in named if s.lineno < script.stmt_of(at).lineno]
+            continue
         value = _value(script, expr, at)
+        if isinstance(value, ast.Name) and value is not expr and depth < _DEEPEST:
+            waiting.append((at, value, depth + 1))
         if isinstance(value, ast.BinOp):
             waiting += [(at, part, depth + 1) for part in (value.left, value.right) if depth < _DEEPEST]
         elif isinstance(value, ast.Call) and not under_no_grad(script, value):
