@@ -66,6 +66,14 @@ RULES: dict[str, LintRule] = {
             "graph that spans batches",
         ),
         LintRule(
+            "SS111", "clip-after-step-in-backward", "error",
+            "each parameter is stepped by a hook inside backward(); a clip after it finds nothing left to limit",
+        ),
+        LintRule(
+            "SS112", "schedule-free-mode", "error",
+            "a schedule-free optimizer has two sets of weights: train() selects those to step, eval() those to use",
+        ),
+        LintRule(
             "SS201", "scaler-with-bf16", "warning",
             "bf16 has the range of fp32 and nothing to scale; a scaler can only skip good steps",
         ),
@@ -105,6 +113,14 @@ RULES: dict[str, LintRule] = {
             "SS306", "hidden-state-not-detached", "error",
             "the hidden state carries the graph of every earlier batch: backward fails, or slows down with each "
             "batch",
+        ),
+        LintRule(
+            "SS307", "log-of-zero", "warning",
+            "a probability that rounds to zero has a logarithm of -inf: the loss becomes infinite, its gradient NaN",
+        ),
+        LintRule(
+            "SS308", "prediction-through-numpy", "error",
+            "numpy keeps values, not the graph: the loss has no gradient with respect to the weights",
         ),
         LintRule(
             "SS401", "evaluation-in-training-mode", "error",
@@ -157,6 +173,30 @@ RULES: dict[str, LintRule] = {
         LintRule(
             "SS604", "wrong-parameters-optimized", "error",
             "the loss depends on another network than the one the optimizer updates: nothing is learned",
+        ),
+        LintRule(
+            "SS605", "muon-without-the-rest", "error",
+            "Muon takes matrices only; biases, norms and embeddings are in no optimizer and keep their first values",
+        ),
+        LintRule(
+            "SS606", "requires-grad-typo", "error",
+            "Python accepts any attribute name: the parameter keeps its requires_grad, so nothing is frozen",
+        ),
+        LintRule(
+            "SS701", "sampler-epoch-not-set", "warning",
+            "without set_epoch() a DistributedSampler shuffles every epoch in the same way",
+        ),
+        LintRule(
+            "SS702", "rank-local-skip", "error",
+            "backward() is collective under DDP and FSDP: a rank that leaves it out makes the others wait forever",
+        ),
+        LintRule(
+            "SS703", "generator-shared-by-workers", "warning",
+            "each worker begins with a copy of the generator, in every epoch: augmentations repeat across workers",
+        ),
+        LintRule(
+            "SS704", "checkpoint-without-optimizer", "warning",
+            "a resumed run starts with empty moments at a full learning rate, which often shows as a loss spike",
         ),
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import final
 
 from steadystep.lint.catalog import RULES
 from steadystep.lint.events import EnteredLoop, Event, EventKind
-from steadystep.lint.names import owner_of
+from steadystep.lint.names import last, name_of, owner_of
 from steadystep.lint.networks import Network, networks_of
 from steadystep.lint.report import Hit
 from steadystep.lint.roles import Roles
@@ -63,12 +63,14 @@ class Edit:
             return ""
         # why not the whole file: difflib's time grows with what it is shown, and every hit has its diff
         first = max(1, min(touched) - 2)
-        old, new = self._script.lines[first - 1 : max(touched) + 2], list[str]()
+        if max(touched) > self._script.own + 1:
+            return ""  # another file would have to be changed
+        old, new = self._script.lines[: self._script.own][first - 1 : max(touched) + 2], list[str]()
         for number, line in enumerate(old, first):
             new += self._before.get(number, [])
             if number not in self._gone:
                 new.append(self._instead.get(number, line))
-        new += self._before.get(len(self._script.lines) + 1, [])
+        new += self._before.get(self._script.own + 1, [])
         name = self._script.path
         lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", lineterm="", n=1)
         return "\n".join(_moved(line, first - 1) if line.startswith("@@ ") else line for line in lines)
@@ -175,6 +177,21 @@ def _cycles(root: tuple[Event, ...]) -> Iterator[Cycle]:
         else:
             inside = tuple(e for e in root if not step.loops or step.loops[-1] in e.loops)
             yield Cycle(step, step.loops[-1] if step.loops else None, inside, root)
+
+
+def only_goes_back(context: Context, backward: Event, *, divides: bool = True) -> bool:
+    """`accelerator.backward(loss)`, `fabric.backward(loss)`, `self.manual_backward(loss)`; an engine may do more.
+
+    accelerate divides by the number of micro-batches; `divides=False` leaves it out.
+    """
+    script, leaf = context.script, last(backward.local).lower()
+    if isinstance(backward.node, ast.Call) and last(name_of(backward.node.func)) == "manual_backward":
+        return True
+    made = [v for v in script.values(backward.local, backward.node) if isinstance(v, ast.Call)]
+    known = {last(script.full(v.func)) for v in made}
+    if "Fabric" in known or "fabric" in leaf:
+        return True
+    return divides and ("Accelerator" in known or "accelerator" in leaf)
 
 
 RuleFunction = Callable[[Context], Iterator[Hit]]

@@ -17,6 +17,7 @@ HARMLESS = frozenset(
         *("save_state", "load_state", "save", "prepare", "accumulate", "no_sync", "reduce", "pad_across_processes"),
         *("init_trackers", "end_training", "skip_first_batches", "get_state_dict", "register_for_checkpointing"),
         *("toggle_optimizer", "untoggle_optimizer", "all_gather", "all_reduce", "barrier", "broadcast", "log_metrics"),
+        *("scale_loss", "move_to", "_found_inf_per_device", "is_enabled", "get_scale"),
         *("setup", "setup_module", "setup_optimizers", "setup_dataloaders", "seed_everything", "launch", "to_device"),
     ]
 )

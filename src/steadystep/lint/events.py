@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass
 from typing import Literal, final
 
-from steadystep.lint.names import argument, last, looks_like_loss, name_of, owner_of, path_of
+from steadystep.lint.names import argument, chained, last, looks_like_loss, name_of, owner_of, path_of
 from steadystep.lint.networks import is_model_call
 from steadystep.lint.roles import Roles, is_managed
 from steadystep.lint.script import Script
@@ -147,7 +147,7 @@ def _network(params: ast.expr | None) -> str:
 
 
 def _method(call: ast.Call, func: ast.Attribute, leaf: str, roles: Roles) -> Seen | None:
-    owner = owner_of(func.value)
+    owner = owner_of(chained(func.value) if leaf in ("eval", "train", "zero_grad") else func.value)
     if leaf in ("backward", "manual_backward"):
         return _backward(call, func, owner)
     if leaf in ("unscale_", "unscale_gradients"):

@@ -25,6 +25,23 @@ _NO_MODEL = re.compile(
 )
 """What is done with a network, or stands next to it."""
 _LOSS = re.compile(r"loss|(^|_)(cost|objective|err|error)(_|\d|$)|^err|^(l|nll|ce|bce|mse|l_?[dgqvac]|lpi)$", re.I)
+KEEPS = frozenset(
+    [
+        "to",
+        "cuda",
+        "cpu",
+        "train",
+        "eval",
+        "float",
+        "half",
+        "double",
+        "bfloat16",
+        "requires_grad_",
+        "share_memory",
+        "xpu",
+    ]
+)
+"""Methods that give back what they were called on."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Bound = tuple[ast.expr, int | None]
 """A value, and which part of it is meant; None for the whole."""
@@ -61,6 +78,13 @@ def owner_of(node: ast.AST | None) -> str:
         base = owner_of(node.value)
         return f"{base}.{node.attr}" if base else ""
     return path_of(node)
+
+
+def chained(node: ast.AST) -> ast.AST:
+    """`net` of `net.to(device).train()`: what a chain of methods that give the network back begins with."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEEPS:
+        node = node.func.value
+    return node
 
 
 def last(name: str) -> str:

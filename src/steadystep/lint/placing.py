@@ -101,7 +101,11 @@ def opaque(call: ast.Call, stmt: ast.stmt, place: Place, script: Script, roles: 
     name = name_of(call.func)
     given = [*call.args, *(k.value for k in call.keywords)]
     takes = [name_of(a) for a in given if roles.of(name_of(a), call) == "optimizer"]
-    if last(name) in HARMLESS or not (takes or is_managed(name.rpartition(".")[0])):
+    if (
+        last(name) in HARMLESS
+        or roles.of(name.rpartition(".")[0], call) == "scaler"
+        or not (takes or is_managed(name.rpartition(".")[0]))
+    ):
         return None
     owner = place.outer(takes[0]) if takes else ""
     return Event(kind="opaque", node=call, stmt=stmt, owner=owner, local=owner)

@@ -26,6 +26,7 @@ ADAM_LIKE = frozenset(
 OPTIMIZERS = ADAM_LIKE | frozenset(
     ["SGD", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Lion", "LARS", "LBFGS", "Rprop", "ASGD", "Muon"]
 )
+_OF_OPTIMIZERS = frozenset(["step", "zero_grad", "param_groups", "state_dict", "load_state_dict", "state"])
 _MANAGED = ("accelerator", "fabric", "engine", "trainer", "deepspeed")
 
 
@@ -132,9 +133,14 @@ class Roles:
             return "scheduler"
         if looks_like_scaler(name):
             return "scaler"
-        if looks_like_optimizer(name):
-            return "optimizer"
-        return "other"
+        return "optimizer" if looks_like_optimizer(name) and not self._is_options(name) else "other"
+
+    def _is_options(self, name: str) -> bool:
+        """`opt = parser.parse_args()`, or an `opt` of which only settings are read."""
+        if last(name).lower() not in ("opt", "opts"):
+            return False
+        read = self._script.once("read of", lambda: _read_of(self._script)).get(name, set())
+        return bool(read) and not read & _OF_OPTIMIZERS
 
     def _is_called(self, name: str, at: ast.AST) -> bool:
         """A parameter that is used like a function, as no optimizer of torch is: `optim(params)`."""
@@ -197,6 +203,15 @@ class Roles:
             params = argument(optimizer, 0, "params")
             self._networks[optimizer] = networks_in(params, self._script, optimizer) if params is not None else None
         return self._networks[optimizer]
+
+
+def _read_of(script: Script) -> dict[str, set[str]]:
+    """What is read of each name: `{"opt": {"lr", "batch_size"}}`."""
+    found: dict[str, set[str]] = {}
+    for node in script.nodes:
+        if isinstance(node, ast.Attribute) and path_of(node.value):
+            found.setdefault(path_of(node.value), set()).add(node.attr)
+    return found
 
 
 def is_managed(name: str) -> bool:

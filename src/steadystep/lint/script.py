@@ -18,6 +18,7 @@ from steadystep.lint.names import (
     passed,
 )
 from steadystep.lint.options import entry_of, field_of, option_of
+from steadystep.lint.project import Linked
 
 _MOST_CALLERS = 12  # beyond so many a parameter may be anything
 __all__ = ["Bound", "Function", "Script", "ScriptScope"]
@@ -112,11 +113,17 @@ def of_class(script: Values, owner: ast.ClassDef | None, field: str, depth: int 
 class Script:
     """Source, tree, and who is who in it."""
 
-    def __init__(self, text: str, path: str = "script.py") -> None:
-        self.path, self.text = path, text
+    def __init__(self, text: str, path: str = "script.py", linked: Linked | None = None) -> None:
+        self.linked = linked or Linked()
+        self.path, self.text = path, "\n".join([text, *self.linked.lines])
         self.lines = text.splitlines()
+        self.own = len(self.lines)
+        """How many lines are the script's; those behind it are of other files of its project."""
+        self.lines += self.linked.lines
         self.tree = parse_script(text, path)
-        self.imports = imports_of(self.tree)
+        known = imports_of(self.tree) | self.linked.imports
+        self.imports = {name: full for name, full in known.items() if name not in self.linked.replaced}
+        self.tree.body += self.linked.statements
         self.parents: dict[ast.AST, ast.AST] = {}
         self.functions: dict[str, list[Function]] = defaultdict(list)
         self.classes: dict[str, ast.ClassDef] = {}
@@ -149,6 +156,10 @@ class Script:
             self._parts[node, target] = part
             self.assigned[self.scope_of(node), target].append((node, value))
             self.named[target].append((node, value))
+
+    def is_foreign(self, node: ast.AST) -> bool:
+        """Whether a node stands in another file of the project."""
+        return int(getattr(node, "lineno", 0)) > self.own
 
     def once(self, key: str, ask: Callable[[], Answer]) -> Answer:
         """What `ask` says about this script, worked out the first time: rules ask for every loop, network and call."""

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Callable, Iterator
 
-from steadystep.lint.names import last, name_of, path_of
+from steadystep.lint.names import KEEPS, last, name_of, path_of
 from steadystep.lint.script import Bound, Function, Script
 
 Look = Callable[[ast.expr], list[Bound]]
@@ -11,23 +11,6 @@ Look = Callable[[ast.expr], list[Bound]]
 
 _TABLES = ("ModuleDict", "ModuleList", "dict", "list", "tuple", "OrderedDict", "reversed", "sorted", "iter", "tqdm")
 _COMPREHENSIONS = ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp
-_KEEPS = frozenset(
-    [
-        "to",
-        "cuda",
-        "cpu",
-        "train",
-        "eval",
-        "float",
-        "half",
-        "double",
-        "bfloat16",
-        "requires_grad_",
-        "share_memory",
-        "xpu",
-    ]
-)
-"""Methods that give back what they were called on."""
 _WRAPS = frozenset(
     ["compile", "DataParallel", "DistributedDataParallel", "DDP", "FSDP", "convert_sync_batchnorm", "script"]
 )
@@ -153,7 +136,7 @@ def named_sources(script: Script, name: str, at: ast.AST, *, enter: bool = True)
 def without_wrappers(script: Script, call: ast.Call, part: int | None = None) -> ast.expr | None:
     """`net` of `net.to(device)`, of `DDP(net)` and of `accelerator.prepare(net)`."""
     leaf = last(script.full(call.func)) if name_of(call.func) else getattr(call.func, "attr", "")
-    if isinstance(call.func, ast.Attribute) and leaf in _KEEPS and not script.full(call.func).startswith("torch."):
+    if isinstance(call.func, ast.Attribute) and leaf in KEEPS and not script.full(call.func).startswith("torch."):
         return call.func.value
     if leaf in _HANDS_BACK and isinstance(call.func, ast.Attribute) and call.args:
         if part is not None:
@@ -214,7 +197,8 @@ def _lambda_of(script: Script, call: ast.Call) -> ast.expr | None:
 
 def maker_of(script: Script, call: ast.Call) -> Function | None:
     """The function of this file that a call by its plain name, on `self` or on a class, runs."""
-    owner, _, leaf = name_of(call.func).rpartition(".")
+    name = name_of(call.func)
+    owner, _, leaf = script.linked.aliases.get(name, name).rpartition(".")
     functions = script.functions.get(leaf, [])
     if not owner:
         plain = [f for f in functions if script.class_of(f) is None]

@@ -39,7 +39,7 @@ def forward_of(call: ast.Call, script: Script) -> Function | None:
 def _target(call: ast.Call, script: Script) -> Function | None:
     if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call):
         return _of_result(call.func, call.func.value, script)
-    name = path_of(call.func)
+    name = script.linked.aliases.get(path_of(call.func), path_of(call.func))
     if not name:
         return None
     if "." not in name and "[" not in name:

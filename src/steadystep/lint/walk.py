@@ -46,7 +46,7 @@ class Walk:
         """The module first, then functions that nothing here calls, then what is left."""
         found = [self._walk(self._script.tree.body, Place())]
         for function in callers_first(self._worth, self._script):
-            if function not in self._entered:
+            if function not in self._entered and not self._script.is_foreign(function):
                 self._entered.add(function)
                 off = switches_off(function, self._script)
                 found.append(self._walk(function.body, Place(no_grad=off, stack=(function,))))

@@ -195,7 +195,7 @@ def test_a_folder_is_checked_around_such_a_file(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "flat.py").write_text("x = 1\n", encoding="utf-8")
     begin = Script.__init__
 
-    def endless(self: Script, text: str, path: str = "script.py") -> None:
+    def endless(self: Script, text: str, path: str = "script.py", *_: object) -> None:
         if "deep" in text:
             raise RecursionError("maximum recursion depth exceeded")
         begin(self, text, path)

@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from steadystep.lint.context import Context, Cycle, hit
-from steadystep.lint.events import implied, meets
+from steadystep.lint.context import Context, Cycle, hit, only_goes_back
+from steadystep.lint.events import Event, implied, meets
 from steadystep.lint.names import last, name_of
 from steadystep.lint.numbers import number_at
 from steadystep.lint.report import Hit
@@ -97,7 +97,7 @@ def check(context: Context) -> Iterator[Hit]:
 def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
     step = cycle.step
     yield from _inner_loop(context, cycle)
-    plain = [e for e in cycle.of("backward") if not e.managed and e.inner == step.inner]
+    plain = [e for e in cycle.of("backward") if not _is_divided(context, e) and e.inner == step.inner]
     if len(plain) != 1 or step.inner is None or any(e.kind == "opaque" for e in cycle.events):
         return
     backward = plain[0]
@@ -129,11 +129,23 @@ def _not_divided(context: Context, cycle: Cycle) -> Iterator[Hit]:
     yield hit("SS109", backward.node, message, diff=diff, snippet="(loss / accumulation_steps).backward()")
 
 
+def _is_divided(context: Context, backward: Event) -> bool:
+    """An engine, or accelerate, may do it; fabric and `manual_backward` do not."""
+    if not backward.managed:
+        return False
+    words = {k.arg or "**" for c in context.script.calls.get("Accelerator", ()) for k in c.keywords}
+    divides = "accumulate" in context.script.calls or any("accumulation" in w or w == "**" for w in words)
+    known = "Accelerator" in context.script.calls and not divides
+    return not only_goes_back(context, backward, divides=known)
+
+
 def _inner_loop(context: Context, cycle: Cycle) -> Iterator[Hit]:
     """`for micro in range(accumulation): loss.backward()`, and the step after that loop."""
     script, step = context.script, cycle.step
     for backward in cycle.of("backward"):
-        if backward.managed or backward.inner is None or backward.loops[:-1] != step.loops or not meets(backward, step):
+        if _is_divided(context, backward) or backward.inner is None or backward.loops[:-1] != step.loops:
+            continue
+        if not meets(backward, step):
             continue
         node = backward.inner.node
         head = ast.unparse(node.iter) + ast.unparse(node.target) if isinstance(node, ast.For) else ""

@@ -8,7 +8,7 @@ from steadystep.lint.context import Context, hit
 from steadystep.lint.control import is_no_grad
 from steadystep.lint.events import EnteredLoop, Event
 from steadystep.lint.names import last, name_of, path_of
-from steadystep.lint.networks import is_module_class, makes_module
+from steadystep.lint.networks import is_model_call, is_module_class, makes_module
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.passes import put_into_eval_before
 from steadystep.lint.script import Function, Script, ScriptScope
@@ -178,6 +178,8 @@ def mode_matters(script: Script, forward: ast.Call) -> bool:
     """Unless the whole network is in the file and has no layer that behaves differently."""
     values = [v for v, _ in named_sources(script, path_of(forward.func), forward)]
     local = values and all(makes_module(v, script) for v in values)
+    if script.linked.lines and not is_model_call(forward, script):
+        return bool(_RANDOM_LAYERS.search(script.text))  # a method of another file runs it
     if not local or any(is_module_class(c, script) and len(c.bases) > 1 for c in script.classes.values()):
         return True
     return bool(_RANDOM_LAYERS.search(script.text))
@@ -198,6 +200,8 @@ def _not_back(context: Context, root: tuple[Event, ...], event: Event, trained: 
         return
     step = _steps_in(root, loop)[0]
     made = context.roles.optimizer_call(step.local if step.kind == "step" else step.subject, step.node)
+    if made is not None and loop.node in context.script.ancestors(made):
+        return  # each pass trains a new network: a search over settings
     model = context.roles.model_of(made) if made is not None else ""
     if last(event.owner) not in trained and last(event.owner) != last(model):
         return

@@ -1,6 +1,7 @@
 """What a loss hangs on: the names that its graph goes through in one pass, and what was made in that pass."""
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
 
 from steadystep.lint.events import Event
@@ -40,7 +41,10 @@ def graph_of(script: Script, event: Event, loop: LoopStatement | None) -> set[st
                 return None  # a sum that goes on from pass to pass
             if _carried(script, [a for a in assigned if id(a[0]) in inside], name, event, loop):
                 return None
+            sure = loop is not None and _is_made_anew(script, assigned, name, event, loop)
             for stmt, value in assigned:
+                if sure and id(stmt) not in inside:
+                    continue
                 if id(stmt) in inside:
                     waiting.append(value)
                     if _is_taken_apart(stmt, value) and may_hold_a_graph(script, value):
@@ -50,6 +54,19 @@ def graph_of(script: Script, event: Event, loop: LoopStatement | None) -> set[st
             waiting += [n.value for n in added if name_of(n.target) == name]
             waiting += [n.iter for n in inner if name in {name_of(t) for t in ast.walk(n.target)}]
     return seen
+
+
+def _is_made_anew(
+    script: Script, assigned: Sequence[tuple[ast.stmt, ast.expr]], name: str, event: Event, loop: LoopStatement
+) -> bool:
+    """Every pass gives the name another value before backward: what it was outside of the loop does not matter."""
+    for stmt, value in assigned:
+        place = script.parents.get(stmt)
+        while isinstance(place, ast.With | ast.AsyncWith):
+            place = script.parents.get(place)
+        if place is loop and stmt.lineno <= event.line and name not in _read(value):
+            return True
+    return False
 
 
 def _is_taken_apart(stmt: ast.stmt, value: ast.expr) -> bool:

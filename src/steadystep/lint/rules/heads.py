@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from steadystep.lint.constructors import made
 from steadystep.lint.context import Context, hit
-from steadystep.lint.names import argument, last, name_of, path_of
+from steadystep.lint.names import argument, chained, last, name_of, path_of
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.endings import FUNCTIONS, LAYERS, Ending, ending_of
 from steadystep.lint.script import Script
@@ -24,7 +24,7 @@ def check(context: Context) -> Iterator[Hit]:
     script = context.script
     for calls in list(script.calls.values()):
         for call in calls:
-            kind = _loss_kind(script, call)
+            kind = _loss_kind(script, call) if not script.is_foreign(call) else ""
             given = argument(call, 0, "input") if kind else None
             found = ending_of(script, given, call) if given is not None else None
             if found is not None:
@@ -55,7 +55,9 @@ def _loss_kind(script: Script, call: ast.Call) -> str:
         return _CRITERIA.get(last(script.full(call.func.func)), "") or _kind_of(script, call.func)
     if full.partition(".")[0] in ("torch", "numpy", "math", "os") or not path_of(call.func):
         return ""
-    kinds = {_kind_of(script, value) for value, _ in named_sources(script, path_of(call.func), call)}
+    made = [value for value, _ in named_sources(script, path_of(call.func), call)]
+    again = [v for v in made if (script.scope_of(v), name_of(chained(v))) in script.assigned]
+    kinds = {_kind_of(script, value) for value in made if value not in again}  # `criterion = criterion.cuda()`
     return kinds.pop() if len(kinds) == 1 else ""
 
 

@@ -1,114 +1,27 @@
 """SS301: a loss that was cut from its graph before backward."""
 
 import ast
-import re
 from collections.abc import Iterator
 
-from steadystep.lint.context import Context, hit
+from steadystep.lint.context import Context, hit, only_goes_back
 from steadystep.lint.control import is_no_grad
 from steadystep.lint.events import Event
-from steadystep.lint.names import last, looks_like_loss, name_of, path_of
+from steadystep.lint.names import last, looks_like_loss, name_of
 from steadystep.lint.networks import is_model_call
 from steadystep.lint.report import Hit
+from steadystep.lint.rules.cut_terms import cut_terms, other_factor, summed_cut
 from steadystep.lint.rules.origins import origins, straight
 from steadystep.lint.script import Script
-from steadystep.lint.sources import elements, sources
 from steadystep.lint.targets import target_of
 
-_NUMBERS = ("item", "tolist", "numpy")
-_TERM = re.compile(
-    r"loss|penalt|(^|_)(reg|kl|kld|aux|recon|rec|ce|mse|dist|hint|consistency|perceptual|distill|kd)(_|$)", re.I
-)
-_DIVERGENCES = ("kl_div",)
-_TAUGHT = re.compile(r"^(t|y)(_|$)|teach|target|label|^soft_?t", re.I)
-_DEEPEST = 9
 CUTS = ("item", "detach", "tolist", "numpy")
 _SAME = ("requires_grad_", "mean", "sum", "float", "to", "cuda", "squeeze")
-
-
-def cut_terms(script: Script, loss: ast.expr, at: ast.AST, depth: int = 0) -> Iterator[ast.expr]:
-    """The parts of a sum that leave the graph."""
-    if depth > _DEEPEST:
-        return
-    match loss:
-        case ast.BinOp(op=ast.Add() | ast.Sub()):
-            yield from cut_terms(script, loss.left, at, depth + 1)
-            yield from cut_terms(script, loss.right, at, depth + 1)
-        case ast.BinOp(op=ast.Mult() | ast.Div()):
-            if isinstance(loss.op, ast.Div) or not _is_term(loss.right):
-                yield from cut_terms(script, loss.left, at, depth + 1)
-            if isinstance(loss.op, ast.Mult):
-                yield from cut_terms(script, loss.right, at, depth + 1)
-        case ast.Name() | ast.Subscript() | ast.Attribute() if depth < _DEEPEST:
-            for stmt, value in origins(script, loss, at):
-                if value is not loss and isinstance(value, ast.BinOp | ast.Call):
-                    yield from cut_terms(script, value, stmt, depth + 1)
-        case ast.Call():
-            yield from _of_call(script, loss, at, depth)
-
-
-def _is_term(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call | ast.BinOp) or looks_like_loss(path_of(node))
-
-
-def _of_call(script: Script, call: ast.Call, at: ast.AST, depth: int) -> Iterator[ast.expr]:
-    if isinstance(call.func, ast.Attribute) and call.func.attr in _NUMBERS:
-        inner = call.func.value
-        named = path_of(inner) or (name_of(inner.func) if isinstance(inner, ast.Call) else "")
-        if depth > 0 and _TERM.search(last(named)):
-            yield call
-        return
-    if last(script.full(call.func)) in _DIVERGENCES and len(call.args) > 1 and depth > 0:
-        words = [name_of(n) for n in ast.walk(call.args[1]) if isinstance(n, ast.Name)]
-        cut = [n for n in ast.walk(call.args[0]) if isinstance(n, ast.Attribute) and n.attr in ("data", "detach")]
-        if cut and any(_TAUGHT.search(w) for w in words):
-            yield cut[0]
-    function = target_of(call, script)
-    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return)] if function is not None else []
-    if function is None or not returns or any(script.scope_of(r) is not function for r in returns):
-        return
-    values = [r.value for r in returns if r.value is not None and not isinstance(r.value, ast.Constant)]
-    cuts = [v for v in values if _ends_in_number(v)]
-    if depth > 0 and cuts and len(cuts) == len(values):
-        yield cuts[0]
-    elif len(values) == 1:
-        yield from cut_terms(script, values[0], returns[0], depth + 1)
-
-
-def _ends_in_number(value: ast.expr) -> bool:
-    """What a function that computes a part of the loss hands out: `.item()`, or a loss that it has just cut."""
-    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
-        return False
-    if value.func.attr in _NUMBERS:
-        return True
-    inner = value.func.value
-    return value.func.attr == "detach" and isinstance(inner, ast.Call) and looks_like_loss(name_of(inner.func))
-
-
-def summed_cut(script: Script, loss: ast.expr) -> ast.expr | None:
-    """The cut in `sum(parts.values())` or `sum(w * v.detach() for v in losses)`, where every part is cut."""
-    stacked = isinstance(loss, ast.Call) and last(name_of(loss.func)) in ("sum", "stack", "fsum")
-    if not isinstance(loss, ast.Call) or not stacked or not loss.args:
-        return None
-    table = loss.args[0]
-    listed = [e for e, _ in elements(table, lambda e: sources(script, e))]
-    found = [_cut_factor(e) for e in listed]
-    return found[0] if found and all(f is not None for f in found) else None
-
-
-def _cut_factor(node: ast.expr) -> ast.expr | None:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
-        return _cut_factor(node.left) or (_cut_factor(node.right) if isinstance(node.op, ast.Mult) else None)
-    cut = (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in (*_NUMBERS, "detach")
-    )
-    return node if cut else None
 
 
 def check(context: Context) -> Iterator[Hit]:
     """For every backward."""
     for event in context.events("backward"):
-        if not event.no_grad and not event.managed:
+        if not event.no_grad and (not event.managed or only_goes_back(context, event)):
             yield from _cut(context, event)
 
 
@@ -130,7 +43,7 @@ def cut_at(node: ast.expr | None) -> ast.expr | None:
 
 def _cut(context: Context, event: Event) -> Iterator[Hit]:
     script, loss = context.script, event.loss
-    if isinstance(event.node, ast.Call) and event.node.args:
+    if isinstance(event.node, ast.Call) and event.node.args and not event.managed:
         return
     loss = _inside_tensor(script, _bare(loss))
     cut, place = cut_at(loss), event.node
@@ -158,8 +71,10 @@ def _cut(context: Context, event: Event) -> Iterator[Hit]:
 def _bare(loss: ast.expr | None) -> ast.expr | None:
     """`loss` of `loss.requires_grad_()`, of `loss.mean()` and of `(loss / n)`."""
     while True:
-        if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div | ast.Mult):
-            loss = loss.right if isinstance(loss.left, ast.Constant) else loss.left
+        if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div):
+            loss = loss.left
+        elif isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Mult) and other_factor(loss) is not None:
+            loss = other_factor(loss)
         elif isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr in _SAME:
             loss = loss.func.value
         else:

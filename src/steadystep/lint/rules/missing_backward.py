@@ -13,7 +13,7 @@ from steadystep.lint.rules.stepping import clears, step_name
 from steadystep.lint.targets import target_of
 
 _MAY_GO_BACK = re.compile(
-    r"backward|backprop|learn|closure|deriv|optimi[sz]e|(apply|compute|calc|set|write|accumulate|estimate|get)_?\w*grad",
+    r"backward|backprop|learn(?!ing_?rate|er|able)|closure|deriv|optimi[sz]e(?!r)|(apply|compute|calc|set|write|accumulate|estimate|get)_?\w*grad",
     re.I,
 )
 _USES = ("backward", "grad-call", "opaque", "guard", "step", "scaler-step")
@@ -152,7 +152,8 @@ def _none_at_all(context: Context, cycle: Cycle) -> bool:
     step = cycle.step
     if _has_closure(step):
         return False
-    if cycle.loop is None or not any(e.kind == "zero" and clears(context, e, step) for e in cycle.after(step)):
+    cleared = any(e.kind == "zero" and (e.owner or clears(context, e, step)) for e in cycle.events)
+    if cycle.loop is None or not cleared or "backward" in context.script.attributes:
         return False
     if _may_go_back(context, _body(context, cycle)):
         return False

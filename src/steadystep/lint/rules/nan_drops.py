@@ -47,11 +47,7 @@ def asks(test: ast.expr, name: str, *, good: bool) -> bool:
         return twice and isinstance(test.ops[0], ast.Eq if good else ast.NotEq)
     if not isinstance(test, ast.Call):
         return False
-    if (
-        last(name_of(test.func)) in ("any", "all", "bool", "item")
-        and not test.args
-        and isinstance(test.func, ast.Attribute)
-    ):
+    if isinstance(test.func, ast.Attribute) and test.func.attr in ("any", "all", "bool", "item") and not test.args:
         return asks(test.func.value, name, good=good)  # torch.isnan(loss).any()
     asked = last(name_of(test.func))
     about = [name_of(cut_value(n)) for n in (*test.args, getattr(test.func, "value", test))]

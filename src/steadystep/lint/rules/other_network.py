@@ -121,7 +121,12 @@ def _judge(context: Context, cycle: Cycle) -> Iterator[Hit]:
         return
     region, names, through = place
     used = {names.get(n, n) for n in _networks_in(script, region)}
-    if held in used or not used or _passed_on(script, held, made, region, names, through):
+    if (
+        held in used
+        or not used
+        or _is_run(script, held, region, names)
+        or _passed_on(script, held, made, region, names, through)
+    ):
         return
     if any(_tied(script, held, other, through) for other in used):
         return
@@ -129,6 +134,13 @@ def _judge(context: Context, cycle: Cycle) -> Iterator[Hit]:
     params = made.args[0] if made.args else None
     diff = context.edit().replace(params, f"{other}.parameters()").diff() if params is not None else ""
     yield hit("SS604", made, f"the optimizer updates {held}, the loss is computed with {other}", diff=diff)
+
+
+def _is_run(script: Script, held: str, region: ast.AST, names: Mapping[str, str]) -> bool:
+    """Called in the region with gradients, whatever its name looks like."""
+    calls = [n for n in ast.walk(region) if isinstance(n, ast.Call)]
+    mine = [c for c in calls if names.get(name_of(c.func), name_of(c.func)) == held]
+    return any(not no_grad_around(script, c) for c in mine)
 
 
 def _place(

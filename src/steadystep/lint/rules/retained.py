@@ -1,19 +1,20 @@
 """SS110: a graph that is kept for nothing."""
 
 import ast
+import re
 from collections.abc import Iterator
 
-from steadystep.lint.context import Context, hit
+from steadystep.lint.context import Context, hit, only_goes_back
 from steadystep.lint.events import Event
 from steadystep.lint.names import last, looks_like_loss, name_of, parameters
 from steadystep.lint.networks import makes_module
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.graphs import MOVES, graph_of, is_data, is_fresh, is_state
 from steadystep.lint.rules.loss import cut_at
-from steadystep.lint.rules.zeroing import only_goes_back
 from steadystep.lint.script import Function, Script
 
 _NEW_TENSORS = ("ones", "zeros", "full", "rand", "randn", "randint", "empty", "tensor", "arange", "eye", "ones_like")
+_STATE = re.compile(r"hidden(?!_?(size|dim|unit|layer|channel))|memor|(^|_)states?$|^(h|c|hx|cx|hc)\d?$", re.I)
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"})
 
 
@@ -49,7 +50,8 @@ def _retained(context: Context, event: Event) -> Iterator[Hit]:
     later = [e for e in others if root.index(e) > root.index(event)]
     if any(_goes_through(context, event, graph, other) for other in later):
         return
-    if ("hidden" in script.text and script.calls.keys() & _RECURRENT) or _remembers(script):
+    around = loops[0] if loops else function
+    if (around is not None and _has_state(around) and script.calls.keys() & _RECURRENT) or _remembers(script):
         return
     diff = context.edit().replace(call, _without(call, "retain_graph")).diff()
     message = "retain_graph=True, but nothing runs backward through this graph again"
@@ -88,6 +90,12 @@ def _makes_no_graph(script: Script, value: ast.expr) -> bool:
         made = last(script.full(value.func)) in _NEW_TENSORS and script.full(value.func).startswith("torch.")
         return made or makes_module(value, script) or cut_at(value) is not None
     return isinstance(value, ast.Constant | ast.Name)
+
+
+def _has_state(node: ast.AST) -> bool:
+    """A hidden state goes around in it; a size of one is a number."""
+    names = (n.id if isinstance(n, ast.Name) else getattr(n, "attr", "") for n in ast.walk(node))
+    return any(_STATE.search(name) for name in names)
 
 
 def _remembers(script: Script) -> bool:

@@ -112,7 +112,8 @@ def _is_pretrained(context: Context, optimizer: ast.Call) -> bool:
 
 def _is_raised(context: Context) -> bool:
     """A first value that is not the one it trains with: warm-up from below, a range test."""
-    return _is_written(context.script) or context.mentions(*_RAISE)
+    own = [c.name for c in context.script.classes.values() if any("LRScheduler" in name_of(b) for b in c.bases)]
+    return _is_written(context.script) or context.mentions(*_RAISE, *own)
 
 
 def _is_a_factor(context: Context, rate: float, most: float) -> bool:

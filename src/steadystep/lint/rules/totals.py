@@ -215,7 +215,13 @@ def _is_for_one_update(context: Context, loop: ast.AST, scope: ScriptScope, tota
 
 def begun_in(script: Script, loop: ast.AST, scope: ScriptScope, total: str, but: ast.AST) -> bool:
     """Begun anew now and then: the graphs are few."""
-    return any(s is not but and loop in script.ancestors(s) for s, _ in script.assigned.get((scope, total), ()))
+    if any(s is not but and loop in script.ancestors(s) for s, _ in script.assigned.get((scope, total), ())):
+        return True
+    if not total.startswith("self."):
+        return False
+    anew = {script.scope_of(s) for s, _ in script.named.get(total, ()) if s is not but} - {scope, None}
+    calls = [n for n in ast.walk(loop) if isinstance(n, ast.Call)]
+    return any(target_of(c, script) in anew for c in calls)
 
 
 def is_cut_before(script: Script, event: Event, name: str, node: ast.AST) -> bool:

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from steadystep.lint.context import Context, Cycle, hit
+from steadystep.lint.context import Context, Cycle, hit, only_goes_back
 from steadystep.lint.events import Event, meets
 from steadystep.lint.names import argument, last, name_of
 from steadystep.lint.networks import Network, related
@@ -88,20 +88,12 @@ def _leaves(body: list[ast.stmt]) -> bool:
     return any(isinstance(stmt, ast.Break | ast.Return | ast.Raise) for stmt in (*ends, *body))
 
 
-def only_goes_back(context: Context, backward: Event) -> bool:
-    """`accelerator.backward(loss)`, `fabric.backward(loss)`, `self.manual_backward(loss)`; an engine may do more."""
-    script, leaf = context.script, last(backward.local).lower()
-    if isinstance(backward.node, ast.Call) and last(name_of(backward.node.func)) == "manual_backward":
-        return True
-    made = [v for v in script.values(backward.local, backward.node) if isinstance(v, ast.Call)]
-    known = any(last(script.full(v.func)) in ("Accelerator", "Fabric") for v in made)
-    return known or "accelerator" in leaf or "fabric" in leaf
-
-
 def _elsewhere(context: Context) -> bool:
-    """A helper of another file that clears gradients, by its name."""
+    """A helper of another file that clears gradients, by its name: `zero_grad(params)` is one, a method is not."""
     script = context.script
-    return any(_CLEARS.search(name) and name != "zero_grad" and name not in script.functions for name in script.calls)
+    plain = any(isinstance(c.func, ast.Name) for c in script.calls.get("zero_grad", ()))
+    words = [name for name in script.calls if _CLEARS.search(name) and (name != "zero_grad" or plain)]
+    return any(name not in script.functions for name in words)
 
 
 def _may_clear(context: Context, zero: Event, step: Event) -> bool:
@@ -138,16 +130,33 @@ def _cleared(context: Context, zero: Event) -> list[Network]:
 
 
 def _is_given(context: Context, step: Event) -> bool:
-    scope = context.script.scope_of(step.node)
-    head = optimizer_written(step).partition(".")[0]
-    return scope is not None and head in [a.arg for a in scope.args.args]
+    scope, written = context.script.scope_of(step.node), optimizer_written(step)
+    head = written.partition(".")[0]
+    if scope is None or head not in [a.arg for a in scope.args.args]:
+        return False
+    return head not in ("self", "cls") or not _is_own(context, step, written)
+
+
+def _is_own(context: Context, step: Event, written: str) -> bool:
+    """The optimizer of an object that makes it itself, and whose method goes back and steps whenever it is called."""
+    script, owner = context.script, context.script.class_of(step.node)
+    if owner is None or context.roles.optimizer_call(written, step.node) is None or script.loops_of(step.node):
+        return False
+    known = [b for b in owner.bases if last(name_of(b)) in ("object", "ABC", "Module")]
+    return len(known) == len(owner.bases) and not any(
+        isinstance(n, ast.Attribute) and n.attr == "zero_grad" for n in script.nodes
+    )
 
 
 def _is_the_only_one(context: Context, cycle: Cycle) -> bool:
-    """A new optimizer, one backward and one step: there is nothing yet to clear."""
+    """A new optimizer and one backward before its only step: there is nothing yet to clear."""
     scope, written = context.script.scope_of(cycle.step.node), optimizer_written(cycle.step)
-    backwards = [e for e in cycle.root if e.kind == "backward"]
-    return len(backwards) == 1 and not backwards[0].loops and (scope, written) in context.script.assigned
+    made = [stmt.lineno for stmt, _ in context.script.assigned.get((scope, written), ())]
+    if not made:
+        return False
+    backwards = [e for e in cycle.root if e.kind == "backward" and (e.loops or e.line > min(made))]
+    steps = [e for e in cycle.root if e.kind in ("step", "scaler-step") and optimizer_written(e) == written]
+    return len(steps) == 1 and len(backwards) == 1 and not backwards[0].loops
 
 
 def optimizer_written(step: Event) -> str:
