@@ -36,8 +36,7 @@ def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
 def _stands_still(facts: Facts, found: Progress) -> bool:
     """The loss is where it began after many updates of the usual size, and not below a constant prediction."""
     moved = facts.ratio is not None and facts.ratio >= _USUAL_UPDATE and supervised(facts)
-    flat = not found.gained and found.end - found.start <= max(3.0 * found.error, 0.02 * found.start)
-    return moved and flat and not found.beats_base and facts.trace.num_updates >= _LONG
+    return moved and found.stood_still and facts.trace.num_updates >= _LONG
 
 
 def _learns(facts: Facts, found: Progress) -> Diagnosis:

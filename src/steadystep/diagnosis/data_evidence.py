@@ -136,8 +136,10 @@ def same_batch(facts: Facts) -> str:
 
 def tiny_batch(facts: Facts) -> str:
     """A handful of samples per batch, and no progress in the noise."""
-    part, found, curve = target(facts), stuck(facts), facts.curve
+    part, found, curve = target(facts), progress(facts), facts.curve
     if part is None or found is None or curve is None or part.rows > _TINY_BATCH or curve.noise < 0.2 * abs(found.end):
+        return ""
+    if found.gained or found.beats_base or facts.trace.num_updates < JUDGED_AFTER:
         return ""
     return f"a batch has {part.rows} samples, losses of consecutive steps differ by {curve.noise:.3g}; {found}"
 

@@ -15,6 +15,7 @@ JUDGED_AFTER = 100
 """Updates before a loss that stands at the level of a constant prediction counts."""
 _LEAST_GAIN = 0.02  # of the level; below, a change of the loss is not called learning
 _SIGMAS = 3.0
+_BLUR = 0.2  # of the level: with more noise than this nothing is concluded from the level, as with heavy-tailed targets
 _TARGETS = ("label", "labels", "target", "targets", "y")
 _REWARDS = ("reward", "return", "advantage")
 _CLASSES = ("cross-entropy", "nll", "nll from probabilities")
@@ -49,8 +50,15 @@ class Progress:
 
     @property
     def at_base(self) -> bool:
-        """It has come to rest no lower than the best constant prediction."""
-        return self.base is not None and not self.beats_base and (self.settled or not self.gained)
+        """It has come to rest no lower than the best constant prediction, as far as its noise lets one see."""
+        if self.base is None or self.beats_base or _SIGMAS * self.end_error > _BLUR * self.base:
+            return False
+        return self.settled or not self.gained
+
+    @property
+    def stood_still(self) -> bool:
+        """It has not fallen, and a fall would have been seen through its noise."""
+        return not self.gained and not self.beats_base and _SIGMAS * self.error <= _BLUR * abs(self.start)
 
     def __str__(self) -> str:
         went = f"the loss went from {self.start:.4g} to {self.end:.4g}"
@@ -128,7 +136,7 @@ def stuck(facts: Facts) -> Progress | None:
     found = progress(facts)
     if found is None or found.beats_base or facts.trace.num_updates < JUDGED_AFTER:
         return None
-    return found if found.at_base or not found.gained else None
+    return found if found.at_base or found.stood_still else None
 
 
 def below_constant(facts: Facts) -> bool:

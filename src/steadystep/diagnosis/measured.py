@@ -88,14 +88,14 @@ class Measured:
         self.initial: WeightStats | None = None
         self.outputs = OutputTrail()
         self.touched: set[str] = set()
-        """Parameters that have had a gradient other than zero."""
+        """Parameters that have had a gradient."""
         self.updated: set[str] = set()
         """Parameters that an update at a probe has changed."""
         self.rewarded = False
         """A reward was given with `metrics=`: the level of the loss says little."""
         self._looks = 0
         self.done: Sequence[str] | None = None
-        """Names of the last gradients, where all of them are among the touched."""
+        """Names of the last gradients that were looked at."""
 
     def add(self, signals: Signals, *, stepped: bool) -> None:
         """One attempt; nearly always a few comparisons."""
@@ -113,15 +113,15 @@ class Measured:
             probe = signals.probe
             self.updated.update(n for n, size in zip(probe.names, probe.update_rms, strict=False) if size > 0.0)
         if stepped:
-            self._touch(signals.names, signals.norms)
+            self._touch(signals.names)
 
-    def _touch(self, names: Sequence[str], norms: Sequence[float]) -> None:
-        if names is self.done:  # why by identity: it is the same tuple while all of them have gradients
+    def _touch(self, names: Sequence[str]) -> None:
+        if names is self.done:  # why by identity: it is one tuple while all parameters have gradients
             return
         self._looks += 1
         if self._looks <= _OFTEN or not self._looks % _SELDOM:
-            self.touched.update(name for name, norm in zip(names, norms, strict=False) if norm > 0.0)
-            self.done = names if self.touched.issuperset(names) else None
+            self.touched.update(names)
+            self.done = names
 
     def untouched(self, structure: Structure) -> tuple[str, ...]:
         """Trained parameters that have never had a gradient."""

@@ -210,6 +210,22 @@ def test_regularisation_and_mode() -> None:
     assert diagnosed(nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 4)).eval()).cause == "healthy"
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_nothing_is_concluded_through_the_noise_of_heavy_tails(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def batches(step: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(32, 16)
+        return x, 0.5 * x[:, 0] + torch.distributions.StudentT(2.1).sample((32,))
+
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return functional.mse_loss(model(batch[0]).squeeze(1), batch[1])
+
+    found = diagnosed(model, batches, loss, num_steps=400)
+    assert found.cause in ("healthy", "bad-batch", "exploding-gradient"), found
+
+
 def test_targets_far_from_unit_scale() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
 
