@@ -219,6 +219,46 @@ with torch.no_grad():
 }
 
 CLEAN = {
+    "a wrapper that clears and steps what it holds": """
+class Scheduled:
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+    def update(self):
+        self._optimizer.step()
+    def zero_grad(self):
+        self._optimizer.zero_grad()
+class Trainer:
+    def __init__(self):
+        self.model = nn.Linear(2, 2)
+        self.optim = Scheduled(torch.optim.Adam(self.model.parameters(), lr=1e-3))
+    def fit(self):
+        for x, y in loader:
+            loss = F.mse_loss(self.model(x), y)
+            self.optim.zero_grad()
+            loss.backward()
+            self.optim.update()
+""",
+    "a head trained on frozen features, in eval mode": """
+def train(model, opt):
+    model.eval()
+    for x, y in loader:
+        loss = F.mse_loss(model(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+def validate(model):
+    model.eval()
+    with torch.no_grad():
+        for x, y in val_loader:
+            print(F.mse_loss(model(x), y).item())
+def main():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        train(model, opt)
+        validate(model)
+main()
+""",
     "a trained weight and a detached rest": """
 log_alpha = torch.zeros(1, requires_grad=True)
 alpha = log_alpha.exp()

@@ -200,6 +200,8 @@ def _not_back(context: Context, root: tuple[Event, ...], event: Event, trained: 
         return
     step = _steps_in(root, loop)[0]
     made = context.roles.optimizer_call(step.local if step.kind == "step" else step.subject, step.node)
+    if last(event.owner) not in trained and _goes_back_after(context, event):
+        return  # trained in eval mode on purpose: a head on frozen features
     if made is not None and loop.node in context.script.ancestors(made):
         return  # each pass trains a new network: a search over settings
     model = context.roles.model_of(made) if made is not None else ""
@@ -213,6 +215,17 @@ def _not_back(context: Context, root: tuple[Event, ...], event: Event, trained: 
         diff = context.edit().put_before(first, f"{event.local}.train()").diff()
     snippet = f"{event.local}.train()   # at the start of each epoch, or right after the evaluation"
     yield hit("SS403", event.node, f"{event.owner}.train() is not called again after this", diff=diff, snippet=snippet)
+
+
+def _goes_back_after(context: Context, event: Event) -> bool:
+    """A function that switches this network to eval mode trains in it, further down."""
+    script = context.script
+    backwards = [(script.scope_of(e.node), e.line) for e in context.events("backward")]
+    for switch in (e for e in context.events("eval") if last(e.owner) == last(event.owner)):
+        scope = script.scope_of(switch.node)
+        if scope is not None and any(place is scope and line > switch.line for place, line in backwards):
+            return True
+    return False
 
 
 def _steps_in(root: tuple[Event, ...], loop: EnteredLoop) -> list[Event]:

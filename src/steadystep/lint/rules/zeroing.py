@@ -101,6 +101,8 @@ def _may_clear(context: Context, zero: Event, step: Event) -> bool:
     optimizer = step.subject if step.kind == "scaler-step" else step.owner
     if not zero.local or zero.owner == optimizer or zero.local == optimizer_written(step):
         return True
+    if optimizer.startswith(f"{zero.owner}.") or zero.owner.startswith(f"{optimizer}."):
+        return True  # a wrapper clears what it holds
     stepped, cleared = context.stepped(step), _cleared(context, zero)
     if stepped and _is_of_loose_numbers(context, zero):
         return False
