@@ -62,9 +62,7 @@ def supervised(
     error: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     optimizer: Optimizer | None = None,
 ) -> Job:
-    return Job(
-        model, optimizer or adam(model), lambda batch: error(model(batch[0]), batch[1]), batches
-    )
+    return Job(model, optimizer or adam(model), lambda batch: error(model(batch[0]), batch[1]), batches)
 
 
 def trained(job: Job, steps: int = 200) -> Job:

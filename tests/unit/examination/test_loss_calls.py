@@ -18,8 +18,6 @@ CLASSES = torch.tensor([0, 1, 2, 0, 1, 2])
 SHARES = torch.rand(6, 3, generator=torch.Generator().manual_seed(1))
 
 
-
-
 @pytest.mark.parametrize(
     ("call", "name"),
     [
