@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
 
 

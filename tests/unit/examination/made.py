@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from steadystep.examination.checks import Observation
 from steadystep.examination.loss_calls import record_losses

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from steadystep.examination.checks import Observation, faults_of, partly_reached, trivial_loss
 from tests.unit.examination.jobs import classes, numbers, tokens, yes_or_no

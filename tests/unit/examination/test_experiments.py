@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.nn import functional as F
 
 from steadystep import ConfigError, MisuseError, examine
 from steadystep.diagnosis import Cause
@@ -186,7 +186,10 @@ def batches_of(kind: str) -> Job:
     make: dict[str, tuple[Callable[..., object], Callable[..., torch.Tensor]]] = {
         "dict": (lambda x, y: {"x": x, "y": y}, lambda b: F.cross_entropy(model(b["x"]), b["y"])),
         "list": (lambda x, y: [x, y], lambda b: F.cross_entropy(model(b[0]), b[1])),
-        "nested": (lambda x, y: ({"x": x}, [y, "a name"]), lambda b: F.cross_entropy(model(b[0]["x"]), b[1][0])),
+        "nested": (
+            lambda x, y: ({"x": x}, [y, "a name"]),
+            lambda b: F.cross_entropy(model(b[0]["x"]), b[1][0]),
+        ),
         "one tensor": (lambda x, y: x, lambda x: (model(x) - x[:, :4]).square().mean()),
     }
     build, loss = make[kind]
@@ -220,7 +223,12 @@ def test_sorted_data_is_not_called_constant() -> None:
     sorted_batches = list(zip(x[order].split(32), y[order].split(32), strict=True))
     model = mlp()
     done = examine(
-        model, adam(model), lambda b: F.cross_entropy(model(b[0]), b[1]), sorted_batches, num_steps=STEPS, num_batches=8
+        model,
+        adam(model),
+        lambda b: F.cross_entropy(model(b[0]), b[1]),
+        sorted_batches,
+        num_steps=STEPS,
+        num_batches=8,
     )
     assert done.causes[0].fault == "unshuffled-data"
 

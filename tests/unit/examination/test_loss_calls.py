@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
 
 from steadystep.examination.loss_calls import (
-    LossRecorder,
     class_dim,
     is_distribution,
     is_log_distribution,

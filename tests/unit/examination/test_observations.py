@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import SGD, lr_scheduler
 
 from steadystep.examination.observations import (

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -204,11 +204,11 @@ def test_a_loader_shuffles_as_if_it_had_not_been_read(own_generator: bool) -> No
     assert same(*orders)
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Raised by a loss."""
 
 
-@pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("error", [StoppedError, KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("call", [1, 30, 60])
 def test_when_the_loss_raises(error: type[BaseException], call: int) -> None:
     batches, model = classes(), network()

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.nn import functional as F
 from torch.optim import SGD
 
 from steadystep.examination.workbench import Trial, Variation, standard_error
