@@ -238,3 +238,70 @@ def test_a_dead_network_is_told_from_a_poor_rate() -> None:
     nn.init.constant_(model[0].bias, -100.0)  # every unit is off
     done = examine(*supervised(model, classes()), num_steps=STEPS)
     assert done.causes[0].cause == "dead-units"
+
+
+@pytest.mark.xfail(strict=True, raises=IndexError, reason="a schedule with fewer than 31 steps left")
+def test_a_schedule_near_its_end() -> None:
+    job = untrained()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(job.optimizer, max_lr=0.02, total_steps=60)
+    for _ in range(45):
+        job.optimizer.step()
+        schedule.step()
+    assert examine(*job, scheduler=schedule, num_steps=STEPS).causes[0].cause == "healthy"
+
+
+class Sample:
+    """A batch that is neither a container nor a dataclass."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
+
+
+@pytest.mark.xfail(
+    strict=True, reason="tensors of an object cannot be exchanged, so the output seems not to depend on them"
+)
+def test_batches_that_are_objects() -> None:
+    model = mlp()
+    batches = [Sample(x, y) for x, y in classes()]
+    done = examine(model, adam(model), lambda b: F.cross_entropy(model(b.x), b.y), batches, num_steps=STEPS)
+    assert done.causes[0].cause == "healthy"
+
+
+@pytest.mark.xfail(strict=True, raises=(AttributeError, ValueError), reason="an error of Python or torch")
+@pytest.mark.parametrize("change", [lambda loss: loss.item(), lambda loss: None, lambda loss: loss.expand(3)])
+def test_a_loss_that_is_no_loss_is_a_misuse(change: Callable[[torch.Tensor], object]) -> None:
+    job = untrained()
+    with pytest.raises(MisuseError):
+        examine(job.model, job.optimizer, lambda batch: change(job.loss(batch)), job.batches)  # type: ignore[arg-type]
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason="an error of Python")
+@pytest.mark.parametrize("wrong", ["model", "optimizer"])
+def test_a_wrong_argument_is_a_misuse(wrong: str) -> None:
+    job = untrained()._asdict()
+    with pytest.raises(MisuseError, match=wrong):
+        examine(**{**job, wrong: [job[wrong]]})
+
+
+def test_a_detached_loss_is_named() -> None:
+    job = untrained()
+    done = examine(job.model, job.optimizer, lambda batch: job.loss(batch).detach(), job.batches, num_steps=STEPS)
+    assert done.causes[0].cause == "zero-gradient"
+
+
+def test_gradients_may_be_off_outside() -> None:
+    with torch.no_grad():
+        assert examine(*untrained(), num_steps=STEPS).causes[0].cause == "healthy"
+
+
+def test_arrays_as_batches() -> None:
+    model = mlp()
+    batches = [(x.numpy(), y.numpy()) for x, y in classes()]
+    done = examine(
+        model,
+        adam(model),
+        lambda b: F.cross_entropy(model(torch.from_numpy(b[0])), torch.from_numpy(b[1])),
+        batches,
+        num_steps=STEPS,
+    )
+    assert done.causes[0].cause == "healthy"
