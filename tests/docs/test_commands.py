@@ -80,6 +80,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert made is not None
         (folder / "training.py").write_text("from torch import nn\n\n\n" + made.group())
         (folder / "made.py").write_text(bundle)
+        (folder / "faulty_jobs.py").write_text(block_of("docs/examine.md", "def double_softmax"))
         first = block_of("docs/quickstart.md", 'run_dir="runs/first"')
         for name in ("first", "a", "b"):
             (folder / "made_run.py").write_text(first.replace("runs/first", f"runs/{name}"))
@@ -107,8 +108,9 @@ def test_a_command_does_what_is_shown(command: str, shown: tuple[str, ...], desk
         (desk / "my_run.py").unlink()
         (desk / "my_run.yaml").unlink()
     done = run(command, desk)
-    # 1: `check` and `replay` have found something, `diff` a difference
+    # 1: `check`, `examine` and `replay` have found something, `diff` a difference
     finds = command.startswith(("diff ", "steadystep replay")) or "/faulty/" in command or "check train.py" in command
+    finds = finds or "examine faulty_jobs:" in command
     assert done.returncode in ((0, 1) if finds else (0,)), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     said = done.stdout.split()

@@ -36,6 +36,7 @@ PUBLIC = [
     "checkpoints",
     "clip",
     "detectors",
+    "examine",
     "faults",
     "find_lr",
     "groups",
@@ -97,7 +98,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_guards_face() -> None:
     members = sorted(n for n in vars(steadystep.Guard) if not n.startswith("_"))
     saved = ["keep", "load_state_dict", "restore_best", "resume", "save", "state_dict"]
-    steps = ["batches", "commit", "diagnose", "epoch", "flush", "inspect", "should_stop", "step", "validate"]
+    steps = ["batches", "commit", "diagnose", "epoch", "examine", "flush", "inspect", "should_stop", "step", "validate"]
     assert members == sorted(["attempts", "close", "editing", "updates", *steps, *saved])
     assert list(inspect.signature(steadystep.Guard).parameters) == [
         "model",

@@ -18,6 +18,7 @@ VERBS = {
     "dashboard": ("Serve", [["missing"], [".", "--port", "99999999"]]),
     "demo": ("Train", [["--steps", "3"], ["--seed", "x"]]),
     "diagnose": ("Diagnose", [["missing.csv"], [".", "--column", "loss"]]),
+    "examine": ("Examine", [["nothing"], ["gpt", "--steps", "1"]]),
     "find-lr": ("Sweep", [["nothing"], ["gpt", "--steps", "1"]]),
     "replay": ("Re-run", [["missing", "--factory", "a:b"], ["missing"]]),
     "report": ("Write", [["missing"], ["missing.csv", "--column", "="]]),
