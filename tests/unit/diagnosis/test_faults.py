@@ -286,3 +286,8 @@ def test_a_diagnosis_that_nobody_asked_for_stays_away_from_the_new_rules() -> No
         facts = guard._parts.run_history.facts()
     assert [d.cause for d in rank(facts, live=True)] == ["healthy"]
     assert rank(facts)[0].fault == "constant-targets"
+
+
+@pytest.mark.parametrize("word", ["no", False])
+def test_accelerates_word_for_single_precision(word: object) -> None:
+    assert steadystep.Config.load({"training": {"mixed_precision": word}}).training.mixed_precision == "fp32"
