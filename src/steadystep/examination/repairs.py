@@ -15,6 +15,7 @@ from steadystep.examination.passes import Pass
 from steadystep.examination.workbench import Variation, Workbench
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_USUAL_FACTORS, _USUAL_RATE = 1e3, 0.1
 _LARGE_BATCH, _TINY_BATCH, _USUAL_BATCH = 8, 4, 64
 
 
@@ -72,12 +73,12 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str]) -> Iterator[R
     larger = _larger_batches(seen.num_samples)
     tiny = seen.num_samples <= _TINY_BATCH
     yield from (larger,) if tiny else ()
-    yield from _rates()
+    yield from _rates(max(float(group["lr"]) for group in bench.optimizer.param_groups))  # sync: examined
     yield _PLAIN_INIT
     yield from () if tiny else (larger,)
 
 
-def _rates() -> Iterator[Repair]:
+def _rates(lr: float) -> Iterator[Repair]:
     for factor in (0.1, 0.01):
         yield Repair(
             name=f"lr/{round(1 / factor)}",
@@ -87,7 +88,9 @@ def _rates() -> Iterator[Repair]:
             variation=Variation(lr_mult=factor),
             fresh=True,
         )
-    for factor in (10.0, 100.0, 1000.0):
+    for factor in (10.0, 100.0, 1e3, 1e4, 1e5):
+        if factor > _USUAL_FACTORS and factor * lr > _USUAL_RATE:
+            break
         yield Repair(
             name=f"lr*{factor:.0f}",
             what=f"at {factor:.0f} times the learning rate",

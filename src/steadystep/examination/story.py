@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.records import Diagnosis
 
 _OF_THE_LOOP = frozenset(
@@ -23,6 +23,8 @@ _REFUTED_BY_LEARNING = frozenset(
     }
 )
 """What a run that can be seen to learn does not have, whatever its curve looks like."""
+_SEEN_IN_THE_DATA = frozenset({Fault.TARGET_LEAK, Fault.UNSHUFFLED_DATA, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS})
+"""Unless the data itself shows it."""
 
 
 def one_story(seen: Sequence[Diagnosis], tried: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
@@ -35,9 +37,10 @@ def one_story(seen: Sequence[Diagnosis], tried: Sequence[Diagnosis]) -> tuple[Di
     healthy = all(diagnosis.cause == Cause.HEALTHY for diagnosis in tried)
     faulty = [diagnosis for diagnosis in seen if diagnosis.cause != Cause.HEALTHY]
     if healthy:
-        kept = [diagnosis for diagnosis in faulty if diagnosis.cause not in _REFUTED_BY_LEARNING or diagnosis.fault]
+        kept = [d for d in faulty if d.cause not in _REFUTED_BY_LEARNING or d.fault in _SEEN_IN_THE_DATA]
         return tuple(kept) or tuple(tried)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
-    first = [diagnosis for diagnosis in others if diagnosis.cause in _OF_THE_LOOP and diagnosis is seen[0]]
+    unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
+    first = [d for d in others if unknown or (d.cause in _OF_THE_LOOP and d is seen[0])]
     return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from steadystep.diagnosis.advice import ADVICE
+from steadystep.diagnosis.causes import Cause
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
 from steadystep.runs.evidence import (
@@ -77,6 +79,7 @@ def diagnose(run: Run, *, guard: bool = True) -> Reading:
                 notes += ("the log is long: only the stretches around anomalies were simulated",)
         late = is_resumed(curve)
         patterns = ranked([_for_run(pattern, run, resumed=late) for pattern in _distinct(found)])
+        patterns = _with_guard(patterns, run)
         unjudged = objective or _unjudged(curve, resumed=late)
         judged = verdict(curve, patterns, plans, short=too_short(curve), unjudged=unjudged)
     healthy = {"healthy": True, "fault": False, "not-learning": False}.get(judged.outcome)
@@ -91,6 +94,19 @@ def diagnose(run: Run, *, guard: bool = True) -> Reading:
         notes=notes,
         read=run.read,
     )
+
+
+def _with_guard(patterns: tuple[Pattern, ...], run: Run) -> tuple[Pattern, ...]:
+    """The guard's own diagnosis first: it has seen weights, targets and outputs, which curves do not show."""
+    cause, _, evidence = run.verdict.partition(": ")
+    told = {pattern.kind for pattern in patterns} | {incident.cause for incident in run.incidents}
+    if cause in ("", "healthy", "unknown") or cause in told:
+        return patterns
+    kind = run.fault or cause
+    step = int(run.loss.steps[0]) if len(run.loss.steps) else 0
+    advice = ADVICE[Cause(cause)] if cause in set(Cause) else ""
+    first = Pattern(kind=kind, severity="warn", step=step, evidence=evidence, advice=advice)
+    return (first, *(pattern for pattern in patterns if pattern.kind != "not-learning"))
 
 
 def _found(curve: Curve, objective: str) -> list[Pattern]:

@@ -90,6 +90,8 @@ class Run:
     """With "stopped" and "error": the message."""
     verdict: str = ""
     """Last diagnosis of the guard: a cause and its evidence."""
+    fault: str = ""
+    """The particular mistake, where the guard's diagnosis names one."""
     scale: Series = field(default_factory=Series)
     """Loss scale, where there was one."""
     began: float | None = None

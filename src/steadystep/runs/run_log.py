@@ -35,7 +35,7 @@ class Ledger:
         self._restarts: list[int] = []
         self._start: Mapping[str, Any] = {}
         self._end: Mapping[str, Any] | None = None
-        self._verdict = ""
+        self._verdict = self._fault = ""
         self._header_passed = False
         self._last = -1
         self._unwritten = 0
@@ -112,7 +112,7 @@ class Ledger:
     def _started(self, line: Mapping[str, Any]) -> None:
         if not isinstance(line.get("settings", {}), Mapping):
             raise TypeError
-        self._start, self._end, self._verdict = line, None, ""
+        self._start, self._end, self._verdict, self._fault = line, None, "", ""
         self._header_passed = bool(self._steps)
         self._layers.names = ()
 
@@ -136,6 +136,7 @@ class Ledger:
 
     def _believed(self, line: Mapping[str, Any]) -> None:
         self._verdict = f"{line['cause']}: {line.get('evidence', '')}"
+        self._fault = str(line.get("fault") or "")
 
     def _ended(self, line: Mapping[str, Any]) -> None:
         self._end = line
@@ -164,6 +165,7 @@ class Ledger:
             end="" if self._end is None else str(self._end.get("how", "")),
             error="" if self._end is None else str(self._end.get("error", "")),
             verdict=self._verdict,
+            fault=self._fault,
             began=_time(self._start.get("time")),
             parameters=self._start["parameters"] if type(self._start.get("parameters")) is int else None,
         )

@@ -145,7 +145,7 @@ class RunLog:
         """Write a diagnosis of the run, at once."""
         if self._finish.alive:
             row = {"kind": "verdict", "step": step, "cause": diagnosis.cause}
-            row |= {"evidence": diagnosis.evidence, "advice": diagnosis.advice}
+            row |= {"fault": diagnosis.fault, "evidence": diagnosis.evidence, "advice": diagnosis.advice}
             self._pending.append(json.dumps(row) + "\n")
             self._write()
 
