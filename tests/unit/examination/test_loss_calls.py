@@ -65,6 +65,7 @@ def test_nothing_else_is(call) -> None:
         (lambda x: torch.sigmoid(x).clamp(1e-6, 1 - 1e-6), "sigmoid", None),
         (lambda x: torch.special.expit(x), "sigmoid", None),
         (lambda x: nn.ReLU(inplace=False)(x).view(3, 6).reshape(6, 3), "relu", None),
+        (lambda x: x.tanh().movedim(0, 1).t(), "tanh", None),
         (lambda x: x.tanh().unsqueeze(0).squeeze(0).contiguous(), "tanh", None),
         (lambda x: F.softplus(x).float()[:, :], "softplus", None),
     ],
