@@ -199,24 +199,14 @@ class Guard:
         return self._parts.run_history.diagnose()
 
     def examine(
-        self,
-        batches: Iterable[Any] | None = None,
-        *,
-        loss: Callable[[Any], Tensor] | None = None,
-        **options: Any,
+        self, batches: Iterable[Any] | None = None, *, loss: Callable[[Any], Tensor] | None = None, **options: Any
     ) -> "Examination":
-        """Run short experiments from the present state and name the likeliest cause, with a repair that was tried.
-
-        Everything is restored afterwards, bit for bit. What the run has shown so far (`diagnose`) counts too.
+        """Run short experiments, and name the likeliest cause of all that was seen with a repair that was tried.
 
         Args:
-            batches: training batches, such as your loader. Default: those that are remembered for replay.
+            batches: training batches. Default: those that are remembered for replay.
             loss: computes the loss of a batch. Default: the closure of the last `step(closure, batch=...)`.
-            options: those of `steadystep.examine`, such as `num_steps` and `progress`.
-
-        Raises:
-            MisuseError: there is no loss or no batch to experiment with.
-            UnsupportedError: training runs on several ranks, or with several optimizers.
+            options: those of `steadystep.examine`, which restores everything afterwards, bit for bit.
         """
         from steadystep.engine.experiments import examine_guarded  # why here: experiments are rare
 

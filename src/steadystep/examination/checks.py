@@ -110,7 +110,7 @@ def _no_rate(o: Observation) -> Diagnosis | None:
             if o.rates is None
             else f"the learning rate is 0, and is so in the next {len(o.rates)} steps of the schedule"
         )
-    elif o.rates[0] == max(o.rates) and o.rates[_SOON] < 0.01 * o.rates[0] < o.rates[0]:
+    elif len(o.rates) > _SOON and o.rates[0] == max(o.rates) and o.rates[_SOON] < 0.01 * o.rates[0] < o.rates[0]:
         what = f"the schedule takes the learning rate from {o.rates[0]:.3g} to {o.rates[_SOON]:.3g} in {_SOON} steps"
     else:
         what = ""
@@ -247,11 +247,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 _CHECKS: tuple[Check, ...] = (
+    _one_class_at_a_time,
+    _one_target,
     _non_finite,
     _other_weights,
     _half_precision,
-    _one_class_at_a_time,
-    _one_target,
     softmax_axis,
     _no_gradient_at_all,
     _no_rate,

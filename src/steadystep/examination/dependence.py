@@ -22,13 +22,23 @@ def by_sample(output: Tensor | None, size: int) -> Tensor | None:
 
 
 def depends_on_input(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
-    """By how much outputs change, of their size, when the samples are exchanged; None where it cannot be told."""
-    if seen.num_samples < 2 or not seen.inputs:
+    """By how much any output changes, of its size, when the samples are exchanged; None where it cannot be told."""
+    other = seen.with_inputs(batch, lambda t: t.roll(1, 0))
+    if seen.num_samples < 2 or not is_changed(batch, other):
         return None
-    plain, other = _outputs_of(bench, batch, seen.with_inputs(batch, lambda t: t.roll(1, 0)), prepare=prepare)
-    if plain is None or other is None or plain.shape != other.shape:
-        return None
-    return float((other - plain).abs().max() / plain.abs().max().clamp_min(1e-12))  # sync: examined
+    pairs = zip(*_every_output(bench, batch, other, prepare=prepare), strict=False)
+    changes = [_change(one, two) for one, two in pairs if one.shape == two.shape]
+    return max(changes, default=None)
+
+
+def is_changed(batch: Any, other: Any) -> bool:
+    """Whether the exchange of samples reached a tensor: those inside of plain objects stay as they are."""
+    pairs = zip(tensors_in(batch), tensors_in(other), strict=True)
+    return any(one is not two for (_, one), (_, two) in pairs)
+
+
+def _change(one: Tensor, two: Tensor) -> float:
+    return float((two - one).abs().max() / one.abs().max().clamp_min(1e-12))  # sync: examined
 
 
 def spread_of_outputs(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
@@ -146,19 +156,23 @@ def _output_gradient(bench: Workbench, batch: Any, shape: torch.Size | None = No
 
 def _outputs_of(bench: Workbench, *batches: Any, prepare: Prepare | None = None) -> list[Tensor | None]:
     """The model's first output for each batch, in evaluation mode: neither dropout nor batch statistics."""
+    return [outputs[0] if outputs else None for outputs in _every_output(bench, *batches, prepare=prepare)]
+
+
+def _every_output(bench: Workbench, *batches: Any, prepare: Prepare | None = None) -> list[list[Tensor]]:
     with bench.set_aside(), torch.no_grad():
         if prepare is not None:
             prepare(bench.model, bench.optimizer)
         bench.model.eval()  # `set_aside` puts the modes back
-        return [_output(bench, batch) for batch in batches]
+        return [_outputs(bench, batch) for batch in batches]
 
 
-def _output(bench: Workbench, batch: Any) -> Tensor | None:
+def _outputs(bench: Workbench, batch: Any) -> list[Tensor]:
     torch.manual_seed(0)
     with recorded_calls(bench.model) as calls:
         try:
             bench.loss(batch)
         except Exception:  # why all: the changed batch may not fit the user's loss
-            return None
+            return []
     found = [t for call in calls for _, t in tensors_in(call.output) if t.is_floating_point() and t.dim()]
-    return found[0].float() if found else None
+    return [t.float() for t in found]

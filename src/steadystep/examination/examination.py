@@ -1,9 +1,11 @@
 """`examine`: observe a few passes, make short trials, name the cause and the repair that worked."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, final
 
@@ -12,11 +14,14 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from steadystep._utils.numbers import as_json
+from steadystep._utils.rng import HostRandom, RngState, generator_back
 from steadystep._utils.tree import tensors_in
 from steadystep.errors import ConfigError
 from steadystep.examination.experiments import Experiments
 from steadystep.examination.passes import rows
 from steadystep.examination.workbench import BatchLoss, Trial, Workbench
+from steadystep.lr_finder.sweep import generators_of
 from steadystep.records import Diagnosis
 
 _FURTHER = 8
@@ -34,17 +39,19 @@ class Examination:
     causes: tuple[Diagnosis, ...]
     """The likeliest first; one "healthy" when nothing is wrong."""
     trials: tuple[Trial, ...]
+    """In the order they were made."""
     repeatable: bool
     """The same trial twice gave the same losses, to the bit."""
     num_updates: int
     """Taken by all trials together, and undone."""
     seconds: float
+    """What it took."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a program."""
         return {
-            "causes": [cause.to_json() for cause in self.causes],
-            "trials": [asdict(trial) | {"start": trial.start, "end": trial.end} for trial in self.trials],
+            "causes": [json.loads(cause.to_json()) for cause in self.causes],
+            "trials": [_plain(trial) for trial in self.trials],
             "repeatable": self.repeatable,
             "num_updates": self.num_updates,
             "seconds": round(self.seconds, 3),
@@ -57,6 +64,12 @@ class Examination:
     @property
     def _cost(self) -> str:
         return f"trials: {len(self.trials)}, updates: {self.num_updates}, {self.seconds:.1f} s; everything is put back"
+
+
+def _plain(trial: Trial) -> dict[str, Any]:
+    """With numbers that JSON has no word for as "nan" and "inf"."""
+    held = {name: [as_json(loss) for loss in getattr(trial, name)] for name in ("before", "after", "losses")}
+    return {"name": trial.name, "what": trial.what, "start": as_json(trial.start), "end": as_json(trial.end), **held}
 
 
 def _told(causes: Sequence[Diagnosis]) -> Iterator[str]:
@@ -118,7 +131,8 @@ def examine(
     if num_steps < 10 or num_batches < 1:
         raise ConfigError(f"num_steps = {num_steps}, num_batches = {num_batches}: at least 10 steps and 1 batch")
     began = time.monotonic()  # why a clock: it bounds the cost, and decides nothing about a run
-    kept = _kept(iter(batches), num_batches)
+    with _random_numbers_back(batches):
+        kept = _kept(iter(batches), num_batches)
     bench = Workbench(
         model,
         optimizer,
@@ -138,6 +152,20 @@ def examine(
         num_updates=bench.num_updates,
         seconds=time.monotonic() - began,
     )
+
+
+@contextmanager
+def _random_numbers_back(batches: object) -> Iterator[None]:
+    """A loader draws random numbers to shuffle: those of the process, and those of its own generators."""
+    states: list[HostRandom | RngState] = [HostRandom(), RngState(torch.device("cpu"))]
+    own = [back for generator in generators_of(batches) if (back := generator_back(generator)) is not None]
+    try:
+        yield
+    finally:
+        for state in states:
+            state.restore()
+        for back in own:
+            back()
 
 
 def _kept(batches: Iterator[Any], number: int) -> list[Any]:

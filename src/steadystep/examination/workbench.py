@@ -48,10 +48,13 @@ class Trial:
     """What came of one: losses of the held batches before and after, in pairs."""
 
     name: str
+    """Of the variation, in one word."""
     what: str
     """The variation in words: "at 0.1 times the learning rate"."""
     before: tuple[float, ...]
+    """Losses of the held batches before the first update."""
     after: tuple[float, ...]
+    """The same batches after the last update."""
     losses: tuple[float, ...]
     """Of the batches that were trained on, one per update."""
     still: tuple[str, ...] = ()
@@ -114,12 +117,16 @@ class Workbench:
         seed: int,
         in_time: Callable[[], bool] = lambda: True,
     ) -> None:
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+            raise MisuseError(
+                f"expected a model and an optimizer, got {type(model).__name__}, {type(optimizer).__name__}"
+            )
         if needs_closure(optimizer):
             raise UnsupportedError(f"examine: {type(optimizer).__name__} needs a closure in step(), which trials lack")
         if not batches:
             raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
         held = min(max(_HELD, len(batches) // 4), len(batches) // 3)
-        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.model, self.optimizer, self._loss = model, optimizer, loss
         self.batches: Sequence[Any] = batches[: len(batches) - held]
         self.every = batches
         self.held: Sequence[Any] = batches[len(batches) - held :] or batches
@@ -128,6 +135,13 @@ class Workbench:
         self._seed, self.in_time = seed, in_time
         self.num_updates = 0
         """Taken by all trials together."""
+
+    def loss(self, batch: Any) -> Tensor:
+        """What the user's function returns, if it is one real number."""
+        value = self._loss(batch)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+            raise MisuseError(f"loss must return a tensor of one real number, got {_shown(value)}: take its mean")
+        return value.reshape(())
 
     @property
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -139,7 +153,7 @@ class Workbench:
         """Whatever happens inside is undone; random numbers begin at the seed."""
         with _unheard(self.model), restored(self.model, self.optimizer), torch.enable_grad():
             for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-                setattr(self.optimizer, kind, _without_watchers(getattr(self.optimizer, kind)))
+                setattr(self.optimizer, kind, OrderedDict())  # why: an average of weights must not learn from trials
             torch.manual_seed(self._seed)
             yield
 
@@ -211,6 +225,10 @@ class Workbench:
                 return
 
 
+def _shown(value: object) -> str:
+    return f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 @contextmanager
 def _unheard(model: nn.Module) -> Iterator[None]:
     """Hooks of a guard or a watcher do not hear of the passes inside; those of the user do what they always do."""
@@ -224,11 +242,6 @@ def _unheard(model: nn.Module) -> Iterator[None]:
         for hook in hooks:
             stack.enter_context(hook.muted())
         yield
-
-
-def _without_watchers(hooks: "OrderedDict[int, Any]") -> "OrderedDict[int, Any]":
-    ours = "steadystep.watching"
-    return OrderedDict((k, hook) for k, hook in hooks.items() if not getattr(hook, "__module__", "").startswith(ours))
 
 
 def _set_rates(optimizer: Optimizer, factor: float) -> None:

@@ -104,13 +104,11 @@ def test_json_is_for_programs(here: str) -> None:
     assert "constant-targets" in json.dumps(json.loads(said)["causes"])
 
 
-@pytest.mark.xfail(strict=True, reason="to_json holds each cause as a text of JSON")
 def test_causes_in_json_are_objects(here: str) -> None:
     _, said = typed(f"{here}:constant", "--json")
     assert json.loads(said)["causes"][0]["fault"] == "constant-targets"
 
 
-@pytest.mark.xfail(strict=True, reason="NaN and Infinity are no JSON")
 def test_a_loss_that_is_not_finite_is_valid_json(here: str) -> None:
     def refused(word: str) -> None:
         raise AssertionError(word)

@@ -174,7 +174,6 @@ def test_copies_of_the_weights_stay() -> None:
         examine(model, optimizer, loss_of(model), classes(), num_steps=10)
 
 
-@pytest.mark.xfail(strict=True, reason="trials call the step hooks of the user")
 def test_an_average_that_a_hook_updates_stays() -> None:
     model, optimizer, average = with_average()
     optimizer.register_step_post_hook(lambda *_: average.update_parameters(model))
@@ -187,7 +186,6 @@ def loader(generator: torch.Generator | None) -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True, generator=generator, drop_last=True)
 
 
-@pytest.mark.xfail(strict=True, reason="the batches are read before anything is set aside")
 @pytest.mark.parametrize("own_generator", [True, False])
 def test_a_loader_shuffles_as_if_it_had_not_been_read(own_generator: bool) -> None:
     model = network()
@@ -238,7 +236,6 @@ def test_when_the_user_interrupts_between_trials() -> None:
         examine(model, optimizer, loss_of(model), batches, num_steps=10, progress=progress)
 
 
-@pytest.mark.xfail(strict=True, reason="torch's TypeError: step() missing 1 required positional argument")
 def test_an_optimizer_that_needs_a_closure_is_a_clear_error() -> None:
     model = network()
     optimizer = torch.optim.LBFGS(model.parameters())
