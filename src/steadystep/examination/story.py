@@ -23,8 +23,13 @@ _REFUTED_BY_LEARNING = frozenset(
     }
 )
 """What a run that can be seen to learn does not have, whatever its curve looks like."""
-_SEEN_IN_THE_DATA = frozenset({Fault.TARGET_LEAK, Fault.UNSHUFFLED_DATA, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS})
-"""Unless the data itself shows it."""
+_SEEN_DIRECTLY = frozenset(
+    {
+        *(Fault.TARGET_LEAK, Fault.UNSHUFFLED_DATA, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS),
+        *(Fault.FROZEN_PARAMETERS, Fault.WRONG_OPTIMIZER_PARAMS),
+    }
+)
+"""Unless the data or the parameters themselves show it."""
 
 
 def one_story(seen: Sequence[Diagnosis], tried: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
@@ -37,7 +42,7 @@ def one_story(seen: Sequence[Diagnosis], tried: Sequence[Diagnosis]) -> tuple[Di
     healthy = all(diagnosis.cause == Cause.HEALTHY for diagnosis in tried)
     faulty = [diagnosis for diagnosis in seen if diagnosis.cause != Cause.HEALTHY]
     if healthy:
-        kept = [d for d in faulty if d.cause not in _REFUTED_BY_LEARNING or d.fault in _SEEN_IN_THE_DATA]
+        kept = [d for d in faulty if d.cause not in _REFUTED_BY_LEARNING or d.fault in _SEEN_DIRECTLY]
         return tuple(kept) or tuple(tried)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
