@@ -20,8 +20,7 @@ from steadystep.lint.names import Function, name_of, parse_script
 _MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 _HIGHEST = 6  # folders above a script in which its project may begin
 _LARGEST = 400_000  # bytes of a file that is followed
-_MOST = 40  # definitions taken over into one script
-_MOST_LINES = 800
+_MOST, _MOST_LINES = 40, 800  # definitions taken over into one script, and their lines
 _LONGEST = 250  # lines: a longer definition is a framework, not a step
 _DEEPEST = 3
 _ASKS = re.compile(r"optim\.|clip_grad|\.(backward|step|zero_grad|eval|train)\(|cross_entropy|CrossEntropy|BCE|NLL")
