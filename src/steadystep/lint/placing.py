@@ -26,10 +26,10 @@ def passes_of(
     if each is not None and not any(isinstance(n, ast.For | ast.While) for part in body for n in ast.walk(part)):
         return [place.with_bound(each)]
     changed = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
-    return [repeated(node, over, place, abs(number)).forgetting(changed)]
+    return [repeated(node, over, place, abs(number), script).forgetting(changed)]
 
 
-def repeated(node: LoopNode, over: ast.expr | None, place: Place, number: int) -> Place:
+def repeated(node: LoopNode, over: ast.expr | None, place: Place, number: int, script: Script) -> Place:
     """Inside of a loop."""
     while isinstance(over, ast.Call) and over.args and last(name_of(over.func)) in _AROUND:
         over = over.args[0]
@@ -37,11 +37,18 @@ def repeated(node: LoopNode, over: ast.expr | None, place: Place, number: int) -
         node=node,
         number=number,
         over=place.words(over) if over is not None else frozenset(),
-        path=place.outer(owner_of(over)),
+        path="" if _is_local(over, place, script) else place.outer(owner_of(over)),
         phases=frozenset(value for value in place.known.values() if isinstance(value, str)),
         sites=place.sites,
     )
     return place.within(loop)
+
+
+def _is_local(over: ast.expr | None, place: Place, script: Script) -> bool:
+    """A variable of a function that was called: its name says nothing about what the callers gave."""
+    if not isinstance(over, ast.Name) or len(place.sites) == 0 or over.id in place.names:
+        return False
+    return (place.stack[-1], over.id) in script.assigned
 
 
 def parts_of(node: Comprehension) -> list[ast.AST]:

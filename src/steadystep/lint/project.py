@@ -20,8 +20,7 @@ from steadystep.lint.names import Function, name_of, parse_script
 _MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 _HIGHEST = 6  # folders above a script in which its project may begin
 _LARGEST = 400_000  # bytes of a file that is followed
-_MOST = 40  # definitions taken over into one script
-_MOST_LINES = 800
+_MOST, _MOST_LINES = 40, 800  # definitions taken over into one script, and their lines
 _LONGEST = 250  # lines: a longer definition is a framework, not a step
 _DEEPEST = 3
 _ASKS = re.compile(r"optim\.|clip_grad|\.(backward|step|zero_grad|eval|train)\(|cross_entropy|CrossEntropy|BCE|NLL")
@@ -82,9 +81,8 @@ class Module:
         self.definitions: dict[str, Definition] = {
             n.name: n for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         }
-        self.globals = {
-            t.id: n.value for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)
-        }
+        assigned = [n for n in tree.body if isinstance(n, ast.Assign)]
+        self.globals = {t.id for n in assigned for t in n.targets if isinstance(t, ast.Name)}
         self._targets: dict[Path, dict[str, Target]] = {}
         self.external: dict[str, str] = {}
         for node in ast.walk(tree):
@@ -168,14 +166,10 @@ def _imported(node: ast.ImportFrom, name: str, path: Path, root: Path) -> Target
         whole, part = _file(above, dotted), _file(above, f"{dotted}.{name}".lstrip("."))
     else:
         whole, part = _absolute(dotted, path, root), _absolute(f"{dotted}.{name}", path, root)
-    if part is not None and (whole is None or name not in _names(whole)):
+    module = _load(whole) if whole is not None and part is not None else None
+    if part is not None and (module is None or name not in module.taken()):
         return Target(part, "", node.lineno)
     return Target(whole, name, node.lineno) if whole is not None else None
-
-
-def _names(path: Path) -> set[str]:
-    module = _load(path)
-    return module.taken() if module is not None else set()
 
 
 def _load(path: Path) -> Module | None:
@@ -255,7 +249,7 @@ class _Linker:
         node = copy.deepcopy(module.definitions[name])
         node.name = new
         self._rename(node, module, {name: new}, line, depth)
-        self._append(node, module, line)
+        self._append(node, module, source, line)
         return new
 
     def _rename(self, node: Definition, module: Module, names: dict[str, str], line: int, depth: int) -> None:
@@ -290,12 +284,11 @@ class _Linker:
         self._out.imports[other] = full
         return other
 
-    def _append(self, node: Definition, module: Module, line: int) -> None:
+    def _append(self, node: Definition, module: Module, source: list[str], line: int) -> None:
         begins = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-        end = node.end_lineno or node.lineno
         first = len(self._main.lines) + len(self._out.lines) + 1
         ast.increment_lineno(node, first - begins)
-        self._out.lines += module.lines[begins - 1 : end]
+        self._out.lines += source
         self._out.statements.append(node)
         self._out.segments.append(Segment(first, begins, str(module.path), line))
 

@@ -80,7 +80,7 @@ class Walk:
             case ast.While():
                 self._expression(stmt.test, stmt, place)
                 self._count += 1
-                self._block(stmt.body, placing.repeated(stmt, None, place, self._count))
+                self._block(stmt.body, placing.repeated(stmt, None, place, self._count, self._script))
                 return self._block(stmt.orelse, place)
             case ast.With() | ast.AsyncWith():
                 return self._with(stmt, list(stmt.items), place)

@@ -304,6 +304,17 @@ for epoch in range(3):
         loss.backward()
         opt.step()
 """,
+    "a sampler for validation, or none": """model = nn.Linear(2, 2)
+opt = torch.optim.Adam(model.parameters(), lr=1e-3)
+eval_sampler = DistributedSampler(dataset) if args.distributed else None
+eval_loader = DataLoader(dataset, sampler=eval_sampler)
+for epoch in range(3):
+    for x, y in loader:
+        opt.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        opt.step()
+""",
     "not shuffled": """model = nn.Linear(2, 2)
 opt = torch.optim.Adam(model.parameters(), lr=1e-3)
 model = nn.parallel.DistributedDataParallel(model)

@@ -219,6 +219,27 @@ with torch.no_grad():
 }
 
 CLEAN = {
+    "gradients on or off, and a bar around either data": """
+from tqdm import tqdm
+def one_epoch(net, data, optimizer):
+    training = optimizer is not None
+    net.train() if training else net.eval()
+    bar, total = tqdm(data), 0.0
+    with (torch.enable_grad() if training else torch.no_grad()):
+        for x, y in bar:
+            loss = F.mse_loss(net(x), y)
+            if training:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            total += loss.item()
+    return total
+model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+opt = torch.optim.Adam(model.parameters(), lr=1e-3)
+for epoch in range(3):
+    train_loss = one_epoch(model, loader, opt)
+    test_loss = one_epoch(model, val_loader, None)
+""",
     "a wrapper that clears and steps what it holds": """
 class Scheduled:
     def __init__(self, optimizer):

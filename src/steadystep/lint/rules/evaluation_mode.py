@@ -33,7 +33,8 @@ _GRADIENTS = frozenset(
 def no_grad_around(script: Script, node: ast.AST) -> bool:
     """Whether gradients are off at a node: a `with`, a decorator, or a switch anywhere in the file."""
     withs = [a for a in script.ancestors(node) if isinstance(a, ast.With | ast.AsyncWith)]
-    if any(is_no_grad(item.context_expr) for w in withs for item in w.items):
+    # why all of it: `with (torch.enable_grad() if training else torch.no_grad()):`
+    if any(is_no_grad(part) for w in withs for item in w.items for part in ast.walk(item.context_expr)):
         return True
     scope = script.scope_of(node)
     while scope is not None:

@@ -30,8 +30,9 @@ def _no_epoch(context: Context) -> Iterator[Hit]:
     epochs = [c for c in context.cycles if len(c.step.loops) > 1 and isinstance(c.step.loops[-2].node, ast.For)]
     loaders = script.calls.get("DataLoader", ())
     for call in script.calls.get("DistributedSampler", ()):
-        stmt = script.parents.get(call)
-        name = path_of(stmt.targets[0]) if isinstance(stmt, ast.Assign) else ""
+        stmt = script.stmt_of(call)
+        plain = isinstance(script.parents.get(call), ast.Assign | ast.IfExp)
+        name = path_of(stmt.targets[0]) if isinstance(stmt, ast.Assign) and plain else ""
         given = [k.value for c in loaders for k in c.keywords if k.arg == "sampler"]
         used = call in given or any(call in [v for v, _ in sources(script, g)] for g in given)
         fixed = any(k.arg == "shuffle" and getattr(k.value, "value", True) is False for k in call.keywords)
@@ -48,8 +49,10 @@ def _with_epoch(context: Context, cycle: Cycle, name: str, call: ast.Call) -> st
     node, script = cycle.step.loops[-2].node, context.script
     if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name) or not name.isidentifier():
         return ""
-    if script.scope_of(node) is not script.scope_of(call) or isinstance(
-        script.parents.get(script.stmt_of(call)), ast.If
+    if (
+        isinstance(script.parents.get(call), ast.IfExp)
+        or script.scope_of(node) is not script.scope_of(call)
+        or isinstance(script.parents.get(script.stmt_of(call)), ast.If)
     ):
         return ""
     return context.edit().put_before(node.body[0], f"{name}.set_epoch({node.target.id})").diff()
