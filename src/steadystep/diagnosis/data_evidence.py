@@ -15,6 +15,7 @@ from steadystep.diagnosis.output_evidence import first_and_last
 from steadystep.records import BatchPart, BatchStats
 
 _ENOUGH_BATCHES = 6
+_ABOVE_BASE = 3.0  # times the loss of the best constant prediction
 _SEVERAL = 0.8  # nats: more than two classes, as two may be the sides of an adversary
 _FAR = 100.0  # the size of targets that a network has to grow to first
 _ONE_KIND = 0.1  # of the entropy of all labels is left inside a batch
@@ -44,6 +45,8 @@ def one_kind_per_batch(facts: Facts) -> str:
     """Labels that hardly differ inside a batch, and differ between batches."""
     part = target(facts)
     if part is None or not supervised(facts) or part.rows < 8 or _batches(facts) < _ENOUGH_BATCHES or facts.opposed:
+        return ""
+    if facts.going_well:  # classes in turn on purpose, as in continual learning
         return ""
     if not part.entropy > _SEVERAL or part.entropy_within > _ONE_KIND * part.entropy:
         return ""
@@ -85,6 +88,8 @@ def ended_above_start(facts: Facts) -> str:
     """A supervised loss that is higher than at the start."""
     found = progress(facts)
     if found is None or not supervised(facts) or found.end - found.start <= max(4.0 * found.error, 0.1 * found.start):
+        return ""
+    if found.base is not None and found.end < _ABOVE_BASE * found.base:  # targets may have grown meanwhile
         return ""
     return f"the loss rose from {found.start:.4g} to {found.end:.4g}"
 

@@ -30,8 +30,7 @@ class EvidenceRule:
     """Goes by the level of the loss.
 
     A target network, an adversary or growing targets raise it too, so by itself such a sign blames nothing: it takes
-    one of another kind beside it, a finding that older weights have confirmed, or a loss that is known to compare
-    outputs with targets.
+    one of another kind beside it, or a finding that older weights have confirmed.
     """
     fault: Fault | None = None
     """The particular mistake."""

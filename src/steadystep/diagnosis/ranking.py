@@ -13,7 +13,6 @@ from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.conclusion import conclude
 from steadystep.diagnosis.facts import Facts, told
 from steadystep.diagnosis.fault_rules import FAULT_RULES, EvidenceRule, EvidenceTest
-from steadystep.diagnosis.learning import stuck, supervised
 from steadystep.diagnosis.learning_evidence import noted, warned
 from steadystep.records import DetectorName, Diagnosis
 
@@ -142,11 +141,10 @@ def rank(facts: Facts, *, live: bool = False) -> tuple[Diagnosis, ...]:
     for name, seen in facts.incidents.items():
         book.blamed.add(Cause(name))
         book.count(Cause(name), _INCIDENT + 0.1 * min(math.log2(seen.count), 5.0), told(seen))
-    level_counts = not live and supervised(facts) and stuck(facts) is not None
     for rule in EVIDENCE_RULES if live else (*EVIDENCE_RULES, *FAULT_RULES):
         text = rule.sign(facts)
         if text:
-            book.add(rule, text, forgiven=rule.forgivable and facts.going_well, blames=level_counts or not rule.level)
+            book.add(rule, text, forgiven=rule.forgivable and facts.going_well, blames=not rule.level)
     for cause, refutes in REFUTED.items():
         if refutes(facts):
             book.scores.pop(cause, None)

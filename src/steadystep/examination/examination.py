@@ -122,6 +122,7 @@ def examine(
         seed: of dropout and the like inside the trials.
         progress: called with a line before each trial.
 
+    >>> _ = torch.manual_seed(0)
     >>> model = nn.Linear(4, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
     >>> x = [torch.randn(16, 4) for _ in range(12)]

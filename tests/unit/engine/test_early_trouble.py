@@ -42,7 +42,8 @@ def test_600_of_600_steps_clipped_tenfold_are_said_with_advice(
         "steadystep: step 199: 100% of the last 200 gradient norms were more than 10 times max_norm = 0.001"
     )
     assert "try: most updates are clipped" in line
-    assert guard.diagnose()[0].cause == "clipping-too-tight"
+    # Adam divides by the size of the gradient: a run that learns has nothing wrong with it
+    assert guard.diagnose()[0].cause == ("clipping-too-tight" if kind is torch.optim.SGD else "healthy")
 
 
 def test_ten_cuts_of_the_loss_scale_in_steps_20_to_29_are_a_finding() -> None:

@@ -56,7 +56,7 @@ def test_large_weights_are_blamed_on_the_beginning_where_no_update_made_them(tim
         x = torch.randn(16, 4)
         guard.step(lambda x: (model(x) - x.sum(-1, keepdim=True)).square().mean(), batch=x)
     found = guard.diagnose()
-    said = any("variance above 10 after the first update" in diagnosis.evidence for diagnosis in found)
+    said = any("variance above 10" in diagnosis.evidence for diagnosis in found)
     assert said == (times > 1.0)
     assert found[0].cause == ("poor-initialisation" if said else "learning-rate-too-high")
     assert not any("began with" in diagnosis.evidence for diagnosis in found)
