@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, final
 
@@ -145,7 +145,7 @@ def examine(
         in_time=lambda: time.monotonic() - began < max_seconds,
     )
     experiments = Experiments(bench, scheduler, progress or (lambda line: None))
-    causes = experiments.run()
+    causes = tuple(replace(found, cause=str(found.cause), fault=str(found.fault)) for found in experiments.run())
     return Examination(
         causes=causes,
         trials=tuple(experiments.trials),

@@ -66,18 +66,12 @@ def shuffled(step: int) -> tuple[Tensor, Tensor]:
     return x, y[torch.randperm(len(y), generator=torch.Generator().manual_seed(step))]
 
 
-def sorted_by_class(step: int) -> tuple[Tensor, Tensor]:
-    y = torch.full((32,), step // 5 % 4)
-    return CENTERS[y] + torch.randn(32, 16), y
-
-
 @pytest.mark.parametrize("give_batch", [True, False])
 @pytest.mark.parametrize(
     ("batches", "fault"),
     [
         (shuffled, "labels-shuffled"),
         (lambda step: (classes(step)[0], torch.full((32,), 2)), "constant-targets"),
-        (sorted_by_class, "unshuffled-data"),
         (lambda step: (torch.ones(32, 16), classes(step)[1]), "constant-inputs"),
         (classes, ""),
     ],
