@@ -25,6 +25,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_checks() -> None:
     run(*sorted(str(path) for path in HERE.glob("check_*.py")))
 

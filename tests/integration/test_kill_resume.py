@@ -60,6 +60,7 @@ def there(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_ten_killed_runs_end_like_the_one_that_was_not(nursery: Nursery, tmp_path: Path) -> None:
     found = summary(study(nursery, 10, 0, tmp_path))
     assert found["wrong"] == []

@@ -43,6 +43,7 @@ def test_a_users_mistake_is_a_message_and_exit_code_2(arguments: tuple[str, ...]
     assert "Usage" in done.stderr
 
 
+@pytest.mark.slow
 def test_demo_tells_the_story_without_control_codes_in_a_pipe(tmp_path: Path) -> None:
     done = steadystep("demo", "--steps", "210", "--run-dir", str(tmp_path / "demo"))
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ def test_one_process(tmp_path: Path) -> None:
     clip_ranks.run(0, 1, str(tmp_path / "store"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_processes(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(clip_ranks.run, args=(2, str(tmp_path / "store")), nprocs=2)
