@@ -144,6 +144,11 @@ class MonitoringSettings(Settings):
     lr_min: Number | None = Field(None, ge=0, description="warn when the learning rate drops below this")
     lr_max: Number | None = Field(None, gt=0, description="warn when the learning rate exceeds this")
 
+    corruption_checks: Literal["off", "sampled", "full"] = Field(
+        "sampled",
+        description="compare every bit of weights, optimizer state and buffers between updates and put flipped ones "
+        "back: full at every step, sampled half of the tensors at every 8th step",
+    )
     save_checkpoints: Switch | None = Field(
         None, description="write checkpoints to run_dir/checkpoints; default: only with Guard.resume"
     )

@@ -182,6 +182,7 @@ class _Ground:
             measurer=measuring.measurer,
             probes=measuring.probes,
             edits=WeightEdits(self.model, measuring.gradients, each_of(self.optimizer), hooked=ranks.size == 1),
+            checksums=components.checksums(config, self.model, self.optimizer, ranks),
             gradient_samples=gradient_samples,
             judge=judge,
             counterfactuals=self._counterfactuals(recovery),

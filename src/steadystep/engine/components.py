@@ -44,6 +44,7 @@ from steadystep.signals import (
     UpdateProbes,
     WeightNorms,
 )
+from steadystep.signals.checksums import Checksums
 from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.placement import disk_bytes, memory_bytes, without_replay
 from steadystep.snapshots.recovery import InMemory, NoRecovery, Recovery
@@ -263,6 +264,13 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         probes=probes,
         measurer=Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs)),
     )
+
+
+def checksums(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Checksums:
+    """Of every bit between two updates; in a single process."""
+    # why not several ranks: a step that one of them computes again would leave the others waiting
+    checks = config.monitoring.corruption_checks if ranks.size == 1 else "off"
+    return Checksums(model, optimizer, checks=checks, repairs=config.mode == "autopilot")
 
 
 def _memory(config: Config, model: nn.Module) -> OutOfMemoryRetry | None:

@@ -20,6 +20,7 @@ from steadystep.parallel import Ranks
 from steadystep.policy import Budget
 from steadystep.precision import Fp32Islands, Precision
 from steadystep.signals import GradientSamples, Measurer, UpdateProbes
+from steadystep.signals.checksums import Checksums
 from steadystep.signals.weight_edits import WeightEdits
 from steadystep.snapshots.recovery import Recovery
 from steadystep.state import Stateful, load_checked
@@ -41,6 +42,7 @@ class Parts:
     measurer: Measurer
     probes: UpdateProbes
     edits: WeightEdits
+    checksums: Checksums
     gradient_samples: GradientSamples
     # NOTICE, EXPLAIN, DECIDE
     judge: Judge
@@ -69,11 +71,13 @@ class Parts:
         self.runner.reset()
         self.recovery.forget()
         self.edits.forget()
+        self.checksums.drop()
 
     def close(self) -> None:
         """Let go of files, hooks and memory."""
         self.islands.remove()
         self.edits.remove()
+        self.checksums.drop()
         self.recovery.forget()
         self.log.concluded(self.run_history.verdict())
         self.log.close()

@@ -15,6 +15,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from steadystep._utils.rng import random_numbers_kept
 from steadystep._utils.text import warn
 from steadystep.actions import REFUSALS
 from steadystep.diagnosis import not_repeatable
@@ -44,6 +45,7 @@ class Pipeline:
         self._judge, self._edits, self._counterfactuals = parts.judge, parts.edits, parts.counterfactuals
         self._lr, self._updater, self._rollback = parts.learning_rate, parts.updater, parts.rollback
         self._budget, self._recovery, self._tracer = parts.budget, parts.recovery, parts.nan_tracer
+        self._checksums = parts.checksums
         self._history, self._log, self._ranks = parts.run_history, parts.log, parts.ranks
         self._run_state, self._data = parts.run_state, parts.run_state.data
         self._samples = parts.gradient_samples if parts.log.wants_samples else None
@@ -62,8 +64,11 @@ class Pipeline:
         progress = self.progress
         with self._runner:
             self.metrics.update(metrics)
-            if self._recovery.due is not None and not isinstance(work, Tensor) and not self._group.members:
-                self._recovery.begin(step=progress.attempts, updates=progress.updates)
+            if not isinstance(work, Tensor) and not self._group.members:
+                if self._checksums.armed:
+                    self._checksums.verify(everything=self._recovery.due is not None)
+                if self._recovery.due is not None:
+                    self._recovery.begin(step=progress.attempts, updates=progress.updates)
             step, every = progress.attempts, self._probes.every
             if (step < every or step % every == 0) and self._probes.due(step):
                 with self._probes.watching(batch, step):
@@ -83,6 +88,8 @@ class Pipeline:
             given = any(member.batch is not None for member in self._group.members)
             return self.record(self._updater.drop(progress.attempts, not_repeatable(given=given)))
         view = self.measure(range(len(self._group.members)))
+        if view.signals.bit_flips:
+            view = self._recomputed(view)
         if self._samples is not None:
             self._sample(view)
         verdict = self.judge(view)
@@ -118,6 +125,8 @@ class Pipeline:
         **more: Any,
     ) -> GradientView:
         """The gradients as they stand, for losses that were computed elsewhere; `more` as for `Measurer.measure`."""
+        if self._checksums.armed:
+            self._checksums.compare()
         view = self._measurer.measure(
             step=self.progress.attempts,
             losses=losses,
@@ -125,7 +134,23 @@ class Pipeline:
             refused_in_a_row=self._budget.refused_in_a_row if refused_in_a_row is None else refused_in_a_row,
             **more,
         )
+        if self._checksums.armed and (flips := self._checksums.found()):
+            view = replace(view, signals=replace(view.signals, bit_flips=flips))
         return view if self._ranks.size == 1 else self._ranks.agree(view)
+
+    def _recomputed(self, view: GradientView) -> GradientView:
+        """The gradients of the group at hand with the bits in place that were flipped while it was computed."""
+        flips, works = view.signals.bit_flips, self._runner.passes()
+        if not works or not all(flip.repaired for flip in flips) or not any(flip.used for flip in flips):
+            return view
+        with random_numbers_kept(self._measurer.parameters[0].device):
+            self._updater.undo()
+            for work in works:
+                closure, batch = work.recipe.again()
+                self._runner.add(closure, batch=batch, weight=work.weight)
+        fresh = self.measure(range(len(works)))
+        unused = tuple(replace(flip, used=False) for flip in flips)
+        return replace(fresh, signals=replace(fresh.signals, bit_flips=unused))
 
     def judge(
         self, view: GradientView, judge: Judge | None = None, *, careful: bool = False, clipped: bool = False
@@ -221,6 +246,10 @@ class Pipeline:
             suspected_since=episode.suspected_since(outcome.step),
             at_once=self._runner.given_losses,
         )
+        if self._checksums.armed:
+            self._checksums.drop()
+        if self._checksums.due(outcome.step):
+            self._checksums.take(outcome.step)
         if self._tracer.keeps_history:
             self._tracer.note(outcome)
         self._log.record(outcome)

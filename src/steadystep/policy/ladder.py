@@ -131,6 +131,8 @@ def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[ActionName, ...]:
         or _asked_for(diagnosis, DetectorName.INPUT_SCALE) is not None
     ):
         return (Action.SKIP_STEP,)  # why: all losses are finite, so nobody knows which micro-batch it was
+    if _asked_for(diagnosis, DetectorName.BIT_FLIP) is not None:
+        return (Action.SKIP_STEP,)  # the weights are well again, these gradients are not
     spike = _asked_for(diagnosis, DetectorName.GRADIENT_SPIKE)
     extreme = spike is not None and spike.value > _EXTREME * spike.limit
     return (Action.SKIP_STEP,) if extreme else ()
@@ -181,7 +183,8 @@ def _roll_back(
         to=good[-1].step,
         lr=lr,
         until=before if replays else None,
-        outside=replays and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is not None,
+        outside=replays
+        and any(_asked_for(diagnosis, name) for name in (DetectorName.WEIGHT_JUMP, DetectorName.BIT_FLIP)),
         only_whole=replays and again is not None,
     )
 
