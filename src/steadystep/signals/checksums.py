@@ -131,12 +131,18 @@ class _Sums:
     def __init__(self, members: Sequence[_Memory]) -> None:
         self._small = [each for each in members if each.rest.numel()]
         self._wide = [each for each in members if each.words is not None]
-        self._copy, self._rows, self._columns = _rests(self._small), _sums(self._wide, 1), _sums(self._wide, 0)
+        self._copy = _rests(self._small)
+        # why row by column, tensor by tensor: the second pass finds the first one's memory in the cache
+        self._sides = [(each.words.sum(1), each.words.sum(0)) for each in self._wide if each.words is not None]
+        self._totals = torch.stack([rows.sum() for rows, _ in self._sides]) if self._sides else torch.empty(0)
 
     def differ(self) -> Tensor:
-        """Whether anything has changed, on the device."""
+        """Whether anything has changed, on the device. A word that has changes the sum of all words."""
         copy = (_rests(self._small) != self._copy).any()
-        return copy | (_sums(self._wide, 1) != self._rows).any() if self._wide else copy
+        return copy | (self._totals_now() != self._totals).any() if self._wide else copy
+
+    def _totals_now(self) -> Tensor:
+        return torch.stack([each.words.sum() for each in self._wide if each.words is not None])
 
     def changes(self) -> list[tuple[_Memory, _Change]]:
         """Each tensor whose memory differs, and how. Reads all of them: only once something is known to differ."""
@@ -146,13 +152,12 @@ class _Sums:
             if (old != now).any():
                 found[each.name] = each, _Change()
                 found[each.name][1].add_rest(each, old, now)
-        shapes = [each.words.shape for each in self._wide if each.words is not None]
-        rows = _split([shape[0] for shape in shapes], self._rows, _sums(self._wide, 1))
-        columns = _split([shape[1] for shape in shapes], self._columns, _sums(self._wide, 0))
-        for each, old, now, before, after in zip(self._wide, *rows, *columns, strict=True):
-            if (old != now).any():
+        for each, (rows, columns) in zip(self._wide, self._sides, strict=True):
+            assert each.words is not None
+            off_rows, off_columns = each.words.sum(1) - rows, each.words.sum(0) - columns
+            if bool(off_rows.any()):  # sync: only after damage
                 _, change = found.setdefault(each.name, (each, _Change()))
-                change.add_words(each, now - old, after - before)
+                change.add_words(each, off_rows.cpu().numpy(), off_columns.cpu().numpy())
         return list(found.values())
 
 
@@ -207,7 +212,7 @@ class Checksums:
         """What has changed by itself since `take`, as far as known at `compare`; repaired where that was possible."""
         told, self._waiting = self._waiting, ()
         flags, self._flags = self._flags, []
-        if any([bool(flag) for flag in flags]):  # sync: right after the step's own read, where checks are due
+        if any(map(bool, flags)):  # sync: right after the step's own read, where checks are due
             told += self._found(self._sums, used=True)
         return told
 
@@ -278,11 +283,6 @@ def _is_dense(tensor: Tensor) -> bool:
 
 def _rests(members: Sequence[_Memory]) -> Tensor:
     return torch.cat([each.rest for each in members]) if members else torch.empty(0)
-
-
-def _sums(members: Sequence[_Memory], dim: int) -> Tensor:
-    sums = [each.words.sum(dim) for each in members if each.words is not None]
-    return torch.cat(sums) if sums else torch.empty(0)
 
 
 def _split(sizes: Sequence[int], *tensors: Tensor) -> list[list[Integers]]:
