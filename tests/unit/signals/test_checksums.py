@@ -14,10 +14,13 @@ from steadystep.records import BitFlip, Outcome
 from steadystep.signals.checksums import SAMPLED_EVERY, Checksums
 
 
+def memory_of(tensor: Tensor) -> Tensor:
+    return tensor.data.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def flip(tensor: Tensor, index: int, bit: int) -> None:
     """As memory does it: torch is not told."""
-    memory = tensor.data.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-    memory[index * tensor.element_size() + bit // 8] ^= 1 << bit % 8
+    memory_of(tensor)[index * tensor.element_size() + bit // 8] ^= 1 << bit % 8
 
 
 def model() -> nn.Module:
@@ -47,12 +50,12 @@ def told(sums: Checksums) -> tuple[BitFlip, ...]:
 def test_any_flipped_bit_is_named_and_put_back(name: str, place: int, bit: int) -> None:
     tensor = FLOATS[name]
     index, bit = place % tensor.numel(), bit % (8 * tensor.element_size())
-    before = tensor.detach().clone()
+    before = memory_of(tensor).clone()
     CHECKED.take(0)
     flip(tensor, index, bit)
     (found,) = told(CHECKED)
     assert (found.tensor, found.index, found.bit, found.repaired) == (name, index, bit, True)
-    assert torch.equal(tensor.contiguous().view(torch.uint8), before.contiguous().view(torch.uint8))
+    assert torch.equal(memory_of(tensor), before)
     assert not told(CHECKED)
 
 
