@@ -13,7 +13,7 @@ from steadystep.lint.flake8 import Plugin
 
 ROOT = Path(__file__).parents[3]
 LATE = (ROOT / "tests/data/lint/develop/faulty/clip_after_step.py").read_text(encoding="utf-8")
-# The plugin is found by its entry point, as in a user's environment: naming it here as well would report every hit twice.
+# Found by its entry point, as by a user: named here as well, the plugin would report every hit twice.
 CONFIG = "[flake8]\nselect = SS\n"
 
 
