@@ -37,7 +37,7 @@ from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands
 from steadystep.schedule import Schedule
 from steadystep.signals import GradientSamples, structure_of
-from steadystep.signals.weight_edits import WeightEdits
+from steadystep.signals.weights import WeightEdits
 from steadystep.snapshots.recovery import Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
 from steadystep.snapshots.tensor_state import TensorState

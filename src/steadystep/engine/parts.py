@@ -20,7 +20,7 @@ from steadystep.parallel import Ranks
 from steadystep.policy import Budget
 from steadystep.precision import Fp32Islands, Precision
 from steadystep.signals import GradientSamples, Measurer, UpdateProbes
-from steadystep.signals.weight_edits import WeightEdits
+from steadystep.signals.weights import WeightEdits
 from steadystep.snapshots.recovery import Recovery
 from steadystep.state import Stateful, load_checked
 from steadystep.tracking import Tracking
