@@ -23,11 +23,11 @@ from steadystep.diagnosis import RunHistory
 from steadystep.engine import arguments, components
 from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.components import Measuring, clip_rule, measuring_for, tensor_clip
-from steadystep.engine.counterfactuals import BatchReruns, Counterfactuals
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
 from steadystep.engine.parts import Parts
 from steadystep.engine.replay import Replayer
+from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.engine.run_state import RunState
 from steadystep.incidents import NaNTracer

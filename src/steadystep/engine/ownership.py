@@ -75,6 +75,12 @@ def assemble(
     return settings, one, parts
 
 
+def settings_to_resume(model: nn.Module, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
+    """The settings of a run that goes on from its checkpoints."""
+    with Meeting().telling(model):
+        return Config.load(config).with_checkpoints()
+
+
 def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
     """Make `holder` the only guard of `optimizer`."""
     check_model(model)

@@ -1,7 +1,8 @@
 """Which loss a run is trained with: common losses of an output and its targets, and calls of torch's loss functions.
 
-A loss that equals the loss of the step tells what it is. Where no batch is given, torch's own loss functions stand aside for
-one sampled forward pass, as `scaled_dot_product_attention` does in `attention_logits`, and the target is heard there.
+A loss that equals the loss of the step tells what it is. Where no batch is given, torch's own loss functions stand
+aside for one sampled forward pass, as `scaled_dot_product_attention` does in `attention_logits`, and the target is
+heard there.
 """
 
 import functools
