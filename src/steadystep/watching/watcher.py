@@ -36,10 +36,10 @@ from steadystep.signals import checked
 from steadystep.watching import listeners
 from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.hooked_step import HookedStep
+from steadystep.watching.listeners import closure_of, is_nested, may_nest, with_closure
 from steadystep.watching.recorder import Again, Recorder, Reruns, say_what_is_lost, why_not
 from steadystep.watching.rounds import Rounds, judges_for
-from steadystep.watching.schedulers import Schedulers
-from steadystep.watching.undo import Undo, closure_of, is_nested, may_nest, with_closure
+from steadystep.watching.undo import Schedulers, Undo
 
 
 def watch(
