@@ -20,8 +20,7 @@ from steadystep.incidents.replay import Replay, load_factory, replay
 from steadystep.lab.tasks import FACTORIES
 from steadystep.lr_finder import find_lr
 from steadystep.tracking import Terminal
-from steadystep.train import RunPlan, Summary, train
-from steadystep.train.loop import Crew, prepare_folder
+from steadystep.train import Crew, RunPlan, Summary, prepare_folder, train
 from steadystep.train.plan import write
 
 
