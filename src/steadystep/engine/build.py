@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadystep._utils.rng import host_random_kept
-from steadystep.actions.apply import Updater
-from steadystep.actions.manual_update import Around
+from steadystep.actions import Around, Updater
 from steadystep.checkpoints.data_position import DataPosition
 from steadystep.checkpoints.loop_state import LoopState
 from steadystep.checkpoints.run_lock import RunLock

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep.actions.apply import Updater
-from steadystep.actions.manual_update import Around
+from steadystep.actions import Around, Updater
 from steadystep.checkpoints.run_lock import RunLock
 from steadystep.config import Config
 from steadystep.diagnosis import RunHistory

@@ -5,7 +5,6 @@ rising geometrically from `min_lr` to `max_lr`: lr_k = min_lr * (max_lr / min_lr
 """
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from steadystep._utils.modules import TensorCopy, left_as_found
 from steadystep._utils.tensors import device_of
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 from steadystep.lr_finder.curve import LRCurve, SweepShape, read
+from steadystep.optimizers import needs_closure
 
 __all__ = ["LRCurve", "SweepShape", "find_lr"]
 
@@ -197,12 +197,6 @@ def _set(group: dict[str, Any], lr: float) -> None:
         group["lr"].fill_(lr)
     else:
         group["lr"] = lr
-
-
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `step` cannot be called without one, as with LBFGS."""
-    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _check(min_lr: float, max_lr: float, num_steps: int, smoothing: float, stop_factor: float) -> None:

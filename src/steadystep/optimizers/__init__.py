@@ -7,6 +7,7 @@ elsewhere than one would look.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, final
 
@@ -32,6 +33,7 @@ __all__ = [
     "as_one",
     "each_of",
     "gather_state",
+    "needs_closure",
     "own_state",
 ]
 
@@ -167,6 +169,12 @@ def as_one(given: Any) -> Any:
 def each_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     """Return those that are one here; one by itself otherwise."""
     return optimizer.each if isinstance(optimizer, CombinedOptimizer) else (optimizer,)
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether `step` cannot be called without one, as with LBFGS."""
+    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
