@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steadystep.errors import ConfigError
-from steadystep.lab.bench.runner import Store
+from steadystep.lab.bench import Store
 from steadystep.lab.bench.study import parse_seeds
 from steadystep.lint.configs import check_config
 from steadystep.lint.runs import check_run
