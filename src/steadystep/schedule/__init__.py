@@ -32,7 +32,7 @@ from steadystep.schedule.curves import (
     warmup,
     wsd,
 )
-from steadystep.schedule.plateau import Plateau
+from steadystep.schedule.learning_rate_cut import Plateau
 
 if TYPE_CHECKING:
     from steadystep.schedule.torch_bridge import as_torch, from_torch
