@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from torch.optim import Optimizer
 
+from steadystep import optimizers
 from steadystep._utils.tensors import measure
 from steadystep.clip import TensorEMAClip
 from steadystep.clip.global_norm import EPSILON, clamp_, clip_global_norm_, multiply_, multiply_each_, scale_by_norm_
 from steadystep.clip.learned import NormRule
 from steadystep.clip.per_tensor import scale_units_
-from steadystep.optimizers import Trained, bare_calls
+from steadystep.optimizers import Trained
 from steadystep.precision import Precision
 from steadystep.records import Action, Diagnosis, Outcome, Plan
 
@@ -132,7 +133,7 @@ class Updater:
         if ceiling.low:
             ceiling.updated(signals.lr)
         view.grads.clear()
-        bare_calls.zero_grad(self._optimizer)
+        optimizers.zero_grad(self._optimizer)
         self.runner.close()
         # In observe() an overflow is left to the scaler, which skips by itself.
         stepped = not signals.scaled or math.isfinite(signals.grad_norm)
@@ -149,7 +150,7 @@ class Updater:
         with self._lr.using(done.options):
             self._step(view)
         view.grads.clear()
-        bare_calls.zero_grad(self._optimizer)
+        optimizers.zero_grad(self._optimizer)
         self.runner.close()
 
     def refuse(self, plan: Plan, view: "GradientView", diagnosis: Diagnosis, *, overflow: bool) -> Outcome:
@@ -197,7 +198,7 @@ class Updater:
             self._precision.step(self._optimizer)
         else:  # why: a scaler that has seen no gradient refuses to step, a plain loop does not
             self._precision.refuse(overflow=False)
-            bare_calls.step(self._optimizer)
+            optimizers.step(self._optimizer)
 
     def clip_(self, view: "GradientView", *, limit: float | None, again: bool = False) -> bool:
         """Hold the gradients down; `again` says that the loop has clipped them since they were measured."""

@@ -16,7 +16,7 @@ from rich.table import Table
 from steadystep._utils.text import nearest_names
 from steadystep.cli.diagnose import printable
 from steadystep.errors import ConfigError, TrainingHalted
-from steadystep.incidents.replay import Replay, load_factory, replay
+from steadystep.incidents import Replay, load_factory, replay
 from steadystep.lab.tasks import FACTORIES
 from steadystep.lr_finder import find_lr
 from steadystep.tracking import Terminal

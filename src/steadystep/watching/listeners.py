@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from steadystep.optimizers.bare_calls import WRAPPER
+from steadystep.optimizers import WRAPPER
 
 
 class Listener(Protocol):
