@@ -24,11 +24,10 @@ from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.components import Measuring, clip_rule, measuring_for, tensor_clip
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
-from steadystep.engine.parts import Parts
+from steadystep.engine.parts import Parts, RunState
 from steadystep.engine.replay import Replayer
 from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
-from steadystep.engine.run_state import RunState
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
 from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, unwrapped
