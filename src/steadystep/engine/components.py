@@ -44,11 +44,11 @@ from steadystep.signals import (
     UpdateProbes,
     WeightNorms,
 )
+from steadystep.snapshots import Snapshots
 from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.placement import disk_bytes, memory_bytes, without_replay
 from steadystep.snapshots.recovery import InMemory, NoRecovery, Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
-from steadystep.snapshots.snapshots import Snapshots
 from steadystep.snapshots.tensor_state import TensorState
 from steadystep.state import Stateful
 from steadystep.tracking import Broadcast, NoLog, RunLog, RunStart, Sink, Tracking, default_sinks, named_sinks

@@ -11,6 +11,7 @@ that the forward pass writes by itself, and those are put back when the step is 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor
@@ -254,10 +255,22 @@ class Pipeline:
             self._run_state.between(self.progress.attempts, self.progress.updates)
 
     def validated(self, loss: float, metrics: Mapping[str, float]) -> None:
-        """A validation is over: schedules, the best weights and the log hear of it."""
+        """A validation is over: schedules, the best weights and the log hear of the mean over all ranks."""
+        loss = self._ranks.validation(loss)
         self._lr.validated(loss)
         self._run_state.validated(loss)
         self._log.validated(self.progress.attempts, {"val_loss": loss, **metrics})
+
+    def save(self, folder: Path | None) -> Path:
+        """Write a checkpoint between two steps, and wait for it."""
+        if self._group.members:
+            raise MisuseError("save() inside a group of micro-batches: call flush() first, or save after the group")
+        return self._run_state.save(folder, self.progress.attempts, self.progress.updates)
+
+    def restore_best(self) -> bool:
+        """Put the weights of the best validation back; states in memory are of others."""
+        self._recovery.forget()
+        return self._run_state.restore_best(self.progress.attempts, self.progress.updates)
 
     def close(self, *, save: bool) -> None:
         """Save the last state, write the last lines, and let go of files, hooks and memory."""
