@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from steadystep._deprecated import new_settings
 from steadystep._utils.settings import (
     Count,
+    Frequency,
     MixedPrecision,
     Number,
     Settings,
     Switch,
     checked,
     read_yaml,
-    seconds_in,
     sections_of,
     unknown_keys,
 )
@@ -152,23 +152,12 @@ class MonitoringSettings(Settings):
     save_checkpoints: Switch | None = Field(
         None, description="write checkpoints to run_dir/checkpoints; default: only with Guard.resume"
     )
-    checkpoint_frequency: Annotated[Count, Field(ge=1)] | str = Field(
+    checkpoint_frequency: Frequency = Field(
         1000, description='steps between two checkpoints, or a time such as "10 min"'
     )
     keep_checkpoints: Count = Field(
         3, ge=1, description="how many of the newest checkpoints to keep; the best one is kept as well"
     )
-
-    @field_validator("checkpoint_frequency", mode="before")
-    @classmethod
-    def _steps_as_text(cls, value: object) -> object:
-        return int(value) if isinstance(value, str) and value.strip().isdigit() else value
-
-    @field_validator("checkpoint_frequency")
-    @classmethod
-    def _check_frequency(cls, value: int | str) -> int | str:
-        seconds_in(value)
-        return value
 
 
 class RecoverySettings(Settings):

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep import state
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.engine import arguments
 from steadystep.engine.closures import Closure
 from steadystep.engine.learning_rate import check_rates
-from steadystep.engine.ownership import assemble, refuse_step, release, steps_elsewhere
+from steadystep.engine.ownership import assemble, refuse_step, release, settings_to_resume, steps_elsewhere
 from steadystep.engine.pipeline import Pipeline
-from steadystep.errors import MisuseError
-from steadystep.parallel import Meeting
 from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
@@ -84,7 +81,7 @@ class Guard:
         """Steps are the loop's own, or the optimizer's."""
         self.precision, self._parts, self._pipeline = parts.precision, parts, Pipeline(parts)
         self._runner, self._progress = parts.runner, parts.progress
-        self._recovery, self._run_state, self._ranks = parts.recovery, parts.run_state, parts.ranks
+        self._recovery, self._run_state = parts.recovery, parts.run_state
 
     @property
     def updates(self) -> int:
@@ -147,8 +144,7 @@ class Guard:
             **metrics: other scalars to log with it.
         """
         metrics = {name: arguments.number(name, value) for name, value in metrics.items()}
-        loss = self._ranks.validation(arguments.number("val_loss", val_loss))
-        self._pipeline.validated(loss, metrics)
+        self._pipeline.validated(arguments.number("val_loss", val_loss), metrics)
 
     @property
     def should_stop(self) -> bool:
@@ -179,9 +175,7 @@ class Guard:
                 called again when updates are replayed after a rollback.
         """
         arguments.check_kept(name, thing, update)
-        self._run_state.check(name, thing)
-        self._recovery.keep(name, thing, update)
-        self._run_state.loop.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check)
+        self._parts.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check, update=update)
 
     @contextmanager
     def editing(self) -> Iterator[None]:
@@ -208,10 +202,8 @@ class Guard:
             loss: computes the loss of a batch. Default: the closure of the last `step(closure, batch=...)`.
             options: those of `steadystep.examine`, which restores everything afterwards, bit for bit.
         """
-        from steadystep.engine.experiments import examine_guarded  # why here: experiments are rare
-
         arguments.refuse_inside("examine", busy=self._runner.busy)
-        return examine_guarded(self._parts, self._model, self._optimizer, self.config, batches, loss, options)
+        return self._parts.examine(self._model, self._optimizer, self.config, batches, loss, options)
 
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed from `loss`, without stepping. Call `commit` afterwards.
@@ -229,7 +221,7 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard, ready for JSON. Micro-batches of an open group count as not seen."""
-        return state.save(self._parts.stateful) | {"attempts": self.attempts, "updates": self.updates}
+        return self._parts.save()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from `saved`, which `state_dict` returned. Load model and optimizer first; an open group is dropped.
@@ -260,8 +252,7 @@ class Guard:
         Checkpoints are on unless `config` turns them off. One process at a time uses a `run_dir`; `force` overrides
         that.
         """
-        with Meeting().telling(model):
-            settings = Config.load(config).with_checkpoints()
+        settings = settings_to_resume(model, config)
         more: dict[str, Any] = {"schedule": schedule, "detectors": detectors, "sinks": sinks, "force": force}
         guard = cls(model, optimizer, config=settings, run_dir=run_dir, **more)
         try:
@@ -274,16 +265,12 @@ class Guard:
     def save(self, path: str | Path | None = None) -> Path:
         """Write a checkpoint to `run_dir/checkpoints`, or to the folder `path`; return its path once it is on disk."""
         arguments.refuse_inside("save", busy=self._runner.busy)
-        where = None if path is None else arguments.folder("path", path)
-        if self._runner.group.members:
-            raise MisuseError("save() inside a group of micro-batches: call flush() first, or save after the group")
-        return self._run_state.save(where, self.attempts, self.updates)
+        return self._pipeline.save(None if path is None else arguments.folder("path", path))
 
     def restore_best(self) -> bool:
         """Restore the weights of the best validation; return False if there are none."""
         arguments.refuse_inside("restore_best", busy=self._runner.busy)
-        self._recovery.forget()
-        return self._run_state.restore_best(self.attempts, self.updates)
+        return self._pipeline.restore_best()
 
     def _conclude(self) -> None:
         """Report the final diagnosis of the run once; called by `close` and at the end of the program."""

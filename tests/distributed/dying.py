@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from steadystep.train import RunPlan, train
-from steadystep.train.loop import Crew
+from steadystep.train import Crew, RunPlan, train
 
 STEPS = 24
 PLAN = f"""

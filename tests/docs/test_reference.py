@@ -34,7 +34,7 @@ OTHERS = {
     "steadystep.train.plan": "RunSettings GroupRule",
 }
 # Every argument of these methods is described too.
-FACES = ("steadystep.guard.Guard", "steadystep.watching.watcher.Watcher")
+FACES = ("steadystep.guard.Guard", "steadystep.watching.Watcher")
 _SECTIONS = "steadystep._utils.settings.Settings"
 
 

@@ -16,12 +16,11 @@ from rich.table import Table
 from steadystep._utils.text import nearest_names
 from steadystep.cli.diagnose import printable
 from steadystep.errors import ConfigError, TrainingHalted
-from steadystep.incidents.replay import Replay, load_factory, replay
+from steadystep.incidents import Replay, load_factory, replay
 from steadystep.lab.tasks import FACTORIES
 from steadystep.lr_finder import find_lr
 from steadystep.tracking import Terminal
-from steadystep.train import RunPlan, Summary, train
-from steadystep.train.loop import Crew, prepare_folder
+from steadystep.train import Crew, RunPlan, Summary, prepare_folder, train
 from steadystep.train.plan import write
 
 

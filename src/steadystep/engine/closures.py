@@ -16,7 +16,7 @@ from typing import Any, final
 from torch import Tensor
 
 from steadystep._utils.rng import RngState
-from steadystep.actions.apply import Updater
+from steadystep.actions import Updater
 from steadystep.diagnosis import exception_in_step
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.errors import SteadystepError

@@ -22,7 +22,7 @@ from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.clip.learned import NormRule
 from steadystep.config import Config
 from steadystep.diagnosis.facts import Setup
-from steadystep.engine.microbatch_group import Draws
+from steadystep.engine.microbatch_group import Draws, draws
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.incidents import Incidents
@@ -45,11 +45,11 @@ from steadystep.signals import (
     WeightNorms,
 )
 from steadystep.signals.checksums import Checksums
+from steadystep.snapshots import Snapshots
 from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.placement import disk_bytes, memory_bytes, without_replay
 from steadystep.snapshots.recovery import InMemory, NoRecovery, Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
-from steadystep.snapshots.snapshots import Snapshots
 from steadystep.snapshots.tensor_state import TensorState
 from steadystep.state import Stateful
 from steadystep.tracking import Broadcast, NoLog, RunLog, RunStart, Sink, Tracking, default_sinks, named_sinks
@@ -268,8 +268,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
 
 def checksums(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Checksums:
     """Of every bit between two updates; in a single process."""
-    # why not several ranks: a step that one of them computes again would leave the others waiting
-    checks = config.monitoring.corruption_checks if ranks.size == 1 else "off"
+    checks = config.monitoring.corruption_checks if ranks.size == 1 else "off"  # why: the others would wait for one
     return Checksums(model, optimizer, checks=checks, repairs=config.mode == "autopilot")
 
 
@@ -277,11 +276,6 @@ def _memory(config: Config, model: nn.Module) -> OutOfMemoryRetry | None:
     least = 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1  # it has no variance of one
     wanted = config.mode != "observe" and config.training.split_when_out_of_memory
     return OutOfMemoryRetry(least=least) if wanted else None
-
-
-def draws(model: nn.Module) -> bool:
-    """Whether a forward pass draws random numbers, as far as its modules tell: dropout, also inside other layers."""
-    return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())
 
 
 _RULES = {"zscore": ZScoreClip, "percentile": PercentileClip, "tensor-ema": TensorEMAClip, "agc": None}

@@ -13,8 +13,8 @@ from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
 from steadystep.engine.closures import BatchClosure, Closure, RepeatableClosure
-from steadystep.engine.group_reruns import GroupReruns
 from steadystep.engine.microbatch_group import Draws, Group, MicroBatch, OnlyTheLoss, called, checked_loss
+from steadystep.engine.reruns import GroupReruns
 from steadystep.errors import MisuseError
 from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
 from steadystep.optimizers import Trained

@@ -3,20 +3,19 @@
 import atexit
 import functools
 import gc
-import inspect
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from steadystep.actions.manual_update import BY_HAND_USAGE, ByHand, by_hand
+from steadystep import optimizers
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.engine.arguments import check_extras, check_model
@@ -30,6 +29,12 @@ from steadystep.state import KeptObject
 from steadystep.tracking import Sink
 
 _HOLDERS: "weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+
+
+BY_HAND_USAGE = (
+    "Guard(model, None) has no optimizer to step: call loss.backward(), then plan = guard.inspect(loss); update "
+    "the weights yourself if plan.proceeds, then call guard.commit(stepped=plan.proceeds)"
+)
 
 
 def assemble(
@@ -75,6 +80,36 @@ def assemble(
     return settings, one, parts
 
 
+@final
+class ByHand(Optimizer):
+    """Stands for the loop's own arithmetic: it knows which parameters are trained, and never steps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise MisuseError("Guard(model, None): no parameter of this model requires a gradient")
+        super().__init__(trained, {"lr": 0.0})
+
+    def step(self, closure: Any = None) -> NoReturn:
+        """Raise: there is nothing to step."""
+        raise MisuseError(BY_HAND_USAGE)
+
+
+def by_hand(model: nn.Module, schedule: Any, learning_rate: Any, scheduler: Any) -> ByHand:
+    """Return what stands for an optimizer in `Guard(model, None)`; a learning rate would have nobody to use it."""
+    if schedule is not None or learning_rate is not None or scheduler is not None:
+        raise MisuseError(
+            "Guard(model, None): a learning rate or a schedule has no effect without an optimizer: remove it"
+        )
+    return ByHand(model)
+
+
+def settings_to_resume(model: nn.Module, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
+    """The settings of a run that goes on from its checkpoints."""
+    with Meeting().telling(model):
+        return Config.load(config).with_checkpoints()
+
+
 def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
     """Make `holder` the only guard of `optimizer`."""
     check_model(model)
@@ -111,8 +146,7 @@ def _held(optimizer: Optimizer) -> bool:
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """An optimizer that cannot step without one evaluates it as often as it likes."""
-    found = [inspect.signature(type(each).step).parameters.get("closure") for each in each_of(optimizer)]
-    return any(parameter is not None and parameter.default is inspect.Parameter.empty for parameter in found)
+    return any(map(optimizers.needs_closure, each_of(optimizer)))
 
 
 def steps_elsewhere(optimizer: Optimizer) -> bool:

@@ -11,11 +11,11 @@ that the forward pass writes by itself, and those are put back when the step is 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor
 
-from steadystep._utils.rng import random_numbers_kept
 from steadystep._utils.text import warn
 from steadystep.actions import REFUSALS
 from steadystep.diagnosis import not_repeatable
@@ -45,9 +45,8 @@ class Pipeline:
         self._judge, self._edits, self._counterfactuals = parts.judge, parts.edits, parts.counterfactuals
         self._lr, self._updater, self._rollback = parts.learning_rate, parts.updater, parts.rollback
         self._budget, self._recovery, self._tracer = parts.budget, parts.recovery, parts.nan_tracer
-        self._checksums = parts.checksums
         self._history, self._log, self._ranks = parts.run_history, parts.log, parts.ranks
-        self._run_state, self._data = parts.run_state, parts.run_state.data
+        self._run_state, self._data, self._checksums = parts.run_state, parts.run_state.data, parts.checksums
         self._samples = parts.gradient_samples if parts.log.wants_samples else None
 
     def collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
@@ -140,15 +139,11 @@ class Pipeline:
 
     def _recomputed(self, view: GradientView) -> GradientView:
         """The gradients of the group at hand with the bits in place that were flipped while it was computed."""
-        flips, works = view.signals.bit_flips, self._runner.passes()
-        if not works or not all(flip.repaired for flip in flips) or not any(flip.used for flip in flips):
+        flips = view.signals.bit_flips
+        spoiled = all(flip.repaired for flip in flips) and any(flip.used for flip in flips)
+        if not spoiled or not self._runner.reruns.repeat(self._updater.undo):
             return view
-        with random_numbers_kept(self._measurer.parameters[0].device):
-            self._updater.undo()
-            for work in works:
-                closure, batch = work.recipe.again()
-                self._runner.add(closure, batch=batch, weight=work.weight)
-        fresh = self.measure(range(len(works)))
+        fresh = self.measure(range(len(self._group.members)))
         unused = tuple(replace(flip, used=False) for flip in flips)
         return replace(fresh, signals=replace(fresh.signals, bit_flips=unused))
 
@@ -202,24 +197,12 @@ class Pipeline:
             return updater.take(plan, view, diagnosis)
         overflow = Action.BACK_OFF_SCALE in plan.actions
         if Action.LEAVE_OUT in plan.actions:
-            kept, fresh = self._without_bad(view)
+            kept, fresh = self._runner.reruns.without_bad(view, self.measure)
             if kept:
                 left_out = tuple(i for i in range(len(view.signals.losses)) if i not in kept)
                 return updater.take(plan, fresh, diagnosis, left_out=left_out)
             overflow = fresh.signals.scaled and math.isfinite(fresh.signals.loss)
         return updater.refuse(plan, view, diagnosis, overflow=overflow)
-
-    def _without_bad(self, view: GradientView) -> tuple[tuple[int, ...], GradientView]:
-        """The group without its bad micro-batches: which are left, and their gradients."""
-        seen = [view]
-
-        def finite(kept: Sequence[int]) -> bool:
-            seen.append(self.measure(kept))
-            return seen[-1].signals.all_finite
-
-        # why no generator: what a closure raises when it is run again reaches the loop as it is, StopIteration too
-        kept = self._runner.reruns.compute_again(without=view.signals.bad_micro_batches, finite=finite)
-        return kept, seen[-1]
 
     def record(self, outcome: Outcome) -> Outcome:
         """One attempt is over: it goes into the history, among the remembered states and into the log."""
@@ -246,10 +229,7 @@ class Pipeline:
             suspected_since=episode.suspected_since(outcome.step),
             at_once=self._runner.given_losses,
         )
-        if self._checksums.armed:
-            self._checksums.drop()
-        if self._checksums.due(outcome.step):
-            self._checksums.take(outcome.step)
+        self._checksums.renew(outcome.step)
         if self._tracer.keeps_history:
             self._tracer.note(outcome)
         self._log.record(outcome)
@@ -283,10 +263,22 @@ class Pipeline:
             self._run_state.between(self.progress.attempts, self.progress.updates)
 
     def validated(self, loss: float, metrics: Mapping[str, float]) -> None:
-        """A validation is over: schedules, the best weights and the log hear of it."""
+        """A validation is over: schedules, the best weights and the log hear of the mean over all ranks."""
+        loss = self._ranks.validation(loss)
         self._lr.validated(loss)
         self._run_state.validated(loss)
         self._log.validated(self.progress.attempts, {"val_loss": loss, **metrics})
+
+    def save(self, folder: Path | None) -> Path:
+        """Write a checkpoint between two steps, and wait for it."""
+        if self._group.members:
+            raise MisuseError("save() inside a group of micro-batches: call flush() first, or save after the group")
+        return self._run_state.save(folder, self.progress.attempts, self.progress.updates)
+
+    def restore_best(self) -> bool:
+        """Put the weights of the best validation back; states in memory are of others."""
+        self._recovery.forget()
+        return self._run_state.restore_best(self.progress.attempts, self.progress.updates)
 
     def close(self, *, save: bool) -> None:
         """Save the last state, write the last lines, and let go of files, hooks and memory."""

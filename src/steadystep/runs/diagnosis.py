@@ -9,22 +9,25 @@ from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
-from steadystep.runs.evidence import (
-    FEWEST_EPOCHS,
-    FEWEST_POINTS,
-    fell,
-    is_enough,
-    is_resumed,
-    too_short,
-    unjudged_objective,
-)
-from steadystep.runs.from_start import ends_above, from_the_start
 from steadystep.runs.hypothetical import hypothetical_run
 from steadystep.runs.norms import non_finite, norms
 from steadystep.runs.plateau import learning, perfection, plateau
-from steadystep.runs.reading import Pattern, PlannedAction, Reading, ranked, verdict
+from steadystep.runs.reading import (
+    FEWEST_EPOCHS,
+    FEWEST_POINTS,
+    Pattern,
+    PlannedAction,
+    Reading,
+    fell,
+    is_enough,
+    is_resumed,
+    ranked,
+    too_short,
+    unjudged_objective,
+    verdict,
+)
 from steadystep.runs.run import Run
-from steadystep.runs.spikes import restarts, spikes
+from steadystep.runs.spikes import ends_above, from_the_start, restarts, spikes
 
 # In the order in which equals are told.
 _PATTERNS: tuple[Callable[[Curve], list[Pattern]], ...] = (

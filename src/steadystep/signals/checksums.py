@@ -179,10 +179,6 @@ class Checksums:
         self._waiting: tuple[BitFlip, ...] = ()
         """Found and repaired before a forward pass, to be told with the step that follows."""
 
-    def due(self, step: int) -> bool:
-        """Whether to take sums after the update of this step."""
-        return self.checks == "full" or (self.checks == "sampled" and step % SAMPLED_EVERY == _SAMPLED_AT)
-
     @torch.no_grad()
     def take(self, step: int) -> None:
         """The state is that of an update: remember it."""
@@ -190,6 +186,13 @@ class Checksums:
         self._sums = self._taken([*self._weights(), *self._state()], half)
         self._of_buffers = self._taken(list(self._buffers()), half)
         self.armed = bool(self._sums or self._of_buffers)
+
+    def renew(self, step: int) -> None:
+        """The update of this step was made or refused: what was taken before it no longer counts."""
+        if self.armed:
+            self.drop()
+        if self.checks == "full" or (self.checks == "sampled" and step % SAMPLED_EVERY == _SAMPLED_AT):
+            self.take(step)
 
     def drop(self) -> None:
         """What was taken no longer counts."""

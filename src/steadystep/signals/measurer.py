@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import Layout, measure
+from steadystep._utils.tensors import Layout, measure, read_mixed
 from steadystep.records import WEIGHTS_EVERY, Signals
 from steadystep.signals.batch_stats import FIRST
 from steadystep.signals.batches import Inputs, Metrics, as_numbers, batch_is_finite, batch_rms
 from steadystep.signals.gradients import Gradients, GradientView
 from steadystep.signals.outputs import Evidence
 from steadystep.signals.probes import UpdateProbes
-from steadystep.signals.transfer import read_mixed
 from steadystep.signals.weights import OFFSET, StatePeaks, WeightNorms
 from steadystep.snapshots.buffers import Buffers
 

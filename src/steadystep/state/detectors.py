@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from steadystep.state.kinds import (
+from steadystep.state import (
     GrowthState,
     LevelState,
     Losses,

@@ -20,9 +20,8 @@ from typer.testing import CliRunner
 from steadystep.cli.app import app
 from steadystep.errors import ConfigError
 from steadystep.lab import bench
-from steadystep.lab.bench import STUDIES, Choice, Row, Study, StudyJob, load
+from steadystep.lab.bench import STUDIES, Choice, Row, Store, Study, StudyJob, load, run, stored
 from steadystep.lab.bench.header import Header, code, commit
-from steadystep.lab.bench.runner import Store, run, stored
 from steadystep.lab.bench.study import each, parse_seeds
 
 

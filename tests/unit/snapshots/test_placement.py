@@ -2,7 +2,7 @@
 
 import pytest
 
-from steadystep.snapshots.rotation import interval_mult, to_replace
+from steadystep.snapshots.placement import interval_mult, to_replace
 
 
 @pytest.mark.parametrize(

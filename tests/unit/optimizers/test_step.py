@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from steadystep import Guard
-from steadystep.optimizers import bare_calls
+from steadystep import Guard, optimizers
 
 
 def made(kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> torch.optim.Optimizer:
@@ -26,7 +25,7 @@ def weights(optimizer: torch.optim.Optimizer) -> list[float]:
 def test_the_same_update_as_torchs(kind: type[torch.optim.Optimizer]) -> None:
     one, other = made(kind), made(kind)
     one.step()
-    bare_calls.step(other)
+    optimizers.step(other)
     assert weights(one) == weights(other) != [1.0, 1.0, 1.0]
 
 
@@ -37,10 +36,10 @@ def test_the_range_is_left_out_and_comes_back_with_a_profiler() -> None:
         return sum("Optimizer.step" in event.key for event in profile.key_averages())
 
     with torch.profiler.profile() as profile:
-        bare_calls.step(optimizer)
+        optimizers.step(optimizer)
     assert ranges() == 1
     wrapped: Any = type(optimizer).step
-    assert wrapped.__code__ is bare_calls.WRAPPER  # it is what is left out below; a new torch may have another way
+    assert wrapped.__code__ is optimizers.WRAPPER  # it is what is left out below; a new torch may have another way
 
 
 def test_no_profiler_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +51,7 @@ def test_no_profiler_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda self: (entered.append(self.name), real(self))[1],
     )
     optimizer = made()
-    bare_calls.step(optimizer)
+    optimizers.step(optimizer)
     assert entered == []
     optimizer.step()
     assert entered == ["Optimizer.step#AdamW.step"]
@@ -73,7 +72,7 @@ def test_hooks_are_called(where: str) -> None:
         "everywhere after": register_optimizer_step_post_hook,
     }[where](hook)
     try:
-        bare_calls.step(optimizer)
+        optimizers.step(optimizer)
     finally:
         handle.remove()
     assert seen == [where]
@@ -82,7 +81,7 @@ def test_hooks_are_called(where: str) -> None:
 def test_a_scheduler_counts_the_calls() -> None:
     optimizer = made()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    bare_calls.step(optimizer)
+    optimizers.step(optimizer)
     scheduler.step()  # warns, which is an error here, when it has seen no step
 
 
@@ -100,7 +99,7 @@ def test_a_patch_of_the_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None
         return original(self, *args)
 
     monkeypatch.setattr(Patched, "step", step)
-    bare_calls.step(optimizer)
+    optimizers.step(optimizer)
     assert seen == [1]
 
 
@@ -114,15 +113,15 @@ def test_a_subclass_is_called() -> None:
             super().zero_grad(set_to_none=False)
 
     optimizer = made(Twice)
-    bare_calls.step(optimizer)
+    optimizers.step(optimizer)
     assert weights(optimizer) == pytest.approx([0.8, 0.8, 0.8])
-    bare_calls.zero_grad(optimizer)
+    optimizers.zero_grad(optimizer)
     assert optimizer.param_groups[0]["params"][0].grad.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_zero_grad_lets_go_of_gradients() -> None:
     optimizer = made()
-    bare_calls.zero_grad(optimizer)
+    optimizers.zero_grad(optimizer)
     assert optimizer.param_groups[0]["params"][0].grad is None
 
 
