@@ -229,7 +229,8 @@ class Pipeline:
             suspected_since=episode.suspected_since(outcome.step),
             at_once=self._runner.given_losses,
         )
-        self._checksums.renew(outcome.step)
+        if self._checksums.armed or outcome.step % self._checksums.every == self._checksums.at:
+            self._checksums.renew(outcome.step)
         if self._tracer.keeps_history:
             self._tracer.note(outcome)
         self._log.record(outcome)

@@ -167,7 +167,9 @@ class Checksums:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, checks: Checks = "off", repairs: bool = True) -> None:
         self._model, self._optimizer = model, optimizer
-        self.checks = checks
+        self._full = checks == "full"
+        self.every, self.at = {"off": (1, -1), "sampled": (SAMPLED_EVERY, _SAMPLED_AT), "full": (1, 0)}[checks]
+        """Steps between two checks, and which of them."""
         self._repairs = repairs
         self.armed = False
         """There is something to compare with."""
@@ -182,7 +184,7 @@ class Checksums:
     @torch.no_grad()
     def take(self, step: int) -> None:
         """The state is that of an update: remember it."""
-        half = None if self.checks == "full" else step // SAMPLED_EVERY % 2
+        half = None if self._full else step // SAMPLED_EVERY % 2
         self._sums = self._taken([*self._weights(), *self._state()], half)
         self._of_buffers = self._taken(list(self._buffers()), half)
         self.armed = bool(self._sums or self._of_buffers)
@@ -191,7 +193,7 @@ class Checksums:
         """The update of this step was made or refused: what was taken before it no longer counts."""
         if self.armed:
             self.drop()
-        if self.checks == "full" or (self.checks == "sampled" and step % SAMPLED_EVERY == _SAMPLED_AT):
+        if step % self.every == self.at:
             self.take(step)
 
     def drop(self) -> None:
