@@ -55,6 +55,17 @@ def topics(seed: int, count: int = 900, length: int = 14, words: int = 60) -> Sp
     return split(x * (torch.arange(length) < lengths), y)
 
 
+def marked(seed: int, count: int = 1200, length: int = 10) -> Split:
+    """Sequences of five one-hot symbols and a mark at one position, as (N, length, 6); the label is the symbol there."""
+    g = generator(seed)
+    symbols = torch.randint(0, 5, (count, length), generator=g)
+    spot = torch.randint(0, length, (count,), generator=g)
+    rows = torch.arange(count)
+    x = torch.cat([torch.eye(5)[symbols], torch.zeros(count, length, 1)], dim=-1)
+    x[rows, spot, 5] = 1
+    return split(x, symbols[rows, spot])
+
+
 def adding(seed: int, length: int, count: int = 1500) -> Split:
     """Numbers with two of them marked, as (N, length, 2), and the sum of the marked ones less 1."""
     g = generator(seed)

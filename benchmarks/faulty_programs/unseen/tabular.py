@@ -39,6 +39,7 @@ def classes_one_and_two(faulty: bool, seed: int) -> Setup:
     "vanishing-gradient",
     story="Ten classes are learned by the mean absolute error between softmax and one-hot labels.",
     source="NeuraLint (Nikanjam et al., TOSEM 2021), loss does not match the last activation",
+    loss_tells=False,
 )
 def absolute_error_of_softmax(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
@@ -82,7 +83,7 @@ def rate_out_of_a_relu(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data, model = counts(seed), _Rate(faulty)
     with torch.no_grad():
-        list(model.parameters())[-1].fill_(-0.7)
+        list(model.parameters())[-1].fill_(-1.5)
     return Setup(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=3e-3),

@@ -166,7 +166,7 @@ class _Bottleneck(nn.Module):
     "zero-gradient",
     "frozen-parameters",
     story="The trunk still runs under torch.no_grad, left over from extracting features; it is untrained.",
-    source="Humbatova et al., Taxonomy of real faults in deep learning systems (ICSE 2020), gradient not propagated",
+    source="https://github.com/INVOKERer/AdaRevD/issues/9",
 )
 def trunk_without_gradients(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
