@@ -1,4 +1,4 @@
-"""Run every program and its twin plainly: `python -m benchmarks.faulty_programs [NAME_PART ...] [--seeds N] [--half unseen]`."""
+"""Run every program and its twin plainly: `python -m benchmarks.faulty_programs [NAME_PART ...] [--seeds N]`."""
 
 import argparse
 import warnings

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..data import Split, generator, split
+from .data import Split, generator, split
 
 
 def arrows(seed: int, count: int = 900, side: int = 9) -> Split:
@@ -50,13 +50,15 @@ def topics(seed: int, count: int = 900, length: int = 14, words: int = 60) -> Sp
     g = generator(seed)
     y = torch.randint(0, 5, (count,), generator=g)
     liked = 2 + torch.randint(0, words // 5, (count, length), generator=g) * 5 + y.view(-1, 1)
-    x = torch.where(torch.rand(count, length, generator=g) < 0.45, liked, torch.randint(2, words, (count, length), generator=g))
+    x = torch.where(
+        torch.rand(count, length, generator=g) < 0.45, liked, torch.randint(2, words, (count, length), generator=g)
+    )
     lengths = torch.randint(length // 2, length + 1, (count, 1), generator=g)
     return split(x * (torch.arange(length) < lengths), y)
 
 
 def marked(seed: int, count: int = 1200, length: int = 10) -> Split:
-    """Sequences of five one-hot symbols and a mark at one position, as (N, length, 6); the label is the symbol there."""
+    """Sequences of five one-hot symbols and a mark at one position, (N, length, 6); the label is the symbol there."""
     g = generator(seed)
     symbols = torch.randint(0, 5, (count, length), generator=g)
     spot = torch.randint(0, length, (count,), generator=g)
@@ -156,7 +158,7 @@ def communities(seed: int, count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def molecules(seed: int, count: int = 500, size: int = 10) -> tuple[Split, Split]:
-    """Random graphs as (adjacency, label) and (features, label); the label says whether a triangle of marked nodes is in.
+    """Random graphs as (adjacency, label) and (features, label); the label says whether marked nodes form a triangle.
 
     Both splits are cut in the same way. Adjacency is (N, size, size), features (N, size, 3).
     """

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from ..data import digits, generator
-from ..program import Setup, program
-from ..shared import accuracy, indices, mlp, tuples
-from .data import arrows, stripes
+from .data import digits, generator
+from .program import Setup, program
+from .shared import accuracy, indices, mlp, tuples
+from .unseen_data import arrows, stripes
 
 
 class _StripeNet(nn.Module):

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 
-from ..data import Split, generator, split
-from ..program import Setup, program
-from ..shared import evaluating, explained, mlp, tuples
-from .data import load, surface
+from .data import Split, generator, split
+from .program import Setup, program
+from .shared import evaluating, explained, mlp, tuples
+from .unseen_data import load, surface
 
 
 class _Forecaster(nn.Module):
@@ -89,7 +89,7 @@ def variance_out_of_a_relu(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+        optimizer=torch.optim.Adam(model.parameters(), lr=3e-3),
         loss=loss,
         batches=tuples(data.x, data.y, size=48, seed=seed),
         num_steps=250,
@@ -138,10 +138,10 @@ def plateau_in_the_wrong_mode(faulty: bool, seed: int) -> Setup:
 
     def factor(_step: int) -> float:
         best, waited, rate = -math.inf, 0, 1.0
-        for value in seen[::5]:
+        for value in seen[::3]:
             better = value if faulty else -value
             best, waited = (better, 0) if better > best else (best, waited + 1)
-            if waited > (3 if faulty else 30):
+            if waited > (2 if faulty else 40):
                 rate, waited = rate * 0.2, 0
         return rate
 
@@ -195,6 +195,7 @@ def seconds_since_1970(faulty: bool, seed: int) -> Setup:
     "learning-rate-too-high",
     story="One noisy sample per batch, with the learning rate that suits 96.",
     source="DeepFD (Cao et al., ICSE 2022), improper batch size",
+    loss_tells=False,
 )
 def one_noisy_sample_at_a_time(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
@@ -204,10 +205,9 @@ def one_noisy_sample_at_a_time(faulty: bool, seed: int) -> Setup:
         model=model,
         optimizer=torch.optim.NAdam(model.parameters(), lr=0.03),
         loss=lambda batch: F.mse_loss(model(batch[0]).squeeze(1), batch[1]),
-        batches=tuples(data.x, data.y, size=1 if faulty else 96, seed=seed),
-        num_steps=250,
+        batches=tuples(data.x, data.y, size=1 if faulty else 128, seed=seed),
+        num_steps=300,
         score=lambda: explained(model, clean.x_test, clean.y_test),
-        config={},
     )
 
 

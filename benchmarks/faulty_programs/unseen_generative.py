@@ -1,16 +1,16 @@
 """Unseen programs that learn to generate: a GAN, variational autoencoders, a flow, a diffusion and an autoencoder."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from ..data import digits, generator
-from ..program import LoopFaults, Setup, program
-from ..shared import energy_distance, evaluating, indices, mlp, singles
-from .data import crescents
+from .data import digits, generator
+from .program import LoopFaults, Setup, program
+from .shared import energy_distance, evaluating, indices, mlp, singles
+from .unseen_data import crescents
 
 
 class _GAN(nn.Module):
@@ -27,7 +27,7 @@ class _GAN(nn.Module):
 @program(
     "gan",
     "wrong-loss",
-    story="The generator is trained with the label for fake images, as the discriminator is: it learns to be found out.",
+    story="The generator is trained with the label for fake images, as the discriminator is: it learns to be caught.",
     source="https://github.com/yunjey/pytorch-tutorial/issues/45",
     loss_tells=False,
 )
@@ -77,7 +77,7 @@ class _VAE(nn.Module):
         return 1 - float((seen - x).pow(2).mean() / (x - x.mean(0)).pow(2).mean())
 
 
-def _images(seed: int) -> tuple[Tensor, Tensor, Iterator[tuple[Tensor, Tensor]]]:
+def _images(seed: int) -> tuple[Tensor, Tensor, Callable[[], Iterator[tuple[Tensor, Tensor]]]]:
     data = digits()
     x = data.x.flatten(1)
 
@@ -86,7 +86,7 @@ def _images(seed: int) -> tuple[Tensor, Tensor, Iterator[tuple[Tensor, Tensor]]]
         for rows in indices(len(x), 64, seed):
             yield x[rows], torch.randn(64, 8, generator=g)
 
-    return x, data.x_test.flatten(1), batches()
+    return x, data.x_test.flatten(1), batches
 
 
 @program(
@@ -94,7 +94,7 @@ def _images(seed: int) -> tuple[Tensor, Tensor, Iterator[tuple[Tensor, Tensor]]]
     "regularisation-too-strong",
     "wrong-loss",
     "output-independent-of-input",
-    story="The error is averaged over pixels and batch and the divergence summed over both: every image comes out alike.",
+    story="The error is averaged over pixels and batch and the divergence summed over both: all images come out alike.",
     source="https://github.com/podgorskiy/VAE/issues/1",
     loss_tells=False,
 )
@@ -114,7 +114,7 @@ def divergence_summed_error_averaged(faulty: bool, seed: int) -> Setup:
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=3e-3),
         loss=loss,
-        batches=lambda: batches,
+        batches=batches,
         num_steps=350,
         score=lambda: model.fidelity(x_test),
     )
@@ -145,7 +145,7 @@ def sampled_without_gradient(faulty: bool, seed: int) -> Setup:
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=3e-3),
         loss=loss,
-        batches=lambda: batches,
+        batches=batches,
         num_steps=350,
         score=lambda: model.fidelity(x_test),
     )
@@ -199,8 +199,7 @@ class _Flow(nn.Module):
 @program(
     "density",
     "wrong-loss",
-    story="The log-determinant of a flow is subtracted from the likelihood instead of added: all points are contracted.",
-    source="own",
+    story="The log-determinant of a flow is subtracted from the likelihood, not added: all points are contracted.",
     loss_tells=False,
 )
 def log_determinant_subtracted(faulty: bool, seed: int) -> Setup:
@@ -288,7 +287,7 @@ def score_without_weights(faulty: bool, seed: int) -> Setup:
     "optimizer-state-reset",
     "learning-rate-too-low",
     story="The optimizer is created inside the loop, so that its momentum of 0.98 never builds up.",
-    source="Islam et al., A comprehensive study on deep learning bug characteristics (FSE 2019), structural inefficiency",
+    source="Islam et al., A comprehensive study on deep learning bug characteristics (FSE 2019), API misuse",
 )
 def momentum_never_builds_up(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from ..data import digits, friedman, table
-from ..program import Setup, program
-from ..shared import accuracy, binary_accuracy, dicts, evaluating, explained, mlp, tuples
-from .data import counts, moons, surface
+from .data import digits, friedman, table
+from .program import Setup, program
+from .shared import accuracy, binary_accuracy, dicts, evaluating, explained, mlp, tuples
+from .unseen_data import counts, moons, surface
 
 
 @program(

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..data import LETTERS, prose
-from ..program import Setup, program
-from ..shared import accuracy, dicts, evaluating, explained, tuples
-from .data import adding, marked, tags, topics
+from .data import LETTERS, prose
+from .program import Setup, program
+from .shared import accuracy, dicts, evaluating, explained, tuples
+from .unseen_data import adding, marked, tags, topics
 
 
 class _Tagger(nn.Module):
@@ -112,25 +112,25 @@ class _LetterLSTM(nn.Module):
     "text",
     "target-leak",
     "suspicious-perfection",
-    story="A language model of letters reads the window in both directions: the backward half has seen the next letter.",
+    story="A letter model reads the window in both directions: the backward half has seen the next letter.",
     source="https://github.com/sherjilozair/char-rnn-tensorflow/pull/64",
     loss_tells=False,
 )
 def language_model_reads_backwards(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    data, model = prose(48), _LetterLSTM(both=faulty)
+    data, model = prose(120), _LetterLSTM(both=faulty)
 
     def continued() -> float:
         with evaluating(model):
-            ends = [(model(data.x_test[:, :k])[:, -1], data.y_test[:, k - 1]) for k in (12, 20, 30, 40)]
+            ends = [(model(data.x_test[:, :k])[:, -1], data.y_test[:, k - 1]) for k in (20, 50, 80, 110)]
         return -sum(float(F.cross_entropy(scores, letter)) for scores, letter in ends) / 4
 
     return Setup(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=5e-3),
         loss=lambda batch: F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()),
-        batches=tuples(data.x, data.y, size=24, seed=seed),
-        num_steps=250,
+        batches=tuples(data.x, data.y, size=10, seed=seed),
+        num_steps=200,
         score=continued,
     )
 
@@ -175,7 +175,7 @@ def noam_times_learning_rate(faulty: bool, seed: int) -> Setup:
 
 
 class _TiedGRU(nn.Module):
-    def __init__(self, std: float, dim: int = 128) -> None:
+    def __init__(self, std: float, dim: int = 64) -> None:
         super().__init__()
         self.embed = nn.Embedding(len(LETTERS), dim)
         nn.init.normal_(self.embed.weight, std=std)
@@ -204,7 +204,7 @@ def tied_to_unit_deviation(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9),
         loss=lambda batch: F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()),
         batches=tuples(data.x, data.y, size=32, seed=seed),
         num_steps=250,
@@ -359,7 +359,7 @@ class _Cell(nn.Module):
     "text",
     "schedule-error",
     "learning-rate-too-low",
-    story="Cosine decay over the number of epochs, 12, but the scheduler steps with every batch and then stays at zero.",
+    story="Cosine decay over the number of epochs, 12, but the scheduler steps with every batch and stays at zero.",
     source="DeepFD (Cao et al., ICSE 2022), improper learning rate",
 )
 def cosine_over_in_twelve_steps(faulty: bool, seed: int) -> Setup:
