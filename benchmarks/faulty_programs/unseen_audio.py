@@ -1,4 +1,4 @@
-"""Unseen programs on sounds: tones to name, melodies to transcribe and pairs to compare."""
+"""Unseen programs on sounds: tones to name and pairs to compare."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 from .data import generator
 from .program import Setup, program
 from .shared import accuracy, evaluating, tuples
-from .unseen_data import melodies, tones
+from .unseen_data import tones
 
 
 class _Wave(nn.Module):
@@ -48,53 +48,6 @@ def scaled_then_truncated(faulty: bool, seed: int) -> Setup:
         batches=tuples(prepared(data.x), data.y, size=48, seed=seed),
         num_steps=300,
         score=lambda: accuracy(model, prepared(data.x_test), data.y_test),
-    )
-
-
-class _Listener(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.out = nn.GRU(8, 32, batch_first=True, bidirectional=True), nn.Linear(64, 6)
-
-    def forward(self, frames: Tensor) -> Tensor:
-        out: Tensor = self.out(self.rnn(frames)[0])
-        return out
-
-
-@program(
-    "audio",
-    "wrong-loss",
-    story="ctc_loss gets scores instead of log-probabilities, and the loss falls below zero.",
-    source="https://github.com/SeanNaren/deepspeech.pytorch/issues/488",
-    loss_tells=False,
-)
-def transcript_of_raw_scores(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    data, model = melodies(seed), _Listener()
-
-    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        scores = model(batch[0]).transpose(0, 1)
-        known = scores if faulty else scores.log_softmax(-1)
-        size = len(batch[1])
-        return F.ctc_loss(known, batch[1], torch.full((size,), 20), torch.full((size,), 4))
-
-    def transcribed() -> float:
-        with evaluating(model):
-            best = model(data.x_test).argmax(-1)
-        right = 0
-        for row, notes in zip(best, data.y_test, strict=True):
-            heard = torch.unique_consecutive(row)
-            heard = heard[heard > 0]
-            right += int(len(heard) == 4 and bool((heard == notes).all()))
-        return right / len(best)
-
-    return Setup(
-        model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-        loss=loss,
-        batches=tuples(data.x, data.y, size=32, seed=seed),
-        num_steps=250,
-        score=transcribed,
     )
 
 
@@ -216,7 +169,6 @@ def norm_below_the_noise(faulty: bool, seed: int) -> Setup:
 
 AUDIO = (
     scaled_then_truncated,
-    transcript_of_raw_scores,
     validated_before_training,
     root_of_no_distance,
     hardly_anything_is_kept,

@@ -129,21 +129,6 @@ def tones(seed: int, count: int = 800, length: int = 96) -> Split:
     return split((x + 0.08 * torch.randn(count, length, generator=g)).clamp(-1, 1), y)
 
 
-def melodies(seed: int, count: int = 400, notes: int = 4, symbols: int = 5) -> Split:
-    """Notes of 3 to 5 frames each as noisy features (N, 20, 8), and the notes from 1 up, no two alike in a row."""
-    g = generator(seed)
-    shapes = torch.randn(symbols + 1, 8, generator=generator(99))
-    shapes[0] = 0
-    first = torch.randint(0, symbols, (count, 1), generator=g)
-    steps = torch.randint(1, symbols, (count, notes - 1), generator=g)
-    y = torch.cat([first, first + steps.cumsum(1)], dim=1) % symbols + 1
-    frames = torch.zeros(count, 20, dtype=torch.long)
-    for row in range(count):
-        long = torch.randint(3, 6, (notes,), generator=g)
-        frames[row, : int(long.sum())] = torch.repeat_interleave(y[row], long)
-    return split(shapes[frames] + 0.3 * torch.randn(count, 20, 8, generator=g), y)
-
-
 def communities(seed: int, count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
     """A graph of four groups: normalized adjacency with self-loops, features (N, 6) that say little, and labels."""
     g = generator(seed)

@@ -16,7 +16,11 @@ from .unseen_data import crescents
 class _GAN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.maker, self.critic = mlp(4, 48, 48, 2), mlp(2, 48, 48, 1, act=lambda: nn.LeakyReLU(0.2))
+        self.maker, self.critic = mlp(4, 32, 32, 2), mlp(2, 32, 32, 1, act=lambda: nn.LeakyReLU(0.2))
+
+    @staticmethod
+    def points(seed: int) -> Tensor:
+        return 0.4 * crescents(seed) + torch.tensor([1.5, -0.5])
 
     def alike(self, real: Tensor) -> float:
         with evaluating(self):
@@ -33,7 +37,7 @@ class _GAN(nn.Module):
 )
 def generator_asks_for_fake(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    real, model = crescents(seed), _GAN()
+    real, model = _GAN.points(seed), _GAN()
 
     def batches() -> Iterator[tuple[int, Tensor, Tensor]]:
         g = generator(seed)
@@ -74,7 +78,7 @@ class _VAE(nn.Module):
     def fidelity(self, x: Tensor) -> float:
         with evaluating(self):
             seen = self.decode(self.encode(x).chunk(2, dim=-1)[0]).sigmoid()
-        return 1 - float((seen - x).pow(2).mean() / (x - x.mean(0)).pow(2).mean())
+        return max(0.0, 1 - float((seen - x).pow(2).mean() / (x - x.mean(0)).pow(2).mean()))
 
 
 def _images(seed: int) -> tuple[Tensor, Tensor, Callable[[], Iterator[tuple[Tensor, Tensor]]]]:
@@ -127,6 +131,7 @@ def divergence_summed_error_averaged(faulty: bool, seed: int) -> Setup:
     "regularisation-too-strong",
     story="The code is sampled without the reparameterization: the encoder hears from the divergence only.",
     source="https://github.com/Unity-Technologies/ml-agents/pull/5546",
+    loss_tells=False,
 )
 def sampled_without_gradient(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
@@ -299,7 +304,7 @@ def momentum_never_builds_up(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=5e-3, momentum=0.98),
+        optimizer=torch.optim.SGD(model.parameters(), lr=5e-4, momentum=0.98),
         loss=loss,
         batches=lambda: _noised(real, seed, 0.2),
         num_steps=300,

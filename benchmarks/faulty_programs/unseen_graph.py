@@ -73,7 +73,9 @@ class _GraphNet(nn.Module):
         return out
 
 
-def _setup(seed: int, *, ordered: bool = False, lr: float = 0.05, loop: LoopFaults | None = None) -> Setup:
+def _setup(
+    seed: int, *, ordered: bool = False, size: int = 25, lr: float = 0.05, loop: LoopFaults | None = None
+) -> Setup:
     edges, nodes = molecules(seed)
     model = _GraphNet()
     order = edges.y.argsort(stable=True) if ordered else torch.arange(len(edges.y))
@@ -81,9 +83,9 @@ def _setup(seed: int, *, ordered: bool = False, lr: float = 0.05, loop: LoopFaul
     def batches() -> Iterator[dict[str, Tensor]]:
         if ordered:
             while True:
-                for rows in order[: len(order) // 25 * 25].view(-1, 25):
+                for rows in order[: len(order) // size * size].view(-1, size):
                     yield {"a": edges.x[rows], "x": nodes.x[rows], "y": edges.y[rows]}
-        for rows in indices(len(edges.x), 25, seed):
+        for rows in indices(len(edges.x), size, seed):
             yield {"a": edges.x[rows], "x": nodes.x[rows], "y": edges.y[rows]}
 
     def score() -> float:
@@ -116,12 +118,12 @@ def gradients_of_all_steps(faulty: bool, seed: int) -> Setup:
 @program(
     "graph",
     "unshuffled-data",
-    story="The graphs are sorted by label, and the loader does not shuffle: eight batches of one class, then eight of "
+    story="The graphs are sorted by label, and the loader does not shuffle: twenty batches of one class, then twenty of "
     "the other.",
 )
 def one_label_then_the_other(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    return _setup(seed, ordered=faulty)
+    return _setup(seed, ordered=faulty, size=9, lr=0.1)
 
 
 @program(

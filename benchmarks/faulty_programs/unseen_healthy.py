@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from .data import digits, generator, table
 from .program import Setup, program
 from .shared import accuracy, binary_accuracy, evaluating, explained, indices, mlp, tuples
-from .unseen_data import crescents, load, moons, stripes, surface, tags
+from .unseen_data import load, moons, stripes, surface, tags
 from .unseen_finetuning import _digits, _trunk
 from .unseen_generative import _GAN
 from .unseen_rl import LENGTH, _QAgent, log_chances, paid, walks
@@ -91,7 +91,7 @@ def healthy_seldom_paid(_: bool, seed: int) -> Setup:
 )
 def healthy_hinge_duel(_: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    real, model = crescents(seed), _GAN()
+    real, model = _GAN.points(seed), _GAN()
 
     def batches() -> Iterator[tuple[int, Tensor, Tensor]]:
         g = generator(seed)

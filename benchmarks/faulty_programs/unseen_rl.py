@@ -109,34 +109,6 @@ def groups_of_one(faulty: bool, seed: int) -> Setup:
     )
 
 
-@program(
-    "rl",
-    "entropy-collapse",
-    "learning-rate-too-high",
-    "policy-drift",
-    "saturation",
-    story="A learning rate of 1: after a few updates the policy always does the same, and never tries anything else.",
-    loss_tells=False,
-)
-def decided_after_three_steps(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    policy = mlp(LENGTH, 24, 2, act=nn.Tanh)
-    with torch.no_grad():
-        list(policy.parameters())[-1].copy_(torch.tensor([0.4, -0.4]))  # goes left at first
-
-    def loss(batch: dict[str, Tensor]) -> Tensor:
-        return -(log_chances(policy, batch).sum(1) * batch["reward"].clamp(min=0.3)).mean()
-
-    return Setup(
-        model=policy,
-        optimizer=torch.optim.RMSprop(policy.parameters(), lr=1.0 if faulty else 3e-3),
-        loss=loss,
-        batches=lambda: walks(policy, seed),
-        num_steps=300,
-        score=lambda: paid(policy),
-    )
-
-
 SIDE = 4
 
 
@@ -312,35 +284,6 @@ def stood(agent: _ActorCritic) -> float:
 
 @program(
     "rl",
-    "softmax-axis",
-    "wrong-loss",
-    story="The probabilities of a batch of states are normalized over the batch instead of the actions.",
-    source="https://github.com/DeepReinforcementLearning/DeepReinforcementLearningInAction/issues/32",
-    loss_tells=False,
-)
-def chances_normalized_over_states(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    agent = _ActorCritic()
-
-    def loss(batch: tuple[Tensor, ...]) -> Tensor:
-        states, actions, to_go, mask = (part.flatten(0, 1) for part in batch)
-        scores, value = agent(states)
-        likely = scores.log_softmax(dim=0 if faulty else 1).gather(1, actions.view(-1, 1)).squeeze(1)
-        advantage = (to_go - value).detach()
-        return ((-likely * advantage + (to_go - value).pow(2)) * mask).sum() / mask.sum()
-
-    return Setup(
-        model=agent,
-        optimizer=torch.optim.Adam(agent.parameters(), lr=0.01),
-        loss=loss,
-        batches=lambda: balances(agent, seed),
-        num_steps=250,
-        score=lambda: stood(agent),
-    )
-
-
-@program(
-    "rl",
     "regularisation-too-strong",
     "wrong-loss",
     story="The entropy bonus has the factor 5 instead of 0.005: the policy stays uniform.",
@@ -371,10 +314,8 @@ def entropy_is_everything(faulty: bool, seed: int) -> Setup:
 RL = (
     reward_is_descended,
     groups_of_one,
-    decided_after_three_steps,
     values_against_all_targets,
     optimizer_of_the_target_network,
     goal_pays_ten_thousand,
-    chances_normalized_over_states,
     entropy_is_everything,
 )
