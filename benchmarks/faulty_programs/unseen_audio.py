@@ -129,7 +129,7 @@ def root_of_no_distance(faulty: bool, seed: int) -> Setup:
     "audio",
     "regularisation-too-strong",
     story="A dropout of 0.97 between the convolutions and the classifier, and another one at the input.",
-    source="DeepFD (Cao et al., ICSE 2022), improper dropout",
+    source="UMLAUT (Schoop et al., CHI 2021), dropout rate too high",
 )
 def hardly_anything_is_kept(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

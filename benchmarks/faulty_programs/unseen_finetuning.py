@@ -109,7 +109,7 @@ def head_replaced_too_late(faulty: bool, seed: int) -> Setup:
     "finetuning",
     "learning-rate-too-low",
     story="The loss of a batch is divided by the number of batches, for an average that is only printed.",
-    source="DEFault (Jahan et al., ICSE 2025), training fault: learning rate",
+    source="DeepFD (Cao et al., ICSE 2022), improper learning rate",
     loss_tells=False,
 )
 def divided_by_the_epoch(faulty: bool, seed: int) -> Setup:
@@ -170,7 +170,7 @@ def prompt_is_a_buffer(faulty: bool, seed: int) -> Setup:
     "finetuning",
     "regularisation-too-strong",
     story="Weight decay pulls the pretrained weights to zero: AdamW has 12 at a learning rate of 0.01.",
-    source="DeepFD (Cao et al., ICSE 2022), improper regularization",
+    source="DEFault (Jahan et al., ICSE 2025), regularization fault",
 )
 def decay_of_twelve(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

@@ -73,9 +73,7 @@ class _GraphNet(nn.Module):
         return out
 
 
-def _setup(
-    seed: int, *, ordered: bool = False, size: int = 25, lr: float = 0.05, loop: LoopFaults | None = None
-) -> Setup:
+def _setup(seed: int, *, ordered: bool = False, size: int = 25, lr: float = 0.05, loop: LoopFaults) -> Setup:
     edges, nodes = molecules(seed)
     model = _GraphNet()
     order = edges.y.argsort(stable=True) if ordered else torch.arange(len(edges.y))
@@ -99,7 +97,7 @@ def _setup(
         batches=batches,
         num_steps=300,
         score=score,
-        loop=loop or LoopFaults(),
+        loop=loop,
     )
 
 
@@ -108,7 +106,7 @@ def _setup(
     "missing-zero-grad",
     "learning-rate-too-high",
     story="zero_grad is never called: every update uses the sum of all gradients so far.",
-    source="Humbatova et al., Taxonomy of real faults in deep learning systems (ICSE 2020), missing clear gradients",
+    source="https://github.com/IBM/aihwkit/issues/446",
 )
 def gradients_of_all_steps(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
@@ -118,12 +116,12 @@ def gradients_of_all_steps(faulty: bool, seed: int) -> Setup:
 @program(
     "graph",
     "unshuffled-data",
-    story="The graphs are sorted by label, and the loader does not shuffle: twenty batches of one class, then twenty of "
-    "the other.",
+    story="The graphs are sorted by label, and the loader does not shuffle: twenty batches of one class, then "
+    "twenty of the other.",
 )
 def one_label_then_the_other(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    return _setup(seed, ordered=faulty, size=9, lr=0.1)
+    return _setup(seed, ordered=faulty, size=9, lr=0.1, loop=LoopFaults())
 
 
 @program(

@@ -40,8 +40,10 @@ def healthy_half_random_labels(_: bool, seed: int) -> Setup:
     )
 
 
-@program("rl", story="The loss of a value network rises while it learns, because the values do.", loss_tells=False)
-def healthy_rising_value_loss(_: bool, seed: int) -> Setup:
+@program(
+    "rl", story="The targets of a value network move every 20 steps, and the loss jumps up each time.", loss_tells=False
+)
+def healthy_moving_targets(_: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     agent = _QAgent()
     with torch.no_grad():
@@ -412,7 +414,7 @@ def healthy_focal_loss(_: bool, seed: int) -> Setup:
 
 HEALTHY = (
     healthy_half_random_labels,
-    healthy_rising_value_loss,
+    healthy_moving_targets,
     healthy_seldom_paid,
     healthy_hinge_duel,
     healthy_close_to_ln_n,

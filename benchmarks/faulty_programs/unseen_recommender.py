@@ -1,14 +1,11 @@
 """Unseen programs that learn who likes what: factors of a rating matrix, rankings and a network on pairs."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .data import generator
 from .program import LoopFaults, Setup, program
-from .shared import evaluating, explained, mlp, tuples
+from .shared import explained, mlp, tuples
 from .unseen_data import stars
 
 
@@ -75,7 +72,7 @@ def factors_start_at_zero(faulty: bool, seed: int) -> Setup:
     "learning-rate-too-high",
     "oscillation",
     story="zero_grad is called once per epoch, after 30 batches.",
-    source="DeepFD (Cao et al., ICSE 2022); missing zero_grad is also class 1 of common PyTorch mistakes in UMLAUT",
+    source="https://github.com/pytorch/pytorch/issues/47175",
 )
 def zeroed_once_per_epoch(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
@@ -88,46 +85,6 @@ def zeroed_once_per_epoch(faulty: bool, seed: int) -> Setup:
         num_steps=400,
         score=lambda: explained(model, data.x_test, data.y_test - 3),
         loop=LoopFaults(zero_grad_every=30 if faulty else 1),
-    )
-
-
-@program(
-    "recommender",
-    "wrong-loss",
-    story="The ranking loss takes the score of the item that was not chosen less the one that was.",
-    source="https://github.com/tanatosuu/GDE/issues/3",
-    loss_tells=False,
-)
-def worse_item_first(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    data, model = stars(seed), _Factors()
-    likes = data.y > 3.5
-    chosen, rest = data.x[likes], data.x[~likes]
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        g = generator(seed)
-        while True:
-            pairs = chosen[torch.randint(0, len(chosen), (96,), generator=g)]
-            other = rest[torch.randint(0, len(rest), (96,), generator=g)]
-            yield pairs, other
-
-    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        ahead = model(batch[0]) - model(batch[1])
-        return -F.logsigmoid(-ahead if faulty else ahead).mean()
-
-    def ranked() -> float:
-        good = data.y_test > 3.5
-        with evaluating(model):
-            found = model(data.x_test)
-        return float((found[good].view(-1, 1) > found[~good]).float().mean())
-
-    return Setup(
-        model=model,
-        optimizer=torch.optim.Adagrad(model.parameters(), lr=0.2),
-        loss=loss,
-        batches=batches,
-        num_steps=300,
-        score=ranked,
     )
 
 
@@ -146,7 +103,7 @@ class _PairNet(nn.Module):
     "recommender",
     "poor-initialisation",
     story="All layers start from the same constant, so that all units of a layer stay alike.",
-    source="DeepLocalize (Wardat et al., ICSE 2021), wrong initial weights",
+    source="Humbatova et al., Taxonomy of real faults in deep learning systems (ICSE 2020), weights initialization",
     same_start=False,
 )
 def all_units_alike(faulty: bool, seed: int) -> Setup:
@@ -169,6 +126,5 @@ RECOMMENDER = (
     five_stars_from_a_sigmoid,
     factors_start_at_zero,
     zeroed_once_per_epoch,
-    worse_item_first,
     all_units_alike,
 )

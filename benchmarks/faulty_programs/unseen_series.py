@@ -193,7 +193,7 @@ def seconds_since_1970(faulty: bool, seed: int) -> Setup:
     "batch-size-unfit",
     "learning-rate-too-high",
     story="One noisy sample per batch, with the learning rate that suits 96.",
-    source="DeepFD (Cao et al., ICSE 2022), improper batch size",
+    source="Humbatova et al., Taxonomy of real faults in deep learning systems (ICSE 2020), batch size",
     loss_tells=False,
 )
 def one_noisy_sample_at_a_time(faulty: bool, seed: int) -> Setup:

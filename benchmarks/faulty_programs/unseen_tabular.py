@@ -120,7 +120,7 @@ def hinge_of_zero_and_one(faulty: bool, seed: int) -> Setup:
     "tabular",
     "regularisation-too-strong",
     story="An L1 penalty with factor 0.5 on the sum of all weights outweighs the error.",
-    source="DeepFD (Cao et al., ICSE 2022), improper regularization",
+    source="DEFault (Jahan et al., ICSE 2025), regularization fault",
 )
 def lasso_of_every_weight(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

@@ -213,7 +213,6 @@ def every_word_unknown(faulty: bool, seed: int) -> Setup:
     "text",
     "frozen-parameters",
     story="Word vectors are handed over with Embedding.from_pretrained, which freezes them; they are random and small.",
-    source="Humbatova et al., Taxonomy of real faults in deep learning systems (ICSE 2020), layer not trainable",
 )
 def vectors_frozen_by_default(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
