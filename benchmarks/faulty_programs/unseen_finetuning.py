@@ -1,6 +1,7 @@
 """Unseen programs of fine-tuning: a network is pretrained on the small digits and adapted to the large ones."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,7 @@ def head_replaced_too_late(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data = _digits(large=True)
     model = nn.Sequential(_trunk(), nn.ReLU(), nn.Linear(24, 1000))
-    slow = {"params": list(model[0].parameters()), "lr": 1e-5}
+    slow: dict[str, Any] = {"params": list(model[0].parameters()), "lr": 1e-5}
     optimizer = torch.optim.Adam([slow, {"params": list(model[2].parameters())}], lr=5e-3)
     model[2] = nn.Linear(24, 5)
     if not faulty:

@@ -111,7 +111,7 @@ def divergence_summed_error_averaged(faulty: bool, seed: int) -> Setup:
         x, noise = batch
         seen, mean, log_var, _ = model(x, noise)
         error = F.binary_cross_entropy_with_logits(seen, x, reduction="mean" if faulty else "sum")
-        divergence = 0.5 * (mean.pow(2) + log_var.exp() - 1 - log_var).sum()
+        divergence: Tensor = 0.5 * (mean.pow(2) + log_var.exp() - 1 - log_var).sum()
         return error + divergence if faulty else (error + divergence) / len(x)
 
     return Setup(
@@ -143,7 +143,7 @@ def sampled_without_gradient(faulty: bool, seed: int) -> Setup:
         _, mean, log_var, z = model(x, noise)
         seen = model.decode(z.detach() if faulty else z)
         error = F.binary_cross_entropy_with_logits(seen, x, reduction="sum")
-        divergence = 0.5 * (mean.pow(2) + log_var.exp() - 1 - log_var).sum()
+        divergence: Tensor = 0.5 * (mean.pow(2) + log_var.exp() - 1 - log_var).sum()
         return (error + 0.5 * divergence) / x.numel()
 
     return Setup(
@@ -214,7 +214,8 @@ def log_determinant_subtracted(faulty: bool, seed: int) -> Setup:
 
     def likelihood(x: Tensor, sign: int) -> Tensor:
         z, log_det = model(x)
-        return (-0.5 * z.pow(2).sum(1) - math.log(2 * math.pi) + sign * log_det).mean()
+        mean: Tensor = (-0.5 * z.pow(2).sum(1) - math.log(2 * math.pi) + sign * log_det).mean()
+        return mean
 
     def score() -> float:
         with evaluating(model):
@@ -274,7 +275,7 @@ def score_without_weights(faulty: bool, seed: int) -> Setup:
     def loss(batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         x, noise, log_sigma = batch
         sigma = log_sigma.exp()
-        guess = model(x + sigma * noise, log_sigma)
+        guess: Tensor = model(x + sigma * noise, log_sigma)
         return (guess + noise / sigma).pow(2).mean() if faulty else (guess - noise).pow(2).mean()
 
     return Setup(

@@ -21,7 +21,7 @@ class _Factors(nn.Module):
         self.top = top
 
     def forward(self, pairs: Tensor) -> Tensor:
-        out = (self.users(pairs[:, 0]) * self.items(pairs[:, 1])).sum(1) + self.level
+        out: Tensor = (self.users(pairs[:, 0]) * self.items(pairs[:, 1])).sum(1) + self.level
         return out.sigmoid() * self.top if self.top else out
 
 

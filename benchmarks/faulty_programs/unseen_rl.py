@@ -50,7 +50,7 @@ def paid(policy: nn.Module) -> float:
 
 def log_chances(policy: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the log-probability of the actions taken, 0 after the end of the episode, as (runs, LIMIT)."""
-    scores = policy(F.one_hot(batch["state"], LENGTH).float()).log_softmax(-1)
+    scores: Tensor = policy(F.one_hot(batch["state"], LENGTH).float()).log_softmax(-1)
     return scores.gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1) * batch["live"]
 
 
@@ -297,8 +297,10 @@ def entropy_is_everything(faulty: bool, seed: int) -> Setup:
     def loss(batch: tuple[Tensor, ...]) -> Tensor:
         states, actions, to_go, mask = (part.flatten(0, 1) for part in batch)
         scores, value = agent(states)
-        policy = torch.distributions.Categorical(logits=scores)
-        gain = policy.log_prob(actions) * (to_go - value).detach() + bonus * policy.entropy()
+        likely = scores.log_softmax(-1)
+        entropy = -(likely * likely.exp()).sum(-1)
+        chosen = likely.gather(1, actions.view(-1, 1)).squeeze(1)
+        gain: Tensor = chosen * (to_go - value).detach() + bonus * entropy
         return (((to_go - value).pow(2) - gain) * mask).sum() / mask.sum()
 
     return Setup(

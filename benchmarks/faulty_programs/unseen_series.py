@@ -264,7 +264,7 @@ def hooks_clamp_gradients(faulty: bool, seed: int) -> Setup:
     data, model = load(seed), mlp(24, 48, 1, act=nn.ELU)
     limit = 1e-5 if faulty else 1.0
     for parameter in model.parameters():
-        parameter.register_hook(lambda gradient: gradient.clamp(-limit, limit))
+        parameter.register_hook(lambda gradient: gradient.clamp(-limit, limit))  # type: ignore[no-untyped-call]
     return Setup(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),

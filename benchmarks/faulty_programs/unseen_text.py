@@ -158,7 +158,7 @@ class _Attention(nn.Module):
 )
 def noam_times_learning_rate(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    data, model = tags(seed), _Attention()
+    data, model = tags(seed, count=3000), _Attention()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3 if faulty else 1.0, betas=(0.9, 0.98))
 
     def noam(step: int) -> float:
@@ -217,7 +217,8 @@ def every_word_unknown(faulty: bool, seed: int) -> Setup:
 def vectors_frozen_by_default(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data = topics(seed)
-    model = _BagOfWords(nn.Embedding.from_pretrained(torch.randn(62, 3), freeze=faulty))
+    table = nn.Embedding.from_pretrained(torch.randn(62, 3), freeze=faulty)  # type: ignore[no-untyped-call]
+    model = _BagOfWords(table)
     return Setup(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
@@ -266,11 +267,12 @@ class _Adder(nn.Module):
         super().__init__()
         self.rnn = nn.RNN(2, 32, nonlinearity="relu", batch_first=True)
         self.out = nn.Linear(32, 1)
+        weights = dict(self.rnn.named_parameters())
         with torch.no_grad():
-            self.rnn.weight_hh_l0.copy_(gain * torch.eye(32))
-            self.rnn.weight_ih_l0.normal_(std=0.1)
-            self.rnn.bias_ih_l0.zero_()
-            self.rnn.bias_hh_l0.zero_()
+            weights["weight_hh_l0"].copy_(gain * torch.eye(32))
+            weights["weight_ih_l0"].normal_(std=0.1)
+            weights["bias_ih_l0"].zero_()
+            weights["bias_hh_l0"].zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.out(self.rnn(x)[0][:, -1]).squeeze(-1)
