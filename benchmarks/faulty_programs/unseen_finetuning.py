@@ -47,12 +47,12 @@ class _Tuned(nn.Module):
 
     def __init__(self, width: int = 1) -> None:
         super().__init__()
-        self.trunk = _trunk().requires_grad_(False)
-        self.adapter = nn.Sequential(nn.Linear(24, width), nn.Tanh(), nn.Linear(width, 24))
-        self.out_layer = nn.Linear(24, 5)
+        self.trunk = _trunk()[:2].requires_grad_(False)
+        self.adapter = nn.Sequential(nn.Linear(48, width), nn.Tanh(), nn.Linear(width, 48))
+        self.out_layer = nn.Linear(48, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.trunk(x).relu()
+        x = self.trunk(x)
         out: Tensor = self.out_layer(x + self.adapter(x))
         return out
 
@@ -90,12 +90,12 @@ def head_named_layer(faulty: bool, seed: int) -> Setup:
 def head_replaced_too_late(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data = _digits(large=True)
-    model = nn.Sequential(_trunk(), nn.ReLU(), nn.Linear(24, 1000))
+    model = nn.Sequential(_trunk()[:2], nn.Linear(48, 1000))
     slow: dict[str, Any] = {"params": list(model[0].parameters()), "lr": 1e-5}
-    optimizer = torch.optim.Adam([slow, {"params": list(model[2].parameters())}], lr=5e-3)
-    model[2] = nn.Linear(24, 5)
+    optimizer = torch.optim.Adam([slow, {"params": list(model[1].parameters())}], lr=0.01)
+    model[1] = nn.Linear(48, 5)
     if not faulty:
-        optimizer = torch.optim.Adam([slow, {"params": list(model[2].parameters())}], lr=5e-3)
+        optimizer = torch.optim.Adam([slow, {"params": list(model[1].parameters())}], lr=0.01)
     return Setup(
         model=model,
         optimizer=optimizer,

@@ -300,8 +300,9 @@ def entropy_is_everything(faulty: bool, seed: int) -> Setup:
         likely = scores.log_softmax(-1)
         entropy = -(likely * likely.exp()).sum(-1)
         chosen = likely.gather(1, actions.view(-1, 1)).squeeze(1)
-        gain: Tensor = chosen * (to_go - value).detach() + bonus * entropy
-        return (((to_go - value).pow(2) - gain) * mask).sum() / mask.sum()
+        error: Tensor = to_go - value
+        gain = chosen * error.detach() + bonus * entropy
+        return ((error.pow(2) - gain) * mask).sum() / mask.sum()
 
     return Setup(
         model=agent,

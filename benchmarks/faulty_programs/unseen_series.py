@@ -198,13 +198,13 @@ def seconds_since_1970(faulty: bool, seed: int) -> Setup:
 )
 def one_noisy_sample_at_a_time(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    data, clean = surface(seed, noise=2.5), surface(seed, noise=0.0)
+    data, clean = surface(seed, noise=1.2), surface(seed, noise=0.0)
     model = mlp(5, 32, 1, act=nn.Tanh)
     return Setup(
         model=model,
         optimizer=torch.optim.NAdam(model.parameters(), lr=0.03),
         loss=lambda batch: F.mse_loss(model(batch[0]).squeeze(1), batch[1]),
-        batches=tuples(data.x, data.y, size=1 if faulty else 128, seed=seed),
+        batches=tuples(data.x, data.y, size=1 if faulty else 96, seed=seed),
         num_steps=300,
         score=lambda: explained(model, clean.x_test, clean.y_test),
     )

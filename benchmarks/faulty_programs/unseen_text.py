@@ -140,7 +140,8 @@ class _Attention(nn.Module):
     def __init__(self, dim: int = 32) -> None:
         super().__init__()
         self.words = nn.Embedding(41, dim)
-        self.places = nn.Parameter(0.1 * torch.randn(12, dim))
+        nn.init.normal_(self.words.weight, std=0.5)
+        self.places = nn.Parameter(torch.randn(12, dim))
         self.block = nn.TransformerEncoderLayer(dim, 2, 64, dropout=0.0, batch_first=True, norm_first=True)
         self.out = nn.Linear(dim, 4)
 
