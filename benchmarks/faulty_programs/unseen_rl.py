@@ -173,7 +173,8 @@ def values_against_all_targets(faulty: bool, seed: int) -> Setup:
 
     def loss(batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         cell, action, target = batch
-        return F.smooth_l1_loss(agent.chosen(cell, action), target if faulty else target.unsqueeze(1))
+        error = agent.chosen(cell, action) - (target if faulty else target.unsqueeze(1))
+        return torch.where(error.abs() < 1, 0.5 * error.pow(2), error.abs() - 0.5).mean()
 
     return Setup(
         model=agent,
@@ -301,7 +302,7 @@ def entropy_is_everything(faulty: bool, seed: int) -> Setup:
         entropy = -(likely * likely.exp()).sum(-1)
         chosen = likely.gather(1, actions.view(-1, 1)).squeeze(1)
         error: Tensor = to_go - value
-        gain = chosen * error.detach() + bonus * entropy
+        gain: Tensor = chosen * error.detach() + bonus * entropy
         return ((error.pow(2) - gain) * mask).sum() / mask.sum()
 
     return Setup(
