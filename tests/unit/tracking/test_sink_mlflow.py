@@ -21,6 +21,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_local_run_that_is_resumed(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
