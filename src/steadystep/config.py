@@ -147,7 +147,7 @@ class MonitoringSettings(Settings):
     corruption_checks: Literal["off", "sampled", "full"] = Field(
         "sampled",
         description="compare every bit of weights, optimizer state and buffers between updates and put flipped ones "
-        "back: full at every step, sampled half of the tensors at every 8th step",
+        "back: full at every step, sampled half of the tensors at every 16th step",
     )
     save_checkpoints: Switch | None = Field(
         None, description="write checkpoints to run_dir/checkpoints; default: only with Guard.resume"

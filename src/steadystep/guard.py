@@ -185,7 +185,7 @@ class Guard:
         every rank announces it.
         """
         arguments.refuse_inside("editing", busy=self._runner.busy)
-        self._parts.edits.expect()
+        self._parts.expect_edits()
         yield
 
     def diagnose(self) -> tuple[Diagnosis, ...]:

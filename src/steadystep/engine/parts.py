@@ -230,6 +230,11 @@ class Parts:
         self.runner.reset()
         self.recovery.forget()
         self.edits.forget()
+        self.checksums.forget()
+
+    def expect_edits(self) -> None:
+        """The loop is about to change weights."""
+        self.edits.expect()
         self.checksums.drop()
 
     def save(self) -> dict[str, Any]:
@@ -286,7 +291,7 @@ class Parts:
         """Let go of files, hooks and memory."""
         self.islands.remove()
         self.edits.remove()
-        self.checksums.drop()
+        self.checksums.forget()
         self.recovery.forget()
         self.log.concluded(self.run_history.verdict())
         self.log.close()

@@ -25,7 +25,7 @@ from steadystep.records import BitFlip
 Checks = Literal["off", "sampled", "full"]
 Integers = NDArray[np.integer[Any]]
 
-SAMPLED_EVERY, _SAMPLED_AT = 8, 5  # steps; of these, every other one looks at the other half of the tensors
+SAMPLED_EVERY, _SAMPLED_AT = 16, 5  # steps; each time the other half of the tensors
 _SMALL = 1 << 15  # bytes: below, a copy costs no more than two sums
 _MOST_BITS = 4  # in one tensor: memory that fails changes a few, code that writes changes many
 _MOST_WORDS = 2
@@ -199,6 +199,11 @@ class Checksums:
     def drop(self) -> None:
         """What was taken no longer counts."""
         self.armed, self._sums, self._of_buffers, self._flags = False, [], [], []
+
+    def forget(self) -> None:
+        """Let go of all tensors."""
+        self.drop()
+        self._memory.clear()
 
     @torch.no_grad()
     def verify(self, *, everything: bool = False) -> None:

@@ -280,6 +280,7 @@ DETECTORS: dict[str, Any] = {
     "no-learning": NoLearningState,
     "non-finite": NonFiniteState,
     "not-healing": NotHealingState,
+    "bit-flip": NothingState,
     "odd-replica": NothingState,
     "oscillation": OscillationState,
     "poisoned-moments": PoisonedMomentsState,

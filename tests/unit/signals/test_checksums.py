@@ -192,3 +192,26 @@ def test_observe_reports_and_touches_nothing() -> None:
 def test_off_means_off() -> None:
     _, outcomes = run("between", flips=True, steps=4, monitoring={"corruption_checks": "off"})
     assert all(outcome.signals is not None and not outcome.signals.bit_flips for outcome in outcomes)
+
+
+def test_an_announced_edit_stays_and_a_snapshot_never_holds_a_flip() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(100, 100)
+    x = torch.randn(4, 100)
+    guard = Guard(net, torch.optim.SGD(net.parameters(), lr=0.01), config={"monitoring": {"corruption_checks": "full"}})
+    guard.step(lambda: net(x).square().mean())
+    with guard.editing():
+        flip(net.weight, 0, 31)
+    after = net.weight.detach().clone()
+    guard._recovery.due = 0.01
+    outcome = guard.step(lambda: net(x).square().mean())
+    assert outcome.signals is not None
+    assert not outcome.signals.bit_flips
+    assert torch.sign(net.weight[0, 0]) == torch.sign(after[0, 0])
+    guard._recovery.due = 0.01
+    clean = net.weight.detach().clone()
+    flip(net.weight, 1, 5)
+    guard.step(lambda: net(x).square().mean())
+    with guard._recovery.weights_of(guard._recovery.states[-1]):
+        assert torch.equal(net.weight, clean)
+    guard.close()
