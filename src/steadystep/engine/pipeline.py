@@ -125,7 +125,7 @@ class Pipeline:
     ) -> GradientView:
         """The gradients as they stand, for losses that were computed elsewhere; `more` as for `Measurer.measure`."""
         if self._checksums.armed:
-            self._checksums.compare()
+            self._measurer.riders = self._checksums.compare()
         view = self._measurer.measure(
             step=self.progress.attempts,
             losses=losses,
@@ -133,7 +133,7 @@ class Pipeline:
             refused_in_a_row=self._budget.refused_in_a_row if refused_in_a_row is None else refused_in_a_row,
             **more,
         )
-        if self._checksums.armed and (flips := self._checksums.found()):
+        if self._checksums.armed and (flips := self._checksums.found(self._measurer.ridden)):
             view = replace(view, signals=replace(view.signals, bit_flips=flips))
         return view if self._ranks.size == 1 else self._ranks.agree(view)
 
@@ -175,9 +175,8 @@ class Pipeline:
         plan, diagnosis = verdict.plan, verdict.diagnosis
         case = self._tracer.open(plan, view, updates=self.progress.updates) if plan.actions else None
         remembered = self._runner.micro_batches() if self._recovery.remembers and self._runner.at_hand else ()
-        options = (
-            self._lr.options() if remembered else ()
-        )  # before the update: some optimizers set their own rate in it
+        # before the update: some optimizers set their own rate in it
+        options = self._lr.options() if remembered else ()
         if not plan.actions:
             outcome = self._updater.take(plan, view, diagnosis)
         elif Action.ROLLBACK in plan.actions:

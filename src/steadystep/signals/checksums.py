@@ -176,7 +176,6 @@ class Checksums:
         self._memory: dict[str, _Memory] = {}
         self._sums: list[_Sums] = []
         self._of_buffers: list[_Sums] = []
-        self._flags: list[Tensor] = []
         self._edits: dict[str, int] = {}
         self._waiting: tuple[BitFlip, ...] = ()
         """Found and repaired before a forward pass, to be told with the step that follows."""
@@ -186,7 +185,8 @@ class Checksums:
         """The state is that of an update: remember it."""
         half = None if self._full else step // SAMPLED_EVERY % 2
         self._sums = self._taken([*self._weights(), *self._state()], half)
-        self._of_buffers = self._taken(list(self._buffers()), half)
+        # why not sampled: the forward pass writes them, so they are read before it, which is a second host read
+        self._of_buffers = self._taken(list(self._buffers()), None) if self._full else []
         self.armed = bool(self._sums or self._of_buffers)
 
     def renew(self, step: int) -> None:
@@ -198,7 +198,7 @@ class Checksums:
 
     def drop(self) -> None:
         """What was taken no longer counts."""
-        self.armed, self._sums, self._of_buffers, self._flags = False, [], [], []
+        self.armed, self._sums, self._of_buffers = False, [], []
 
     def forget(self) -> None:
         """Let go of all tensors."""
@@ -213,16 +213,15 @@ class Checksums:
             self._waiting += self._found(groups, used=False)
 
     @torch.no_grad()
-    def compare(self) -> None:
-        """Begin to compare weights and optimizer state, on their devices."""
-        self._flags = [sums.differ() for sums in self._sums]
+    def compare(self) -> list[Tensor]:
+        """Begin to compare weights and optimizer state, on their devices: a flag of each, for `found`."""
+        return [sums.differ().float() for sums in self._sums]
 
     @torch.no_grad()
-    def found(self) -> tuple[BitFlip, ...]:
-        """What has changed by itself since `take`, as far as known at `compare`; repaired where that was possible."""
+    def found(self, flags: Sequence[float]) -> tuple[BitFlip, ...]:
+        """What has changed by itself since `take`, where a flag says so; put back where that was possible."""
         told, self._waiting = self._waiting, ()
-        flags, self._flags = self._flags, []
-        if any(map(bool, flags)):  # sync: right after the step's own read, where checks are due
+        if any(flags):
             told += self._found(self._sums, used=True)
         return told
 

@@ -42,8 +42,7 @@ FLOATS = {name: tensor for name, tensor in TENSORS.items() if tensor.is_floating
 
 def told(sums: Checksums) -> tuple[BitFlip, ...]:
     sums.verify()
-    sums.compare()
-    return sums.found()
+    return sums.found([float(flag) for flag in sums.compare()])
 
 
 @given(st.sampled_from(sorted(FLOATS)), st.integers(0, 10**9), st.integers(0, 31))
@@ -126,7 +125,7 @@ def test_sampled_checks_come_to_every_tensor() -> None:
             seen |= {each.tensor for each in found}
             if not found:
                 flip(tensor, 0, 0)
-    assert seen == set(FLOATS)
+    assert seen == {*FLOATS} - {*dict(CHECKED._buffers())}
 
 
 def run(how: str, *, flips: bool, steps: int = 24, **config: Any) -> tuple[Tensor, list[Outcome]]:
