@@ -14,12 +14,12 @@ from steadystep._utils.text import count
 from steadystep.errors import SteadystepError
 from steadystep.pages.incident_groups import Headline, episodes
 from steadystep.pages.library import CachedRun, Library, RunCache
-from steadystep.pages.report import charts, overlay, rows, view
+from steadystep.pages.report import charts, compare_parts, view
 from steadystep.pages.site import environment, script, style
 from steadystep.runs.comparison import compare
 
 _BUCKETS = 600  # a chart on a wide screen
-_MOST_COMPARED = 16
+_MOST_COMPARED = 60
 _PENDING = Headline(said="Reading the curves …", healthy=True)
 
 
@@ -74,8 +74,7 @@ class Pages:
             compared = await run_in_threadpool(compare, runs)
         except SteadystepError as error:
             raise HTTPException(422, str(error)) from None
-        drawn = await run_in_threadpool(overlay, runs)
-        return _page("compared.html", compared=compared, rows=rows(compared), charts=drawn)
+        return _page("compared.html", **await run_in_threadpool(compare_parts, runs, compared))
 
     async def wrong(self, request: Request, error: Exception) -> Response:
         """Anything that has no page."""

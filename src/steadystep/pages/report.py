@@ -4,7 +4,7 @@ Every number is in words here or in the chart data, and nothing is computed late
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -12,11 +12,13 @@ import numpy as np
 
 from steadystep._utils.checklist import ChecklistItem
 from steadystep._utils.text import NOTHING, count, number, share, short
-from steadystep.pages.charts import heat, is_wide, left_out, panels, thin, typical
+from steadystep.pages.charts import left_out, panels
+from steadystep.pages.heat import heats
 from steadystep.pages.incident_groups import Headline, IncidentGroup, episodes, headline, interventions
+from steadystep.pages.overlay import differences, look, overlay, parallel
 from steadystep.pages.site import self_contained
 from steadystep.runs.checklist import checklist
-from steadystep.runs.comparison import Comparison, compare, labels
+from steadystep.runs.comparison import Comparison, compare
 from steadystep.runs.run import Run, Series
 
 if TYPE_CHECKING:
@@ -87,7 +89,14 @@ def charts(
     """The data of the charts, for JSON."""
     ranked = sorted(told, key=lambda e: e.rank, reverse=True)
     marks = [
-        {"step": e.first, "until": e.last, "cause": e.cause, "severity": e.severity, "times": len(e.incidents)}
+        {
+            "step": e.first,
+            "until": e.last,
+            "cause": e.cause,
+            "severity": e.severity,
+            "times": len(e.incidents),
+            "ranks": e.ranks,
+        }
         for e in ranked[:_MOST_MARKS]
     ]
     signs = [{"kind": s.kind, "severity": s.severity, "step": s.step, "until": s.until} for s in verdict.signs]
@@ -96,7 +105,8 @@ def charts(
         "marks": sorted(marks, key=lambda mark: mark["step"]),
         "signs": signs,
         "restarts": list(run.restarts),
-        "heat": heat(run.layers, troubled={i.step for i in run.incidents}),
+        "unit": run.step_unit,
+        "heats": heats(run, told, first=first, last=last),
     }
 
 
@@ -180,7 +190,6 @@ def report_page(run: Run, verdict: Headline | None = None) -> str:
     return self_contained("report.html", view=view(run, verdict or headline(run)), when=None)
 
 
-_COLOURS = 8
 _ROWS: tuple[tuple[str, str], ...] = (
     ("steps", "steps"),
     ("val_loss", "final held-out loss"),
@@ -203,44 +212,21 @@ def compare_page(runs: Sequence[Run], compared: Comparison | None = None) -> str
         compared: their comparison. Default: `steadystep.runs.compare(runs)`.
     """
     compared = compared or compare(runs)
-    return self_contained("compare.html", compared=compared, rows=rows(compared), charts=overlay(runs))
+    return self_contained("compare.html", **compare_parts(runs, compared))
+
+
+def compare_parts(runs: Sequence[Run], compared: Comparison) -> dict[str, Any]:
+    """What the template of a comparison takes."""
+    settings = differences(runs, compared)
+    charts = overlay(runs) | {"parallel": parallel(compared, settings)}
+    looks = [look(at) for at in range(len(runs))]
+    return {"compared": compared, "rows": rows(compared), "settings": settings, "looks": looks, "charts": charts}
 
 
 def rows(compared: Comparison) -> tuple[tuple[str, tuple[float | None, ...]], ...]:
     """The table: a name and a value for each run; rows in which no run has anything are left out."""
     made = [(said, tuple(getattr(one, key) for one in compared.runs)) for key, said in _ROWS]
     return tuple((said, values) for said, values in made if any(value is not None for value in values))
-
-
-def overlay(runs: Sequence[Run], *, buckets: int = 500) -> dict[str, Any]:
-    """Loss, held-out loss, gradient norm and learning rate of all, for the charts."""
-    wanted: tuple[tuple[str, str, Callable[[Run], Series], bool], ...] = (
-        ("loss", "Loss", lambda run: run.loss, False),
-        ("val", "Validation loss", lambda run: run.validation.get("val_loss", Series()), False),
-        ("norm", "Gradient norm", lambda run: run.grad_norm, True),
-        ("lr", "Learning rate", lambda run: run.lr, False),
-    )
-    names = labels(runs)
-    made = []
-    for key, title, pick, log in wanted:
-        curves = [(i, name, pick(run)) for i, (name, run) in enumerate(zip(names, runs, strict=True))]
-        lines = [line for i, name, series in curves for line in _lines(i, name, series, buckets)]
-        lines.sort(key=lambda line: "raw" not in line["role"])  # the lines through the noise on top of it
-        wide = log or any(is_wide(series) for _, _, series in curves)
-        if lines:
-            made.append({"key": key, "title": title, "lines": lines, "log": wide, "rug": []})
-    return {"panels": made, "marks": [], "signs": [], "restarts": [], "heat": None}
-
-
-def _lines(at: int, name: str, series: Series, buckets: int) -> list[dict[str, Any]]:
-    colour = f"c{at % _COLOURS}"
-    if not len(series):
-        return []
-    middle = typical(series, buckets=160)
-    if len(series) < 400 or not len(middle.steps):
-        return [{"name": name, "role": colour, **thin(series, buckets=buckets).for_json()}]
-    raw = {"name": "", "role": f"{colour} raw", **thin(series, buckets=buckets).for_json()}
-    return [raw, {"name": name, "role": colour, **middle.for_json()}]
 
 
 def show(compared: Comparison, console: "Console | None" = None) -> None:

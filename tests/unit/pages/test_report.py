@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadystep.pages.charts import heat, panels
+from steadystep.pages.charts import panels
+from steadystep.pages.heat import heat
 from steadystep.pages.incident_groups import Headline, Mark, episodes, headline
 from steadystep.pages.report import report_page, view
 from steadystep.pages.run_list import summary
@@ -196,7 +197,7 @@ def test_what_comes_from_a_log_is_only_text() -> None:
     data = re.search(r'id="run-data">(.*?)</script>', page, re.S)
     assert data is not None
     charts = json.loads(data[1])
-    assert charts["heat"]["names"] == [EVIL]
+    assert charts["heats"][0]["names"] == [EVIL]
     assert charts["marks"][0]["cause"] == EVIL
     assert "49" not in "".join(parsed.text[:8])
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from steadystep._utils.checklist import ChecklistItem
-from steadystep.pages.charts import heat
+from steadystep.pages.heat import heat
 from steadystep.pages.incident_groups import Headline
 from steadystep.pages.report import view
 from steadystep.pages.run_list import summary
