@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NEAR = 12  # steps between two of the same cause that still belong together
 _NEXT = 3  # steps between two of different causes, both serious: the second is what became of the first
 _AROUND = 50  # steps before and after that "usual" is taken from
-_RANKS = re.compile(r"\branks? ((?:\d{1,6}(?:, | and )?)+)(?! more)")
+_RANKS = re.compile(r"\branks? (\d{1,6}(?:, \d{1,6})*(?: and \d{1,6}(?!\d| more))?)")
 _REPLAY = "steadystep replay {} --factory package.module:make"
 
 

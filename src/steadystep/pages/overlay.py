@@ -10,7 +10,7 @@ from steadystep.runs.comparison import Comparison, differing, labels
 from steadystep.runs.run import Run, Series
 
 HUES, DASHES = 12, 5
-_POINTS = 24_000  # of all curves in one chart
+_POINTS = 18_000  # of all curves in one chart
 _FEW = 8  # runs whose noise is drawn behind their lines
 _MOST_AXES = 12
 _LOG_FROM = 50.0  # largest over smallest value

@@ -113,7 +113,7 @@ class Parallel {
 
   axis({ name }, i) {
     const x = this.places[i];
-    const anchor = i === this.axes.length - 1 ? ["end", -6] : ["start", 6];
+    const anchor = i ? ["start", 6] : ["end", -6];
     const drawn = [make("line", { class: "pillar", x1: x, x2: x, y1: 26, y2: this.height - 10 }),
       make("text", { class: "axis-title", x, y: 14, "text-anchor": "middle", text: name.length > 22 ? `…${name.slice(-21)}` : name })];
     for (const [y, text] of this.scales[i].ticks) drawn.push(make("text", { x: x + anchor[1], y: y + 3.5, "text-anchor": anchor[0], text: String(text).slice(0, 16) }));
