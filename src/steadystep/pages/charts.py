@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -68,9 +67,10 @@ def typical(series: Series, *, buckets: int) -> Thinned:
     if buckets < 3:
         return Thinned(np.empty(0, dtype=np.int64), np.empty(0))
     cuts = np.linspace(0, len(steps), buckets + 1).astype(np.int64)
-    middle = [int(np.median(steps[a:b])) for a, b in pairwise(cuts)]
-    level = [float(np.median(values[a:b])) for a, b in pairwise(cuts)]
-    return Thinned(np.array(middle, dtype=np.int64), np.array(level))
+    sizes = np.diff(cuts)
+    ranked = values[np.lexsort((values, np.repeat(np.arange(buckets), sizes)))]  # each stretch in order of its values
+    low, high = cuts[:-1] + (sizes - 1) // 2, cuts[:-1] + sizes // 2
+    return Thinned((steps[low] + steps[high]) // 2, ranked[low] / 2 + ranked[high] / 2)
 
 
 def _window(series: Series, first: int | None, last: int | None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
