@@ -93,10 +93,12 @@ def test_a_case_shows_the_steps_around_it(open_page: Any, report: str) -> None:
     page.locator("#case-1500 summary").click()
     page.locator("#case-1500 .near svg path.curve").first.wait_for()
     assert page.locator("#case-1500 .near svg").count() == 2
-    page.click("h1")
-    assert page.evaluate("document.querySelector(':focus-visible')") is None, "a ring only for the keyboard"
+    ring = "[document.activeElement.tagName, getComputedStyle(document.activeElement).outlineStyle]"
+    page.click("[data-panel=lr] .plot svg")
+    assert page.evaluate(ring) == ["svg", "none"], "a ring only for the keyboard"
     page.keyboard.press("Tab")
-    assert page.evaluate("document.querySelector(':focus-visible') !== null")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate(ring) == ["svg", "solid"]
     command = page.locator("#case-2250 pre.command")
     assert not command.is_visible()
     page.emulate_media(media="print")

@@ -18,12 +18,12 @@ class Strip extends Track {
     const { marks, restarts } = this.group;
     this.box.hidden = !marks.length && !restarts.length;
     const ranks = [...new Set(marks.flatMap((mark) => mark.ranks || []))].sort((a, b) => a - b).slice(0, 16);
-    this.height = 22 + 11 * ranks.length;
+    this.height = 22 + (ranks.length ? 12 * ranks.length + 4 : 0);
     if (this.box.hidden || !this.frame(4, this.height)) return;
     this.label.textContent = ranks.length ? "Incidents, by rank" : "Incidents";
     const { left, right } = this.edge;
     const lanes = ranks.flatMap((rank, i) => {
-      const y = 28 + 11 * i;
+      const y = 28 + 12 * i;
       return [
         make("line", { class: "gridline", x1: left, x2: right, y1: y, y2: y }),
         make("text", { x: left - 6, y: y + 3.5, "text-anchor": "end", text: `rank ${rank}` }),
