@@ -1,13 +1,17 @@
 """Incidents as one tells them: what happened again and again in one stretch is one story."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from steadystep._utils.text import NOTHING, number
+from steadystep._utils.text import NOTHING, number, text_of
+from steadystep.errors import SteadystepError
 from steadystep.records import GRAVE, SEVERITIES, Incident, severity_rank
 from steadystep.runs.run import LayerNorms, Run, Series
 
@@ -19,6 +23,7 @@ _NEAR = 12  # steps between two of the same cause that still belong together
 _NEXT = 3  # steps between two of different causes, both serious: the second is what became of the first
 _AROUND = 50  # steps before and after that "usual" is taken from
 _RANKS = re.compile(r"\branks? (\d{1,6}(?:, \d{1,6})*(?: and \d{1,6}(?!\d| more))?)")
+_LARGEST_RECORD = 10_000_000  # bytes
 _REPLAY = "steadystep replay {} --factory package.module:make"
 
 
@@ -46,6 +51,8 @@ class IncidentGroup:
     changes: tuple[Change, ...] = ()
     replay: str = ""
     """The command that runs it again, where a bundle was written."""
+    samples: tuple[int, ...] = ()
+    """Indices in the dataset of the samples in the refused batch, where the bundle has them."""
     mover: str = ""
     """The layer whose gradient norm left its own level first, where one did before the others."""
 
@@ -127,8 +134,22 @@ def _episode(run: Run, group: list[Incident]) -> IncidentGroup:
         incidents=tuple(group),
         changes=tuple(_change(name, series, first, last, refused.get(name)) for name, series in rows if len(series)),
         mover=first_mover(run.layers, first, last) if gravest(group) in GRAVE else "",
+        samples=next((found for i in group if i.bundle and (found := _samples(i.bundle, str(run.path)))), ()),
         replay=next((_REPLAY.format(i.bundle) for i in group if i.bundle), ""),
     )
+
+
+@cache  # a bundle does not change
+def _samples(bundle: str, folder: str) -> tuple[int, ...]:
+    """From a bundle inside the folder of the run; nothing from anywhere else."""
+    try:
+        file = (Path(bundle) / "incident.json").resolve()
+        if not file.is_relative_to(Path(folder).resolve()):
+            return ()
+        found = json.loads(text_of(file, largest=_LARGEST_RECORD)).get("samples", ())
+        return tuple(int(one) for one in found)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, SteadystepError):
+        return ()
 
 
 _LEVEL_ROWS, _LEAD = 20, 5  # logged rows that a level is taken from; steps before an incident that are all logged
@@ -154,7 +175,7 @@ def first_mover(layers: LayerNorms | None, first: int, last: int) -> str:
     leading = np.flatnonzero(when == when.min())
     if when.min() == len(around) or len(leading) > max(1, _TOGETHER * known.sum()):
         return ""
-    return layers.names[leading[np.argmax(times[when.min(), leading])]]
+    return layers.names[int(leading[np.argmax(times[when.min(), leading])])]
 
 
 def _change(name: str, series: Series, first: int, last: int, refused: float | None) -> Change:

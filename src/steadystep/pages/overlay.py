@@ -81,8 +81,8 @@ def differences(runs: Sequence[Run], compared: Comparison) -> Settings:
 
 def parallel(compared: Comparison, settings: Settings) -> list[dict[str, Any]] | None:
     """The axes of parallel coordinates, the loss that the runs are ranked by last; None without a setting to show."""
-    axes = [_axis(name, values) for name, values in settings]
-    axes = [axis for axis in axes if axis is not None][: _MOST_AXES - 1]
+    found = (_axis(name, values) for name, values in settings)
+    axes = [axis for axis in found if axis is not None][: _MOST_AXES - 1]
     scores = [one.score if one.score is not None and np.isfinite(one.score) else None for one in compared.runs]
     if not axes or not any(score is not None for score in scores):
         return None

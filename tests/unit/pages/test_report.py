@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steadystep.incidents.bundle import write_bundle
 from steadystep.pages.charts import panels
 from steadystep.pages.heat import heat, heats
 from steadystep.pages.incident_groups import Headline, Mark, episodes, headline
@@ -128,6 +130,16 @@ def test_the_layer_that_moved_first_is_named() -> None:
     assert picture["movers"] == [[1500, 2]]
     norms[-3:] = 100.0
     assert episodes(run)[0].mover == "", "all at once: none was first"
+
+
+def test_the_samples_of_a_refused_batch_are_listed(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "in", name="one", step=1, updates=1, record={}, batch={"index": torch.tensor([7, 3])})
+    write_bundle(tmp_path.parent / "out", name="one", step=1, updates=1, record={}, batch={"index": [1]})
+    for bundle, samples in (("in/one", (7, 3)), ("../out/one", ()), ("none", ())):
+        incidents = (made_incident(5, bundle=str(tmp_path / bundle)),)
+        run = made_run(100, path=tmp_path, incidents=incidents)
+        assert episodes(run)[0].samples == samples
+        assert ("by index: <code>7, 3</code>" in report_page(run, GOOD)) == bool(samples)
 
 
 def test_ranks_are_read_from_what_was_found() -> None:
