@@ -198,7 +198,7 @@ class Chart extends Track {
       }
       for (const [step] of line.bad) {
         const x = this.placeX(step);
-        drawn.push(make("path", { class: "bad", d: `M${x - 3} ${top - 3}l6 6m0 -6l-6 6` }));
+        drawn.push(make("path", { class: `bad ${this.group.legend ? line.role : ""}`, d: `M${x - 3} ${top - 3}l6 6m0 -6l-6 6` }));
       }
     }
     for (const step of this.panel.rug) {
