@@ -96,9 +96,9 @@ def test_an_incident_opens_from_its_mark_and_shows_every_step_around_it(open_pag
 def test_looking_closer_and_back(open_page: Any, site: str) -> None:
     page = open_page(f"{site}run?name=broken")
     box = page.locator("[data-panel=loss] .plot svg").bounding_box()
-    page.mouse.move(box["x"] + 500, box["y"] + 100)
+    page.mouse.move(box["x"] + 430, box["y"] + 100)
     page.mouse.down()
-    page.mouse.move(box["x"] + 700, box["y"] + 100, steps=3)
+    page.mouse.move(box["x"] + 630, box["y"] + 100, steps=3)
     page.mouse.up()
     assert page.locator("#reset-zoom").is_visible()
     ticks = [

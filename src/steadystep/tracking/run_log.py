@@ -1,9 +1,9 @@
 """The canonical record of a run: `run.jsonl`, one line per optimizer step, appended, readable while it grows.
 
 A step costs about 70 bytes. Losses have nine significant digits, enough to give back any fp32 value exactly. Settings,
-incidents, per-layer norms (at a cadence and around incidents), validations and the end are lines of their own; all but
-the steps themselves have an allowance, so that a million steps stay below 100 MB. A torn last line is what a crash
-leaves; readers skip it.
+incidents, per-layer norms (at a cadence and around incidents), probes, validations and the end are lines of their own;
+all but the steps themselves have an allowance, so that a million steps stay below 100 MB. A torn last line is what a
+crash leaves; readers skip it.
 """
 
 import json
