@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from steadystep.runs.run import Run, Series
 
-DIGITS = 6  # of a number in a page; a chart shows three
+DIGITS = 5  # of a number in a page; a chart shows four
 _LARGEST = 1e300  # the difference of two values must still be a number where they are drawn
 
 
@@ -104,11 +104,11 @@ _SPREAD = 25.0  # times the median at which a linear axis shows nothing but the 
 
 
 def panels(
-    run: Run, *, buckets: int = 1200, first: int | None = None, last: int | None = None
+    run: Run, *, buckets: int = 1000, first: int | None = None, last: int | None = None
 ) -> tuple[dict[str, Any], ...]:
     """Loss and held-out loss together, then gradient norm, learning rate and every metric by itself."""
 
-    def line(name: str, role: str, series: Series) -> dict[str, Any]:
+    def line(name: str, role: str, series: Series, buckets: int = buckets) -> dict[str, Any]:
         return {"name": name, "role": role, **thin(series, buckets=buckets, first=first, last=last).for_json()}
 
     def refused(series: Series) -> list[list[float]]:
@@ -135,7 +135,7 @@ def panels(
     if len(run.lr):
         jumps = [(i.step, i.refused_lr) for i in run.incidents if i.refused_lr is not None]
         ghosts = Series(np.array([s for s, _ in jumps], dtype=np.int64), np.array([v for _, v in jumps], dtype=float))
-        lines = [line("rate", "lr", run.lr)]
+        lines = [line("rate", "lr", run.lr, buckets // 4)]  # smooth, and a jump keeps its point
         made.append(_panel("lr", "Learning rate", lines, axis="learning rate", log=False, ghosts=refused(ghosts)))
     if len(run.scale):
         made.append(_panel("scale", "Loss scale", [line("scale", "lr", run.scale)], axis="factor", log=True))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_EPISODES = 80
 _MOST_MARKS = 300
-_MOST_NEAR = 40
+_MOST_NEAR = 20
 
 
 @final
@@ -52,7 +52,7 @@ class View:
 
 
 @np.errstate(all="ignore")  # why: a log may hold any number, and the mean of two of them may be none
-def view(run: Run, verdict: Headline, *, buckets: int = 1200, near: bool = True) -> View:
+def view(run: Run, verdict: Headline, *, buckets: int = 1000, near: bool = True) -> View:
     """Everything about one run; `near` adds every step around its incidents."""
     told = episodes(run)
     shown = told[-_MOST_EPISODES:]
@@ -115,8 +115,21 @@ def _near(run: Run, told: tuple[IncidentGroup, ...], buckets: int) -> dict[int, 
     if len(run.loss) <= 2 * buckets:
         return {}
     told = tuple(sorted(told, key=lambda e: e.acted, reverse=True))[:_MOST_NEAR]
-    plain = replace(run, metrics={}, validation={}, lr=Series())
-    return {e.first: {"panels": panels(plain, buckets=200, **_around(e))} for e in told}
+    return {e.first: {"panels": panels(_part(run, **_around(e)), buckets=200)} for e in told}
+
+
+def _part(run: Run, first: int, last: int) -> Run:
+    """Loss, gradient norm and, where one was refused, learning rate of some steps."""
+
+    def cut(series: Series) -> Series:
+        a, b = np.searchsorted(series.steps, (first, last + 1))
+        return Series(series.steps[a:b], series.values[a:b])
+
+    inside = tuple(i for i in run.incidents if first <= i.step <= last)
+    lr = cut(run.lr) if any(i.refused_lr is not None for i in inside) else Series()
+    clipped = run.clipped[(run.clipped >= first) & (run.clipped <= last)]
+    plain = replace(run, metrics={}, validation={}, scale=Series(), incidents=inside, clipped=clipped, lr=lr)
+    return replace(plain, loss=cut(run.loss), grad_norm=cut(run.grad_norm))
 
 
 def _around(episode: IncidentGroup) -> dict[str, int]:

@@ -20,7 +20,8 @@ function readAt(line, step, pixel) {
   if (at < 0) return "–";
   const wrong = line.bad.find(([bad]) => bad === line.x[at]);
   const value = wrong ? wrong[1] : say(line.y[at]);
-  const far = step - line.x[at] > Math.max(pixel, 0.5) && !line.role.includes("typical"); // that one is of a stretch
+  const smooth = line.role === "lr" ? 8 : 1; // pixels; a learning rate has fewer points, because it bends slowly
+  const far = step - line.x[at] > Math.max(smooth * pixel, 0.5) && !line.role.includes("typical"); // that one is of a stretch
   return far ? `${value} at ${sayStep(line.x[at])}` : value;
 }
 
