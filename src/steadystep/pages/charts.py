@@ -111,10 +111,6 @@ def panels(
     def line(name: str, role: str, series: Series, buckets: int = buckets) -> dict[str, Any]:
         return {"name": name, "role": role, **thin(series, buckets=buckets, first=first, last=last).for_json()}
 
-    def refused(series: Series) -> list[list[float]]:
-        few = thin(series, buckets=_GHOSTS, first=first, last=last).for_json()
-        return [[step, value] for step, value in zip(few["x"], few["y"], strict=True) if value is not None]
-
     held_out = {name: series for name, series in run.validation.items() if len(series)}
     metrics = {name: series for name, series in run.metrics.items() if len(series)}
     skipped = {i.step for i in run.incidents if not i.stepped}
@@ -124,25 +120,34 @@ def panels(
         lines = [line("loss", "train", loss), *_typical("train", loss)] if len(run.loss) else []
         if "val_loss" in held_out:
             lines.append(line("validation", "held-out", held_out["val_loss"]))
-        made.append(_panel("loss", "Loss", lines, axis="loss", log=is_wide(loss), ghosts=refused(ghosts)))
+        made.append(_panel("loss", "Loss", lines, axis="loss", log=is_wide(loss), ghosts=_points(ghosts, first, last)))
     if len(run.grad_norm):
         norm, ghosts = _without(run.grad_norm, skipped | {i.step for i in run.incidents if i.scaled_to is not None})
         clipped = thin(Series(run.clipped, np.ones(len(run.clipped))), buckets=200, first=first, last=last).steps
         rug = [int(step) for step in clipped]
         lines = [line("norm", "norm", norm), *_typical("norm", norm)]
         axis = "L2 norm before clipping"
-        made.append(_panel("norm", "Gradient norm", lines, axis=axis, log=True, rug=rug, ghosts=refused(ghosts)))
+        made.append(
+            _panel("norm", "Gradient norm", lines, axis=axis, log=True, rug=rug, ghosts=_points(ghosts, first, last))
+        )
     if len(run.lr):
         jumps = [(i.step, i.refused_lr) for i in run.incidents if i.refused_lr is not None]
         ghosts = Series(np.array([s for s, _ in jumps], dtype=np.int64), np.array([v for _, v in jumps], dtype=float))
         lines = [line("rate", "lr", run.lr, buckets // 4)]  # smooth, and a jump keeps its point
-        made.append(_panel("lr", "Learning rate", lines, axis="learning rate", log=False, ghosts=refused(ghosts)))
+        made.append(
+            _panel("lr", "Learning rate", lines, axis="learning rate", log=False, ghosts=_points(ghosts, first, last))
+        )
     if len(run.scale):
         made.append(_panel("scale", "Loss scale", [line("scale", "lr", run.scale)], axis="factor", log=True))
     for name, together in _by_name(metrics, held_out).items():
         lines = [line(label, role, series) for label, role, series in together]
         made.append(_panel(f"m-{name}", name, lines, axis=name, log=any(is_wide(s) for _, _, s in together)))
     return tuple(made)
+
+
+def _points(series: Series, first: int | None, last: int | None) -> list[list[float]]:
+    few = thin(series, buckets=_GHOSTS, first=first, last=last).for_json()
+    return [[step, value] for step, value in zip(few["x"], few["y"], strict=True) if value is not None]
 
 
 def _without(series: Series, steps: Collection[int]) -> tuple[Series, Series]:

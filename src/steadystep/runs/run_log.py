@@ -178,10 +178,9 @@ class Ledger:
 
     def _notes(self) -> tuple[str, ...]:
         said = []
+        junk = count(self.junk, "line")
         if self.junk:
-            said.append(
-                f"{count(self.junk, 'line')} could not be read and were skipped (a crash can truncate the last line)"
-            )
+            said.append(f"{junk} could not be read and were skipped (a crash can truncate the last line)")
         if self.unknown:
             said.append(f"{count(self.unknown, 'line')} of an unknown kind were skipped")
         if self.repeated:

@@ -81,13 +81,16 @@ class Chart extends Track {
   give(panel) {
     this.panel = panel;
     this.svg.setAttribute("aria-label", `${panel.title} by ${this.group.unit}`);
+    const told = JSON.stringify([panel.title, panel.lines.map(({ name, role }) => [name, role]), !panel.ghosts?.length]);
+    if (told === this.headed) return this.point(this.group.step); // the buttons stay, and with them the focus
+    this.headed = told;
     this.values = panel.lines.map(() => make("b"));
     this.refused = make("b");
     this.at = make("span", { class: "at" });
     const keys = this.group.legend ? [] : panel.lines.map((line, i) => line.name && this.key(line.name, this.look(line), this.values[i]));
     if (panel.ghosts?.length) keys.push(this.key("refused", "ghosted", this.refused));
     this.header.replaceChildren(make("h3", { text: panel.title }), ...keys.filter(Boolean), this.at, this.tools());
-    this.point(this.group.step);
+    return this.point(this.group.step);
   }
 
   key(name, look, value) {
