@@ -131,8 +131,7 @@ def panels(
             _panel("norm", "Gradient norm", lines, axis=axis, log=True, rug=rug, ghosts=_points(ghosts, first, last))
         )
     if len(run.lr):
-        jumps = [(i.step, i.refused_lr) for i in run.incidents if i.refused_lr is not None]
-        ghosts = Series(np.array([s for s, _ in jumps], dtype=np.int64), np.array([v for _, v in jumps], dtype=float))
+        ghosts = _refused_rates(run)
         lines = [line("rate", "lr", run.lr, buckets // 4)]  # smooth, and a jump keeps its point
         made.append(
             _panel("lr", "Learning rate", lines, axis="learning rate", log=False, ghosts=_points(ghosts, first, last))
@@ -143,6 +142,11 @@ def panels(
         lines = [line(label, role, series) for label, role, series in together]
         made.append(_panel(f"m-{name}", name, lines, axis=name, log=any(is_wide(s) for _, _, s in together)))
     return tuple(made)
+
+
+def _refused_rates(run: Run) -> Series:
+    found = [(i.step, i.refused_lr) for i in run.incidents if i.refused_lr is not None]
+    return Series(np.array([s for s, _ in found], dtype=np.int64), np.array([v for _, v in found], dtype=np.float64))
 
 
 def _points(series: Series, first: int | None, last: int | None) -> list[list[float]]:
