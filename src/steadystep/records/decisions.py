@@ -221,6 +221,10 @@ class Incident:
     """Folder of the incident bundle, for `steadystep replay`."""
     findings: tuple[tuple[str, str, str], ...] = ()
     """Detector, severity and message of each finding."""
+    refused_lr: float | None = None
+    """A learning rate that the guard did not use."""
+    scaled_to: float | None = None
+    """Norm that the gradient was scaled down to."""
 
 
 old_fields(Finding)

@@ -5,7 +5,7 @@ Steps as they stand in a log become rising ones: restarts are told apart, epochs
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -102,6 +102,12 @@ class Run:
     """Start of the last process, in seconds since 1970."""
     parameters: int | None = None
     """Number of trainable parameters."""
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+    """Hyperparameters, where they were logged."""
+    updates: LayerNorms | None = None
+    """Size of the update relative to the weights, by parameter, where it was logged."""
+    logits: LayerNorms | None = None
+    """Upper bound of the attention logits, by module, where it was logged."""
 
 
 @final
@@ -146,10 +152,11 @@ class LayerRows:
         self._steps = array("q")
         self._rows: list[tuple[tuple[str, ...], NDArray[np.float32]]] = []
 
-    def append(self, step: int, names: tuple[str, ...] | None, norms: Sequence[Any]) -> None:
-        """One more row; words such as "NaN" are numbers too."""
+    def append(self, step: int, names: Iterable[Any] | None, norms: Sequence[Any]) -> None:
+        """One more row; words such as "NaN" are numbers too. Without `names` they are those of the row before."""
         if not isinstance(norms, list):
             raise TypeError("not a sequence of numbers")
+        names = None if names is None else tuple(str(name) for name in names)
         with np.errstate(over="ignore"):  # beyond single precision is infinite for a picture
             row = np.array(norms, dtype=np.float64).astype(np.float32)
         if row.ndim != 1 or len(row) != len(self.names if names is None else names):

@@ -11,11 +11,11 @@ from typing import IO, Any, final
 import numpy as np
 
 from steadystep._utils.numbers import from_json, json_lines
-from steadystep._utils.text import must_end
+from steadystep._utils.text import count, must_end
 from steadystep.errors import ConfigError
 from steadystep.records import Incident
 from steadystep.runs.run import Column, LayerRows, Run, Series
-from steadystep.tracking.log_format import LARGEST_STEP, count_of, incident_of, step_of
+from steadystep.tracking.log_format import LARGEST_STEP, count_of, float_of, incident_of, step_of
 
 
 @final
@@ -30,7 +30,7 @@ class Ledger:
         self._scale = Column()
         self._metrics: dict[str, Column] = {}
         self._validation: dict[str, Column] = {}
-        self._layers = LayerRows()
+        self._layers, self._updates, self._logits = LayerRows(), LayerRows(), LayerRows()
         self._incidents: list[Incident] = []
         self._restarts: list[int] = []
         self._start: Mapping[str, Any] = {}
@@ -103,7 +103,8 @@ class Ledger:
             column.cut(step + 1)  # a validation at `step` was made before that step was tried
         if other_process and self._scale.steps:
             self._scale.append(step, math.nan)  # it need not have a scale at all
-        self._layers.cut(step)
+        for layers in (self._layers, self._updates, self._logits):
+            layers.cut(step)
         self._incidents = [i for i in self._incidents if i.step < step]
         self._restarts = [at for at in self._restarts if at < step]
         if self._steps:
@@ -114,13 +115,15 @@ class Ledger:
             raise TypeError
         self._start, self._end, self._verdict, self._fault = line, None, "", ""
         self._header_passed = bool(self._steps)
-        self._layers.names = ()
+        self._layers.names = self._updates.names = ()
 
     def _layers_line(self, line: Mapping[str, Any]) -> None:
-        names = line.get("names")
-        self._layers.append(
-            step_of(line["step"]), None if names is None else tuple(str(n) for n in names), line["norms"]
-        )
+        self._layers.append(step_of(line["step"]), line.get("names"), line["norms"])
+
+    def _probe(self, line: Mapping[str, Any]) -> None:
+        self._updates.append(step_of(line["step"]), line.get("names"), line["ratios"])
+        if "logits" in line:
+            self._logits.append(line["step"], line["attentions"], line["logits"])
 
     def _validated(self, line: Mapping[str, Any]) -> None:
         step = step_of(line["step"])
@@ -158,6 +161,9 @@ class Ledger:
             clipped=np.array(self._clipped, dtype=np.int64),
             incidents=tuple(self._incidents),
             layers=self._layers.norms(),
+            updates=self._updates.norms(),
+            logits=self._logits.norms(),
+            hparams=hparams if isinstance(hparams := self._start.get("hparams"), Mapping) else {},
             restarts=tuple(self._restarts),
             settings=self._start.get("settings", {}),
             notes=notes + self._notes(),
@@ -166,16 +172,17 @@ class Ledger:
             error="" if self._end is None else str(self._end.get("error", "")),
             verdict=self._verdict,
             fault=self._fault,
-            began=_time(self._start.get("time")),
+            began=float_of(self._start.get("time")),
             parameters=self._start["parameters"] if type(self._start.get("parameters")) is int else None,
         )
 
     def _notes(self) -> tuple[str, ...]:
         said = []
+        junk = count(self.junk, "line")
         if self.junk:
-            said.append(f"{_lines(self.junk)} could not be read and were skipped (a crash can truncate the last line)")
+            said.append(f"{junk} could not be read and were skipped (a crash can truncate the last line)")
         if self.unknown:
-            said.append(f"{_lines(self.unknown)} of an unknown kind were skipped")
+            said.append(f"{count(self.unknown, 'line')} of an unknown kind were skipped")
         if self.repeated:
             said.append(f"{self.repeated} steps were repeated after a restart; the later ones are shown")
         if self._unwritten:
@@ -186,19 +193,12 @@ class Ledger:
 _KINDS = {
     "start": Ledger._started,
     "layers": Ledger._layers_line,
+    "probe": Ledger._probe,
     "validation": Ledger._validated,
     "incident": Ledger._incident,
     "verdict": Ledger._believed,
     "end": Ledger._ended,
 }
-
-
-def _time(value: object) -> float | None:
-    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
-
-
-def _lines(count: int) -> str:
-    return f"{count} line{'s' if count != 1 else ''}"
 
 
 NAME = "run.jsonl"

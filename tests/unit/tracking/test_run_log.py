@@ -107,7 +107,7 @@ raise RuntimeError("no more data")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.endswith("RuntimeError: no more data\n")
     assert sum("kind" not in row for row in lines(tmp_path)) == 5
-    assert [row["kind"] for row in lines(tmp_path) if "kind" in row] == ["start", "layers", "end"]
+    assert [row["kind"] for row in lines(tmp_path) if "kind" in row] == ["start", "layers", "probe", "probe", "end"]
     assert read(tmp_path).error == "RuntimeError: no more data"
 
 
