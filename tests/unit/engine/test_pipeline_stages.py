@@ -8,11 +8,13 @@ from unittest.mock import MagicMock, call
 import pytest
 import torch
 
+from steadystep._utils.tensors import layout_of
 from steadystep.engine.pipeline import Pipeline
 from steadystep.engine.rollback import RunProgress
 from steadystep.engine.verdict import Verdict
 from steadystep.errors import MisuseError
-from steadystep.records import Diagnosis, Outcome, Plan, Signals
+from steadystep.records import BitFlip, Diagnosis, Outcome, Plan, Signals
+from steadystep.signals.gradients import GradientView
 
 SIGNALS = Signals(step=7, loss=1.0, grad_norm=1.0, lr=0.1, losses=(1.0, 2.0))
 
@@ -25,6 +27,7 @@ def outcome(plan: Plan | None = None, **more: Any) -> Outcome:
 def parts(**more: Any) -> Any:
     made = MagicMock()
     made.progress = RunProgress(7, 5)
+    made.checksums.armed, made.checksums.every, made.checksums.at = False, 1, -1
     made.edits.suspected, made.edits.edition, made.judge.edition = False, 0, 0
     made.run_state.data.open = False
     made.runner.given_losses = False
@@ -239,8 +242,7 @@ class TestApply:
 
     def test_a_group_goes_on_without_its_bad_members(self) -> None:
         given = parts()
-        given.runner.reruns.compute_again.return_value = (1,)
-        given.measurer.measure.return_value = SimpleNamespace(signals=SIGNALS)
+        given.runner.reruns.without_bad.return_value = (1,), SimpleNamespace(signals=SIGNALS)
         self.applied(given, Plan(actions=("leave-out",)))
         assert given.updater.take.call_args.kwargs == {"left_out": (0,)}
         given.updater.refuse.assert_not_called()
@@ -252,17 +254,50 @@ class TestApply:
     def test_or_is_refused_with_all_of_them(self, scaled: bool, loss: float, overflow: bool) -> None:
         given = parts()
         again = SimpleNamespace(signals=replace(SIGNALS, scaled=scaled, loss=loss))
-        given.measurer.measure.return_value = again
-        given.runner.group.members = [SimpleNamespace(loss=torch.ones(()), weight=1.0, batch=None)] * 2
-
-        def compute_again(*, without: Any, finite: Any) -> tuple[int, ...]:
-            assert finite([0]) is again.signals.all_finite
-            return ()
-
-        given.runner.reruns.compute_again = compute_again
+        given.runner.reruns.without_bad.return_value = (), again
         self.applied(given, Plan(actions=("leave-out",)))
         given.updater.take.assert_not_called()
         assert given.updater.refuse.call_args.kwargs == {"overflow": overflow}
+
+
+class TestFlippedBits:
+    @pytest.mark.parametrize(
+        ("repaired", "used", "repeats", "again"),
+        [(True, True, True, True), (True, True, False, False), (True, False, True, False), (False, True, True, False)],
+    )
+    def test_gradients_are_computed_again_where_that_helps(
+        self, repaired: bool, used: bool, repeats: bool, again: bool
+    ) -> None:
+        flip = BitFlip(tensor="w", index=0, bit=1, repaired=repaired, used=used)
+        given = parts()
+        given.runner.reruns.repeat.return_value = repeats
+        given.runner.group.members = [SimpleNamespace(loss=torch.ones(()), weight=1.0, batch=None)]
+        fresh = GradientView(SIGNALS, [], layout_of([]), [], None)
+        given.measurer.measure.return_value = fresh
+        view = replace(fresh, signals=replace(SIGNALS, bit_flips=(flip,)))
+        seen = Pipeline(given)._recomputed(view)
+        assert seen.signals.bit_flips == (replace(flip, used=False) if again else flip,)
+        assert (seen is view) is not again
+
+    def test_they_are_compared_with_the_read_of_the_step(self) -> None:
+        given = parts()
+        given.checksums.armed = True
+        flip = BitFlip(tensor="w", index=0, bit=1, repaired=True)
+        given.checksums.found.return_value = (flip,)
+        given.measurer.measure.return_value = GradientView(SIGNALS, [], layout_of([]), [], None)
+        view = Pipeline(given).measure_losses([torch.ones(())])
+        assert view.signals.bit_flips == (flip,)
+        assert given.measurer.riders is given.checksums.compare.return_value
+        given.checksums.found.assert_called_once_with(given.measurer.ridden)
+
+    @pytest.mark.parametrize(
+        ("armed", "due", "called"), [(True, False, True), (False, True, True), (False, False, False)]
+    )
+    def test_sums_are_renewed_when_it_is_time(self, armed: int, due: int, called: bool) -> None:
+        given = parts()
+        given.checksums.armed, given.checksums.every, given.checksums.at = bool(armed), 2, 1 if due else 0
+        Pipeline(given).record(outcome())
+        assert given.checksums.renew.called is called
 
 
 class TestJudge:
