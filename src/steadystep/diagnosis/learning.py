@@ -110,10 +110,11 @@ def reward(facts: Facts) -> BatchPart | None:
 
 def target(facts: Facts) -> BatchPart | None:
     """The targets: what the loss was found to be of, else what is called so, else the last of several tensors."""
-    parts = _parts(facts)
-    kind, name = facts.measured.outputs.loss
+    parts, outputs = _parts(facts), facts.measured.outputs
+    kind, name = outputs.loss
     if kind:
-        return next((part for part in parts if part.name == name), None)
+        heard = () if outputs.last is None or outputs.last.target is None else (outputs.last.target,)
+        return next((part for part in (*parts, *heard) if part.name == name), None)
     found = [part for part in parts if plain(part.name) in _TARGETS]
     return found[0] if found else (parts[-1] if len(parts) > 1 else None)
 
@@ -148,10 +149,15 @@ def below_constant(facts: Facts) -> bool:
 
 def base_level(facts: Facts) -> tuple[float | None, str]:
     """The loss of the best constant prediction, and what it is called."""
-    kind, _ = facts.measured.outputs.loss
-    part = target(facts)
+    kind, part = facts.measured.outputs.loss[0], target(facts)
     if not kind or part is None:
         return None, ""
+    base, text = base_of(kind, part)
+    return (None if base is None else base * facts.measured.outputs.scale), text
+
+
+def base_of(kind: str, part: BatchPart) -> tuple[float | None, str]:
+    """The same, for a kind of loss and its target."""
     if kind in _CLASSES and part.entropy > 0.02:
         return part.entropy, "the entropy of the labels"
     if kind in _BINARY and part.largest <= 1.0 and part.entropy > 0.02:
@@ -160,6 +166,10 @@ def base_level(facts: Facts) -> tuple[float | None, str]:
         return part.variance, "the variance of the targets"
     if kind == "sum of squares" and part.variance > 0.0:
         return part.variance * part.rows * math.prod(part.shape), "the squared deviation of the targets"
+    if kind == "l1" and part.deviation > 0.0:
+        return part.deviation, "the mean deviation of the targets"
+    if kind == "huber" and part.huber > 0.0:
+        return part.huber, "the loss of their mean"
     return None, ""
 
 

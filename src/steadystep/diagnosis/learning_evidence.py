@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from steadystep.diagnosis.curves import guessing
 from steadystep.diagnosis.facts import Facts, Occurrences, names, told
-from steadystep.diagnosis.learning import progress
+from steadystep.diagnosis.learning import is_policy, progress
 from steadystep.records import DetectorName
 
 _LARGE_UPDATE = 0.1  # of the weights, in one step; a thousandth is usual
@@ -71,6 +71,28 @@ def noted(detector: str) -> Callable[[Facts], str]:
     return lambda facts: "" if detector in facts.warned else _told(facts.noted.get(detector))
 
 
+def carries_over(facts: Facts) -> str:
+    """The gradients of an update are still there when the next backward pass begins."""
+    loop = facts.measured.loop
+    if not loop.never_clears:
+        return ""
+    total = loop.carried + loop.renewed
+    return f"after {loop.carried} of {total} updates the next backward pass was added to gradients that had been used"
+
+
+def clears(facts: Facts) -> str:
+    """Gradients are known to be cleared, so that nothing can add up."""
+    loop = facts.measured.loop
+    known = loop.cleared or loop.renewed > max(4, loop.carried)
+    return "gradients are cleared after each update" if known else ""
+
+
+def forgets(facts: Facts) -> str:
+    """The optimizer has no moments left at the next step, again and again."""
+    loop = facts.measured.loop
+    return f"the optimizer lost its state after {loop.emptied} updates" if loop.forgets else ""
+
+
 def dead_units(facts: Facts) -> str:
     """Units of which an output is left that still learns."""
     return "" if idle(facts) else _told(facts.warned.get(DetectorName.DEAD_UNITS))
@@ -113,7 +135,7 @@ def idle(facts: Facts) -> str:
 
 def done(facts: Facts) -> str:
     """No loss and no gradient, in nearly all batches: a hinge or a triplet loss is zero in many once it has learned."""
-    share = facts.done_share
+    share = 0.0 if is_policy(facts) else facts.done_share
     return f"loss and gradient were exactly zero in {share:.0%} of the later steps" if share > 0.9 else ""
 
 

@@ -5,11 +5,12 @@ more is enough by itself, and signs that healthy runs show too stay below 1 and 
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from steadystep.diagnosis import learning_evidence, step_size_evidence
 from steadystep.diagnosis.advice import advise
-from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.conclusion import conclude
 from steadystep.diagnosis.facts import Facts, told
 from steadystep.diagnosis.fault_rules import FAULT_RULES, EvidenceRule, EvidenceTest
@@ -24,6 +25,8 @@ def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
 
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     # one sign is enough
+    EvidenceRule(Cause.MISSING_ZERO_GRAD, 3.5, learning_evidence.carries_over, certain=True),
+    EvidenceRule(Cause.LOST_MOMENTS, 3.4, learning_evidence.forgets, certain=True),
     EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.8, warned(DetectorName.GROWING_GRADIENT)),
     EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.1, learning_evidence.piles_up),
     EvidenceRule(Cause.DEAD_UNITS, 1.3, _unless_it_learns(learning_evidence.dead_units)),
@@ -85,7 +88,10 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
 )
 
 # What a fact rules out, whatever speaks for it.
-REFUTED: dict[Cause, EvidenceTest] = {Cause.LEARNING_RATE_TOO_HIGH: learning_evidence.hardly_moves}
+REFUTED: dict[Cause, EvidenceTest] = {
+    Cause.LEARNING_RATE_TOO_HIGH: learning_evidence.hardly_moves,
+    Cause.MISSING_ZERO_GRAD: learning_evidence.clears,
+}
 
 _BLOW_UPS = {
     Cause.NON_FINITE_LOSS,
@@ -103,11 +109,12 @@ _BLOW_UPS = {
     Cause.ATTENTION_LOGIT_GROWTH,
     Cause.CLIPPING_TOO_TIGHT,
 }
+_LIFELESS = {Fault.OUTPUT_INDEPENDENT_OF_INPUT, Fault.LABELS_SHUFFLED, Cause.NO_LEARNING}
 _OVERFLOWS = {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW}
-_STANDSTILLS = {Cause.ZERO_GRADIENT, Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW}
+_STANDSTILLS = {Cause.ZERO_GRADIENT, Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, *_LIFELESS}
 
 # What else a cause accounts for when it is there: those are consequences, and come after it.
-CONSEQUENCES: dict[Cause, set[Cause]] = {
+CONSEQUENCES: dict[str, set[Cause | Fault]] = {
     Cause.MISSING_ZERO_GRAD: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH},
     Cause.UNSCALED_DATA: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH, Cause.POOR_INITIALISATION},
     Cause.POOR_INITIALISATION: {*_BLOW_UPS, *_STANDSTILLS, Cause.VANISHING_GRADIENT},
@@ -125,6 +132,18 @@ CONSEQUENCES: dict[Cause, set[Cause]] = {
 }
 
 
+EXPLAINED: dict[str, set[Cause | Fault]] = {
+    Cause.POOR_INITIALISATION: _LIFELESS,
+    Cause.DEAD_UNITS: _LIFELESS,
+    Cause.ZERO_GRADIENT: _LIFELESS,
+    Cause.SATURATION: _LIFELESS,
+    Fault.CONSTANT_INPUTS: {*_LIFELESS, Cause.UNSCALED_DATA},
+    Fault.SOFTMAX_AXIS: {*_LIFELESS, Fault.WRONG_LOSS},
+    Fault.CONSTANT_TARGETS: _LIFELESS,
+}
+"""What follows by necessity, even where it was seen as it is."""
+
+_VAGUE = (Cause.NO_LEARNING.value, "")
 _ENOUGH = 1.0
 _INCIDENT = 1.2
 _FORGIVEN = 0.5
@@ -139,65 +158,81 @@ def rank(facts: Facts, *, live: bool = False) -> tuple[Diagnosis, ...]:
     """
     book = _Book()
     for name, seen in facts.incidents.items():
-        book.blamed.add(Cause(name))
-        book.count(Cause(name), _INCIDENT + 0.1 * min(math.log2(seen.count), 5.0), told(seen))
+        book.since[name] = seen.first
+        book.count(Cause(name), None, _INCIDENT + 0.1 * min(math.log2(seen.count), 5.0), told(seen), blames=True)
     for rule in EVIDENCE_RULES if live else (*EVIDENCE_RULES, *FAULT_RULES):
         text = rule.sign(facts)
         if text:
-            book.add(rule, text, forgiven=rule.forgivable and facts.going_well, blames=not rule.level)
+            weight = rule.weight * (_FORGIVEN if rule.forgivable and facts.going_well else 1.0)
+            book.count(rule.cause, rule.fault, weight, text, blames=not rule.level, certain=rule.certain)
     for cause, refutes in REFUTED.items():
         if refutes(facts):
-            book.scores.pop(cause, None)
-    named = book.named()
-    if not named:
-        return (conclude(facts, live=live),)
+            book.drop(cause)
     return tuple(
-        Diagnosis(
-            cause=cause.value,
-            fault=book.fault_of(cause),
-            evidence="; ".join(book.evidence[cause].values()),
-            advice=_advice(cause, facts),
-        )
-        for cause in named
-    )
+        Diagnosis(cause=cause, fault=fault, evidence=evidence, advice=_advice(Cause(cause), facts))
+        for cause, fault, evidence in book.named()
+    ) or (conclude(facts, live=live),)
+
+
+def proven(facts: Facts) -> frozenset[tuple[str, str]]:
+    """Cause and fault of all that was seen as it is: no experiment can refute it."""
+    certain = [rule for rule in (*EVIDENCE_RULES, *FAULT_RULES) if rule.certain and rule.sign(facts)]
+    idle = [(Cause.ZERO_GRADIENT.value, "")] if learning_evidence.idle(facts) else []
+    return frozenset([*((rule.cause.value, str(rule.fault or "")) for rule in certain), *idle])
 
 
 @final
 class _Book:
-    """Weights and evidence by cause."""
+    """Weights and evidence by cause and fault."""
 
     def __init__(self) -> None:
-        self.scores: dict[Cause, float] = {}
-        self.blamed: set[Cause] = set()
-        self.evidence: dict[Cause, dict[str, str]] = {}
-        self._certain: set[Cause] = set()
-        self._faults: dict[Cause, tuple[float, str]] = {}
+        self.since: dict[str, int] = {}
+        """The step of the first incident of each cause."""
+        self._scores: dict[tuple[str, str], float] = {}
+        self._evidence: dict[tuple[str, str], dict[str, str]] = {}
+        self._blamed: set[tuple[str, str]] = set()
+        self._certain: set[tuple[str, str]] = set()
 
-    def count(self, cause: Cause, weight: float, text: str) -> None:
+    def count(
+        self, cause: Cause, fault: Fault | None, weight: float, text: str, *, blames: bool, certain: bool = False
+    ) -> None:
         """One piece of evidence."""
-        self.scores[cause] = self.scores.get(cause, 0.0) + weight
+        key = cause.value, "" if fault is None else fault.value
+        self._scores[key] = self._scores.get(key, 0.0) + weight
         # the same thing only once
-        self.evidence.setdefault(cause, {}).setdefault(text.rpartition(",")[0] or text, text)
+        self._evidence.setdefault(key, {}).setdefault(text.rpartition(",")[0] or text, text)
+        self._blamed |= {key} if blames else set()
+        self._certain |= {key} if certain else set()
 
-    def add(self, rule: EvidenceRule, text: str, *, forgiven: bool, blames: bool) -> None:
-        """What a rule has found."""
-        if blames:
-            self.blamed.add(rule.cause)
-        if rule.certain:
-            self._certain.add(rule.cause)
-        if rule.fault is not None and rule.weight > self._faults.get(rule.cause, (0.0, ""))[0]:
-            self._faults[rule.cause] = rule.weight, rule.fault.value
-        self.count(rule.cause, rule.weight * (_FORGIVEN if forgiven else 1.0), text)
+    def drop(self, cause: Cause) -> None:
+        """Something rules it out."""
+        self._scores = {key: score for key, score in self._scores.items() if key[0] != cause}
 
-    def named(self) -> list[Cause]:
-        """Causes with enough against them: those that were seen, other causes, consequences."""
-        named = [cause for cause, score in self.scores.items() if score >= _ENOUGH and cause in self.blamed]
-        effects = {effect for cause in named for effect in CONSEQUENCES.get(cause, ())}
-        return sorted(named, key=lambda c: (c not in self._certain, c in effects, -self.scores[c]))
+    def named(self) -> list[tuple[str, str, str]]:
+        """Cause, fault and evidence where there is enough: what was seen, other causes, consequences."""
+        named = [key for key, score in self._scores.items() if score >= _ENOUGH and key in self._blamed]
+        forced = self._effects(named, EXPLAINED)
+        effects = self._effects(named, CONSEQUENCES)
+        named.sort(key=lambda k: (k == _VAGUE, k in forced, k not in self._certain, k in effects, -self._scores[k]))
+        return [(*key, "; ".join(self._evidence[key].values())) for key in named]
 
-    def fault_of(self, cause: Cause) -> str:
-        """The fault that weighs most; empty where none was told."""
-        return self._faults.get(cause, (0.0, ""))[1]
+    def _effects(
+        self, named: Sequence[tuple[str, str]], table: Mapping[str, set[Cause | Fault]]
+    ) -> set[tuple[str, str]]:
+        """What another one of them accounts for, unless that came later."""
+        return {
+            effect
+            for effect in named
+            for by in named
+            if _name(effect) in table.get(_name(by), ()) and not self._is_later(_name(by), _name(effect))
+        }
+
+    def _is_later(self, cause: str, effect: str) -> bool:
+        return effect in self.since and self.since.get(cause, -1) > self.since[effect]
+
+
+def _name(key: tuple[str, str]) -> str:
+    return key[1] or key[0]
 
 
 def _advice(cause: Cause, facts: Facts) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.config import Config
+from steadystep.diagnosis.ranking import proven
 from steadystep.engine.parts import Parts
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.examination import Examination, examine
@@ -50,4 +51,5 @@ def examine_guarded(
 
     settings = {"max_grad_norm": config.training.max_grad_norm, **options}
     done = examine(model, optimizer, under_precision, batches, **settings)
-    return replace(done, causes=one_story(parts.run_history.diagnose(), done.causes))
+    history = parts.run_history
+    return replace(done, causes=one_story(history.diagnose(), done.causes, proven(history.facts())))

@@ -77,6 +77,7 @@ class Pipeline:
     def step(self) -> Outcome:
         """Decide about the group at hand, and do it."""
         progress = self.progress
+        self._history.loop.cleared = True
         if self._lr.scheduled:
             self._lr.place(progress.updates)
         if self._group.stale and not self._runner.reruns.refresh():

@@ -69,6 +69,17 @@ def mixed(batches: Sequence[Any]) -> list[Any] | None:
     return [_picked(whole, order[at : at + size]) for at in range(0, len(order), size)]
 
 
+def together(batches: Sequence[Any], times: int) -> list[Any] | None:
+    """Batches that are joined, so many into one; None where they do not fit together."""
+    if len(batches) < 2:
+        return None
+    try:
+        groups = [list(batches[at : at + times]) for at in range(0, len(batches), times)]
+        return [_joined(group) for group in groups if len(group) == min(times, len(batches))]
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
 def _joined(parts: list[Any]) -> Any:
     if isinstance(parts[0], Tensor):
         return torch.cat(parts)

@@ -89,7 +89,7 @@ class Experiments:
         ]
         if learns and not found:
             return (Diagnosis(evidence=f"it learns; {longer}"),)
-        if not knows and not learns and _is_better(fresh, longer, margin=_CLEARLY):
+        if not learns and _is_better(fresh, longer, margin=_FAR if knows else _CLEARLY):
             found.insert(0, _worn(o, longer, fresh))
         if found:
             return tuple(found)
@@ -120,10 +120,11 @@ class Experiments:
             return False
         if trivial is not None:  # their loss is below that of the best constant
             return base.start < _KNOWS * trivial or (base.start < _BELOW * trivial and self._needs_its_inputs(o, base))
-        if o.passes[0].targets and o.passes[0].num_samples > 1:
-            return self._needs_its_inputs(o, base)
         lead = fresh.start - base.start
-        return lead > _UNLEARNED * abs(fresh.start) and lead > _SURELY * standard_error(fresh.before, base.before)
+        leads = lead > _UNLEARNED * abs(fresh.start) and lead > _SURELY * standard_error(fresh.before, base.before)
+        if o.passes[0].targets and o.passes[0].num_samples > 1:
+            return leads and self._needs_its_inputs(o, base)
+        return leads
 
     def _needs_its_inputs(self, o: Observation, base: Trial) -> bool:
         """The loss is higher where targets meet the inputs of other samples."""
@@ -178,7 +179,7 @@ class Experiments:
         vanishing = _vanishing(o)
         if vanishing:
             return (_diagnosis(Cause.VANISHING_GRADIENT, vanishing),)
-        if trivial is None and (base.start < 0 or not o.passes[0].targets):
+        if trivial is None and (base.start < 0 or not (o.passes[0].targets or o.contrasts)):
             what = "no sign of a fault; learning is not judged: without targets a flat loss may be the best there is"
             return (Diagnosis(evidence=f"{what}; {base}"),)
         one = self._trial(
@@ -223,7 +224,8 @@ def _worn(o: Observation, base: Trial, fresh: Trial) -> Diagnosis:
     """The weights are to blame: newly drawn ones learn, with nothing else changed."""
     flat = [name for name, share in o.saturated.items() if share > 0.5]
     dead = [name for name, share in o.dead.items() if share > 0.9]
-    cause = Cause.SATURATION if flat else Cause.DEAD_UNITS if dead else Cause.POOR_INITIALISATION
+    equal = 2 * len(o.parameters.equal) > len(o.parameters.sizes)
+    cause = Cause.SATURATION if flat else Cause.DEAD_UNITS if dead and not equal else Cause.POOR_INITIALISATION
     where = f"; most units of {names(flat or dead)} are {'saturated' if flat else 'zero'}" if flat or dead else ""
     return _diagnosis(cause, f"{base}; {fresh}{where}")
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from steadystep._utils.tree import mapped, tensors_in
-from steadystep.examination.loss_calls import LossCall, record_losses
 from steadystep.examination.workbench import Workbench
+from steadystep.signals.loss_calls import LossCall, record_losses
 
 _PASSES = 24
 """Batches that are run forward."""

@@ -1,6 +1,6 @@
 """One story of what a run showed by itself and what experiments showed: which of the two is believed when."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.records import Diagnosis
@@ -23,17 +23,19 @@ _REFUTED_BY_LEARNING = frozenset(
     }
 )
 """What a run that can be seen to learn does not have, whatever its curve looks like."""
-_SEEN_DIRECTLY = frozenset(
-    {
-        *(Fault.TARGET_LEAK, Fault.UNSHUFFLED_DATA, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS),
-        *(Fault.FROZEN_PARAMETERS, Fault.WRONG_OPTIMIZER_PARAMS),
-    }
-)
-"""Unless the data or the parameters themselves show it."""
+_WEAK = frozenset({Fault.LABELS_SHUFFLED})
+"""Concluded where nothing else explains that nothing is learned."""
 
 
-def one_story(seen: Sequence[Diagnosis], tried: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
+def one_story(
+    seen: Sequence[Diagnosis], tried: Sequence[Diagnosis], proven: Container[tuple[str, str]] = ()
+) -> tuple[Diagnosis, ...]:
     """Put together what the run showed (`seen`) and what experiments showed (`tried`), the likeliest first.
+
+    Args:
+        seen: of the run.
+        tried: of experiments.
+        proven: cause and fault of what was seen as it is; the others were concluded from curves.
 
     >>> seen, tried = Diagnosis(cause="missing-zero-grad"), Diagnosis(cause="learning-rate-too-high")
     >>> [diagnosis.cause for diagnosis in one_story([seen], [tried])]
@@ -42,10 +44,14 @@ def one_story(seen: Sequence[Diagnosis], tried: Sequence[Diagnosis]) -> tuple[Di
     healthy = all(diagnosis.cause == Cause.HEALTHY for diagnosis in tried)
     faulty = [diagnosis for diagnosis in seen if diagnosis.cause != Cause.HEALTHY]
     if healthy:
-        kept = [d for d in faulty if d.cause not in _REFUTED_BY_LEARNING or d.fault in _SEEN_DIRECTLY]
+        kept = [d for d in faulty if (d.cause, d.fault) in proven or d.cause not in _REFUTED_BY_LEARNING]
         return tuple(kept) or tuple(tried)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
-    first = [d for d in others if unknown or (d.cause in _OF_THE_LOOP and d is seen[0])]
+    by_trial = tried[0].fault in _WEAK
+    first = [
+        d for d in others if unknown or (d is seen[0] and ((d.cause, d.fault) in proven or d.cause in _OF_THE_LOOP))
+    ]
+    first += [d for d in others if by_trial and d not in first and d is seen[0] and d.fault not in _WEAK]
     return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))

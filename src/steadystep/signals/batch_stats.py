@@ -20,7 +20,9 @@ _MOST = 1 << 16  # elements of one tensor that are measured
 _MOST_FEATURES = 1 << 12  # of a row whose values are counted
 _BINS = 1024
 _IGNORED = -100
-_NUMBERS = 12
+_NUMBERS = 13
+_COPY = 0.9999  # correlation over a batch
+_MOST_COPIES = 1 << 12  # features that are compared with the target
 
 
 def batch_tensors(batch: Any) -> list[tuple[str, Tensor]]:
@@ -64,13 +66,15 @@ class PartStats:
         low, high = torch.aminmax(values)
         ignored = (values == _IGNORED).float().mean()
         entropy, odd = self._counted(values)
-        new = [mean, variance * len(values), low, high, ignored, entropy, odd, variance.mean()]
+        apart = (values - mean).abs()
+        bent = torch.where(apart < 1.0, 0.5 * apart.square(), apart - 0.5).mean()
+        new = [mean, variance * len(values), low, high, ignored, entropy, odd, variance.mean(), apart.mean(), bent]
         self._state = new if not self._state else self._merged(new, len(values))
         self._count += len(values)
         self._batches += 1
 
     def _merged(self, new: list[Tensor], count: int) -> list[Tensor]:
-        mean, squares, low, high, ignored, entropy, odd, within = self._state
+        mean, squares, low, high, ignored, entropy, odd, within, apart, bent = self._state
         total = self._count + count
         gap = new[0] - mean
         return [
@@ -82,6 +86,8 @@ class PartStats:
             entropy + new[5],
             torch.maximum(odd, new[6]),
             within + new[7],
+            apart + new[8],
+            bent + new[9],
         ]
 
     def _counted(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +121,7 @@ class PartStats:
     @torch.no_grad()
     def pending(self) -> Tensor:
         """All numbers of this part, flat."""
-        mean, squares, low, high, ignored, entropy, odd, within = self._state
+        mean, squares, low, high, ignored, entropy, odd, within, apart, bent = self._state
         assert self._print is not None
         variance = squares / self._count
         overall = mean.mean()
@@ -123,11 +129,12 @@ class PartStats:
         pooled = _entropy(self._histogram) if self._histogram is not None else mean.new_zeros(())
         scale = 1.0 / self._batches
         numbers = [overall, total, low, high, ignored * scale, entropy * scale, odd, within * scale]
-        return torch.stack([*numbers, variance.mean(), pooled, self._print[1], squares.new_ones(())])
+        return torch.stack([*numbers, variance.mean(), pooled, self._print[1], apart * scale, bent * scale])
 
     def read(self, host: Iterator[float]) -> BatchPart:
         """The record, from the numbers of `pending`."""
-        mean, total, low, high, ignored, within_entropy, odd, within, variance, pooled, same, _ = islice(host, _NUMBERS)
+        numbers = tuple(islice(host, _NUMBERS))
+        mean, total, low, high, ignored, within_entropy, odd, within, variance, pooled, same, apart, bent = numbers
         return BatchPart(
             name=self.name,
             whole=self.whole,
@@ -139,6 +146,8 @@ class PartStats:
             largest=high,
             variance=variance,
             within=within / variance if variance > 0.0 else math.nan,
+            deviation=apart,
+            huber=bent,
             entropy=math.nan if odd else pooled,
             entropy_within=math.nan if odd else within_entropy,
             ignored=ignored,
@@ -154,6 +163,7 @@ class BatchStatistics:
         self._parts: dict[str, PartStats] = {}
         self._batches = 0
         self._shifted: Tensor | None = None
+        self._copies: tuple[str, Tensor] | None = None
         self._closed = False
         self.waiting: list[Tensor] = []
         """One flat tensor for the next host read, when a record is due."""
@@ -182,12 +192,14 @@ class BatchStatistics:
                 part = self._parts[name] = PartStats(name, tensor, flat=True)
             part.add(tensor)
         self._shift(list(known.values()))
+        self._copy(known)
         self._batches += 1
         if self._batches >= enough:
             pending = [part.pending() for part in self._parts.values()]
             home = pending[0].device
             shifted = pending[0].new_zeros(1) if self._shifted is None else self._shifted.reshape(1).to(pending[0])
-            self.waiting = [torch.cat([*(numbers.float().to(home) for numbers in pending), shifted.float()])]
+            copied = torch.full((2,), -1.0, device=home) if self._copies is None else self._copied(home)
+            self.waiting = [torch.cat([*(numbers.float().to(home) for numbers in pending), shifted.float(), copied])]
 
     @torch.no_grad()
     def _shift(self, tensors: list[Tensor]) -> None:
@@ -199,12 +211,42 @@ class BatchStatistics:
         same = (first[:, 1:] == last[:, :-1]).all().float()
         self._shifted = same if self._shifted is None else self._shifted * same
 
+    @torch.no_grad()
+    def _copy(self, tensors: dict[str, Tensor]) -> None:
+        """How each feature of the first tensor goes with the last one: the least correlation over the batches."""
+        (name, first), target = next(iter(tensors.items())), list(tensors.values())[-1]
+        if len(tensors) < 2 or not first.is_floating_point() or first.dim() < 2 or len(first) != len(target):
+            return
+        rows, wanted = (
+            first.flatten(1).float(),
+            target.flatten(1).float() if target.dim() > 1 else target.float()[:, None],
+        )
+        if not 1 < rows.shape[1] <= _MOST_COPIES or wanted.shape[1] != 1 or len(rows) < 8:
+            return
+        rows, wanted = rows - rows.mean(0), wanted - wanted.mean(0)
+        sizes = rows.square().sum(0) * wanted.square().sum(0)
+        found = torch.where(sizes > 0.0, (rows * wanted).sum(0).abs() * sizes.clamp(min=1e-30).rsqrt(), 1.0)
+        seen = (sizes > 0.0).float()
+        before = self._copies
+        if before is not None and before[1].shape[1] == len(found):
+            found, seen = torch.minimum(found, before[1][0]), seen + before[1][1]
+        self._copies = name, torch.stack((found, seen))
+
+    def _copied(self, home: torch.device) -> Tensor:
+        """The correlation of the feature that goes best with the target, and its place."""
+        assert self._copies is not None
+        least, seen = self._copies[1]
+        best = torch.where(seen > 2.0, least, 0.0).max(0)
+        return torch.stack((best.values, best.indices.to(best.values.dtype))).to(home)
+
     def read(self, values: Sequence[float]) -> BatchStats:
         """The record, from the numbers that were waiting."""
         self.waiting = []
         host = iter(values)
         parts = tuple(part.read(host) for part in self._parts.values())
-        return BatchStats(batches=self._batches, parts=parts, shifted=next(host) == 1.0)
+        shifted, correlation, place = next(host) == 1.0, next(host), next(host)
+        copied = f"feature {place:.0f} of {next(iter(self._parts))}" if correlation >= _COPY else ""
+        return BatchStats(batches=self._batches, parts=parts, shifted=shifted, copied=copied)
 
 
 def _entropy(counts: Tensor) -> Tensor:

@@ -6,6 +6,17 @@ from torch.nn import functional
 
 OF = " of "
 """Between the kind of a loss and the tensor that it is of."""
+KINDS = {
+    "cross_entropy": "cross-entropy",
+    "nll_loss": "nll",
+    "binary_cross_entropy_with_logits": "bce with logits",
+    "binary_cross_entropy": "bce",
+    "mse_loss": "mse",
+    "l1_loss": "l1",
+    "huber_loss": "huber",
+    "smooth_l1_loss": "huber",
+}
+"""What the loss functions of torch are called here."""
 _IGNORED = -100
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from steadystep.examination.loss_calls import record_losses
+from steadystep.signals.loss_calls import record_losses
 from steadystep.examination.observation import Observation
 from steadystep.examination.parameters import Parameters
 from steadystep.examination.passes import Pass
