@@ -125,6 +125,11 @@ def constant_inputs(facts: Facts) -> str:
     first, last = first_and_last(facts)
     if stuck(facts) is None or first is None or last is None or first.shape[0] < 2:
         return ""
+    batch, wanted = facts.measured.batch, target(facts)
+    parts = [p for p in (() if batch is None else batch.parts) if p.shape and not p.whole and p is not wanted]
+    empty = [part.name for part in parts if part.smallest == part.largest]
+    if empty and _batches(facts) >= _ENOUGH_BATCHES:
+        return f"{', '.join(empty)} of the batch holds a single number in all {_batches(facts)} batches"
     if first.input_spread == last.input_spread == 0.0:
         return f"all {last.shape[0]} inputs of a batch are the same"
     return ""
@@ -203,10 +208,10 @@ def certain_policy(facts: Facts) -> str:
 
 def copied_target(facts: Facts) -> str:
     """One of the inputs is the target."""
-    batch = facts.measured.batch
-    if batch is None or not batch.copied or is_policy(facts) or facts.opposed or batch.batches < _ENOUGH_BATCHES:
+    trail = facts.measured.outputs
+    if trail.last is None or not trail.last.copied or is_policy(facts) or facts.opposed or trail.count < 4:
         return ""
-    return f"{batch.copied} equals the target in {batch.batches} batches, up to a factor and an offset"
+    return f"{trail.last.copied} is the target, up to a factor and an offset, at all {trail.count} probes"
 
 
 def large_rewards(facts: Facts) -> str:

@@ -125,11 +125,12 @@ def supervised(facts: Facts) -> bool:
 
 
 def learns(facts: Facts) -> bool:
-    """Whether the loss has fallen to half, is near its best, and beats a constant prediction where that is known."""
+    """Whether the loss has fallen to half, of that of a constant prediction where it is known, and is near its best."""
     found = progress(facts)
     if found is None or facts.curve is None or not facts.going_well or found.at_base:
         return False
-    return found.end <= 0.5 * found.start and (found.base is None or found.beats_base)
+    level = found.start if found.base is None else min(found.start, 1.2 * found.base)
+    return found.end <= 0.5 * level and (found.base is None or found.beats_base)
 
 
 def stuck(facts: Facts) -> Progress | None:

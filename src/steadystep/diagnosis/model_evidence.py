@@ -5,6 +5,7 @@ from statistics import median
 from steadystep.diagnosis.curves import is_bias
 from steadystep.diagnosis.facts import Facts, names
 from steadystep.diagnosis.learning import JUDGED_AFTER, below_constant, is_judged, learns, progress, stuck
+from steadystep.records import DetectorName
 
 _ENOUGH_PROBES = 3
 _MANY = 1 / 3  # of the trained tensors
@@ -134,7 +135,9 @@ def in_eval_mode(facts: Facts) -> str:
     trail = facts.measured.outputs
     if trail.count < 1 or trail.evaluating < trail.count or not facts.structure.modes or learns(facts):
         return ""
-    if trail.count < _ENOUGH_PROBES and not facts.incidents:
+    suffers = facts.incidents or DetectorName.EARLY_DIVERGENCE in facts.warned or stuck(facts) is not None
+    partly = trail.last is not None and not trail.last.evaluating_all
+    if (trail.count < _ENOUGH_PROBES or partly) and not suffers:
         return ""
     modes = facts.structure.modes
     return f"the model was in evaluation mode at all {trail.count} probes: {modes} of its modules differ then"
@@ -158,7 +161,7 @@ def rounded_away(facts: Facts) -> str:
     parts, ratio, found = facts.structure, facts.ratio, progress(facts)
     if not parts.coarse or ratio is None or not ratio < _SPACING or found is None:
         return ""
-    if found.end < 0.9 * found.start or facts.trace.num_updates < JUDGED_AFTER:
+    if found.end < 0.75 * found.start or facts.trace.num_updates < JUDGED_AFTER:
         return ""
     return (
         f"{parts.coarse} of {len(parts.trained)} parameters are bfloat16, whose neighbors are 0.4 % apart, and an "

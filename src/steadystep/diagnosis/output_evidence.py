@@ -61,7 +61,7 @@ def faint_outputs(facts: Facts) -> str:
 def cut_graph(facts: Facts) -> str:
     """A part of the forward pass is taken out of the graph, in a run that learned nothing."""
     last, found = facts.measured.outputs.last, stuck(facts)
-    if last is None or not last.cuts or found is None:
+    if last is None or not last.cuts or last.terms != 1 or found is None or not found.at_base:
         return ""
     return f"the forward pass calls {', '.join(sorted(set(last.cuts)))}(), behind which no gradient gets; {found}"
 

@@ -26,7 +26,7 @@ from steadystep.examination.passes import Pass, observe_passes, over_batches, ro
 from steadystep.examination.repairs import restart
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
-from steadystep.signals.batch_stats import BatchStatistics
+from steadystep.signals.batch_stats import Copies
 from steadystep.signals.loss_calls import LossCall, class_dim
 
 CLASSES = ("cross_entropy", "nll_loss")
@@ -189,7 +189,7 @@ def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
         on_content=depends_on_content(bench, batch, seen, prepare=restart),
         blocked=blocked_positions(bench, batch, seen),
         alike=alike(seen.outputs, seen.num_samples),
-        copied=_copied(bench.every),
+        copied=_copied(passes),
         rounds=_all_same(bench.every),
         reached_fresh=reached(bench, prepare=restart),
         dead=dict(zip(watch.modules, dead, strict=False)),
@@ -197,15 +197,15 @@ def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
     )
 
 
-def _copied(batches: Sequence[Any]) -> str:
-    """As a guard finds it in the batches of a run."""
-    stats = BatchStatistics()
-    for batch in batches:
-        stats.add(batch, 0, enough=len(batches))
-    found = (
-        stats.read([float(v) for t in stats.waiting for v in t.tolist()]) if stats.waiting else None
-    )  # sync: examined
-    return found.copied if found is not None else ""
+def _copied(passes: Sequence[Pass]) -> str:
+    """As a guard finds it in a run."""
+    copies = Copies()
+    for seen in passes:
+        target = seen.calls[0].target if len(seen.calls) == 1 else None
+        first = next((tensor for tensor in seen.given if tensor.dim()), None)
+        if target is not None and target.dim() and first is not None:
+            copies.add(first, target)
+    return Copies.read(*copies.pending(torch.device("cpu")).tolist())  # sync: examined
 
 
 def _all_same(batches: Sequence[Any]) -> bool:

@@ -24,8 +24,8 @@ _OWN_TARGET = 0.3  # of the change, in the gradient of the sample's own output
 _LATER = 1e-3  # of the spread of the outputs
 _OUT_OF_REACH = 0.2  # of the targets
 _EXPECTED = (
-    "pass what it expects: logits to cross_entropy and ..._with_logits, log_softmax to nll_loss and kl_div, and targets "
-    "of the same shape as the outputs to the others"
+    "pass what it expects: logits to cross_entropy and ..._with_logits, log_softmax to nll_loss and kl_div, targets of "
+    "the same shape as the outputs to the others"
 )
 _DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _RANGES = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf)}
@@ -147,7 +147,7 @@ def _blocked(o: Observation) -> Diagnosis | None:
         return None
     return Diagnosis(
         cause=Cause.ZERO_GRADIENT,
-        evidence=f"the loss depends on {felt} positions of the sequence, and to {unreached} of them no gradient comes back",
+        evidence=f"the loss depends on {felt} positions of the sequence, and {unreached} of them get no gradient",
         advice="look for detach(), .data or no_grad() between two time steps: the state must stay in the graph",
     )
 

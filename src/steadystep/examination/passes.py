@@ -127,9 +127,9 @@ def _observe(bench: Workbench, batch: Any, *, whole: bool) -> Pass:
     return Pass(
         inputs=inputs,
         targets=targets,
-        given=tuple(given) if whole else (),  # why: logits of many batches would take much memory
+        given=tuple(given),
         modules=tuple(call.module for call in calls),
-        outputs=outputs if whole else (),
+        outputs=outputs if whole else (),  # why: logits of many batches would take much memory
         loss=float(loss.detach()),  # sync: examined
         calls=tuple(recorder.calls if whole else (call.without_outputs() for call in recorder.calls)),
         differences=tuple(recorder.differences),

@@ -35,7 +35,7 @@ class BatchPart(Record):
     within: float
     """Mean variance inside a batch, as a share of the variance over all batches; NaN for a constant."""
     deviation: float = math.nan
-    """Mean absolute deviation from the mean of the batch."""
+    """Mean absolute deviation from the median of the batch."""
     huber: float = math.nan
     """The mean of min(d²/2, |d| - 1/2) over these deviations d."""
     entropy: float = math.nan
@@ -57,8 +57,6 @@ class BatchStats(Record):
 
     batches: int
     """Number of batches measured."""
-    copied: str = ""
-    """The feature of another tensor that equals the last one in every sample, up to a factor and an offset."""
     parts: tuple[BatchPart, ...]
     """At most six tensors, in the order of the batch."""
     shifted: bool = False
@@ -101,7 +99,9 @@ class OutputStats(Record):
     losses: tuple[tuple[str, float], ...] = ()
     """Common losses of this output and the tensors of the batch, as in "mse of [1]"."""
     evaluating: bool = False
-    """Whether the model was in evaluation mode."""
+    """Whether the model was in evaluation mode, or all of its batch normalizations were."""
+    evaluating_all: bool = True
+    """With `evaluating`: the whole model was."""
     misread: tuple[str, ...] = ()
     """Recurrent and attention layers that read the batch as time."""
     outside: int = 0
@@ -110,6 +110,8 @@ class OutputStats(Record):
     """Parameters of the layer before an output, where all of them require a gradient and none is in an optimizer."""
     mistakes: tuple[tuple[str, str], ...] = ()
     """Faults that the loss functions called show by themselves, each with its evidence."""
+    copied: str = ""
+    """The feature of the input that is the target, up to a factor and an offset."""
     cuts: tuple[str, ...] = ()
     """Functions, such as `detach`, that took a tensor with a gradient out of the graph before the loss."""
     terms: int = 0

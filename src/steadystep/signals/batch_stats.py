@@ -66,7 +66,7 @@ class PartStats:
         low, high = torch.aminmax(values)
         ignored = (values == _IGNORED).float().mean()
         entropy, odd = self._counted(values)
-        apart = (values - mean).abs()
+        apart = (values - values.median(0).values).abs()
         bent = torch.where(apart < 1.0, 0.5 * apart.square(), apart - 0.5).mean()
         new = [mean, variance * len(values), low, high, ignored, entropy, odd, variance.mean(), apart.mean(), bent]
         self._state = new if not self._state else self._merged(new, len(values))
@@ -156,6 +156,47 @@ class PartStats:
 
 
 @final
+class Copies:
+    """Whether a feature of what the model is given is what it should predict, up to a factor and an offset.
+
+    Of a sequence only the last position counts: to recall an earlier one is a task.
+    """
+
+    def __init__(self) -> None:
+        self._least: Tensor | None = None
+        self._seen = 0
+
+    @torch.no_grad()
+    def add(self, given: Tensor, target: Tensor) -> None:
+        """One more batch."""
+        sequence = given.dim() == 3
+        given = given[:, -1] if sequence else given
+        if not given.is_floating_point() or given.dim() != 2 or len(given) != len(target) < 1 << 14 or len(given) < 8:
+            return
+        rows, wanted = given.float(), target.reshape(len(target), -1).float()
+        if wanted.shape[1] != 1 or not (1 if sequence else 2) <= rows.shape[1] <= _MOST_COPIES:
+            return
+        rows, wanted = rows - rows.mean(0), wanted - wanted.mean(0)
+        sizes = rows.square().sum(0) * wanted.square().sum(0)
+        found = (rows * wanted).sum(0).abs() * sizes.clamp(min=1e-30).rsqrt()
+        if self._least is None or self._least.shape == found.shape:
+            self._least = found if self._least is None else torch.minimum(found, self._least)
+            self._seen += 1
+
+    def pending(self, home: torch.device) -> Tensor:
+        """The correlation of the feature that goes best with the target in every batch, and its place."""
+        if self._least is None or self._seen < 3:
+            return torch.zeros(2, device=home)
+        best = self._least.max(0)
+        return torch.stack((best.values, best.indices.to(best.values.dtype))).float().to(home)
+
+    @staticmethod
+    def read(correlation: float, place: float) -> str:
+        """In words; empty where there is none."""
+        return f"feature {place:.0f} of the input" if correlation >= _COPY else ""
+
+
+@final
 class BatchStatistics:
     """Measures the first batches and then those that are `due`; delivers its record at each of the latter."""
 
@@ -163,7 +204,6 @@ class BatchStatistics:
         self._parts: dict[str, PartStats] = {}
         self._batches = 0
         self._shifted: Tensor | None = None
-        self._copies: tuple[str, Tensor] | None = None
         self._closed = False
         self.waiting: list[Tensor] = []
         """One flat tensor for the next host read, when a record is due."""
@@ -192,14 +232,12 @@ class BatchStatistics:
                 part = self._parts[name] = PartStats(name, tensor, flat=True)
             part.add(tensor)
         self._shift(list(known.values()))
-        self._copy(known)
         self._batches += 1
         if self._batches >= enough:
             pending = [part.pending() for part in self._parts.values()]
             home = pending[0].device
             shifted = pending[0].new_zeros(1) if self._shifted is None else self._shifted.reshape(1).to(pending[0])
-            copied = torch.full((2,), -1.0, device=home) if self._copies is None else self._copied(home)
-            self.waiting = [torch.cat([*(numbers.float().to(home) for numbers in pending), shifted.float(), copied])]
+            self.waiting = [torch.cat([*(numbers.float().to(home) for numbers in pending), shifted.float()])]
 
     @torch.no_grad()
     def _shift(self, tensors: list[Tensor]) -> None:
@@ -211,42 +249,12 @@ class BatchStatistics:
         same = (first[:, 1:] == last[:, :-1]).all().float()
         self._shifted = same if self._shifted is None else self._shifted * same
 
-    @torch.no_grad()
-    def _copy(self, tensors: dict[str, Tensor]) -> None:
-        """How each feature of the first tensor goes with the last one: the least correlation over the batches."""
-        (name, first), target = next(iter(tensors.items())), list(tensors.values())[-1]
-        if len(tensors) < 2 or not first.is_floating_point() or first.dim() < 2 or len(first) != len(target):
-            return
-        rows, wanted = (
-            first.flatten(1).float(),
-            target.flatten(1).float() if target.dim() > 1 else target.float()[:, None],
-        )
-        if not 1 < rows.shape[1] <= _MOST_COPIES or wanted.shape[1] != 1 or len(rows) < 8:
-            return
-        rows, wanted = rows - rows.mean(0), wanted - wanted.mean(0)
-        sizes = rows.square().sum(0) * wanted.square().sum(0)
-        found = torch.where(sizes > 0.0, (rows * wanted).sum(0).abs() * sizes.clamp(min=1e-30).rsqrt(), 1.0)
-        seen = (sizes > 0.0).float()
-        before = self._copies
-        if before is not None and before[1].shape[1] == len(found):
-            found, seen = torch.minimum(found, before[1][0]), seen + before[1][1]
-        self._copies = name, torch.stack((found, seen))
-
-    def _copied(self, home: torch.device) -> Tensor:
-        """The correlation of the feature that goes best with the target, and its place."""
-        assert self._copies is not None
-        least, seen = self._copies[1]
-        best = torch.where(seen > 2.0, least, 0.0).max(0)
-        return torch.stack((best.values, best.indices.to(best.values.dtype))).to(home)
-
     def read(self, values: Sequence[float]) -> BatchStats:
         """The record, from the numbers that were waiting."""
         self.waiting = []
         host = iter(values)
         parts = tuple(part.read(host) for part in self._parts.values())
-        shifted, correlation, place = next(host) == 1.0, next(host), next(host)
-        copied = f"feature {place:.0f} of {next(iter(self._parts))}" if correlation >= _COPY else ""
-        return BatchStats(batches=self._batches, parts=parts, shifted=shifted, copied=copied)
+        return BatchStats(batches=self._batches, parts=parts, shifted=next(host) == 1.0)
 
 
 def _entropy(counts: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from steadystep._utils.tree import tensors_in
 from steadystep.records import OutputStats
 from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
-from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
+from steadystep.signals.batch_stats import BatchStatistics, Copies, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder, mistakes
 from steadystep.signals.losses import KINDS, OF, losses_of
-from steadystep.signals.structure import count_leaves, untrained_heads
+from steadystep.signals.structure import count_leaves, has_frozen_statistics, untrained_heads
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
@@ -43,11 +43,12 @@ class Outputs(ForwardHooks):
         self._untrained: tuple[str, ...] = ()
         self._misread: list[str] = []
         self._shape: tuple[int, ...] = ()
-        self._evaluating = False
+        self._evaluating = (False, False)
         self._child: Any = None
         self._kept: tuple[list[Any], Any] | None = None
         self._recorder: LossRecorder | None = None
         self._target: PartStats | None = None
+        self._copies = Copies()
         self._called: dict[str, Any] = {}
         self._count = 0
         self.heard: Callable[[Any, int], None] = lambda batch, step: None
@@ -89,8 +90,10 @@ class Outputs(ForwardHooks):
             return
         self._count_target(call)
         target = call.target
+        first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
+        if first is not None and len(heard.calls) == 1:
+            self._copies.add(first, target)
         if not self._batch:
-            first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
             self.heard({"target": target} if first is None else {"input": first, "target": target}, self._step)
         if not any(tensor.data_ptr() == target.data_ptr() for _, tensor in self._batch):
             self._batch.append((TARGET, target))
@@ -172,14 +175,16 @@ class Outputs(ForwardHooks):
             home = part.device
             flat = [number.detach().float().reshape(()).to(home) for number in (*numbers, *losses.values())]
             target = [] if self._target is None else [self._target.pending().float().to(home)]
-            self.waiting = [torch.cat([torch.stack(flat), *target])]
-        self._names, self._shape, self._evaluating = tuple(losses), tuple(output.shape), not module.training
+            self.waiting = [torch.cat([torch.stack(flat), self._copies.pending(home), *target])]
+        self._names, self._shape = tuple(losses), tuple(output.shape)
+        self._evaluating = not module.training, not module.training or has_frozen_statistics(module)
 
     def read(self, values: Sequence[float]) -> OutputStats:
         """The record, from the numbers that were waiting."""
         self.waiting = []
         low, high, rms, spread, row, column, entropy, alignment, distinct, given, *rest = values
         losses, host = rest[: len(self._names)], iter(rest[len(self._names) :])
+        copied = Copies.read(next(host), next(host))
         return OutputStats(
             step=self._step,
             shape=self._shape,
@@ -195,10 +200,12 @@ class Outputs(ForwardHooks):
             distinct=distinct,
             calls=max(1, self._count),
             losses=tuple(zip(self._names, losses, strict=True)),
-            evaluating=self._evaluating,
+            evaluating=self._evaluating[1],
+            evaluating_all=self._evaluating[0],
             misread=tuple(self._misread),
             outside=max(0, self._outside),
             untrained=self._untrained,
+            copied=copied,
             target=None if self._target is None else self._target.read(host),
             **self._called,
         )

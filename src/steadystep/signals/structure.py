@@ -48,6 +48,12 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
     )
 
 
+def has_frozen_statistics(model: nn.Module) -> bool:
+    """Whether it has batch normalizations, all of them in evaluation mode."""
+    modes = [module.training for module in model.modules() if isinstance(module, _MODES[0])]
+    return bool(modes) and not any(modes)
+
+
 def _is_dropout(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.dropout._DropoutNd)
 
