@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import final
 
-from steadystep.diagnosis.curves import guessing
-from steadystep.diagnosis.facts import Facts, Occurrences, names, told
+from steadystep.diagnosis.causes import Cause, Fault
+from steadystep.diagnosis.facts import Facts, Occurrences, guessing, names, told
 from steadystep.diagnosis.learning import is_policy, progress
 from steadystep.records import DetectorName
 
@@ -59,6 +61,32 @@ _KNOWN = frozenset(
         *(DetectorName.KL_BLOW_UP, DetectorName.ENTROPY_COLLAPSE, DetectorName.FLAT_REWARD, DetectorName.METRIC_BOUNDS),
     }
 )
+
+
+EvidenceTest = Callable[[Facts], str]
+"""Evidence in words; an empty string when there is none."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EvidenceRule:
+    """One row of the table."""
+
+    cause: Cause
+    weight: float
+    sign: EvidenceTest
+    forgivable: bool = False
+    """Counts half in a run that is going well all the same."""
+    level: bool = False
+    """Goes by the level of the loss.
+
+    A target network, an adversary or growing targets raise it too, so by itself such a sign blames nothing: it takes
+    one of another kind beside it, or a finding that older weights have confirmed.
+    """
+    fault: Fault | None = None
+    """The particular mistake."""
+    certain: bool = False
+    """Seen as it is, not concluded from the curves: it comes first."""
 
 
 def warned(detector: str) -> Callable[[Facts], str]:

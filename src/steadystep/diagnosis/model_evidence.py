@@ -2,9 +2,9 @@
 
 from statistics import median
 
-from steadystep.diagnosis.curves import is_bias
 from steadystep.diagnosis.facts import Facts, names
 from steadystep.diagnosis.learning import JUDGED_AFTER, below_constant, is_judged, learns, progress, stuck
+from steadystep.diagnosis.measured import is_bias
 from steadystep.records import DetectorName
 
 _ENOUGH_PROBES = 3

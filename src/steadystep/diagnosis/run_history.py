@@ -6,9 +6,8 @@ from itertools import pairwise
 from typing import Any, final
 
 from steadystep.diagnosis.causes import Cause
-from steadystep.diagnosis.curves import Layers, LossCurve
-from steadystep.diagnosis.facts import UNKNOWN_SETUP, Facts, Interventions, Occurrences, Setup
-from steadystep.diagnosis.measured import LoopHabits, Measured
+from steadystep.diagnosis.facts import UNKNOWN_SETUP, Facts, Interventions, LossCurve, Occurrences, Setup
+from steadystep.diagnosis.measured import Layers, LoopHabits, Measured
 from steadystep.diagnosis.ranking import rank
 from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Plan, Signals, Structure
 

@@ -1,6 +1,6 @@
 """Experiments with a guarded run: its own loss and batches, and one story with what it has shown so far."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.config import Config
+from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.parts import Parts
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.examination import Examination, examine
-from steadystep.examination.story import one_story
 from steadystep.optimizers import CombinedOptimizer
+from steadystep.records import Diagnosis
 
 _MOST = 64  # remembered batches
 
@@ -53,3 +54,54 @@ def examine_guarded(
     done = examine(model, optimizer, under_precision, batches, **settings)
     history = parts.run_history
     return replace(done, causes=one_story(history.diagnose(), done.causes, proven(history.facts())))
+
+
+_OF_THE_LOOP = frozenset(
+    {
+        *(Cause.MISSING_ZERO_GRAD, Cause.SCHEDULE_ERROR, Cause.LOST_MOMENTS, Cause.POISONED_MOMENTS),
+        *(Cause.NON_FINITE_INPUT, Cause.FORWARD_OVERFLOW, Cause.LOSS_SCALE_COLLAPSE, Cause.GRADIENT_UNDERFLOW),
+        *(Cause.REPEATED_BATCH, Cause.POLICY_DRIFT, Cause.ENTROPY_COLLAPSE, Cause.FLAT_REWARD),
+        *(Cause.METRIC_OUT_OF_BOUNDS, Cause.EXCEPTION_IN_STEP, Cause.CLOSURE_NOT_REPEATABLE, Cause.ODD_REPLICA),
+    }
+)
+"""Mistakes between the steps, or of a time that is over: experiments take their own steps and see none of them."""
+
+_REFUTED_BY_LEARNING = frozenset(
+    {
+        *(Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, Cause.BATCH_SIZE_UNFIT, Cause.CLIPPING_TOO_TIGHT),
+        *(Cause.OSCILLATION, Cause.UNSCALED_DATA, Cause.DEAD_UNITS, Cause.SATURATION, Cause.VANISHING_GRADIENT),
+        *(Cause.ZERO_GRADIENT, Cause.POOR_INITIALISATION, Cause.SUSPICIOUS_PERFECTION, Cause.UNKNOWN),
+    }
+)
+"""What a run that can be seen to learn does not have, whatever its curve looks like."""
+_WEAK = frozenset({Fault.LABELS_SHUFFLED})
+"""Concluded where nothing else explains that nothing is learned."""
+
+
+def one_story(
+    seen: Sequence[Diagnosis], tried: Sequence[Diagnosis], proven: Container[tuple[str, str]] = ()
+) -> tuple[Diagnosis, ...]:
+    """Put together what the run showed (`seen`) and what experiments showed (`tried`), the likeliest first.
+
+    Args:
+        seen: of the run.
+        tried: of experiments.
+        proven: cause and fault of what was seen as it is; the others were concluded from curves.
+
+    >>> seen, tried = Diagnosis(cause="missing-zero-grad"), Diagnosis(cause="learning-rate-too-high")
+    >>> [diagnosis.cause for diagnosis in one_story([seen], [tried])]
+    ['missing-zero-grad', 'learning-rate-too-high']
+    """
+    healthy = all(diagnosis.cause == Cause.HEALTHY for diagnosis in tried)
+    faulty = [diagnosis for diagnosis in seen if diagnosis.cause != Cause.HEALTHY]
+    if healthy:
+        kept = [d for d in faulty if (d.cause, d.fault) in proven or d.cause not in _REFUTED_BY_LEARNING]
+        return tuple(kept) or tuple(tried)
+    named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
+    others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
+    unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
+    by_trial = tried[0].fault in _WEAK
+    sure = {d.cause + d.fault for d in seen[:1] if (d.cause, d.fault) in proven or d.cause in _OF_THE_LOOP}
+    first = [d for d in others if unknown or d.cause + d.fault in sure]
+    first += [d for d in others if by_trial and d not in first and d is seen[0] and d.fault not in _WEAK]
+    return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))

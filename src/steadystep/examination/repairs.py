@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.examination.changed_data import Scaling, mixed, together
-from steadystep.examination.passes import Pass
+from steadystep.examination.passes import Pass, Scaling, mixed, together
 from steadystep.examination.workbench import Variation, Workbench
 from steadystep.signals.loss_calls import record_losses
 
