@@ -1,7 +1,6 @@
 """What outputs and gradients depend on: their own sample, its neighbors, later positions, other targets."""
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,9 @@ from torch import Tensor
 from steadystep._utils.tree import tensors_in
 from steadystep.examination.passes import Pass, recorded_calls, rows
 from steadystep.examination.workbench import Prepare, Workbench
+from steadystep.signals.activations import spread
+
+_MOST_PLACES = 12  # positions of a sequence that are changed one by one
 
 
 def by_sample(output: Tensor | None, size: int) -> Tensor | None:
@@ -61,12 +63,13 @@ def blocked_positions(bench: Workbench, batch: Any, seen: Pass) -> tuple[int, in
         try:
             (gradient,) = torch.autograd.grad(bench.loss(wanted), given, allow_unused=True)
             plain = bench.losses([batch])[0]
-            changes = [_changed_at(bench, batch, seen, tensor, place) - plain for place in range(tensor.shape[1])]
+            places = spread(range(tensor.shape[1]), _MOST_PLACES)
+            changes = [_changed_at(bench, batch, seen, tensor, place) - plain for place in places]
         except Exception:  # why all: what the loss makes of its inputs may not be differentiable
             return None
     if gradient is None:
         return None
-    reached = gradient.abs().amax((0, 2)).tolist()  # sync: examined
+    reached = gradient.abs().amax((0, 2))[places].tolist()  # sync: examined
     felt = [abs(change) > 1e-5 * max(abs(plain), 1e-12) for change in changes]
     return sum(felt), sum(f and not r for f, r in zip(felt, reached, strict=True))
 
@@ -77,12 +80,12 @@ def _changed_at(bench: Workbench, batch: Any, seen: Pass, tensor: Tensor, place:
     return bench.losses([seen.with_inputs(batch, lambda t: other if t is tensor else t)])[0]
 
 
-def alike(outputs: Sequence[Tensor], size: int) -> float | None:
+def alike(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare) -> float | None:
     """The share of samples whose first output is that of the sample before; None where there is no row for each."""
-    output = next((t for t in outputs if t.dim() > 1 and rows(t) > 3), None)
-    if output is None or size < 4:
+    (output,) = _outputs_of(bench, batch, prepare=prepare)
+    if output is None or output.dim() < 2 or rows(output) < 4 or seen.num_samples < 4:
         return None
-    flat = output.detach().float().flatten(1)
+    flat = output.flatten(1)
     apart = (flat - flat.roll(1, 0)).abs().amax(1) > 1e-6 * flat.square().mean().sqrt()
     return 1.0 - float(apart.float().mean())  # sync: examined
 

@@ -54,15 +54,15 @@ class Observation:
     own_target: float | None
     certainty: bool
     """A policy is rewarded for low entropy."""
-    on_content: float | None
+    on_content: float | None = None
     """By how much outputs change when the ids of a sequence do and its padding does not."""
-    blocked: tuple[int, int] | None
+    blocked: tuple[int, int] | None = None
     """Positions that the loss depends on, and how many of these get no gradient."""
-    alike: float | None
-    """The share of samples whose output is that of the sample before."""
-    copied: str
+    alike: float | None = None
+    """The share of samples whose output is that of the sample before, with newly drawn weights."""
+    copied: str = ""
     """The feature of the input that is the target."""
-    rounds: bool
+    rounds: bool = False
     """Every batch is the same: the whole data, or a whole graph."""
     reached_fresh: frozenset[str]
     """Parameters that get a gradient with newly drawn weights."""
@@ -188,7 +188,7 @@ def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
         certainty=rewards_certainty(bench, batch, seen),
         on_content=depends_on_content(bench, batch, seen, prepare=restart),
         blocked=blocked_positions(bench, batch, seen),
-        alike=alike(seen.outputs, seen.num_samples),
+        alike=alike(bench, batch, seen, prepare=restart),
         copied=_copied(passes),
         rounds=_all_same(bench.every),
         reached_fresh=reached(bench, prepare=restart),
