@@ -211,7 +211,7 @@ def copied_target(facts: Facts) -> str:
     trail = facts.measured.outputs
     if trail.last is None or not trail.last.copied or is_policy(facts) or facts.opposed or trail.count < 4:
         return ""
-    return f"{trail.last.copied} is the target, up to a factor and an offset, at all {trail.count} probes"
+    return f"{trail.last.copied} is the target at all {trail.count} probes"
 
 
 def large_rewards(facts: Facts) -> str:

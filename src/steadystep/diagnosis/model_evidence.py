@@ -86,6 +86,17 @@ def schedule_stays_at_zero(facts: Facts) -> str:
     return f"the schedule kept the learning rate at 0 in all {facts.trace.num_updates} updates; its base is {rate:g}"
 
 
+def still_warming_up(facts: Facts) -> str:
+    """A rate that has risen throughout a run that learned nothing, and is still far from what was announced."""
+    lrs, found, updates = facts.trace.lrs, progress(facts), facts.trace.num_updates
+    if updates < JUDGED_AFTER or found is None or found.gained or len(lrs) < 32:
+        return ""
+    if not 0.0 < lrs[-1] < 0.1 * facts.structure.announced or lrs[-1] < max(lrs) or lrs[0] >= 0.5 * lrs[-1]:
+        return ""
+    of = facts.structure.announced
+    return f"after {updates} updates the schedule has come to a learning rate of {lrs[-1]:.3g} of {of:.3g}; {found}"
+
+
 def schedule_ends_early(facts: Facts) -> str:
     """A learning rate that has been next to nothing for most of a run that learned little."""
     lrs = facts.trace.lrs

@@ -114,6 +114,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.ZERO_GRADIENT, Fault.FROZEN_PARAMETERS, model_evidence.never_trained, 2.5),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.schedule_stays_at_zero),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.schedule_ends_early),
+    _seen(Cause.SCHEDULE_ERROR, None, model_evidence.still_warming_up),
     _seen(Cause.LEARNING_RATE_TOO_LOW, None, model_evidence.rate_always_zero),
     _seen(Cause.REPEATED_BATCH, None, data_evidence.same_batch),
     _seen(Cause.GRADIENT_UNDERFLOW, Fault.PRECISION, model_evidence.half_weights),

@@ -53,7 +53,10 @@ def examine_guarded(
     settings = {"max_grad_norm": config.training.max_grad_norm, **options}
     done = examine(model, optimizer, under_precision, batches, **settings)
     history = parts.run_history
-    return replace(done, causes=one_story(history.diagnose(), done.causes, proven(history.facts())))
+    seen_as_is = proven(history.facts())
+    if any(float(group["lr"]) < 0.5 * float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups):
+        seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
+    return replace(done, causes=one_story(history.diagnose(), done.causes, seen_as_is))
 
 
 _OF_THE_LOOP = frozenset(

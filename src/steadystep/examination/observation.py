@@ -62,8 +62,6 @@ class Observation:
     """The share of samples whose output is that of the sample before, with newly drawn weights."""
     copied: str = ""
     """The feature of the input that is the target."""
-    rounds: bool = False
-    """Every batch is the same: the whole data, or a whole graph."""
     reached_fresh: frozenset[str]
     """Parameters that get a gradient with newly drawn weights."""
     dead: dict[str, float]
@@ -92,6 +90,12 @@ class Observation:
         if self.calls or not actions or not numbers:
             return False
         return all(bool((t == t.flatten()[0]).all()) for t in actions)  # sync: examined
+
+    @property
+    def rounds(self) -> bool:
+        """Every batch is the same: the whole data, or a whole graph."""
+        first, *others = [[t for _, t in tensors_in(batch)] for batch in self.batches]
+        return bool(first and others) and all(len(o) == len(first) and all(map(_equal, o, first)) for o in others)
 
     @property
     def contrasts(self) -> bool:
@@ -190,7 +194,6 @@ def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
         blocked=blocked_positions(bench, batch, seen),
         alike=alike(bench, batch, seen, prepare=restart),
         copied=_copied(passes),
-        rounds=_all_same(bench.every),
         reached_fresh=reached(bench, prepare=restart),
         dead=dict(zip(watch.modules, dead, strict=False)),
         saturated=dict(zip(watch.modules, saturated, strict=False)),
@@ -206,12 +209,6 @@ def _copied(passes: Sequence[Pass]) -> str:
         if target is not None and target.dim() and first is not None:
             copies.add(first, target)
     return Copies.read(*copies.pending(torch.device("cpu")).tolist())  # sync: examined
-
-
-def _all_same(batches: Sequence[Any]) -> bool:
-    first = [t for _, t in tensors_in(batches[0])]
-    others = [[t for _, t in tensors_in(batch)] for batch in batches[1:4]]
-    return bool(first and others) and all(len(o) == len(first) and all(map(_equal, o, first)) for o in others)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -156,7 +156,7 @@ def _copied(o: Observation) -> Diagnosis | None:
     """A feature that is the target."""
     if not o.copied or o.is_adversarial:
         return None
-    what = f"{o.copied} is the target, up to a factor and an offset"
+    what = f"{o.copied} is the target in all {len(o.passes)} batches"
     advice = "take it out of the inputs: it will not be there when predictions are wanted"
     return Diagnosis(cause=Cause.SUSPICIOUS_PERFECTION, fault=Fault.TARGET_LEAK, evidence=what, advice=advice)
 

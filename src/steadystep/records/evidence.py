@@ -111,7 +111,7 @@ class OutputStats(Record):
     mistakes: tuple[tuple[str, str], ...] = ()
     """Faults that the loss functions called show by themselves, each with its evidence."""
     copied: str = ""
-    """The feature of the input that is the target, up to a factor and an offset."""
+    """The feature of the input that is the target."""
     cuts: tuple[str, ...] = ()
     """Functions, such as `detach`, that took a tensor with a gradient out of the graph before the loss."""
     terms: int = 0
