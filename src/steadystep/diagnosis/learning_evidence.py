@@ -111,7 +111,7 @@ def carries_over(facts: Facts) -> str:
 def clears(facts: Facts) -> str:
     """Gradients are known to be cleared, so that nothing can add up."""
     loop = facts.measured.loop
-    known = loop.cleared or loop.renewed > max(4, loop.carried)
+    known = loop.renewed >= max(4, facts.trace.num_updates - 2) and not loop.carried
     return "gradients are cleared after each update" if known else ""
 
 

@@ -118,8 +118,6 @@ class OutputTrail:
 class LoopHabits:
     """What happens to gradients and optimizer state between two updates."""
 
-    cleared: bool = False
-    """The guard clears gradients itself: none can add up."""
     carried: int = 0
     """Updates whose gradients were still there, unchanged, when the next backward pass began."""
     renewed: int = 0
@@ -130,7 +128,7 @@ class LoopHabits:
     @property
     def never_clears(self) -> bool:
         """Gradients of most updates are added to the next ones."""
-        return not self.cleared and self.carried > max(self.renewed, 4)
+        return self.carried > max(self.renewed, 4)
 
     @property
     def forgets(self) -> bool:
@@ -201,7 +199,7 @@ class Measured:
             "touched": sorted(self.touched),
             "updated": sorted(self.updated),
             "rewarded": self.rewarded,
-            "loop": [int(self.loop.cleared), self.loop.carried, self.loop.renewed, self.loop.emptied],
+            "loop": [self.loop.carried, self.loop.renewed, self.loop.emptied],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -213,8 +211,7 @@ class Measured:
         self.touched, self.updated = set(state["touched"]), set(state["updated"])
         self.rewarded = bool(state["rewarded"])
         loop = self.loop  # why in place: a watcher holds it too
-        cleared, loop.carried, loop.renewed, loop.emptied = state.get("loop") or (0, 0, 0, 0)
-        loop.cleared = bool(cleared)
+        loop.carried, loop.renewed, loop.emptied = state.get("loop") or (0, 0, 0)
 
 
 _MOST_PROBES = 128

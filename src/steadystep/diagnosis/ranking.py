@@ -28,8 +28,6 @@ def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
 
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     # one sign is enough
-    EvidenceRule(Cause.MISSING_ZERO_GRAD, 3.5, learning_evidence.carries_over, certain=True),
-    EvidenceRule(Cause.LOST_MOMENTS, 3.4, learning_evidence.forgets, certain=True),
     EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.8, warned(DetectorName.GROWING_GRADIENT)),
     EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.1, learning_evidence.piles_up),
     EvidenceRule(Cause.DEAD_UNITS, 1.3, _unless_it_learns(learning_evidence.dead_units)),
@@ -92,6 +90,8 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
 
 FAULT_RULES: tuple[EvidenceRule, ...] = (
     # seen as it is
+    _seen(Cause.MISSING_ZERO_GRAD, None, learning_evidence.carries_over, 3.5),
+    _seen(Cause.LOST_MOMENTS, None, learning_evidence.forgets, 3.4),
     _seen(Cause.ZERO_GRADIENT, Fault.ALL_IGNORED_TARGETS, data_evidence.ignored_targets, 4.0),
     _seen(Cause.FLAT_REWARD, None, data_evidence.flat_reward, 4.0),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, data_evidence.constant_targets, 3.6),

@@ -60,6 +60,8 @@ class Pipeline:
 
     def _collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
         progress = self.progress
+        if not self._group.members:
+            self._history.loop.renewed += self._measurer.parameters[0].grad is None
         with self._runner:
             self.metrics.update(metrics)
             if self._recovery.due is not None and not isinstance(work, Tensor) and not self._group.members:
@@ -77,7 +79,6 @@ class Pipeline:
     def step(self) -> Outcome:
         """Decide about the group at hand, and do it."""
         progress = self.progress
-        self._history.loop.cleared = True
         if self._lr.scheduled:
             self._lr.place(progress.updates)
         if self._group.stale and not self._runner.reruns.refresh():
