@@ -215,11 +215,11 @@ def copied_target(facts: Facts) -> str:
 
 
 def large_rewards(facts: Facts) -> str:
-    """Rewards of hundreds and more, and gradients that are clipped or units that saturate for it."""
+    """Rewards of many hundreds, and gradients that are clipped or units that saturate for it."""
     part = reward(facts)
-    if part is None or max(abs(part.mean), part.std) < _FAR:
+    if part is None or max(abs(part.mean), part.std) < 5.0 * _FAR:
         return ""
-    signs = (DetectorName.CLIP_RATE, DetectorName.SATURATED_UNITS, DetectorName.DEAD_UNITS, DetectorName.GRADIENT_SPIKE)
+    signs = (DetectorName.CLIP_RATE, DetectorName.SATURATED_UNITS)
     seen = next((facts.warned[sign] for sign in signs if sign in facts.warned), None)
     if seen is None:
         return ""
@@ -232,7 +232,10 @@ def small_normed_batch(facts: Facts) -> str:
     if batch is None or not batch.parts or not facts.structure.norms or found is None or learns(facts):
         return ""
     rows = batch.parts[0].rows
+    curve = facts.curve
     if not 1 <= rows < _TINY_BATCH or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    if curve is None or curve.noise < 0.2 * abs(found.end):
         return ""
     return f"batch normalization takes its statistics from {rows} samples; {found}"
 

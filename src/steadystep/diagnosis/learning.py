@@ -18,6 +18,7 @@ TOO_SHORT = 50
 """Updates: of a run of fewer nothing is said."""
 JUDGED_AFTER = 100
 """Updates before a loss that stands at the level of a constant prediction counts."""
+_FEW = 16  # samples
 _LEAST_GAIN = 0.02  # of the level; below, a change of the loss is not called learning
 _SIGMAS = 3.0
 _BLUR = 0.2  # of the level: with more noise than this nothing is concluded from the level, as with heavy-tailed targets
@@ -172,6 +173,8 @@ def base_of(kind: str, part: BatchPart) -> tuple[float | None, str]:
         return part.variance, "the variance of the targets"
     if kind == "sum of squares" and part.variance > 0.0:
         return part.variance * part.rows * math.prod(part.shape), "the squared deviation of the targets"
+    if part.rows < _FEW:  # why: the median of a few is nearer to them than that of all
+        return None, ""
     if kind == "l1" and part.deviation > 0.0:
         return part.deviation, "the mean deviation of the targets"
     if kind == "huber" and part.huber > 0.0:

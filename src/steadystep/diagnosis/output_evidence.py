@@ -19,6 +19,7 @@ from steadystep.records import OutputStats
 
 _FAINT = 0.03  # of the outputs
 _MOSTLY_ALIKE = 0.5
+_COLLAPSED = 0.3  # of the spread of the targets
 ENOUGH_PROBES = 3
 """Probes before anything is said of outputs."""
 
@@ -82,7 +83,9 @@ def idle_term(facts: Facts) -> str:
     last, curve = trail.last, facts.curve
     if last is None or last.target is None or not last.kind or trail.loss[0] or len(trail.pairs) < ENOUGH_PROBES + 1:
         return ""
-    if is_policy(facts) or facts.opposed or curve is None or facts.trace.num_updates < JUDGED_AFTER:
+    if is_policy(facts) or facts.opposed or curve is None or facts.trace.num_updates < JUDGED_AFTER or learns(facts):
+        return ""
+    if not last.spread < _COLLAPSED * last.target.std:  # outputs that follow their inputs may have little to gain
         return ""
     base, text = base_of(last.kind, last.target)
     late = fmean(value for _, value in trail.pairs[-ENOUGH_PROBES:])

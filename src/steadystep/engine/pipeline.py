@@ -45,6 +45,7 @@ class Pipeline:
         self._lr, self._updater, self._rollback = parts.learning_rate, parts.updater, parts.rollback
         self._budget, self._recovery, self._tracer = parts.budget, parts.recovery, parts.nan_tracer
         self._history, self._log, self._ranks = parts.run_history, parts.log, parts.ranks
+        self._habits = parts.run_history.loop
         self._run_state, self._data = parts.run_state, parts.run_state.data
         self._samples = parts.gradient_samples if parts.log.wants_samples else None
 
@@ -61,7 +62,7 @@ class Pipeline:
     def _collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
         progress = self.progress
         if not self._group.members:
-            self._history.loop.renewed += self._measurer.parameters[0].grad is None
+            self._habits.renewed += self._measurer.parameters[0].grad is None
         with self._runner:
             self.metrics.update(metrics)
             if self._recovery.due is not None and not isinstance(work, Tensor) and not self._group.members:

@@ -90,6 +90,7 @@ class LossRecorder(TorchFunctionMode):
     def __init__(self, data: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self._data = {id(tensor): tensor for tensor in data}
+        self._stored = {tensor.untyped_storage().data_ptr() for tensor in self._data.values()}
         self._steps: dict[int, tuple[Tensor, Tensor, Tensor, str]] = {}
         self.calls: list[LossCall] = []
         self.differences: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -168,7 +169,9 @@ class LossRecorder(TorchFunctionMode):
         """Follow a mean of squared or absolute differences that is written by hand."""
         other = args[1] if len(args) > 1 else None
         if name in ("sub", "__sub__", "rsub", "__rsub__") and isinstance(other, Tensor):
-            if result.numel() > max(given.numel(), other.numel()):
+            # why data: differences of all pairs of outputs are meant, those of outputs and targets are not
+            ours = given.untyped_storage().data_ptr(), other.untyped_storage().data_ptr()
+            if result.numel() > max(given.numel(), other.numel()) and not self._stored.isdisjoint(ours):
                 self.differences.append((tuple(given.shape), tuple(other.shape)))
             self._steps[id(result)] = (result, given, other, "")
         elif id(given) in self._steps:
