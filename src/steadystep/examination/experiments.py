@@ -224,7 +224,7 @@ def _worn(o: Observation, base: Trial, fresh: Trial) -> Diagnosis:
     """The weights are to blame: newly drawn ones learn, with nothing else changed."""
     flat = [name for name, share in o.saturated.items() if share > 0.5]
     dead = [name for name, share in o.dead.items() if share > 0.9]
-    equal = 2 * len(o.parameters.equal) > len(o.parameters.sizes)
+    equal = 2 * len(o.parameters.equal) >= len(o.parameters.sizes)  # biases are no matrices
     cause = Cause.SATURATION if flat else Cause.DEAD_UNITS if dead and not equal else Cause.POOR_INITIALISATION
     where = f"; most units of {names(flat or dead)} are {'saturated' if flat else 'zero'}" if flat or dead else ""
     return _diagnosis(cause, f"{base}; {fresh}{where}")
