@@ -149,18 +149,18 @@ REFUTED: dict[Cause, EvidenceTest] = {
     Cause.MISSING_ZERO_GRAD: learning_evidence.clears,
 }
 
-_BLOW_UPS = {
+_BLOW_UPS: set[str] = {
     *(Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.NON_FINITE_BUFFER, Cause.FORWARD_OVERFLOW),
     *(Cause.EXPLODING_GRADIENT, Cause.BAD_BATCH, Cause.DAMAGED_WEIGHTS, Cause.POISONED_MOMENTS, Cause.OSCILLATION),
     *(Cause.DEAD_UNITS, Cause.SATURATION, Cause.EMBEDDING_GROWTH, Cause.ATTENTION_LOGIT_GROWTH),
     Cause.CLIPPING_TOO_TIGHT,
 }
-_LIFELESS = {Fault.OUTPUT_INDEPENDENT_OF_INPUT, Fault.LABELS_SHUFFLED, Cause.NO_LEARNING}
-_OVERFLOWS = {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW}
-_STANDSTILLS = {Cause.ZERO_GRADIENT, Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, *_LIFELESS}
+_LIFELESS: set[str] = {Fault.OUTPUT_INDEPENDENT_OF_INPUT, Fault.LABELS_SHUFFLED, Cause.NO_LEARNING}
+_OVERFLOWS: set[str] = {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW}
+_STANDSTILLS: set[str] = {Cause.ZERO_GRADIENT, Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, *_LIFELESS}
 
 # What else a cause accounts for when it is there: those are consequences, and come after it.
-CONSEQUENCES: dict[str, set[Cause | Fault]] = {
+CONSEQUENCES: dict[str, set[str]] = {
     Cause.MISSING_ZERO_GRAD: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH},
     Cause.UNSCALED_DATA: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH, Cause.POOR_INITIALISATION},
     Cause.POOR_INITIALISATION: {*_BLOW_UPS, *_STANDSTILLS, Cause.VANISHING_GRADIENT},
@@ -178,7 +178,7 @@ CONSEQUENCES: dict[str, set[Cause | Fault]] = {
 }
 
 
-EXPLAINED: dict[str, set[Cause | Fault]] = {
+EXPLAINED: dict[str, set[str]] = {
     Cause.POOR_INITIALISATION: _LIFELESS,
     Cause.DEAD_UNITS: _LIFELESS,
     Cause.ZERO_GRADIENT: _LIFELESS,
@@ -262,9 +262,7 @@ class _Book:
         named.sort(key=lambda k: (k == _VAGUE, k in forced, k not in self._certain, k in effects, -self._scores[k]))
         return [(*key, "; ".join(self._evidence[key].values())) for key in named]
 
-    def _effects(
-        self, named: Sequence[tuple[str, str]], table: Mapping[str, set[Cause | Fault]]
-    ) -> set[tuple[str, str]]:
+    def _effects(self, named: Sequence[tuple[str, str]], table: Mapping[str, set[str]]) -> set[tuple[str, str]]:
         """What another one of them accounts for, unless that came later."""
         return {
             effect

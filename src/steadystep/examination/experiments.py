@@ -118,10 +118,11 @@ class Experiments:
         """Whether the present weights have learned something, as far as held batches tell."""
         if not all(map(math.isfinite, base.before)):
             return False
-        if trivial is not None:  # their loss is below that of the best constant
-            return base.start < _KNOWS * trivial or (base.start < _BELOW * trivial and self._needs_its_inputs(o, base))
         lead = fresh.start - base.start
         leads = lead > _UNLEARNED * abs(fresh.start) and lead > _SURELY * standard_error(fresh.before, base.before)
+        if trivial is not None:  # their loss is below that of the best constant, and not so with any weights
+            below = base.start < _BELOW * trivial and leads
+            return base.start < _KNOWS * trivial or (below and self._needs_its_inputs(o, base))
         if o.passes[0].targets and o.passes[0].num_samples > 1:
             return leads and self._needs_its_inputs(o, base)
         return leads
