@@ -100,11 +100,12 @@ def one_story(
     if healthy:
         kept = [d for d in faulty if (d.cause, d.fault) in proven or d.cause not in _REFUTED_BY_LEARNING]
         return tuple(kept) or tuple(tried)
+    sure = {d.cause + d.fault for d in seen[:1] if (d.cause, d.fault) in proven or d.cause in _OF_THE_LOOP}
+    tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
     by_trial = tried[0].fault in _WEAK
-    sure = {d.cause + d.fault for d in seen[:1] if (d.cause, d.fault) in proven or d.cause in _OF_THE_LOOP}
     first = [d for d in others if unknown or d.cause + d.fault in sure]
     first += [d for d in others if by_trial and d not in first and d is seen[0] and d.fault not in _WEAK]
     return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))

@@ -66,3 +66,5 @@ def test_no_experiment_refutes_what_was_seen_as_it_is() -> None:
     assert list(one_story(of("zero-gradient:frozen-parameters"), of("healthy"), {frozen})) == of(":".join(frozen))
     told = one_story(of("zero-gradient:frozen-parameters"), of("learning-rate-too-low"), {frozen})
     assert [diagnosis.cause for diagnosis in told] == ["zero-gradient", "learning-rate-too-low"]
+    told = one_story(of("unscaled-data"), of("clipping-too-tight", "unscaled-data"), {("unscaled-data", "")})
+    assert [diagnosis.cause for diagnosis in told] == ["unscaled-data", "clipping-too-tight"]
