@@ -61,7 +61,7 @@ def blocked_positions(bench: Workbench, batch: Any, seen: Pass) -> tuple[int, in
     wanted = seen.with_inputs(batch, lambda t: given if t is tensor else t)
     with bench.set_aside():
         try:
-            (gradient,) = torch.autograd.grad(bench.loss(wanted), given, allow_unused=True)
+            gradient: Tensor | None = torch.autograd.grad(bench.loss(wanted), given, allow_unused=True)[0]
             plain = bench.losses([batch])[0]
             places = spread(range(tensor.shape[1]), _MOST_PLACES)
             changes = [_changed_at(bench, batch, seen, tensor, place) - plain for place in places]
