@@ -150,7 +150,10 @@ class Experiments:
                 break
             if repair.particular if learns else repair.fresh or repair.particular or not knows:
                 variation = _from_new_weights(repair.variation) if repair.fresh else repair.variation
-                trial = self._trial(repair.name, repair.what, variation)
+                try:
+                    trial = self._trial(repair.name, repair.what, variation)
+                except (RuntimeError, ValueError, TypeError, IndexError):  # changed data does not fit every loss
+                    continue
                 others = (base,) if repair.particular and not repair.fresh else (base, fresh)
                 usual = max(base.gain, fresh.gain, 0.0)
                 helps = (

@@ -247,9 +247,21 @@ def _terms(bench: Workbench, seen: Pass) -> Iterator[Repair]:
     )
 
 
+def _fits(bench: Workbench, batch: Any) -> bool:
+    """Whether the loss takes it: a matrix of links between samples cannot be joined with another."""
+    try:
+        with bench.set_aside():
+            bench.losses([batch])
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    return True
+
+
 def _larger_batches(bench: Workbench, size: int) -> Repair:
     times = max(_LARGE_BATCH, _USUAL_BATCH // max(size, 1))
     joined = together(bench.batches, times)
+    if joined and not _fits(bench, joined[0]):
+        joined = None
     return Repair(
         name="large-batches",
         what=f"with new weights and batches {times} times as large",
