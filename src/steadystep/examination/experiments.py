@@ -119,7 +119,8 @@ class Experiments:
         if not all(map(math.isfinite, base.before)):
             return False
         lead = fresh.start - base.start
-        leads = lead > _UNLEARNED * abs(fresh.start) and lead > _SURELY * standard_error(fresh.before, base.before)
+        surely = min(_SURELY * standard_error(fresh.before, base.before), 0.5 * abs(fresh.start))
+        leads = lead > max(_UNLEARNED * abs(fresh.start), surely)
         if trivial is not None:  # their loss is below that of the best constant, and not so with any weights
             below = base.start < _BELOW * trivial and leads
             return base.start < _KNOWS * trivial or (below and self._needs_its_inputs(o, base))
@@ -195,6 +196,9 @@ class Experiments:
         if o.passes[0].num_samples <= _TINY_BATCH:
             what = f"batches of {o.passes[0].num_samples}: noise hides what they have in common; {base}"
             return (_diagnosis(Cause.BATCH_SIZE_UNFIT, what),)
+        if o.passes[0].num_samples > 1 and self._needs_its_inputs(o, base):
+            what = "no trial learns, but other samples' inputs raise the loss: targets belong to their inputs"
+            return (Diagnosis(evidence=f"{what}; {base}"),)
         if one.finite and one.losses and one.losses[-1] < _FITS * min(one.losses[0], trivial or math.inf):
             learned = f"{one.losses[0]:.4g} -> {one.losses[-1]:.4g}"
             what = f"a single batch can be memorized ({learned}), but nothing carries over to other batches; {base}"
