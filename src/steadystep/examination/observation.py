@@ -85,8 +85,8 @@ class Observation:
     @property
     def is_solved(self) -> bool:
         """A policy that always acts alike: its batches are what it makes of them, and all the same."""
-        actions = [t for t in self.passes[0].targets.values() if not t.is_floating_point() and t.dim() == 1]
-        numbers = [t for t in self.passes[0].targets.values() if t.is_floating_point()]
+        held = [t for _, t in tensors_in(self.batches[0]) if t.dim() == 1]
+        actions, numbers = [t for t in held if not t.is_floating_point()], [t for t in held if t.is_floating_point()]
         if self.calls or not actions or not numbers:
             return False
         return all(bool((t == t.flatten()[0]).all()) for t in actions)  # sync: examined

@@ -127,7 +127,7 @@ def _blind(o: Observation) -> Diagnosis | None:
             "check the padding mask: torch ignores the positions where it is True",
         )
     lifeless = max(o.saturated.values(), default=0.0) > 0.5 or max(o.dead.values(), default=0.0) > 0.9
-    if lifeless:  # inputs or weights far too large make all outputs alike, and trials tell which
+    if lifeless or o.is_solved:  # inputs or weights far too large make all outputs alike, and trials tell which
         return None
     if o.alike is not None and o.alike > _MOSTLY and not o.is_adversarial and o.on_input_fresh is not None:
         return no_learning(
