@@ -3,8 +3,8 @@
     python -m benchmarks.bit_flips                    10,000 flips over weights, optimizer state and buffers, all bits
     python -m benchmarks.bit_flips --healthy 200000   healthy steps of loops that change their weights on purpose
 
-Every fourth step of a run gets one flip, at a random bit of a random element of a random tensor: half of them between two
-steps, half inside the closure, after the forward pass. A run is compared, bit for bit, with the same run without flips.
+Every fourth step of a run gets one flip, at a random bit of a random element of a random tensor: half of them between
+two steps, half inside the closure, after the forward pass. A run is compared, bit for bit, with the same run without.
 """
 
 import argparse

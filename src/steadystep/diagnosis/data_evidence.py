@@ -2,9 +2,11 @@
 
 import math
 
-from steadystep.diagnosis.facts import Facts
+from steadystep.diagnosis.facts import Facts, told
 from steadystep.diagnosis.learning import (
     JUDGED_AFTER,
+    is_policy,
+    learns,
     progress,
     reward,
     stuck,
@@ -12,7 +14,7 @@ from steadystep.diagnosis.learning import (
     target,
 )
 from steadystep.diagnosis.output_evidence import first_and_last
-from steadystep.records import BatchPart, BatchStats
+from steadystep.records import BatchPart, BatchStats, DetectorName
 
 _ENOUGH_BATCHES = 6
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
@@ -26,19 +28,21 @@ _SMALL_UPDATE, _LARGE_UPDATE = 3e-4, 0.1
 def constant_targets(facts: Facts) -> str:
     """The loss compares the output with one and the same number."""
     part = target(facts)
-    if part is None or not supervised(facts) or part.smallest != part.largest or _batches(facts) < _ENOUGH_BATCHES:
+    if part is None or not supervised(facts) or part.smallest != part.largest or _looks(facts) < _ENOUGH_BATCHES:
         return ""
-    if facts.opposed or part.rows * _batches(facts) < 64:
+    if facts.opposed or facts.measured.outputs.last is None or facts.measured.outputs.last.terms > 1:
         return ""
-    return f"every target in {_batches(facts)} batches is {part.smallest:g}"
+    if part.rows * _looks(facts) < 64 or part.ignored == 1.0:
+        return ""
+    return f"every target in {_looks(facts)} batches is {part.smallest:g}"
 
 
 def ignored_targets(facts: Facts) -> str:
     """Every label is the one that losses ignore."""
     part = target(facts)
-    if part is None or part.ignored < 1.0 or not part.whole or _batches(facts) < _ENOUGH_BATCHES:
+    if part is None or part.ignored < 1.0 or not part.whole or _looks(facts) < _ENOUGH_BATCHES:
         return ""
-    return f"every label in {_batches(facts)} batches is -100, which the loss ignores"
+    return f"every label in {_looks(facts)} batches is -100, which the loss ignores"
 
 
 def one_kind_per_batch(facts: Facts) -> str:
@@ -121,6 +125,11 @@ def constant_inputs(facts: Facts) -> str:
     first, last = first_and_last(facts)
     if stuck(facts) is None or first is None or last is None or first.shape[0] < 2:
         return ""
+    batch, wanted = facts.measured.batch, target(facts)
+    parts = [p for p in (() if batch is None else batch.parts) if p.shape and not p.whole and p is not wanted]
+    empty = [part.name for part in parts if part.smallest == part.largest]
+    if empty and _batches(facts) >= _ENOUGH_BATCHES:
+        return f"{', '.join(empty)} of the batch holds a single number in all {_batches(facts)} batches"
     if first.input_spread == last.input_spread == 0.0:
         return f"all {last.shape[0]} inputs of a batch are the same"
     return ""
@@ -181,6 +190,9 @@ def certain_policy(facts: Facts) -> str:
         return ""
     if last.entropy > 0.1 * first.entropy:
         return ""
+    if facts.idle_share > 0.5:
+        share = f"the gradient was exactly zero in {facts.idle_share:.0%} of the later steps"
+        return f"the entropy of the policy fell from {first.entropy:.3g} to {last.entropy:.3g}; {share}"
     before, count = then.mean, early.batches
     more = _batches(facts) - count
     if more < 3:
@@ -192,6 +204,47 @@ def certain_policy(facts: Facts) -> str:
         f"the entropy of the policy fell from {first.entropy:.3g} to {last.entropy:.3g}; the mean reward went from "
         f"{before:.3g} to {now:.3g}"
     )
+
+
+def copied_target(facts: Facts) -> str:
+    """One of the inputs is the target."""
+    trail = facts.measured.outputs
+    if trail.last is None or not trail.last.copied or is_policy(facts) or facts.opposed or trail.count < 4:
+        return ""
+    return f"{trail.last.copied} is the target at all {trail.count} probes"
+
+
+def large_rewards(facts: Facts) -> str:
+    """Rewards of many hundreds, and gradients that are clipped or units that saturate for it."""
+    part = reward(facts)
+    if part is None or max(abs(part.mean), part.std) < 5.0 * _FAR:
+        return ""
+    signs = (DetectorName.CLIP_RATE, DetectorName.SATURATED_UNITS)
+    seen = next((facts.warned[sign] for sign in signs if sign in facts.warned), None)
+    if seen is None:
+        return ""
+    return f"rewards have mean {part.mean:.3g} and standard deviation {part.std:.3g}; {told(seen)}"
+
+
+def small_normed_batch(facts: Facts) -> str:
+    """Batch normalization over a handful of samples, in a run that learns little."""
+    batch, found = facts.measured.batch, progress(facts)
+    if batch is None or not batch.parts or not facts.structure.norms or found is None or learns(facts):
+        return ""
+    rows = batch.parts[0].rows
+    curve = facts.curve
+    if not 1 <= rows < _TINY_BATCH or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    if curve is None or curve.noise < 0.2 * abs(found.end):
+        return ""
+    return f"batch normalization takes its statistics from {rows} samples; {found}"
+
+
+def _looks(facts: Facts) -> int:
+    """Batches in which the targets were measured."""
+    part, outputs = target(facts), facts.measured.outputs
+    heard = part is not None and outputs.last is not None and part is outputs.last.target
+    return outputs.count if heard else _batches(facts)
 
 
 def _batches(facts: Facts) -> int:

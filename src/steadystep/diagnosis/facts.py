@@ -3,17 +3,90 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self, final
 
-from steadystep.diagnosis.curves import LossCurve, is_bias
-from steadystep.diagnosis.measured import Measured
+from steadystep.diagnosis.measured import Measured, is_bias
 from steadystep.records import ActionName, Finding, InputStats, Plan, Probe, Structure
+from steadystep.stats import DIFFERENCE_SIGMA
 
 _MOST_NAMES = 64
+_NAMED = 3  # names listed before "and N more"
 
 if TYPE_CHECKING:
     from steadystep.diagnosis.run_history import Trace
+
+
+_BLOCKS = 8
+_FEWEST = 32  # points
+# Above ten the logarithms lie so close together that any level would be near one.
+_MOST_CLASSES = 10
+_COMMON_CLASSES = (100, 1000)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCurve:
+    """A loss curve in a few numbers. Levels are medians of eighths of the run."""
+
+    start: float
+    """The first loss or the median of the first few, whichever is lower: a run may explode within a few steps."""
+    best: float
+    late: float
+    """The last eighth."""
+    noise: float
+    """Sigma between neighbouring points of the second half; a trend does not widen it."""
+    settled: bool
+    """The second half shows no trend."""
+    lowest: float
+    highest: float
+
+    @classmethod
+    def read(cls, first: Sequence[float], losses: Sequence[float]) -> Self | None:
+        """None for a curve too short to say anything."""
+        if len(losses) < _FEWEST:
+            return None
+        size = len(losses) / _BLOCKS
+        levels = [median(losses[round(i * size) : round((i + 1) * size)]) for i in range(_BLOCKS)]
+        half = losses[len(losses) // 2 :]
+        noise = median(abs(b - a) for a, b in pairwise(half)) / DIFFERENCE_SIGMA
+        middle, late = sum(levels[4:6]) / 2, sum(levels[6:]) / 2
+        return cls(
+            start=min(first[0], median(first)),
+            best=min(levels),
+            late=levels[-1],
+            noise=noise,
+            settled=abs(late - middle) <= max(3.0 * noise / math.sqrt(size), 0.005 * abs(late)),
+            lowest=min(losses),
+            highest=max(losses),
+        )
+
+    @property
+    def learned(self) -> bool:
+        """It has been lower than at the start by more than half its noise, and by more than one per cent."""
+        return self.start - self.best > max(0.5 * self.noise, 0.01 * abs(self.start))
+
+    @property
+    def near_best(self) -> bool:
+        """It is about as low as it has ever been."""
+        return self.late - self.best <= max(2.0 * self.noise, 0.05 * abs(self.best), 0.05 * (self.start - self.best))
+
+    @property
+    def rose(self) -> bool:
+        """It is well above where it began."""
+        return self.late - self.start > max(3.0 * self.noise, 0.1 * abs(self.start))
+
+
+def guessing(level: float, *, precision: float) -> int | None:
+    """The number of classes, up to ten or a common one, whose guessing costs about `level` nats."""
+    if not 0.5 < level < 8.0:
+        return None
+    classes = round(math.exp(level))
+    if classes > _MOST_CLASSES:
+        classes = min(_COMMON_CLASSES, key=lambda common: abs(level - math.log(common)))
+    excess = level - math.log(classes)
+    return classes if -precision <= excess <= 0.006 * level + precision else None
 
 
 @final
@@ -206,9 +279,6 @@ class Facts:
     def peak(self) -> tuple[float, int]:
         """The highest loss and its step."""
         return (-math.inf if self.trace.peak is None else self.trace.peak), self.trace.peak_step
-
-
-_NAMED = 3  # names listed before "and N more"
 
 
 def sentence(finding: Finding) -> str:

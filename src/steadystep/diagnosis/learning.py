@@ -1,4 +1,7 @@
-"""Whether a run has learned anything: its loss against its own noise and against the best constant prediction."""
+"""Whether a run has learned anything: its loss against its own noise and against the best constant prediction.
+
+`conclude` says so of a run without a cause against it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +9,16 @@ from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 from typing import final
 
-from steadystep.diagnosis.facts import Facts
-from steadystep.records import BatchPart
+from steadystep.diagnosis.advice import advise
+from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.facts import Facts, told
+from steadystep.records import BatchPart, DetectorName, Diagnosis
 
 TOO_SHORT = 50
 """Updates: of a run of fewer nothing is said."""
 JUDGED_AFTER = 100
 """Updates before a loss that stands at the level of a constant prediction counts."""
+_FEW = 16  # samples
 _LEAST_GAIN = 0.02  # of the level; below, a change of the loss is not called learning
 _SIGMAS = 3.0
 _BLUR = 0.2  # of the level: with more noise than this nothing is concluded from the level, as with heavy-tailed targets
@@ -110,10 +116,11 @@ def reward(facts: Facts) -> BatchPart | None:
 
 def target(facts: Facts) -> BatchPart | None:
     """The targets: what the loss was found to be of, else what is called so, else the last of several tensors."""
-    parts = _parts(facts)
-    kind, name = facts.measured.outputs.loss
+    parts, outputs = _parts(facts), facts.measured.outputs
+    kind, name = outputs.loss
     if kind:
-        return next((part for part in parts if part.name == name), None)
+        heard = () if outputs.last is None or outputs.last.target is None else (outputs.last.target,)
+        return next((part for part in (*parts, *heard) if part.name == name), None)
     found = [part for part in parts if plain(part.name) in _TARGETS]
     return found[0] if found else (parts[-1] if len(parts) > 1 else None)
 
@@ -124,11 +131,12 @@ def supervised(facts: Facts) -> bool:
 
 
 def learns(facts: Facts) -> bool:
-    """Whether the loss has fallen to half, is near its best, and beats a constant prediction where that is known."""
+    """Whether the loss has fallen to half, of that of a constant prediction where it is known, and is near its best."""
     found = progress(facts)
     if found is None or facts.curve is None or not facts.going_well or found.at_base:
         return False
-    return found.end <= 0.5 * found.start and (found.base is None or found.beats_base)
+    level = found.start if found.base is None else min(found.start, 1.2 * found.base)
+    return found.end <= 0.5 * level and (found.base is None or found.beats_base)
 
 
 def stuck(facts: Facts) -> Progress | None:
@@ -148,10 +156,15 @@ def below_constant(facts: Facts) -> bool:
 
 def base_level(facts: Facts) -> tuple[float | None, str]:
     """The loss of the best constant prediction, and what it is called."""
-    kind, _ = facts.measured.outputs.loss
-    part = target(facts)
+    kind, part = facts.measured.outputs.loss[0], target(facts)
     if not kind or part is None:
         return None, ""
+    base, text = base_of(kind, part)
+    return (None if base is None else base * facts.measured.outputs.scale), text
+
+
+def base_of(kind: str, part: BatchPart) -> tuple[float | None, str]:
+    """The same, for a kind of loss and its target."""
     if kind in _CLASSES and part.entropy > 0.02:
         return part.entropy, "the entropy of the labels"
     if kind in _BINARY and part.largest <= 1.0 and part.entropy > 0.02:
@@ -160,6 +173,12 @@ def base_level(facts: Facts) -> tuple[float | None, str]:
         return part.variance, "the variance of the targets"
     if kind == "sum of squares" and part.variance > 0.0:
         return part.variance * part.rows * math.prod(part.shape), "the squared deviation of the targets"
+    if part.rows < _FEW:  # why: the median of a few is nearer to them than that of all
+        return None, ""
+    if kind == "l1" and part.deviation > 0.0:
+        return part.deviation, "the mean deviation of the targets"
+    if kind == "huber" and part.huber > 0.0:
+        return part.huber, "the loss of their mean"
     return None, ""
 
 
@@ -174,3 +193,74 @@ def _parts(facts: Facts) -> Sequence[BatchPart]:
 
 def _error(losses: Sequence[float]) -> float:
     return pstdev(losses) / math.sqrt(len(losses))
+
+
+_NEARLY_ALL = 0.95  # of the gradients
+_LONG = 200  # updates, before a loss that has not moved is called so
+_USUAL_UPDATE = 3e-4  # of the weights
+
+
+def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
+    """Return "healthy" with the evidence for it, or "no-learning" for a loss that has not moved."""
+    updates, found = facts.trace.num_updates, progress(facts)
+    if facts.curve is None or updates < TOO_SHORT:
+        return Diagnosis(evidence=f"too short to tell: nothing found in {updates} updates")
+    if live:
+        return Diagnosis(evidence=_numbers(facts))
+    if found is None or not is_judged(facts):
+        return _unjudged(facts)
+    if _stands_still(facts, found):
+        return Diagnosis(
+            cause=Cause.NO_LEARNING.value,
+            evidence=f"not learning, cause unknown: in {updates} updates {found}; {_moves(facts)}",
+            advice=advise(Cause.NO_LEARNING, facts.setup),
+        )
+    if not (found.gained or found.beats_base):
+        return _unjudged(facts)
+    if not facts.curve.near_best:
+        return _fine(facts, f"no cause found, but the loss was {facts.curve.best:.4g} at best: {_numbers(facts)}")
+    return _learns(facts, found)
+
+
+def _stands_still(facts: Facts, found: Progress) -> bool:
+    """The loss is where it began after many updates of the usual size, and not below a constant prediction."""
+    moved = facts.ratio is not None and facts.ratio >= _USUAL_UPDATE and supervised(facts)
+    return moved and found.stood_still and facts.trace.num_updates >= _LONG
+
+
+def _learns(facts: Facts, found: Progress) -> Diagnosis:
+    base = f"; {found.base_text} is {found.base:.4g}" if found.beats_base else ""
+    return _fine(facts, f"{_numbers(facts)}{base}")
+
+
+def _unjudged(facts: Facts) -> Diagnosis:
+    return _fine(facts, f"no sign of trouble, learning not judged: {_why_not(facts)}; {_numbers(facts)}")
+
+
+def _fine(facts: Facts, evidence: str) -> Diagnosis:
+    clipped = facts.noted.get(DetectorName.CLIP_RATE)
+    # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
+    if clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL:
+        return Diagnosis(evidence=f"{evidence}; {told(clipped)}", advice=advise(Cause.CLIPPING_TOO_TIGHT, facts.setup))
+    return Diagnosis(evidence=evidence)
+
+
+def _why_not(facts: Facts) -> str:
+    if facts.opposed:
+        return "the loss depends on another network"
+    if facts.signed:
+        return "the loss goes below zero"
+    if is_policy(facts):
+        return "the loss of a policy says little"
+    return "the loss has not fallen" + ("" if supervised(facts) else ", and what it measures is unknown")
+
+
+def _numbers(facts: Facts) -> str:
+    curve = facts.curve
+    assert curve is not None
+    loss = f"loss {curve.start:.4g} at the start, {curve.late:.4g} now"
+    return f"{facts.trace.num_updates} updates, {loss}" + (f", {_moves(facts)}" if facts.ratio is not None else "")
+
+
+def _moves(facts: Facts) -> str:
+    return "" if facts.ratio is None else f"an update changes the weights by {facts.ratio:.1e} of their size"

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import final
 
-from steadystep.diagnosis.curves import guessing
-from steadystep.diagnosis.facts import Facts, Occurrences, names, told
-from steadystep.diagnosis.learning import progress
+from steadystep.diagnosis.causes import Cause, Fault
+from steadystep.diagnosis.facts import Facts, Occurrences, guessing, names, told
+from steadystep.diagnosis.learning import is_policy, progress
 from steadystep.records import DetectorName
 
 _LARGE_UPDATE = 0.1  # of the weights, in one step; a thousandth is usual
@@ -61,6 +63,32 @@ _KNOWN = frozenset(
 )
 
 
+EvidenceTest = Callable[[Facts], str]
+"""Evidence in words; an empty string when there is none."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EvidenceRule:
+    """One row of the table."""
+
+    cause: Cause
+    weight: float
+    sign: EvidenceTest
+    forgivable: bool = False
+    """Counts half in a run that is going well all the same."""
+    level: bool = False
+    """Goes by the level of the loss.
+
+    A target network, an adversary or growing targets raise it too, so by itself such a sign blames nothing: it takes
+    one of another kind beside it, or a finding that older weights have confirmed.
+    """
+    fault: Fault | None = None
+    """The particular mistake."""
+    certain: bool = False
+    """Seen as it is, not concluded from the curves: it comes first."""
+
+
 def warned(detector: str) -> Callable[[Facts], str]:
     """A warning or more of this detector."""
     return lambda facts: _told(facts.warned.get(detector))
@@ -69,6 +97,28 @@ def warned(detector: str) -> Callable[[Facts], str]:
 def noted(detector: str) -> Callable[[Facts], str]:
     """A note of this detector, where it did not warn as well."""
     return lambda facts: "" if detector in facts.warned else _told(facts.noted.get(detector))
+
+
+def carries_over(facts: Facts) -> str:
+    """The gradients of an update are still there when the next backward pass begins."""
+    loop = facts.measured.loop
+    if not loop.never_clears:
+        return ""
+    total = loop.carried + loop.renewed
+    return f"after {loop.carried} of {total} updates the next backward pass was added to gradients that had been used"
+
+
+def clears(facts: Facts) -> str:
+    """Gradients are known to be cleared, so that nothing can add up."""
+    loop = facts.measured.loop
+    known = loop.renewed >= max(4, facts.trace.num_updates - 2) and not loop.carried
+    return "gradients are cleared after each update" if known else ""
+
+
+def forgets(facts: Facts) -> str:
+    """The optimizer has no moments left at the next step, again and again."""
+    loop = facts.measured.loop
+    return f"the optimizer lost its state after {loop.emptied} updates" if loop.forgets else ""
 
 
 def dead_units(facts: Facts) -> str:
@@ -113,7 +163,7 @@ def idle(facts: Facts) -> str:
 
 def done(facts: Facts) -> str:
     """No loss and no gradient, in nearly all batches: a hinge or a triplet loss is zero in many once it has learned."""
-    share = facts.done_share
+    share = 0.0 if is_policy(facts) else facts.done_share
     return f"loss and gradient were exactly zero in {share:.0%} of the later steps" if share > 0.9 else ""
 
 

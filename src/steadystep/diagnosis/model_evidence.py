@@ -2,9 +2,10 @@
 
 from statistics import median
 
-from steadystep.diagnosis.curves import is_bias
 from steadystep.diagnosis.facts import Facts, names
 from steadystep.diagnosis.learning import JUDGED_AFTER, below_constant, is_judged, learns, progress, stuck
+from steadystep.diagnosis.measured import is_bias
+from steadystep.records import DetectorName
 
 _ENOUGH_PROBES = 3
 _MANY = 1 / 3  # of the trained tensors
@@ -13,6 +14,7 @@ _HIGH_DROPOUT = 0.9
 _SHRUNK = 0.5
 _LARGE_BIAS = 2.0
 _LONG = 50  # updates
+_SPACING = 2e-3  # half of the distance of two bfloat16 numbers
 _BROKEN = ("damaged-weights", "forward-overflow")
 
 
@@ -29,15 +31,21 @@ def never_trained(facts: Facts) -> str:
 def rate_of_zero(facts: Facts) -> str:
     """Parameter groups with a learning rate of 0, in a run that learns little."""
     still = tuple(name for name in facts.structure.rate_zero if name not in facts.measured.updated)
-    if not still or not any(facts.trace.lrs) or learns(facts) or len(still) < _MANY * len(facts.structure.trained):
+    total = len(facts.structure.trained)
+    # why not all: then a schedule has come to its end, or the rate itself is 0
+    if not _MANY * total <= len(still) < total or not still or not any(facts.trace.lrs) or learns(facts):
         return ""
     return f"{len(still)} of {len(facts.structure.trained)} parameters have a learning rate of 0 ({names(still)})"
 
 
 def in_no_optimizer(facts: Facts) -> str:
     """Parameters that no optimizer holds: the last layer, or any in a run that learned nothing."""
-    unheld = facts.structure.unheld
-    if not unheld or facts.trace.num_updates < JUDGED_AFTER or not is_judged(facts) or learns(facts):
+    unheld, last = facts.structure.unheld, facts.measured.outputs.last
+    if not unheld or facts.trace.num_updates < JUDGED_AFTER or facts.opposed:
+        return ""
+    if last is not None and last.untrained:
+        return f"the output comes from {names(last.untrained)}, which require a gradient and are in no optimizer"
+    if not is_judged(facts) or learns(facts):
         return ""
     if facts.structure.last not in unheld and stuck(facts) is None:
         return ""
@@ -76,6 +84,17 @@ def schedule_stays_at_zero(facts: Facts) -> str:
         return ""
     rate = facts.structure.announced
     return f"the schedule kept the learning rate at 0 in all {facts.trace.num_updates} updates; its base is {rate:g}"
+
+
+def still_warming_up(facts: Facts) -> str:
+    """A rate that has risen throughout a run that learned nothing, and is still far from what was announced."""
+    lrs, found, updates = facts.trace.lrs, progress(facts), facts.trace.num_updates
+    if updates < JUDGED_AFTER or found is None or found.gained or len(lrs) < 32:
+        return ""
+    if not 0.0 < lrs[-1] < 0.1 * facts.structure.announced or lrs[-1] < max(lrs) or lrs[0] >= 0.5 * lrs[-1]:
+        return ""
+    of = facts.structure.announced
+    return f"after {updates} updates the schedule has come to a learning rate of {lrs[-1]:.3g} of {of:.3g}; {found}"
 
 
 def schedule_ends_early(facts: Facts) -> str:
@@ -125,7 +144,11 @@ def shrinkage(facts: Facts) -> float | None:
 def in_eval_mode(facts: Facts) -> str:
     """Batch normalization or dropout in evaluation mode at every probe, in a run that learns little."""
     trail = facts.measured.outputs
-    if trail.count < _ENOUGH_PROBES or trail.evaluating < trail.count or not facts.structure.modes or learns(facts):
+    if trail.count < 1 or trail.evaluating < trail.count or not facts.structure.modes or learns(facts):
+        return ""
+    suffers = facts.incidents or DetectorName.EARLY_DIVERGENCE in facts.warned or stuck(facts) is not None
+    partly = trail.last is not None and not trail.last.evaluating_all
+    if (trail.count < _ENOUGH_PROBES or partly) and not suffers:
         return ""
     modes = facts.structure.modes
     return f"the model was in evaluation mode at all {trail.count} probes: {modes} of its modules differ then"
@@ -141,6 +164,19 @@ def half_weights(facts: Facts) -> str:
         return ""
     return (
         f"{parts.half} of {len(parts.trained)} parameters are float16: small updates, and an eps of 1e-8, round to zero"
+    )
+
+
+def rounded_away(facts: Facts) -> str:
+    """Weights in bfloat16, updates smaller than the distance of two such numbers, and hardly anything learned."""
+    parts, ratio, found = facts.structure, facts.ratio, progress(facts)
+    if not parts.coarse or ratio is None or not ratio < _SPACING or found is None:
+        return ""
+    if found.end < 0.75 * found.start or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    return (
+        f"{parts.coarse} of {len(parts.trained)} parameters are bfloat16, whose neighbors are 0.4 % apart, and an "
+        f"update changes them by {ratio:.1e} of their size; {found}"
     )
 
 

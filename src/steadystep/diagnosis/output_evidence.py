@@ -1,9 +1,25 @@
 """Signs in the outputs: a loss that does not fit them, a softmax over the wrong dimension, outputs all alike."""
 
+from statistics import fmean
+
+from steadystep.diagnosis.causes import Fault
 from steadystep.diagnosis.facts import Facts
-from steadystep.diagnosis.learning import is_judged, is_policy, learns, progress, stuck, supervised, target
+from steadystep.diagnosis.learning import (
+    JUDGED_AFTER,
+    base_of,
+    is_judged,
+    is_policy,
+    learns,
+    progress,
+    stuck,
+    supervised,
+    target,
+)
 from steadystep.records import OutputStats
 
+_FAINT = 0.03  # of the outputs
+_MOSTLY_ALIKE = 0.5
+_COLLAPSED = 0.3  # of the spread of the targets
 ENOUGH_PROBES = 3
 """Probes before anything is said of outputs."""
 
@@ -19,9 +35,63 @@ def constant_outputs(facts: Facts) -> str:
     first, last = first_and_last(facts)
     if first is None or last is None or first.shape[0] < 2 or stuck(facts) is None:
         return ""
-    if not (_is_constant(first) and _is_constant(last)) or first.input_spread == 0.0:
+    if first.input_spread == 0.0:
+        return ""
+    if max(first.distinct, last.distinct) < _MOSTLY_ALIKE:
+        share = 1.0 - last.distinct
+        return f"{share:.0%} of the {last.shape[0]} samples of a batch had the same output as the one before"
+    if not (_is_constant(first) and _is_constant(last)):
         return ""
     return f"the output was the same for all {last.shape[0]} samples of a batch at steps {first.step} and {last.step}"
+
+
+def faint_outputs(facts: Facts) -> str:
+    """Outputs hardly differ between samples, before anything was learned and after nothing was."""
+    first, last = first_and_last(facts)
+    found = stuck(facts)
+    if first is None or last is None or found is None or not found.at_base or first.shape[0] < 2:
+        return ""
+    if not first.spread < _FAINT * first.rms or first.input_spread == 0.0:
+        return ""
+    return (
+        f"outputs of different samples differed by {first.spread / first.rms:.1%} of their size at step {first.step}, "
+        f"before anything was learned; {found}"
+    )
+
+
+def cut_graph(facts: Facts) -> str:
+    """A part of the forward pass is taken out of the graph, in a run that learned nothing."""
+    last, found = facts.measured.outputs.last, stuck(facts)
+    if last is None or not last.cuts or last.terms != 1 or found is None or not found.at_base:
+        return ""
+    return f"the forward pass calls {', '.join(sorted(set(last.cuts)))}(), behind which no gradient gets; {found}"
+
+
+def wrong_axis(facts: Facts) -> str:
+    """A softmax over the wrong dimension, as it was called."""
+    return facts.measured.outputs.mistake(Fault.SOFTMAX_AXIS)
+
+
+def wrong_loss(facts: Facts) -> str:
+    """A loss function that does not fit what it is called with."""
+    return facts.measured.outputs.mistake(Fault.WRONG_LOSS)
+
+
+def idle_term(facts: Facts) -> str:
+    """One of several terms of the loss is no better than with a constant prediction, while the others are."""
+    trail = facts.measured.outputs
+    last, curve = trail.last, facts.curve
+    if last is None or last.target is None or not last.kind or trail.loss[0] or len(trail.pairs) < ENOUGH_PROBES + 1:
+        return ""
+    if is_policy(facts) or facts.opposed or curve is None or facts.trace.num_updates < JUDGED_AFTER or learns(facts):
+        return ""
+    if not last.spread < _COLLAPSED * last.target.std:  # outputs that follow their inputs may have little to gain
+        return ""
+    base, text = base_of(last.kind, last.target)
+    late = fmean(value for _, value in trail.pairs[-ENOUGH_PROBES:])
+    if base is None or late < 0.9 * base or late > 3.0 * base:
+        return ""
+    return f"the {last.kind} in the loss is {late:.4g} and {text} {base:.4g}: the rest of the loss keeps it there"
 
 
 def collapsed_outputs(facts: Facts) -> str:

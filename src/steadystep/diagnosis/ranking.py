@@ -5,16 +5,20 @@ more is enough by itself, and signs that healthy runs show too stay below 1 and 
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import final
 
-from steadystep.diagnosis import learning_evidence, step_size_evidence
+from steadystep.diagnosis import data_evidence, learning_evidence, model_evidence, output_evidence, step_size_evidence
 from steadystep.diagnosis.advice import advise
-from steadystep.diagnosis.causes import Cause
-from steadystep.diagnosis.conclusion import conclude
+from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import Facts, told
-from steadystep.diagnosis.fault_rules import FAULT_RULES, EvidenceRule, EvidenceTest
-from steadystep.diagnosis.learning_evidence import noted, warned
+from steadystep.diagnosis.learning import conclude
+from steadystep.diagnosis.learning_evidence import EvidenceRule, EvidenceTest, noted, warned
 from steadystep.records import DetectorName, Diagnosis
+
+
+def _seen(cause: Cause, fault: Fault | None, sign: EvidenceTest, weight: float = 3.0) -> EvidenceRule:
+    return EvidenceRule(cause, weight, sign, fault=fault, certain=True)
 
 
 def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
@@ -84,30 +88,79 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.POOR_INITIALISATION, 0.5, step_size_evidence.high_start),
 )
 
-# What a fact rules out, whatever speaks for it.
-REFUTED: dict[Cause, EvidenceTest] = {Cause.LEARNING_RATE_TOO_HIGH: learning_evidence.hardly_moves}
+FAULT_RULES: tuple[EvidenceRule, ...] = (
+    # seen as it is
+    _seen(Cause.MISSING_ZERO_GRAD, None, learning_evidence.carries_over, 3.5),
+    _seen(Cause.LOST_MOMENTS, None, learning_evidence.forgets, 3.4),
+    _seen(Cause.ZERO_GRADIENT, Fault.ALL_IGNORED_TARGETS, data_evidence.ignored_targets, 4.0),
+    _seen(Cause.FLAT_REWARD, None, data_evidence.flat_reward, 4.0),
+    _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, data_evidence.constant_targets, 3.6),
+    _seen(Cause.NO_LEARNING, Fault.UNSHUFFLED_DATA, data_evidence.one_kind_per_batch, 3.5),
+    _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.softmax_over_batch, 3.4),
+    _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.wrong_axis, 3.4),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.wrong_loss, 3.3),
+    _seen(Cause.SUSPICIOUS_PERFECTION, Fault.TARGET_LEAK, data_evidence.copied_target, 3.3),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.wrong_input_of_loss, 3.3),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.activation_twice, 3.2),
+    _seen(Cause.NO_LEARNING, Fault.BATCH_DEPENDENCE, output_evidence.batch_as_time, 3.1),
+    _seen(Cause.NO_LEARNING, Fault.EVAL_MODE, model_evidence.in_eval_mode, 3.0),
+    _seen(Cause.NO_LEARNING, Fault.CONSTANT_INPUTS, data_evidence.constant_inputs, 2.9),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_OPTIMIZER_PARAMS, model_evidence.in_no_optimizer, 2.8),
+    _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.outside_the_model, 2.7),
+    _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.rate_of_zero, 2.6),
+    _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_dropout, 2.5),
+    _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_decay, 2.4),
+    _seen(Cause.NO_LEARNING, Fault.OUTPUT_INDEPENDENT_OF_INPUT, output_evidence.constant_outputs, 2.3),
+    _seen(Cause.ZERO_GRADIENT, Fault.FROZEN_PARAMETERS, model_evidence.never_trained, 2.5),
+    _seen(Cause.SCHEDULE_ERROR, None, model_evidence.schedule_stays_at_zero),
+    _seen(Cause.SCHEDULE_ERROR, None, model_evidence.schedule_ends_early),
+    _seen(Cause.SCHEDULE_ERROR, None, model_evidence.still_warming_up),
+    _seen(Cause.LEARNING_RATE_TOO_LOW, None, model_evidence.rate_always_zero),
+    _seen(Cause.REPEATED_BATCH, None, data_evidence.same_batch),
+    _seen(Cause.GRADIENT_UNDERFLOW, Fault.PRECISION, model_evidence.half_weights),
+    _seen(Cause.UNSCALED_DATA, Fault.UNSCALED_TARGETS, data_evidence.far_targets),
+    _seen(Cause.POOR_INITIALISATION, None, model_evidence.equal_weights),
+    _seen(Cause.GRADIENT_UNDERFLOW, Fault.PRECISION, model_evidence.rounded_away),
+    _seen(Cause.UNSCALED_DATA, Fault.UNSCALED_TARGETS, data_evidence.large_rewards),
+    # concluded
+    EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.faint_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
+    EvidenceRule(Cause.ZERO_GRADIENT, 1.2, output_evidence.cut_graph),
+    EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.idle_term, fault=Fault.REGULARISATION_TOO_STRONG),
+    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, data_evidence.small_normed_batch),
+    EvidenceRule(Cause.UNSCALED_DATA, 1.2, data_evidence.raw_inputs),
+    EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.5, data_evidence.certain_policy),
+    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, data_evidence.tiny_batch),
+    EvidenceRule(Cause.POOR_INITIALISATION, 1.2, model_evidence.large_biases),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, data_evidence.collapsed),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, data_evidence.ended_above_start),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_LOW, 1.2, data_evidence.small_updates),
+    EvidenceRule(Cause.NO_LEARNING, 1.4, output_evidence.out_of_reach, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.NO_LEARNING, 1.4, output_evidence.negative_loss, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.NO_LEARNING, 1.2, output_evidence.collapsed_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
+    EvidenceRule(Cause.SUSPICIOUS_PERFECTION, 1.2, data_evidence.leaked_target, fault=Fault.TARGET_LEAK),
+    EvidenceRule(Cause.NO_LEARNING, 1.1, model_evidence.mostly_frozen, fault=Fault.FROZEN_PARAMETERS),
+    EvidenceRule(Cause.NO_LEARNING, 1.0, data_evidence.unrelated_targets, fault=Fault.LABELS_SHUFFLED),
+)
+"""Rules that name the particular fault. They count when a diagnosis is asked for, not for reports during a run."""
 
-_BLOW_UPS = {
-    Cause.NON_FINITE_LOSS,
-    Cause.NON_FINITE_GRADIENT,
-    Cause.NON_FINITE_BUFFER,
-    Cause.FORWARD_OVERFLOW,
-    Cause.EXPLODING_GRADIENT,
-    Cause.BAD_BATCH,
-    Cause.DAMAGED_WEIGHTS,
-    Cause.POISONED_MOMENTS,
-    Cause.OSCILLATION,
-    Cause.DEAD_UNITS,
-    Cause.SATURATION,
-    Cause.EMBEDDING_GROWTH,
-    Cause.ATTENTION_LOGIT_GROWTH,
+# What a fact rules out, whatever speaks for it.
+REFUTED: dict[Cause, EvidenceTest] = {
+    Cause.LEARNING_RATE_TOO_HIGH: learning_evidence.hardly_moves,
+    Cause.MISSING_ZERO_GRAD: learning_evidence.clears,
+}
+
+_BLOW_UPS: set[str] = {
+    *(Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.NON_FINITE_BUFFER, Cause.FORWARD_OVERFLOW),
+    *(Cause.EXPLODING_GRADIENT, Cause.BAD_BATCH, Cause.DAMAGED_WEIGHTS, Cause.POISONED_MOMENTS, Cause.OSCILLATION),
+    *(Cause.DEAD_UNITS, Cause.SATURATION, Cause.EMBEDDING_GROWTH, Cause.ATTENTION_LOGIT_GROWTH),
     Cause.CLIPPING_TOO_TIGHT,
 }
-_OVERFLOWS = {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW}
-_STANDSTILLS = {Cause.ZERO_GRADIENT, Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW}
+_LIFELESS: set[str] = {Fault.OUTPUT_INDEPENDENT_OF_INPUT, Fault.LABELS_SHUFFLED, Cause.NO_LEARNING}
+_OVERFLOWS: set[str] = {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW}
+_STANDSTILLS: set[str] = {Cause.ZERO_GRADIENT, Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, *_LIFELESS}
 
 # What else a cause accounts for when it is there: those are consequences, and come after it.
-CONSEQUENCES: dict[Cause, set[Cause]] = {
+CONSEQUENCES: dict[str, set[str]] = {
     Cause.MISSING_ZERO_GRAD: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH},
     Cause.UNSCALED_DATA: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH, Cause.POOR_INITIALISATION},
     Cause.POOR_INITIALISATION: {*_BLOW_UPS, *_STANDSTILLS, Cause.VANISHING_GRADIENT},
@@ -125,6 +178,18 @@ CONSEQUENCES: dict[Cause, set[Cause]] = {
 }
 
 
+EXPLAINED: dict[str, set[str]] = {
+    Cause.POOR_INITIALISATION: _LIFELESS,
+    Cause.DEAD_UNITS: _LIFELESS,
+    Cause.ZERO_GRADIENT: _LIFELESS,
+    Cause.SATURATION: _LIFELESS,
+    Fault.CONSTANT_INPUTS: {*_LIFELESS, Cause.UNSCALED_DATA},
+    Fault.SOFTMAX_AXIS: {*_LIFELESS, Fault.WRONG_LOSS},
+    Fault.CONSTANT_TARGETS: _LIFELESS,
+}
+"""What follows by necessity, even where it was seen as it is."""
+
+_VAGUE = (Cause.NO_LEARNING.value, "")
 _ENOUGH = 1.0
 _INCIDENT = 1.2
 _FORGIVEN = 0.5
@@ -139,65 +204,79 @@ def rank(facts: Facts, *, live: bool = False) -> tuple[Diagnosis, ...]:
     """
     book = _Book()
     for name, seen in facts.incidents.items():
-        book.blamed.add(Cause(name))
-        book.count(Cause(name), _INCIDENT + 0.1 * min(math.log2(seen.count), 5.0), told(seen))
+        book.since[name] = seen.first
+        book.count(Cause(name), None, _INCIDENT + 0.1 * min(math.log2(seen.count), 5.0), told(seen), blames=True)
     for rule in EVIDENCE_RULES if live else (*EVIDENCE_RULES, *FAULT_RULES):
         text = rule.sign(facts)
         if text:
-            book.add(rule, text, forgiven=rule.forgivable and facts.going_well, blames=not rule.level)
+            weight = rule.weight * (_FORGIVEN if rule.forgivable and facts.going_well else 1.0)
+            book.count(rule.cause, rule.fault, weight, text, blames=not rule.level, certain=rule.certain)
     for cause, refutes in REFUTED.items():
         if refutes(facts):
-            book.scores.pop(cause, None)
-    named = book.named()
-    if not named:
-        return (conclude(facts, live=live),)
+            book.drop(cause)
     return tuple(
-        Diagnosis(
-            cause=cause.value,
-            fault=book.fault_of(cause),
-            evidence="; ".join(book.evidence[cause].values()),
-            advice=_advice(cause, facts),
-        )
-        for cause in named
-    )
+        Diagnosis(cause=cause, fault=fault, evidence=evidence, advice=_advice(Cause(cause), facts))
+        for cause, fault, evidence in book.named()
+    ) or (conclude(facts, live=live),)
+
+
+def proven(facts: Facts) -> frozenset[tuple[str, str]]:
+    """Cause and fault of all that was seen as it is: no experiment can refute it."""
+    certain = [rule for rule in (*EVIDENCE_RULES, *FAULT_RULES) if rule.certain and rule.sign(facts)]
+    idle = [(Cause.ZERO_GRADIENT.value, "")] if learning_evidence.idle(facts) else []
+    return frozenset([*((rule.cause.value, str(rule.fault or "")) for rule in certain), *idle])
 
 
 @final
 class _Book:
-    """Weights and evidence by cause."""
+    """Weights and evidence by cause and fault."""
 
     def __init__(self) -> None:
-        self.scores: dict[Cause, float] = {}
-        self.blamed: set[Cause] = set()
-        self.evidence: dict[Cause, dict[str, str]] = {}
-        self._certain: set[Cause] = set()
-        self._faults: dict[Cause, tuple[float, str]] = {}
+        self.since: dict[str, int] = {}
+        """The step of the first incident of each cause."""
+        self._scores: dict[tuple[str, str], float] = {}
+        self._evidence: dict[tuple[str, str], dict[str, str]] = {}
+        self._blamed: set[tuple[str, str]] = set()
+        self._certain: set[tuple[str, str]] = set()
 
-    def count(self, cause: Cause, weight: float, text: str) -> None:
+    def count(
+        self, cause: Cause, fault: Fault | None, weight: float, text: str, *, blames: bool, certain: bool = False
+    ) -> None:
         """One piece of evidence."""
-        self.scores[cause] = self.scores.get(cause, 0.0) + weight
+        key = cause.value, "" if fault is None else fault.value
+        self._scores[key] = self._scores.get(key, 0.0) + weight
         # the same thing only once
-        self.evidence.setdefault(cause, {}).setdefault(text.rpartition(",")[0] or text, text)
+        self._evidence.setdefault(key, {}).setdefault(text.rpartition(",")[0] or text, text)
+        self._blamed |= {key} if blames else set()
+        self._certain |= {key} if certain else set()
 
-    def add(self, rule: EvidenceRule, text: str, *, forgiven: bool, blames: bool) -> None:
-        """What a rule has found."""
-        if blames:
-            self.blamed.add(rule.cause)
-        if rule.certain:
-            self._certain.add(rule.cause)
-        if rule.fault is not None and rule.weight > self._faults.get(rule.cause, (0.0, ""))[0]:
-            self._faults[rule.cause] = rule.weight, rule.fault.value
-        self.count(rule.cause, rule.weight * (_FORGIVEN if forgiven else 1.0), text)
+    def drop(self, cause: Cause) -> None:
+        """Something rules it out."""
+        self._scores = {key: score for key, score in self._scores.items() if key[0] != cause}
 
-    def named(self) -> list[Cause]:
-        """Causes with enough against them: those that were seen, other causes, consequences."""
-        named = [cause for cause, score in self.scores.items() if score >= _ENOUGH and cause in self.blamed]
-        effects = {effect for cause in named for effect in CONSEQUENCES.get(cause, ())}
-        return sorted(named, key=lambda c: (c not in self._certain, c in effects, -self.scores[c]))
+    def named(self) -> list[tuple[str, str, str]]:
+        """Cause, fault and evidence where there is enough: what was seen, other causes, consequences."""
+        named = [key for key, score in self._scores.items() if score >= _ENOUGH and key in self._blamed]
+        forced = self._effects(named, EXPLAINED)
+        effects = self._effects(named, CONSEQUENCES)
+        named.sort(key=lambda k: (k == _VAGUE, k in forced, k not in self._certain, k in effects, -self._scores[k]))
+        return [(*key, "; ".join(self._evidence[key].values())) for key in named]
 
-    def fault_of(self, cause: Cause) -> str:
-        """The fault that weighs most; empty where none was told."""
-        return self._faults.get(cause, (0.0, ""))[1]
+    def _effects(self, named: Sequence[tuple[str, str]], table: Mapping[str, set[str]]) -> set[tuple[str, str]]:
+        """What another one of them accounts for, unless that came later."""
+        return {
+            effect
+            for effect in named
+            for by in named
+            if _name(effect) in table.get(_name(by), ()) and not self._is_later(_name(by), _name(effect))
+        }
+
+    def _is_later(self, cause: str, effect: str) -> bool:
+        return effect in self.since and self.since.get(cause, -1) > self.since[effect]
+
+
+def _name(key: tuple[str, str]) -> str:
+    return key[1] or key[0]
 
 
 def _advice(cause: Cause, facts: Facts) -> str:

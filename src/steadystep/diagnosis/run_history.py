@@ -6,9 +6,8 @@ from itertools import pairwise
 from typing import Any, final
 
 from steadystep.diagnosis.causes import Cause
-from steadystep.diagnosis.curves import Layers, LossCurve
-from steadystep.diagnosis.facts import UNKNOWN_SETUP, Facts, Interventions, Occurrences, Setup
-from steadystep.diagnosis.measured import Measured
+from steadystep.diagnosis.facts import UNKNOWN_SETUP, Facts, Interventions, LossCurve, Occurrences, Setup
+from steadystep.diagnosis.measured import Layers, LoopHabits, Measured
 from steadystep.diagnosis.ranking import rank
 from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Plan, Signals, Structure
 
@@ -202,6 +201,11 @@ class RunHistory:
     def verdict(self) -> Diagnosis | None:
         """Return the final diagnosis of the run; None for a run that is too short."""
         return self.diagnose()[0] if self._trace.num_updates >= _SHORTEST else None
+
+    @property
+    def loop(self) -> LoopHabits:
+        """What happens between updates; whoever sees it writes it down here."""
+        return self._measured.loop
 
     def facts(self) -> Facts:
         """Return the numbers that the ranking of causes uses."""

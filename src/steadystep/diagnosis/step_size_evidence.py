@@ -3,8 +3,7 @@
 import math
 
 from steadystep.diagnosis.causes import Cause
-from steadystep.diagnosis.curves import guessing
-from steadystep.diagnosis.facts import Facts, names, told
+from steadystep.diagnosis.facts import Facts, guessing, names, told
 from steadystep.diagnosis.learning_evidence import dead_layer, saturated_layer
 from steadystep.records import DetectorName
 

@@ -4,12 +4,11 @@ Also what is kept of its run: its checkpoints, its place in the data, its best w
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from steadystep._utils.text import logger
 from steadystep.actions import Around, Updater
@@ -20,7 +19,6 @@ from steadystep.checkpoints.finite import not_finite, said
 from steadystep.checkpoints.loop_state import LoopState
 from steadystep.checkpoints.packing import pack
 from steadystep.checkpoints.run_lock import RunLock
-from steadystep.config import Config
 from steadystep.diagnosis import RunHistory
 from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.judge import Judge
@@ -28,9 +26,8 @@ from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.engine.reruns import Counterfactuals
 from steadystep.engine.rollback import Rollback, RunProgress
-from steadystep.errors import CheckpointError, MisuseError, UnsupportedError
+from steadystep.errors import CheckpointError, MisuseError
 from steadystep.incidents import NaNTracer
-from steadystep.optimizers import CombinedOptimizer
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.policy import Budget, EarlyStopping
 from steadystep.precision import Fp32Islands, Precision
@@ -44,6 +41,7 @@ from steadystep.tracking.tracker import NullTracker
 
 if TYPE_CHECKING:
     from steadystep.examination import Examination
+    pass
 
 
 @final
@@ -247,45 +245,11 @@ class Parts:
         self.recovery.keep(name, thing, update)
         self.run_state.loop.keep(name, thing, check=check)
 
-    def examine(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        config: Config,
-        batches: Iterable[Any] | None,
-        loss: Callable[[Any], Tensor] | None,
-        options: Mapping[str, Any],
-    ) -> "Examination":
-        """Experiments with the run's own loss and batches, and one story with what it has shown so far."""
-        from steadystep.examination import examine  # why here: experiments are rare
-        from steadystep.examination.story import one_story
+    def examine(self, *given: Any) -> "Examination":
+        """See `examine_guarded`."""
+        from steadystep.engine.experiments import examine_guarded  # why here: experiments are rare
 
-        if self.ranks.size > 1:
-            raise UnsupportedError("examine works in a single process: run it on one rank without the others")
-        if optimizer is None or isinstance(optimizer, CombinedOptimizer):
-            raise UnsupportedError("examine needs a guard with one optimizer: call steadystep.examine for each of them")
-        remembered = self.recovery.remembered(_MOST)
-        if loss is None:
-            if not remembered:
-                raise MisuseError(
-                    "examine has no loss: pass loss=, a function of a batch, or train with step(f, batch=...)"
-                )
-            loss = remembered[-1].closure
-        if batches is None:
-            batches = [recipe.batch for recipe in remembered]
-            if not batches:
-                raise MisuseError(
-                    "examine has no batches: pass your loader, or train with guard.step(closure, batch=...)"
-                )
-        compute = loss
-
-        def under_precision(batch: Any) -> Tensor:
-            with self.precision.autocast():
-                return compute(batch)
-
-        settings = {"max_grad_norm": config.training.max_grad_norm, **options}
-        done = examine(model, optimizer, under_precision, batches, **settings)
-        return replace(done, causes=one_story(self.run_history.diagnose(), done.causes))
+        return examine_guarded(self, *given)
 
     def close(self) -> None:
         """Let go of files, hooks and memory."""

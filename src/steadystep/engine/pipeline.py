@@ -61,6 +61,8 @@ class Pipeline:
 
     def _collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
         progress = self.progress
+        if not self._group.members:
+            self._history.loop.renewed += self._measurer.parameters[0].grad is None
         with self._runner:
             self.metrics.update(metrics)
             if not isinstance(work, Tensor) and not self._group.members:
@@ -89,8 +91,9 @@ class Pipeline:
         view = self.measure(range(len(self._group.members)))
         if view.signals.bit_flips:
             view = self._recomputed(view)
-        if self._samples is not None:
-            self._sample(view)
+        if self._samples is not None and self._samples.due(view.signals.step):
+            values = self._samples.take(view.signals.names, view.grads)
+            self._log.sampled(GradientSample(step=view.signals.step, values=values))
         verdict = self.judge(view)
         return self.record(self.apply(view, verdict))
 
@@ -292,9 +295,3 @@ class Pipeline:
             self._run_state.close(self.progress.attempts, self.progress.updates, save=save and not dropped)
         finally:  # it passes a signal on that came during the last step
             self.parts.close()
-
-    def _sample(self, view: GradientView) -> None:
-        """Every so often, and only for a sink: elements of the gradients."""
-        if self._samples is not None and self._samples.due(view.signals.step):
-            values = self._samples.take(view.signals.names, view.grads)
-            self._log.sampled(GradientSample(step=view.signals.step, values=values))

@@ -4,18 +4,18 @@ import math
 from collections.abc import Callable, Container, Iterator
 
 import torch
-from torch import Tensor
 
 from steadystep._utils.tree import tensors_in
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
-from steadystep.examination.observation import CLASSES, Observation, targets_of
+from steadystep.examination.observation import CLASSES, Observation, links, targets_of
 from steadystep.examination.output_checks import OUTPUT_CHECKS, no_learning, softmax_axis
 from steadystep.examination.passes import over_batches, rows
 from steadystep.records import Diagnosis
 
 _MOST, _MANY = 0.9, 0.3
 _SOON = 30  # steps of a schedule
+_ROUNDED = 0.5
 Check = Callable[[Observation], Diagnosis | None]
 
 
@@ -81,10 +81,17 @@ def _other_weights(o: Observation) -> Diagnosis | None:
             "depend on them",
             "build the optimizer from model.parameters() after the model is complete, and build the model once",
         )
+    if p.untrained_heads and not o.is_adversarial:
+        return no_learning(
+            Fault.WRONG_OPTIMIZER_PARAMS,
+            f"the loss is computed from {names(p.untrained_heads)}, which are in no optimizer",
+            "build the optimizer from model.parameters() after the model is complete, and check its groups",
+        )
     if p.outside_model:
         return no_learning(
             Fault.FROZEN_PARAMETERS,
-            f"the loss depends on {p.outside_model} trainable tensors that neither model nor optimizer know",
+            f"the loss depends on {p.outside_model} trainable tensors that the model keeps in a plain container, where "
+            "no optimizer finds them",
             "register layers in an nn.ModuleList or nn.ModuleDict instead of a plain list or dict",
         )
     return None
@@ -143,6 +150,13 @@ def partly_reached(o: Observation, unreached: Container[str]) -> Diagnosis | Non
 
 def _half_precision(o: Observation) -> Diagnosis | None:
     half = o.parameters.half_precision
+    if not half and o.parameters.rounded > _ROUNDED:
+        return Diagnosis(
+            cause=Cause.GRADIENT_UNDERFLOW,
+            fault=Fault.PRECISION,
+            evidence=f"an update leaves {o.parameters.rounded:.0%} of the 16-bit weights with a gradient unchanged",
+            advice="keep the weights in float32 and use torch.autocast: small updates are rounded away",
+        )
     if not half:
         return None
     return Diagnosis(
@@ -156,7 +170,7 @@ def _half_precision(o: Observation) -> Diagnosis | None:
 
 def _one_target(o: Observation) -> Diagnosis | None:
     targets = targets_of(o)
-    if targets is None or targets.numel() < 8:
+    if targets is None or targets.numel() < 8 or o.is_solved:
         return None
     call = o.calls[0] if o.calls else None
     ignored = call.options.get("ignore_index", -100) if call is not None and call.name in CLASSES else -100
@@ -210,12 +224,15 @@ def _one_class_at_a_time(o: Observation) -> Diagnosis | None:
 
 
 def _constant_inputs(o: Observation) -> Diagnosis | None:
-    flat = []
-    for name in o.passes[0].inputs:
+    flat: list[str] = []
+    if o.is_solved:
+        return None
+    features = {name: tensor for name, tensor in o.passes[0].inputs.items() if not links(tensor)}
+    for name in features:
         values = over_batches(o.passes, lambda seen, name=name: seen.inputs.get(name))  # type: ignore[misc]
         if values is not None and rows(values) > 4 and bool((values == values[:1]).all()):  # sync: examined
             flat.append(name or "the input")
-    if not flat or len(flat) < len(o.passes[0].inputs):
+    if not flat or len(flat) < len(features):
         return None
     return no_learning(
         Fault.CONSTANT_INPUTS,
@@ -225,25 +242,18 @@ def _constant_inputs(o: Observation) -> Diagnosis | None:
 
 
 def _same_batch(o: Observation) -> Diagnosis | None:
-    if len(o.batches) < 3:
-        return None
     first = [t for _, t in tensors_in(o.batches[0])]
-    others = [[t for _, t in tensors_in(batch)] for batch in o.batches[1:]]
+    if len(o.batches) < 3 or not o.rounds or o.is_solved:
+        return None
     # why a power of two: batches that are the whole dataset are the same as well, and are rarely so large to the sample
     size = rows(first[0]) if first else 0
     if size < 4 or size & (size - 1) or o.is_graph:
-        return None
-    if not all(len(a) == len(first) and all(map(_equal, a, first)) for a in others):
         return None
     return Diagnosis(
         cause=Cause.REPEATED_BATCH,
         evidence=f"all {len(o.batches)} batches are the same",
         advice="iterate over the loader: next(iter(loader)) inside the loop begins it anew each time",
     )
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
 
 
 _CHECKS: tuple[Check, ...] = (

@@ -10,6 +10,9 @@ from torch import Tensor
 from steadystep._utils.tree import tensors_in
 from steadystep.examination.passes import Pass, recorded_calls, rows
 from steadystep.examination.workbench import Prepare, Workbench
+from steadystep.signals.activations import spread
+
+_MOST_PLACES = 12  # positions of a sequence that are changed one by one
 
 
 def by_sample(output: Tensor | None, size: int) -> Tensor | None:
@@ -29,6 +32,62 @@ def depends_on_input(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare 
     pairs = zip(*_every_output(bench, batch, other, prepare=prepare), strict=False)
     changes = [_change(one, two) for one, two in pairs if one.shape == two.shape]
     return max(changes, default=None)
+
+
+def depends_on_content(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
+    """The same for sequences of ids whose padding stays where it is: only which ids there are changes."""
+    ids = [t for t in seen.inputs.values() if t.dim() == 2 and not t.is_floating_point() and t.shape[1] > 3]
+    if not ids or seen.num_samples < 2 or not bool((ids[0] == 0).any()):  # sync: examined
+        return None
+
+    def others(tensor: Tensor) -> Tensor:
+        if tensor.dim() != 2 or tensor.is_floating_point():
+            return tensor
+        kept = tensor[tensor != 0]
+        other = tensor.clone()
+        other[tensor != 0] = kept.flip(0)
+        return other
+
+    pairs = zip(*_every_output(bench, batch, seen.with_inputs(batch, others), prepare=prepare), strict=False)
+    return max((_change(one, two) for one, two in pairs if one.shape == two.shape), default=None)
+
+
+def blocked_positions(bench: Workbench, batch: Any, seen: Pass) -> tuple[int, int] | None:
+    """Of how many positions of a sequence the loss depends on, and to how many of these no gradient comes back."""
+    tensor = next((t for t in seen.inputs.values() if t.dim() == 3 and t.is_floating_point()), None)
+    if tensor is None or tensor.shape[1] < 3 or rows(tensor) != seen.num_samples or min(tensor.shape[2:]) > 64:
+        return None
+    given = tensor.detach().clone().requires_grad_()
+    wanted = seen.with_inputs(batch, lambda t: given if t is tensor else t)
+    with bench.set_aside():
+        try:
+            gradient: Tensor | None = torch.autograd.grad(bench.loss(wanted), given, allow_unused=True)[0]
+            plain = bench.losses([batch])[0]
+            places = spread(range(tensor.shape[1]), _MOST_PLACES)
+            changes = [_changed_at(bench, batch, seen, tensor, place) - plain for place in places]
+        except Exception:  # why all: what the loss makes of its inputs may not be differentiable
+            return None
+    if gradient is None:
+        return None
+    reached = gradient.abs().amax((0, 2))[places].tolist()  # sync: examined
+    felt = [abs(change) > 1e-5 * max(abs(plain), 1e-12) for change in changes]
+    return sum(felt), sum(f and not r for f, r in zip(felt, reached, strict=True))
+
+
+def _changed_at(bench: Workbench, batch: Any, seen: Pass, tensor: Tensor, place: int) -> float:
+    other = tensor.clone()
+    other[:, place] = tensor[:, place].roll(1, 0) + 0.1
+    return bench.losses([seen.with_inputs(batch, lambda t: other if t is tensor else t)])[0]
+
+
+def alike(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare) -> float | None:
+    """The share of samples whose first output is that of the sample before; None where there is no row for each."""
+    (output,) = _outputs_of(bench, batch, prepare=prepare)
+    if output is None or output.dim() < 2 or rows(output) < 4 or seen.num_samples < 4:
+        return None
+    flat = output.flatten(1)
+    apart = (flat - flat.roll(1, 0)).abs().amax(1) > 1e-6 * flat.square().mean().sqrt()
+    return 1.0 - float(apart.float().mean())  # sync: examined
 
 
 def is_changed(batch: Any, other: Any) -> bool:

@@ -89,7 +89,7 @@ class Experiments:
         ]
         if learns and not found:
             return (Diagnosis(evidence=f"it learns; {longer}"),)
-        if not knows and not learns and _is_better(fresh, longer, margin=_CLEARLY):
+        if not learns and _is_better(fresh, longer, margin=_FAR if knows else _CLEARLY):
             found.insert(0, _worn(o, longer, fresh))
         if found:
             return tuple(found)
@@ -118,12 +118,15 @@ class Experiments:
         """Whether the present weights have learned something, as far as held batches tell."""
         if not all(map(math.isfinite, base.before)):
             return False
-        if trivial is not None:  # their loss is below that of the best constant
-            return base.start < _KNOWS * trivial or (base.start < _BELOW * trivial and self._needs_its_inputs(o, base))
-        if o.passes[0].targets and o.passes[0].num_samples > 1:
-            return self._needs_its_inputs(o, base)
         lead = fresh.start - base.start
-        return lead > _UNLEARNED * abs(fresh.start) and lead > _SURELY * standard_error(fresh.before, base.before)
+        surely = min(_SURELY * standard_error(fresh.before, base.before), 0.5 * abs(fresh.start))
+        leads = lead > max(_UNLEARNED * abs(fresh.start), surely)
+        if trivial is not None:  # their loss is below that of the best constant, and not so with any weights
+            below = base.start < _BELOW * trivial and leads
+            return base.start < _KNOWS * trivial or (below and self._needs_its_inputs(o, base))
+        if o.passes[0].targets and o.passes[0].num_samples > 1:
+            return leads and self._needs_its_inputs(o, base)
+        return leads
 
     def _needs_its_inputs(self, o: Observation, base: Trial) -> bool:
         """The loss is higher where targets meet the inputs of other samples."""
@@ -148,7 +151,10 @@ class Experiments:
                 break
             if repair.particular if learns else repair.fresh or repair.particular or not knows:
                 variation = _from_new_weights(repair.variation) if repair.fresh else repair.variation
-                trial = self._trial(repair.name, repair.what, variation)
+                try:
+                    trial = self._trial(repair.name, repair.what, variation)
+                except (RuntimeError, ValueError, TypeError, IndexError):  # changed data does not fit every loss
+                    continue
                 others = (base,) if repair.particular and not repair.fresh else (base, fresh)
                 usual = max(base.gain, fresh.gain, 0.0)
                 helps = (
@@ -178,7 +184,7 @@ class Experiments:
         vanishing = _vanishing(o)
         if vanishing:
             return (_diagnosis(Cause.VANISHING_GRADIENT, vanishing),)
-        if trivial is None and (base.start < 0 or not o.passes[0].targets):
+        if trivial is None and (base.start < 0 or not (o.passes[0].targets or o.contrasts)):
             what = "no sign of a fault; learning is not judged: without targets a flat loss may be the best there is"
             return (Diagnosis(evidence=f"{what}; {base}"),)
         one = self._trial(
@@ -190,6 +196,9 @@ class Experiments:
         if o.passes[0].num_samples <= _TINY_BATCH:
             what = f"batches of {o.passes[0].num_samples}: noise hides what they have in common; {base}"
             return (_diagnosis(Cause.BATCH_SIZE_UNFIT, what),)
+        if o.passes[0].num_samples > 1 and self._needs_its_inputs(o, base):
+            what = "no trial learns, but other samples' inputs raise the loss: targets belong to their inputs"
+            return (Diagnosis(evidence=f"{what}; {base}"),)
         if one.finite and one.losses and one.losses[-1] < _FITS * min(one.losses[0], trivial or math.inf):
             learned = f"{one.losses[0]:.4g} -> {one.losses[-1]:.4g}"
             what = f"a single batch can be memorized ({learned}), but nothing carries over to other batches; {base}"
@@ -223,7 +232,8 @@ def _worn(o: Observation, base: Trial, fresh: Trial) -> Diagnosis:
     """The weights are to blame: newly drawn ones learn, with nothing else changed."""
     flat = [name for name, share in o.saturated.items() if share > 0.5]
     dead = [name for name, share in o.dead.items() if share > 0.9]
-    cause = Cause.SATURATION if flat else Cause.DEAD_UNITS if dead else Cause.POOR_INITIALISATION
+    equal = 2 * len(o.parameters.equal) >= len(o.parameters.sizes)  # biases are no matrices
+    cause = Cause.SATURATION if flat else Cause.DEAD_UNITS if dead and not equal else Cause.POOR_INITIALISATION
     where = f"; most units of {names(flat or dead)} are {'saturated' if flat else 'zero'}" if flat or dead else ""
     return _diagnosis(cause, f"{base}; {fresh}{where}")
 

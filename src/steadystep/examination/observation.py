@@ -11,6 +11,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep._utils.tree import tensors_in
 from steadystep.examination.dependence import (
+    alike,
+    blocked_positions,
+    depends_on_content,
     depends_on_input,
     depends_on_later,
     depends_on_neighbors,
@@ -18,12 +21,13 @@ from steadystep.examination.dependence import (
     share_of_own_target,
     spread_of_outputs,
 )
-from steadystep.examination.loss_calls import LossCall, class_dim
 from steadystep.examination.parameters import Parameters, next_rates, observe_parameters, reached
 from steadystep.examination.passes import Pass, observe_passes, over_batches, rows
 from steadystep.examination.repairs import restart
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
+from steadystep.signals.batch_stats import Copies
+from steadystep.signals.loss_calls import LossCall, class_dim
 
 CLASSES = ("cross_entropy", "nll_loss")
 
@@ -50,6 +54,14 @@ class Observation:
     own_target: float | None
     certainty: bool
     """A policy is rewarded for low entropy."""
+    on_content: float | None = None
+    """By how much outputs change when the ids of a sequence do and its padding does not."""
+    blocked: tuple[int, int] | None = None
+    """Positions that the loss depends on, and how many of these get no gradient."""
+    alike: float | None = None
+    """The share of samples whose output is that of the sample before, with newly drawn weights."""
+    copied: str = ""
+    """The feature of the input that is the target."""
     reached_fresh: frozenset[str]
     """Parameters that get a gradient with newly drawn weights."""
     dead: dict[str, float]
@@ -58,7 +70,7 @@ class Observation:
     @property
     def is_graph(self) -> bool:
         """Samples are meant to depend on each other: the batch has edges or an adjacency matrix."""
-        return any(_links(tensor) for _, tensor in tensors_in(self.batches[0]))
+        return any(links(tensor) for _, tensor in tensors_in(self.batches[0]))
 
     @property
     def is_adversarial(self) -> bool:
@@ -71,12 +83,33 @@ class Observation:
         return len(flat) > 1 or (len(parts) > 1 and len(self.passes[0].modules) > len(parts))
 
     @property
+    def is_solved(self) -> bool:
+        """A policy that always acts alike: its batches are what it makes of them, and all the same."""
+        held = [t for _, t in tensors_in(self.batches[0]) if t.dim() == 1]
+        actions, numbers = [t for t in held if not t.is_floating_point()], [t for t in held if t.is_floating_point()]
+        if self.calls or not actions or not numbers:
+            return False
+        return all(bool((t == t.flatten()[0]).all()) for t in actions)  # sync: examined
+
+    @property
+    def rounds(self) -> bool:
+        """Every batch is the same: the whole data, or a whole graph."""
+        first, *others = [[t for _, t in tensors_in(batch)] for batch in self.batches]
+        return bool(first and others) and all(len(o) == len(first) and all(map(_equal, o, first)) for o in others)
+
+    @property
+    def contrasts(self) -> bool:
+        """Each sample of a batch is a class of its own, as with negatives from the batch."""
+        wanted = [c.target for c in self.calls if c.name in CLASSES and c.target is not None]
+        return bool(wanted) and wanted[0].dim() == 1 and len(torch.unique(wanted[0])) == wanted[0].numel() > 3
+
+    @property
     def calls(self) -> list[LossCall]:
         """Of the first pass."""
         return list(self.passes[0].calls)
 
 
-def _links(tensor: Tensor) -> bool:
+def links(tensor: Tensor) -> bool:
     """Whether it says which samples belong together: sparse, a list of edges, or an adjacency matrix."""
     if tensor.layout is not torch.strided:
         return True
@@ -157,7 +190,26 @@ def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
         on_later=depends_on_later(bench, batch, seen),
         own_target=share_of_own_target(bench, batch, seen),
         certainty=rewards_certainty(bench, batch, seen),
+        on_content=depends_on_content(bench, batch, seen, prepare=restart),
+        blocked=blocked_positions(bench, batch, seen),
+        alike=alike(bench, batch, seen, prepare=restart),
+        copied=_copied(passes),
         reached_fresh=reached(bench, prepare=restart),
         dead=dict(zip(watch.modules, dead, strict=False)),
         saturated=dict(zip(watch.modules, saturated, strict=False)),
     )
+
+
+def _copied(passes: Sequence[Pass]) -> str:
+    """As a guard finds it in a run."""
+    copies = Copies()
+    for seen in passes:
+        target = seen.calls[0].target if len(seen.calls) == 1 else None
+        first = next((tensor for tensor in seen.given if tensor.dim()), None)
+        if target is not None and target.dim() and first is not None:
+            copies.add(first, target)
+    return Copies.read(*copies.pending(torch.device("cpu")).tolist())  # sync: examined
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)

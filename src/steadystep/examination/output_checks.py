@@ -6,15 +6,27 @@ import torch
 from torch import Tensor
 
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.examination.loss_calls import LossCall, class_dim, is_distribution, is_log_distribution
-from steadystep.examination.observation import CLASSES, Observation, targets_of
+from steadystep.examination.observation import Observation, targets_of
 from steadystep.records import Diagnosis
+from steadystep.signals.loss_calls import (
+    SOFTMAX_AXIS,
+    WRONG_LOSS,
+    class_dim,
+    is_distribution,
+    is_log_distribution,
+    mistakes,
+)
 
 _NEIGHBORS = 0.05  # of the spread of the outputs; rounding leaves 1e-6
 _SAME = 1e-6
+_MOSTLY = 0.5
 _OWN_TARGET = 0.3  # of the change, in the gradient of the sample's own output
 _LATER = 1e-3  # of the spread of the outputs
 _OUT_OF_REACH = 0.2  # of the targets
+_EXPECTED = (
+    "pass what it expects: logits to cross_entropy and ..._with_logits, log_softmax to nll_loss and kl_div, targets of "
+    "the same shape as the outputs to the others"
+)
 _DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _RANGES = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf)}
 
@@ -24,77 +36,35 @@ def no_learning(fault: Fault, evidence: str, advice: str) -> Diagnosis:
     return Diagnosis(cause=Cause.NO_LEARNING, fault=fault, evidence=evidence, advice=advice)
 
 
-def _activation_before_loss(o: Observation) -> Diagnosis | None:
-    """Loss functions that apply an activation themselves, or need another one."""
+def _mistaken_call(o: Observation) -> Diagnosis | None:
+    """Loss functions that do not fit what they are called with: by the functions called, then by the numbers."""
+    for fault, what in mistakes(o.calls, o.passes[0].differences):
+        if fault == WRONG_LOSS:
+            return no_learning(Fault.WRONG_LOSS, f"{what}{_floor(o, what)}", _EXPECTED)
     for call in o.calls:
-        made, dim = call.origin, class_dim(call.given)
+        dim = class_dim(call.given) if call.name != "kl_div" else call.given.dim() - 1
         wrong = ""
-        if call.name == "cross_entropy" and (made is not None and made.name in ("softmax", "sigmoid")):
-            wrong = f"cross_entropy applies a softmax to what a {made.name} has made"
-        elif call.name == "cross_entropy" and is_distribution(call.given, dim) and call.given.shape[dim] > 2:
+        if call.name == "cross_entropy" and is_distribution(call.given, dim) and call.given.shape[dim] > 2:
             wrong = "cross_entropy applies a softmax to what are probabilities already"
-        elif (
-            call.name == "binary_cross_entropy_with_logits" and made is not None and made.name in ("sigmoid", "softmax")
-        ):
-            wrong = f"binary_cross_entropy_with_logits applies a sigmoid to what a {made.name} has made"
-        elif call.name == "binary_cross_entropy" and made is not None and made.before is not None:
-            if made.before.name in ("sigmoid", "softmax", "relu", "tanh"):
-                wrong = f"binary_cross_entropy gets the {made.name} of a {made.before.name}"
-        elif call.name in ("nll_loss", "kl_div"):
-            dim = dim if call.name == "nll_loss" else call.given.dim() - 1
-            if not is_log_distribution(call.given, dim):
-                kind = "probabilities" if is_distribution(call.given, dim) else "numbers"
-                wrong = f"{call.name} wants log-probabilities and gets {kind} that are none"
+        elif call.name in ("nll_loss", "kl_div") and not is_log_distribution(call.given, dim):
+            kind = "probabilities" if is_distribution(call.given, dim) else "numbers"
+            wrong = f"{call.name} wants log-probabilities and gets {kind} that are none"
         if wrong:
-            return no_learning(
-                Fault.WRONG_LOSS,
-                f"{wrong}: it cannot fall far below {_shown(call)}",
-                "pass what it expects: logits to cross_entropy and ..._with_logits, log_softmax to nll_loss and kl_div",
-            )
+            return no_learning(Fault.WRONG_LOSS, f"{wrong}{_floor(o, wrong)}", _EXPECTED)
     return None
 
 
-def _shown(call: LossCall) -> str:
-    return "its present value" if call.value is None else f"{call.value:.4g}"
+def _floor(o: Observation, what: str) -> str:
+    value = o.calls[0].value if o.calls and "broadcasting" not in what else None
+    return "" if value is None else f": it cannot fall far below {value:.4g}"
 
 
 def softmax_axis(o: Observation) -> Diagnosis | None:
     """A softmax over one unit, over the samples, or over positions instead of classes."""
-    for call in o.calls:
-        made = call.origin
-        if made is None or "softmax" not in made.name or made.dim is None:
-            continue
-        size = made.shape[made.dim]
-        if size == 1:
-            return no_learning(
-                Fault.SOFTMAX_AXIS,
-                f"a {made.name} over a single unit is constant (shape {made.shape}, dim {made.dim})",
-                "use a sigmoid for one unit, or two units with a softmax",
-            )
-        over_batch = made.dim == 0 and len(made.shape) > 1 and size != made.shape[-1]
-        over_other = call.name in CLASSES and made.dim not in (len(made.shape) - 1, 1)
-        if over_batch or over_other:
-            return no_learning(
-                Fault.SOFTMAX_AXIS,
-                f"a {made.name} over dimension {made.dim} of shape {made.shape}: over samples instead of classes",
-                f"use dim={len(made.shape) - 1}, the dimension of the classes",
-            )
-    return None
-
-
-def _broadcast(o: Observation) -> Diagnosis | None:
-    size = o.passes[0].num_samples
-    pairs = [
-        (tuple(c.given.shape), tuple(c.target.shape)) for c in o.calls if c.name in _DISTANCES and c.target is not None
-    ]
-    for left, right in (*pairs, *o.passes[0].differences):
-        if size > 1 and {left, right} == {(size, 1), (size,)}:
-            return no_learning(
-                Fault.WRONG_LOSS,
-                f"outputs and targets of shapes {left} and {right}: broadcasting compares every output with every "
-                "target, and the best answer is their mean",
-                "squeeze the outputs or unsqueeze the targets, so that both have the same shape",
-            )
+    for fault, what in mistakes(o.calls, ()):
+        if fault == SOFTMAX_AXIS:
+            advice = "take the softmax over the classes, which are the last dimension; use a sigmoid for a single unit"
+            return no_learning(Fault.SOFTMAX_AXIS, what, advice)
     return None
 
 
@@ -140,7 +110,7 @@ def _mismatched(o: Observation) -> Diagnosis | None:
 
 
 def _neighbors(o: Observation) -> Diagnosis | None:
-    if o.on_neighbors is None or not o.on_neighbors > _NEIGHBORS or o.is_graph:
+    if o.on_neighbors is None or not o.on_neighbors > _NEIGHBORS or o.is_graph or o.rounds:
         return None
     return no_learning(
         Fault.BATCH_DEPENDENCE,
@@ -150,6 +120,21 @@ def _neighbors(o: Observation) -> Diagnosis | None:
 
 
 def _blind(o: Observation) -> Diagnosis | None:
+    if o.on_content is not None and o.on_content < _SAME:
+        return no_learning(
+            Fault.OUTPUT_INDEPENDENT_OF_INPUT,
+            "the output stays the same when the ids of a sequence change and its padding does not",
+            "check the padding mask: torch ignores the positions where it is True",
+        )
+    lifeless = max(o.saturated.values(), default=0.0) > 0.5 or max(o.dead.values(), default=0.0) > 0.9
+    if lifeless or o.is_solved:  # inputs or weights far too large make all outputs alike, and trials tell which
+        return None
+    if o.alike is not None and o.alike > _MOSTLY and not o.is_adversarial and o.on_input_fresh is not None:
+        return no_learning(
+            Fault.OUTPUT_INDEPENDENT_OF_INPUT,
+            f"{o.alike:.0%} of the samples of a batch have the same output as the one before",
+            "follow the samples through forward(): something pools or indexes them together",
+        )
     if o.on_input_fresh is None or not o.on_input_fresh < _SAME or o.on_input is None or not o.on_input < _SAME:
         return None
     return no_learning(
@@ -157,6 +142,26 @@ def _blind(o: Observation) -> Diagnosis | None:
         "the output is the same whatever the input, also with newly drawn weights",
         "follow the input through forward(): something overwrites it, masks it, or multiplies it by zero",
     )
+
+
+def _blocked(o: Observation) -> Diagnosis | None:
+    felt, unreached = o.blocked or (0, 0)
+    if not unreached or unreached < 0.5 * felt:
+        return None
+    return Diagnosis(
+        cause=Cause.ZERO_GRADIENT,
+        evidence=f"the loss depends on {felt} positions of the sequence, and {unreached} of them get no gradient",
+        advice="look for detach(), .data or no_grad() between two time steps: the state must stay in the graph",
+    )
+
+
+def _copied(o: Observation) -> Diagnosis | None:
+    """A feature that is the target."""
+    if not o.copied or o.is_adversarial:
+        return None
+    what = f"{o.copied} is the target in all {len(o.passes)} batches"
+    advice = "take it out of the inputs: it will not be there when predictions are wanted"
+    return Diagnosis(cause=Cause.SUSPICIOUS_PERFECTION, fault=Fault.TARGET_LEAK, evidence=what, advice=advice)
 
 
 def _sees_the_target(o: Observation) -> Diagnosis | None:
@@ -197,8 +202,9 @@ def _certain(o: Observation) -> Diagnosis | None:
 
 
 OUTPUT_CHECKS = (
-    _activation_before_loss,
-    _broadcast,
+    _mistaken_call,
+    _copied,
+    _blocked,
     _out_of_reach,
     _wrong_sign,
     _certain,

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from steadystep._utils.tree import tensors_in
 from steadystep.examination.workbench import Prepare, Workbench
+from steadystep.signals.structure import untrained_heads
 
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_MOST_PARTS = 10_000
 _BACKWARDS = 8
 _FUTURE = 200
 
@@ -30,7 +32,13 @@ class Parameters:
     not_in_optimizer: tuple[str, ...] = ()
     """Of the model, trainable, with a gradient, and in no group."""
     outside_model: int = 0
-    """Tensors that the loss depends on and that are neither in the model nor in the optimizer."""
+    """Tensors that the loss depends on, held by the model in a plain container, and not in the optimizer."""
+    untrained_heads: tuple[str, ...] = ()
+    """Parameters of a last layer that is in no optimizer."""
+    equal: tuple[str, ...] = ()
+    """Matrices whose elements are all the same."""
+    rounded: float = 0.0
+    """The share of elements with a gradient that an update leaves as they are, in weights of 16 bits."""
     strangers: int = 0
     """Tensors of the optimizer that the loss does not depend on and that are not in the model."""
     held: int = 0
@@ -57,6 +65,7 @@ def observe_parameters(bench: Workbench) -> Parameters:
     norms = dict.fromkeys(trained, 0.0)
     missing = set(trained)
     leaves: dict[int, Tensor] = {}
+    heads: tuple[str, ...] = ()
     with bench.set_aside():
         for batch in batches:
             bench.optimizer.zero_grad()
@@ -65,19 +74,23 @@ def observe_parameters(bench: Workbench) -> Parameters:
             with suppress(RuntimeError):  # why: a loss without a graph leaves every gradient out, which is reported
                 loss = bench.loss(batch)
                 leaves.update((id(leaf), leaf) for leaf in leaves_of(loss))
+                heads = heads or untrained_heads(loss, bench.model, rates)
                 torch.autograd.backward(loss)
             for name, p in trained.items():
                 if p.grad is not None:
                     missing.discard(name)
                     norms[name] = max(norms[name], _norm(p.grad))
-    given = {id(t) for batch in batches for _, t in tensors_in(batch)}
-    outside = [leaf for key, leaf in leaves.items() if key not in names and key not in rates and key not in given]
+    hidden = _unregistered(bench.model)
+    outside = [key for key in leaves if key in hidden and key not in names and key not in rates]
     return Parameters(
         trainable=sum(p.numel() for p in trained.values()),
         total=sum(p.numel() for p in named.values()),
         frozen=tuple(name for name in named if name not in trained),
         not_in_optimizer=tuple(name for name, p in trained.items() if id(p) not in rates and norms[name] != 0.0),
         outside_model=len(outside),
+        untrained_heads=heads,
+        equal=tuple(n for n, p in trained.items() if p.dim() > 1 and bool((p == p.flatten()[0]).all())),  # sync: once
+        rounded=_rounded(bench),
         strangers=sum(key not in names and key not in leaves for key in rates),
         held=len(rates),
         rate_zero=tuple(name for name, p in trained.items() if rates.get(id(p)) == 0.0),
@@ -87,6 +100,37 @@ def observe_parameters(bench: Workbench) -> Parameters:
         scheduled=any("initial_lr" in group for group in bench.optimizer.param_groups),
         half_precision=tuple(name for name, p in trained.items() if p.dtype == torch.float16),
     )
+
+
+def _unregistered(model: nn.Module) -> set[int]:
+    """Parameters in lists, tuples and dicts of the model's modules, which `model.parameters()` does not find."""
+    found: set[int] = set()
+    waiting: list[Any] = [
+        value for module in model.modules() for name, value in vars(module).items() if name not in _REGISTERED
+    ]
+    for value in waiting:  # it grows meanwhile
+        if isinstance(value, list | tuple | dict) and len(waiting) < _MOST_PARTS:
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, nn.Module):
+            found.update(id(p) for p in value.parameters())
+        elif isinstance(value, Tensor):
+            found.add(id(value))
+    return found
+
+
+@torch.no_grad()
+def _rounded(bench: Workbench) -> float:
+    coarse = [p for _, p in bench.parameters if p.dtype in (torch.float16, torch.bfloat16)]
+    if not coarse:
+        return 0.0
+    with bench.set_aside():
+        before = [p.clone() for p in coarse]
+        with torch.enable_grad(), suppress(RuntimeError):
+            torch.autograd.backward(bench.loss(bench.batches[0]))
+            bench.optimizer.step()
+        pairs = [(p == old)[p.grad != 0] for p, old in zip(coarse, before, strict=True) if p.grad is not None]
+        same = torch.cat([pair.flatten() for pair in pairs]) if pairs else torch.zeros(1)
+        return float(same.float().mean()) if same.numel() else 0.0  # sync: examined
 
 
 def reached(bench: Workbench, prepare: Prepare) -> frozenset[str]:

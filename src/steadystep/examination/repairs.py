@@ -3,18 +3,19 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.examination.changed_data import Scaling, mixed
-from steadystep.examination.passes import Pass
+from steadystep.examination.passes import Pass, Scaling, mixed, together
 from steadystep.examination.workbench import Variation, Workbench
+from steadystep.signals.loss_calls import record_losses
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_NORMS = nn.modules.batchnorm._BatchNorm
 _USUAL_FACTORS, _USUAL_RATE = 1e3, 0.1
 _LARGE_BATCH, _TINY_BATCH, _USUAL_BATCH = 8, 4, 64
 
@@ -69,8 +70,9 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str]) -> Iterator[R
         left_out: trainable parameters that get a gradient and are not in the optimizer.
     """
     yield from _settings(bench, left_out)
+    yield from _terms(bench, seen)
     yield from _data(bench, seen)
-    larger = _larger_batches(seen.num_samples)
+    larger = _larger_batches(bench, seen.num_samples)
     tiny = seen.num_samples <= _TINY_BATCH
     yield from (larger,) if tiny else ()
     yield from _rates(max(float(group["lr"]) for group in bench.optimizer.param_groups))  # sync: examined
@@ -223,12 +225,49 @@ def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
         )
 
 
-def _larger_batches(size: int) -> Repair:
+def _terms(bench: Workbench, seen: Pass) -> Iterator[Repair]:
+    """The first loss function that is called, without the other terms of the loss."""
+    value = seen.calls[0].value if seen.calls else None
+    if value is None or not value > 0.0 or abs(value - seen.loss) <= 0.02 * abs(seen.loss):
+        return
+
+    def first_term(batch: Any) -> Tensor:
+        recorder, loss = record_losses(bench.loss, batch)
+        return recorder.results[0].reshape(()) if recorder.results else loss
+
+    yield Repair(
+        name="first-term",
+        what=f"with new weights and {seen.calls[0].name} as the only term",
+        cause=Cause.NO_LEARNING,
+        fault=Fault.REGULARISATION_TOO_STRONG,
+        advice="give the other terms of the loss a smaller weight, or average all of them over the same things",
+        variation=Variation(loss=first_term),
+        fresh=True,
+        rescaled=True,
+    )
+
+
+def _fits(bench: Workbench, batch: Any) -> bool:
+    """Whether the loss takes it: a matrix of links between samples cannot be joined with another."""
+    try:
+        with bench.set_aside():
+            bench.losses([batch])
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    return True
+
+
+def _larger_batches(bench: Workbench, size: int) -> Repair:
     times = max(_LARGE_BATCH, _USUAL_BATCH // max(size, 1))
+    joined = together(bench.batches, times)
+    if joined and not _fits(bench, joined[0]):
+        joined = None
     return Repair(
         name="large-batches",
-        what=f"with batches {times} times as large",
+        what=f"with new weights and batches {times} times as large",
         cause=Cause.BATCH_SIZE_UNFIT,
         advice=f"use larger batches or accumulate gradients over {times} (tried, learns)",
-        variation=Variation(per_update=times),
+        variation=Variation(batches=joined) if joined else Variation(per_update=times),
+        fresh=True,
+        particular=size < _TINY_BATCH and any(isinstance(m, _NORMS) and m.training for m in bench.model.modules()),
     )

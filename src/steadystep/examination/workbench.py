@@ -41,6 +41,8 @@ class Variation:
     per_update: int = 1
     """Batches whose gradients are averaged for one update."""
     clip: bool = True
+    loss: "BatchLoss | None" = None
+    """Instead of the job's own."""
 
 
 @final
@@ -158,13 +160,15 @@ class Workbench:
             torch.manual_seed(self._seed)
             yield
 
-    def losses(self, batches: Iterable[Any], change: Callable[[Any], Any] | None = None) -> tuple[float, ...]:
+    def losses(
+        self, batches: Iterable[Any], change: Callable[[Any], Any] | None = None, loss: BatchLoss | None = None
+    ) -> tuple[float, ...]:
         """The loss of each batch, with the same random numbers every time; no gradients."""
-        found = []
+        found, loss = [], loss or self.loss
         with torch.no_grad():
             for number, batch in enumerate(batches):
                 torch.manual_seed(self._seed + number)
-                found.append(float(self.loss(batch if change is None else change(batch))))  # sync: reads the loss
+                found.append(float(loss(batch if change is None else change(batch))))  # sync: reads the loss
         return tuple(found)
 
     def trial(
@@ -181,9 +185,9 @@ class Workbench:
             if variation.prepare is not None:
                 variation.prepare(self.model, self.optimizer)
             _set_rates(self.optimizer, variation.lr_mult)
-            before = self.losses(self.held, variation.change)
+            before = self.losses(self.held, variation.change, variation.loss)
             losses = tuple(self._train(variation, num_steps or self.num_steps))
-            after = self.losses(self.held, variation.change)
+            after = self.losses(self.held, variation.change, variation.loss)
             still = self._without_gradient(variation)
             end = None if at_end is None else at_end()
         return Trial(name=name, what=what, before=before, after=after, losses=losses, still=still, at_end=end)
@@ -207,12 +211,13 @@ class Workbench:
 
     def _train(self, variation: Variation, num_steps: int) -> Iterator[float]:
         batches = self.batches if variation.batches is None else variation.batches
+        compute = variation.loss or self.loss
         self.optimizer.zero_grad()
         for update in range(num_steps):
             total = 0.0
             for part in range(variation.per_update):
                 batch = batches[(update * variation.per_update + part) % len(batches)]
-                loss = self.loss(batch if variation.change is None else variation.change(batch)) / variation.per_update
+                loss = compute(batch if variation.change is None else variation.change(batch)) / variation.per_update
                 if loss.requires_grad:
                     torch.autograd.backward(loss)  # why not loss.backward(): a watcher would take it for the loop's
                 total += loss.item()  # sync: ends a trial that has blown up

@@ -34,6 +34,10 @@ class BatchPart(Record):
     """Mean variance of its features: the squared error of the best constant prediction."""
     within: float
     """Mean variance inside a batch, as a share of the variance over all batches; NaN for a constant."""
+    deviation: float = math.nan
+    """Mean absolute deviation from the median of the batch."""
+    huber: float = math.nan
+    """The mean of min(d²/2, |d| - 1/2) over these deviations d."""
     entropy: float = math.nan
     """Entropy in nats of its values, where all are whole numbers from 0 to 1,022; else NaN."""
     entropy_within: float = math.nan
@@ -88,16 +92,34 @@ class OutputStats(Record):
     """Mean entropy in nats of a softmax over the last dimension; NaN for a single column."""
     alignment: float = math.nan
     """Length of the mean of all rows as unit vectors: 1 where all point the same way; NaN for a single column."""
+    distinct: float = math.nan
+    """Share of samples whose output differs from that of the sample before."""
     calls: int = 1
     """How often the model was called in this forward pass."""
     losses: tuple[tuple[str, float], ...] = ()
     """Common losses of this output and the tensors of the batch, as in "mse of [1]"."""
     evaluating: bool = False
-    """Whether the model was in evaluation mode."""
+    """Whether the model was in evaluation mode, or all of its batch normalizations were."""
+    evaluating_all: bool = True
+    """With `evaluating`: the whole model was."""
     misread: tuple[str, ...] = ()
     """Recurrent and attention layers that read the batch as time."""
     outside: int = 0
     """Tensors that the output depends on and that require a gradient, but are in no model and in no optimizer."""
+    untrained: tuple[str, ...] = ()
+    """Parameters of the layer before an output, where all of them require a gradient and none is in an optimizer."""
+    mistakes: tuple[tuple[str, str], ...] = ()
+    """Faults that the loss functions called show by themselves, each with its evidence."""
+    copied: str = ""
+    """The feature of the input that is the target."""
+    cuts: tuple[str, ...] = ()
+    """Functions, such as `detach`, that took a tensor with a gradient out of the graph before the loss."""
+    terms: int = 0
+    """Loss functions that were called."""
+    kind: str = ""
+    """Of the first loss function, where it is a plain mean."""
+    target: BatchPart | None = None
+    """What the first loss function compared with, over all probes so far."""
 
 
 @final
@@ -148,5 +170,9 @@ class Structure(Record):
     """Modules with that probability."""
     half: int = 0
     """Number of trained parameters in float16."""
+    coarse: int = 0
+    """Number of trained parameters in bfloat16."""
+    norms: int = 0
+    """Number of batch normalizations in training mode."""
     modes: int = 0
     """Number of modules that behave differently in evaluation mode."""

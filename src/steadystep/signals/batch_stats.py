@@ -20,7 +20,9 @@ _MOST = 1 << 16  # elements of one tensor that are measured
 _MOST_FEATURES = 1 << 12  # of a row whose values are counted
 _BINS = 1024
 _IGNORED = -100
-_NUMBERS = 12
+_NUMBERS = 13
+_COPY = 0.9999  # correlation over a batch
+_MOST_COPIES = 1 << 12  # features that are compared with the target
 
 
 def batch_tensors(batch: Any) -> list[tuple[str, Tensor]]:
@@ -64,13 +66,15 @@ class PartStats:
         low, high = torch.aminmax(values)
         ignored = (values == _IGNORED).float().mean()
         entropy, odd = self._counted(values)
-        new = [mean, variance * len(values), low, high, ignored, entropy, odd, variance.mean()]
+        apart = (values - values.median(0).values).abs()
+        bent = torch.where(apart < 1.0, 0.5 * apart.square(), apart - 0.5).mean()
+        new = [mean, variance * len(values), low, high, ignored, entropy, odd, variance.mean(), apart.mean(), bent]
         self._state = new if not self._state else self._merged(new, len(values))
         self._count += len(values)
         self._batches += 1
 
     def _merged(self, new: list[Tensor], count: int) -> list[Tensor]:
-        mean, squares, low, high, ignored, entropy, odd, within = self._state
+        mean, squares, low, high, ignored, entropy, odd, within, apart, bent = self._state
         total = self._count + count
         gap = new[0] - mean
         return [
@@ -82,6 +86,8 @@ class PartStats:
             entropy + new[5],
             torch.maximum(odd, new[6]),
             within + new[7],
+            apart + new[8],
+            bent + new[9],
         ]
 
     def _counted(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +121,7 @@ class PartStats:
     @torch.no_grad()
     def pending(self) -> Tensor:
         """All numbers of this part, flat."""
-        mean, squares, low, high, ignored, entropy, odd, within = self._state
+        mean, squares, low, high, ignored, entropy, odd, within, apart, bent = self._state
         assert self._print is not None
         variance = squares / self._count
         overall = mean.mean()
@@ -123,11 +129,12 @@ class PartStats:
         pooled = _entropy(self._histogram) if self._histogram is not None else mean.new_zeros(())
         scale = 1.0 / self._batches
         numbers = [overall, total, low, high, ignored * scale, entropy * scale, odd, within * scale]
-        return torch.stack([*numbers, variance.mean(), pooled, self._print[1], squares.new_ones(())])
+        return torch.stack([*numbers, variance.mean(), pooled, self._print[1], apart * scale, bent * scale])
 
     def read(self, host: Iterator[float]) -> BatchPart:
         """The record, from the numbers of `pending`."""
-        mean, total, low, high, ignored, within_entropy, odd, within, variance, pooled, same, _ = islice(host, _NUMBERS)
+        numbers = tuple(islice(host, _NUMBERS))
+        mean, total, low, high, ignored, within_entropy, odd, within, variance, pooled, same, apart, bent = numbers
         return BatchPart(
             name=self.name,
             whole=self.whole,
@@ -139,11 +146,57 @@ class PartStats:
             largest=high,
             variance=variance,
             within=within / variance if variance > 0.0 else math.nan,
+            deviation=apart,
+            huber=bent,
             entropy=math.nan if odd else pooled,
             entropy_within=math.nan if odd else within_entropy,
             ignored=ignored,
             repeated=bool(same) and self._fresh and self._batches > 1,
         )
+
+
+@final
+class Copies:
+    """Whether a feature of what the model is given is what it should predict; of labels, up to a factor and an offset.
+
+    Of a sequence only the last position counts: to recall an earlier one is a task.
+    """
+
+    def __init__(self) -> None:
+        self._least: Tensor | None = None
+        self._seen = 0
+
+    @torch.no_grad()
+    def add(self, given: Tensor, target: Tensor) -> None:
+        """One more batch."""
+        sequence = given.dim() == 3
+        given = given[:, -1] if sequence else given
+        if not given.is_floating_point() or given.dim() != 2 or len(given) != len(target) < 1 << 14 or len(given) < 8:
+            return
+        rows, wanted = given.float(), target.reshape(len(target), -1).float()
+        if wanted.shape[1] != 1 or not (1 if sequence else 2) <= rows.shape[1] <= _MOST_COPIES:
+            return
+        # why equal: a noise-free toy may be a multiple of one feature; a label that is one is no accident
+        equal = ((rows - wanted).abs().amax(0) <= 1e-6 * wanted.abs().amax()).float() * (wanted.std() > 0.0)
+        labels = (wanted == wanted.round()).all()
+        rows, wanted = rows - rows.mean(0), wanted - wanted.mean(0)
+        sizes = rows.square().sum(0) * wanted.square().sum(0)
+        found = torch.where(labels, (rows * wanted).sum(0).abs() * sizes.clamp(min=1e-30).rsqrt(), equal)
+        if self._least is None or self._least.shape == found.shape:
+            self._least = found if self._least is None else torch.minimum(found, self._least)
+            self._seen += 1
+
+    def pending(self, home: torch.device) -> Tensor:
+        """The correlation of the feature that goes best with the target in every batch, and its place."""
+        if self._least is None or self._seen < 3:
+            return torch.zeros(2, device=home)
+        best = self._least.max(0)
+        return torch.stack((best.values, best.indices.to(best.values.dtype))).float().to(home)
+
+    @staticmethod
+    def read(correlation: float, place: float) -> str:
+        """In words; empty where there is none."""
+        return f"feature {place:.0f} of the input" if correlation >= _COPY else ""
 
 
 @final

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, final
 
@@ -11,14 +11,17 @@ from torch import Tensor, nn
 
 from steadystep._utils.tree import tensors_in
 from steadystep.records import OutputStats
-from steadystep.signals.activations import ForwardHooks, numbers_may_leave, open_modules
-from steadystep.signals.batch_stats import BatchStatistics, batch_tensors
+from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
+from steadystep.signals.batch_stats import BatchStatistics, Copies, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.losses import LossCalls, losses_of
+from steadystep.signals.loss_calls import LossCall, LossRecorder, mistakes
+from steadystep.signals.losses import KINDS, OF, losses_of
+from steadystep.signals.structure import count_leaves, has_frozen_statistics, untrained_heads
 
+TARGET = "['target']"
+"""The name of what the loss function was called with, beside the tensors of the batch."""
 _MOST = 1 << 20  # elements of an output that are measured
 _PROBES = 6  # batches that make a record where only those of probes are known
-_MOST_NODES = 20_000  # of the graph that is searched for tensors outside the model
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -37,12 +40,16 @@ class Outputs(ForwardHooks):
         self._step = 0
         self._closed = False
         self._outside = -1
+        self._untrained: tuple[str, ...] = ()
         self._misread: list[str] = []
         self._shape: tuple[int, ...] = ()
-        self._evaluating = False
+        self._evaluating = (False, False)
         self._child: Any = None
         self._kept: tuple[list[Any], Any] | None = None
-        self._calls = LossCalls()
+        self._recorder: LossRecorder | None = None
+        self._target: PartStats | None = None
+        self._copies = Copies()
+        self._called: dict[str, Any] = {}
         self._count = 0
         self.heard: Callable[[Any, int], None] = lambda batch, step: None
         """Told of inputs and targets where the loop gives no batch."""
@@ -56,27 +63,51 @@ class Outputs(ForwardHooks):
     def seeing(self, batch: Any, step: int) -> Iterator[None]:
         """Around the forward pass of `step` on `batch`."""
         self._batch, self._step = ([] if batch is None else batch_tensors(batch)), step
+        # why not where something is compiled: a mode on the stack would be traced, or cause another compilation
+        self._recorder = None if self._closed or compiles() else LossRecorder(tensor for _, tensor in self._batch)
         try:
-            with self.watching():
+            with self.watching(), self._recorder or nullcontext():
                 yield
-            target, self._calls.target = self._calls.target, None
             given, output = self._kept or ([], self._child)
             if output is not None:
+                self._called = {}
                 with suppress(Exception):  # why all: it must not cost the step
-                    self._hear(given, target)
+                    self._hear(given)
                 self._see(self._model, given, output)
             self.seen()
         finally:
-            self._batch, self._child, self._kept, self._calls.target = [], None, None, None
+            self._batch, self._child, self._kept, self._recorder = [], None, None, None
 
-    def _hear(self, given: list[Any], target: Tensor | None) -> None:
-        """The target of the loss, where it is not in the batch."""
-        if self._closed or target is None or any(tensor.data_ptr() == target.data_ptr() for _, tensor in self._batch):
+    def _hear(self, given: list[Any]) -> None:
+        """The loss functions that were called, and the target of the first."""
+        heard = self._recorder
+        call = next((call for call in heard.calls if call.target is not None), None) if heard is not None else None
+        if heard is None:
             return
+        self._called = {"mistakes": tuple(mistakes(heard.calls, heard.differences)), "cuts": tuple(heard.cuts[:3])}
+        self._called["terms"] = len(heard.calls)
+        if call is None or call.target is None or not call.target.dim() or call.target.is_complex():
+            return
+        self._count_target(call)
+        target = call.target
+        first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
+        if first is not None and len(heard.calls) == 1:
+            self._copies.add(first, target)
         if not self._batch:
-            first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
             self.heard({"target": target} if first is None else {"input": first, "target": target}, self._step)
-        self._batch.append(("['target']", target))
+        if not any(tensor.data_ptr() == target.data_ptr() for _, tensor in self._batch):
+            self._batch.append((TARGET, target))
+
+    def _count_target(self, call: LossCall) -> None:
+        """What the loss compares with, over all probes."""
+        target = call.target
+        assert target is not None
+        known = self._target
+        if known is None or (known.shape != tuple(target.shape[1:]) and not known.flat):
+            self._target = known = PartStats(TARGET, target, flat=known is not None)
+        known.add(target)
+        kind = "" if call.weighted or call.options.get("reduction", "mean") != "mean" else KINDS.get(call.name, "")
+        self._called |= {"kind": kind, "result": call.result}
 
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
@@ -84,7 +115,6 @@ class Outputs(ForwardHooks):
         modules = [] if self._closed else open_modules(self._model)
         if not modules:
             return
-        self._calls.start()
         self._handles.append(self._model.register_forward_hook(self._look, with_kwargs=True))
         # why only in training: hooks would take torch's fast path from attention
         open_ones = [child for child in self._model.children() if child.training or not isinstance(child, _ATTENTION)]
@@ -93,11 +123,6 @@ class Outputs(ForwardHooks):
             attention = getattr(module, "self_attn", module)
             if isinstance(module, _TIME_FIRST) and module.training and not getattr(attention, "batch_first", True):
                 self._handles.append(module.register_forward_pre_hook(self._order(name)))
-
-    def stop(self) -> None:
-        """Take the hooks away; what they saw stays."""
-        self._calls.stop()
-        super().stop()
 
     def clear(self) -> None:
         """Take the hooks away and forget what they saw."""
@@ -135,21 +160,31 @@ class Outputs(ForwardHooks):
         if self._outside < 0:
             inside = {id(p) for p in (*module.parameters(), *self._gradients.parameters)}
             self._outside = count_leaves(output, inside | {id(tensor) for _, tensor in tensors_in(given)})
+            loss = None if self._recorder is None else self._recorder.loss
+            held = {id(p) for p in self._gradients.parameters}
+            self._untrained = () if loss is None else untrained_heads(loss, module, held)
         with torch.no_grad():
             first = next((tensor for _, tensor in tensors_in(given) if tensor.dim()), None)
             whole = output.detach()
             part = whole if whole.numel() <= _MOST else whole[: max(1, _MOST // max(1, whole[0].numel()))]
             losses = losses_of(part, self._batch) if part is whole else {}
+            result, kind = self._called.pop("result", None), self._called.get("kind", "")
+            if result is not None and kind:
+                losses[f"{kind}{OF}{TARGET}"] = result
             numbers = [*_shape_of_values(part.float()), _spread(None if first is None else first.detach())]
             home = part.device
             flat = [number.detach().float().reshape(()).to(home) for number in (*numbers, *losses.values())]
-            self.waiting = [torch.stack(flat)]
-        self._names, self._shape, self._evaluating = tuple(losses), tuple(output.shape), not module.training
+            target = [] if self._target is None else [self._target.pending().float().to(home)]
+            self.waiting = [torch.cat([torch.stack(flat), self._copies.pending(home), *target])]
+        self._names, self._shape = tuple(losses), tuple(output.shape)
+        self._evaluating = not module.training, not module.training or has_frozen_statistics(module)
 
     def read(self, values: Sequence[float]) -> OutputStats:
         """The record, from the numbers that were waiting."""
         self.waiting = []
-        low, high, rms, spread, row, column, entropy, alignment, given, *losses = values
+        low, high, rms, spread, row, column, entropy, alignment, distinct, given, *rest = values
+        losses, host = rest[: len(self._names)], iter(rest[len(self._names) :])
+        copied = Copies.read(next(host), next(host))
         return OutputStats(
             step=self._step,
             shape=self._shape,
@@ -162,11 +197,17 @@ class Outputs(ForwardHooks):
             column_error=column,
             entropy=entropy,
             alignment=alignment,
+            distinct=distinct,
             calls=max(1, self._count),
             losses=tuple(zip(self._names, losses, strict=True)),
-            evaluating=self._evaluating,
+            evaluating=self._evaluating[1],
+            evaluating_all=self._evaluating[0],
             misread=tuple(self._misread),
             outside=max(0, self._outside),
+            untrained=self._untrained,
+            copied=copied,
+            target=None if self._target is None else self._target.read(host),
+            **self._called,
         )
 
 
@@ -215,12 +256,12 @@ def _main_tensor(output: Any) -> Tensor | None:
 
 
 def _shape_of_values(values: Tensor) -> list[Tensor]:
-    """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy, alignment."""
+    """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy, alignment, distinct rows."""
     low, high = torch.aminmax(values)
     rms = values.square().mean().sqrt()
     unknown = torch.full_like(rms, math.nan)
     if values.dim() < 2:
-        return [low, high, rms, _spread(values), unknown, unknown, unknown, unknown]
+        return [low, high, rms, _spread(values), unknown, unknown, unknown, unknown, unknown]
     row = (values.sum(-1) - 1.0).abs().amax()
     column = (values.sum(0) - 1.0).abs().amax()
     logs = torch.log_softmax(values, -1)
@@ -228,7 +269,9 @@ def _shape_of_values(values: Tensor) -> list[Tensor]:
     rows = values.flatten(0, -2)
     units = rows * rows.square().sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
     alignment = units.mean(0).square().sum().sqrt() if values.shape[-1] > 1 else unknown
-    return [low, high, rms, _spread(values), row, column, entropy, alignment]
+    samples = values.flatten(1)
+    apart = ((samples - samples.roll(1, 0)).abs().amax(1) > 1e-6 * rms).float().mean()
+    return [low, high, rms, _spread(values), row, column, entropy, alignment, apart]
 
 
 def _spread(values: Tensor | None) -> Tensor:
@@ -248,22 +291,3 @@ def _is_batch_first(given: Tensor, batch: list[tuple[str, Tensor]]) -> bool:
     one_label_each = targets.dim() == 1 and len(targets) == rows
     as_given = inputs.dim() > 1 and tuple(given.shape[:2]) == tuple(inputs.shape[:2])
     return one_label_each and as_given and given.shape[1] != rows
-
-
-def count_leaves(output: Tensor, inside: set[int]) -> int:
-    """Tensors at the ends of the graph of `output` that are not `inside`; 0 where the graph is too large to search."""
-    waiting = [output.grad_fn] if output.grad_fn is not None else []
-    seen: set[Any] = set(waiting)
-    found: set[int] = set()
-    while waiting:
-        if len(seen) > _MOST_NODES:
-            return 0
-        node = waiting.pop()
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, nn.Parameter) and id(variable) not in inside:
-            found.add(id(variable))
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                waiting.append(below)
-    return len(found)

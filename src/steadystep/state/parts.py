@@ -162,6 +162,8 @@ class OutputTrailState(PartState):  # noqa: D101
     simplex: tuple[WholeNumber, WholeNumber]
     evaluating: WholeNumber
     range: tuple[float, float] | None
+    pairs: list[tuple[float, float]] = Field(default_factory=list)
+    wrong: dict[str, WholeNumber] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -179,6 +181,7 @@ class MeasuredState(PartState):  # noqa: D101
     touched: list[str]
     updated: list[str]
     rewarded: bool
+    loop: tuple[WholeNumber, WholeNumber, WholeNumber] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -126,7 +126,7 @@ class Watcher:
         self._optimizer = one
         parts = self.guard._parts
         self._recorder = self._recorded(model, why_not(one, scaler, finds_loss=find_loss))
-        self._seen = Collected(parts.measurer.versions, parts.measurer.norms, self._recorder)
+        self._seen = Collected(parts.measurer, self._recorder, parts.run_history.loop, each_of(one))
         signs = signs_scaling and settings.mode != "observe"
         self._scaling = [LossScaling(each, scaler, signs=signs) for each in each_of(one)]
         self._schedulers = Schedulers(one, schedulers)

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from steadystep.diagnosis.measured import LoopHabits
+from steadystep.signals import Measurer
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 from steadystep.watching.listeners import Clip
 from steadystep.watching.recorder import Recorder
@@ -28,13 +30,14 @@ class Collected:
 
     def __init__(
         self,
-        versions: Callable[[], _Marks],
-        measure: Callable[[], list[Tensor]],
+        measurer: Measurer,
         recorder: Recorder | None = None,
+        habits: LoopHabits | None = None,
+        optimizers: Sequence[Optimizer] = (),
     ) -> None:
-        self._now = versions
+        self._now = measurer.versions
         """Of the gradients, as they are."""
-        self._measure = measure
+        self._measure = measurer.norms
         self._recorder = recorder
         self._clips: list[Clip] = []
         self._clipped: _Marks | None = None
@@ -50,6 +53,9 @@ class Collected:
         """Of each gradient at the end of the last backward pass, on the device, when `measuring`."""
         self.before: Callable[[], None] = lambda: None
         """Called before each backward pass of the program."""
+        self._habits, self._optimizers = habits or LoopHabits(), optimizers
+        self._at_step: _Marks | None = None
+        self._had_moments = False
         self.passes = 0
         """Backward passes of ours that were heard of, and losses that were given, since the beginning."""
         self.measuring = True
@@ -72,11 +78,23 @@ class Collected:
             return
         self.before()
         self._before = self._now()
+        self._compare_with_step()
         self._cleared = self._before != self._marks
         if self._cleared:
             self._found, self._given, self.norms, self._clips = [], [], None, []
         if self._recorder is not None:
             self._recorder.before_backward(loss, plainly=plainly)
+
+    def _compare_with_step(self) -> None:
+        """The first backward pass after a step: are the gradients of that step still there, and the moments?"""
+        marks, self._at_step = self._at_step, None
+        if marks is None:
+            return
+        if marks == self._before and any(mark is not None for mark in marks):
+            self._habits.carried += 1
+        else:
+            self._habits.renewed += 1
+        self._habits.emptied += self._had_moments and not any(map(_has_moments, self._optimizers))
 
     def after_backward(self, loss: Tensor | None) -> None:
         """One more pass, if it was one of ours."""
@@ -153,12 +171,20 @@ class Collected:
 
     def clear(self) -> None:
         """The step is over."""
+        self._at_step = self._now()
+        self._had_moments = any(map(_has_moments, self._optimizers))
         self._last = (self._found, self._given + self._waiting)
         self._found, self._given, self._waiting, self.norms = [], [], [], None
         self._marks = self._clipped = None
         self._clips = []
         if self._recorder is not None:
             self._recorder.clear()
+
+
+def _has_moments(optimizer: Optimizer) -> bool:
+    """By the first parameter that has a state at all; a count of steps is none."""
+    states = (state for state in optimizer.state.values() if isinstance(state, dict) and state)
+    return any(isinstance(value, Tensor) and value.dim() for value in next(states, {}).values())
 
 
 def _again(clips: Sequence[Clip]) -> None:

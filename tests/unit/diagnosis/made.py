@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from steadystep.diagnosis.curves import LossCurve
-from steadystep.diagnosis.facts import Facts, Occurrences
+from steadystep.diagnosis.facts import Facts, LossCurve, Occurrences
 from steadystep.diagnosis.run_history import Trace
 from steadystep.records import Finding, Severity
 

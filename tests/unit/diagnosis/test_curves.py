@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from steadystep.diagnosis.curves import Layers, LossCurve, guessing, is_bias, update_ratios
+from steadystep.diagnosis.facts import LossCurve, guessing
+from steadystep.diagnosis.measured import Layers, is_bias, update_ratios
 from steadystep.records import Probe
 from tests.unit.diagnosis.made import curve
 

@@ -220,6 +220,48 @@ def test_nothing_is_concluded_through_the_noise_of_heavy_tails(seed: int) -> Non
     assert found.cause in ("healthy", "bad-batch", "exploding-gradient"), found
 
 
+@pytest.mark.parametrize("gradients", ["kept", "cleared", "set to zero"])
+def test_gradients_that_a_loop_does_not_clear(gradients: str) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with steadystep.watch(model, optimizer, config={"monitoring": {"sinks": []}}) as watcher:
+        for step in range(60):
+            entropy(model)(classes(step)).backward()
+            optimizer.step()
+            if gradients != "kept":
+                optimizer.zero_grad(set_to_none=gradients == "cleared")
+        found = watcher.guard.diagnose()[0]
+    assert (found.cause == "missing-zero-grad") == (gradients == "kept"), found
+
+
+def test_an_optimizer_that_begins_anew_in_every_step() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    with steadystep.watch(model, optimizer, config={"monitoring": {"sinks": []}}) as watcher:
+        for step in range(60):
+            optimizer.zero_grad()
+            entropy(model)(classes(step)).backward()
+            optimizer.step()
+            optimizer.state.clear()
+        assert watcher.guard.diagnose()[0].cause == "lost-moments"
+
+
+def test_a_feature_that_is_the_target() -> None:
+    model = net()
+
+    def with_label(step: int) -> tuple[Tensor, Tensor]:
+        x, y = classes(step)
+        return torch.cat([x[:, :-1], y[:, None] * 2.0 - 1.0], 1), y
+
+    assert diagnosed(model, with_label).fault == "target-leak"
+
+
+def test_outputs_that_hardly_depend_on_the_input() -> None:
+    model = net()
+    found = diagnosed(model, loss=lambda batch: functional.cross_entropy(model(1.0 + 1e-4 * batch[0]), batch[1]))
+    assert found.fault == "output-independent-of-input", found
+
+
 def test_targets_far_from_unit_scale() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from steadystep.detectors import NonFinite
 from steadystep.diagnosis import RunHistory, explain
-from steadystep.diagnosis.curves import LossCurve, guessing
+from steadystep.diagnosis.facts import LossCurve, guessing
 from steadystep.diagnosis.run_history import Opinion
 from steadystep.records import Counterfactual, Diagnosis, Finding, InputStats, Probe, Signals
 from tests.unit.diagnosis.made import trace

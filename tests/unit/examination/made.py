@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from steadystep.examination.loss_calls import record_losses
 from steadystep.examination.observation import Observation
 from steadystep.examination.parameters import Parameters
 from steadystep.examination.passes import Pass
 from steadystep.examination.workbench import Trial, Workbench
+from steadystep.signals.loss_calls import record_losses
 from tests.unit.examination.jobs import Job, classes
 
 PARAMETERS = Parameters(

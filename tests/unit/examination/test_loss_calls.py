@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from steadystep.examination.loss_calls import (
+from steadystep.signals.loss_calls import (
     class_dim,
     is_distribution,
     is_log_distribution,

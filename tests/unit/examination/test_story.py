@@ -3,7 +3,7 @@
 import pytest
 
 from steadystep import Diagnosis
-from steadystep.examination.story import one_story
+from steadystep.engine.experiments import one_story
 
 
 def of(*names: str) -> list[Diagnosis]:
@@ -28,8 +28,9 @@ def of(*names: str) -> list[Diagnosis]:
         (["learning-rate-too-low"], ["healthy"], ["healthy"]),
         (["dead-units", "unscaled-data"], ["healthy"], ["healthy"]),
         (["no-learning", "missing-zero-grad"], ["healthy"], ["missing-zero-grad"]),
-        # unless the run named a particular mistake
-        (["zero-gradient:frozen-parameters"], ["healthy"], ["zero-gradient:frozen-parameters"]),
+        (["zero-gradient:frozen-parameters"], ["healthy"], ["healthy"]),
+        # what is concluded where nothing else explains it stays behind what the run showed
+        (["dead-units"], ["no-learning:labels-shuffled"], ["dead-units", "no-learning:labels-shuffled"]),
         # what learning does not refute
         (["learning-rate-too-high"], ["healthy"], ["learning-rate-too-high"]),
         # experiments come before guesses from curves
@@ -58,3 +59,12 @@ def test_the_evidence_of_the_experiment_stays() -> None:
     tried = Diagnosis(cause="learning-rate-too-low", evidence="tried")
     (found,) = one_story([Diagnosis(cause="learning-rate-too-low", evidence="seen")], [tried])
     assert found is tried
+
+
+def test_no_experiment_refutes_what_was_seen_as_it_is() -> None:
+    frozen = ("zero-gradient", "frozen-parameters")
+    assert list(one_story(of("zero-gradient:frozen-parameters"), of("healthy"), {frozen})) == of(":".join(frozen))
+    told = one_story(of("zero-gradient:frozen-parameters"), of("learning-rate-too-low"), {frozen})
+    assert [diagnosis.cause for diagnosis in told] == ["zero-gradient", "learning-rate-too-low"]
+    told = one_story(of("unscaled-data"), of("clipping-too-tight", "unscaled-data"), {("unscaled-data", "")})
+    assert [diagnosis.cause for diagnosis in told] == ["unscaled-data", "clipping-too-tight"]

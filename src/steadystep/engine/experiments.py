@@ -1,0 +1,111 @@
+"""Experiments with a guarded run: its own loss and batches, and one story with what it has shown so far."""
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadystep.config import Config
+from steadystep.diagnosis.causes import Cause, Fault
+from steadystep.diagnosis.ranking import proven
+from steadystep.engine.parts import Parts
+from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.examination import Examination, examine
+from steadystep.optimizers import CombinedOptimizer
+from steadystep.records import Diagnosis
+
+_MOST = 64  # remembered batches
+
+
+def examine_guarded(
+    parts: Parts,
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    config: Config,
+    batches: Iterable[Any] | None,
+    loss: Callable[[Any], Tensor] | None,
+    options: Mapping[str, Any],
+) -> Examination:
+    """See `Guard.examine`."""
+    if parts.ranks.size > 1:
+        raise UnsupportedError("examine works in a single process: run it on one rank without the others")
+    if optimizer is None or isinstance(optimizer, CombinedOptimizer):
+        raise UnsupportedError("examine needs a guard with one optimizer: call steadystep.examine for each of them")
+    remembered = parts.recovery.remembered(_MOST)
+    if loss is None:
+        if not remembered:
+            raise MisuseError(
+                "examine has no loss: pass loss=, a function of a batch, or train with step(f, batch=...)"
+            )
+        loss = remembered[-1].closure
+    if batches is None:
+        batches = [recipe.batch for recipe in remembered]
+        if not batches:
+            raise MisuseError("examine has no batches: pass your loader, or train with guard.step(closure, batch=...)")
+    compute = loss
+
+    def under_precision(batch: Any) -> Tensor:
+        with parts.precision.autocast():
+            return compute(batch)
+
+    settings = {"max_grad_norm": config.training.max_grad_norm, **options}
+    done = examine(model, optimizer, under_precision, batches, **settings)
+    history = parts.run_history
+    seen_as_is = proven(history.facts())
+    if any(float(group["lr"]) < 0.5 * float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups):
+        seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
+    return replace(done, causes=one_story(history.diagnose(), done.causes, seen_as_is))
+
+
+_OF_THE_LOOP = frozenset(
+    {
+        *(Cause.MISSING_ZERO_GRAD, Cause.SCHEDULE_ERROR, Cause.LOST_MOMENTS, Cause.POISONED_MOMENTS),
+        *(Cause.NON_FINITE_INPUT, Cause.FORWARD_OVERFLOW, Cause.LOSS_SCALE_COLLAPSE, Cause.GRADIENT_UNDERFLOW),
+        *(Cause.REPEATED_BATCH, Cause.POLICY_DRIFT, Cause.ENTROPY_COLLAPSE, Cause.FLAT_REWARD),
+        *(Cause.METRIC_OUT_OF_BOUNDS, Cause.EXCEPTION_IN_STEP, Cause.CLOSURE_NOT_REPEATABLE, Cause.ODD_REPLICA),
+    }
+)
+"""Mistakes between the steps, or of a time that is over: experiments take their own steps and see none of them."""
+
+_REFUTED_BY_LEARNING = frozenset(
+    {
+        *(Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, Cause.BATCH_SIZE_UNFIT, Cause.CLIPPING_TOO_TIGHT),
+        *(Cause.OSCILLATION, Cause.UNSCALED_DATA, Cause.DEAD_UNITS, Cause.SATURATION, Cause.VANISHING_GRADIENT),
+        *(Cause.ZERO_GRADIENT, Cause.POOR_INITIALISATION, Cause.SUSPICIOUS_PERFECTION, Cause.UNKNOWN),
+    }
+)
+"""What a run that can be seen to learn does not have, whatever its curve looks like."""
+_WEAK = frozenset({Fault.LABELS_SHUFFLED})
+"""Concluded where nothing else explains that nothing is learned."""
+
+
+def one_story(
+    seen: Sequence[Diagnosis], tried: Sequence[Diagnosis], proven: Container[tuple[str, str]] = ()
+) -> tuple[Diagnosis, ...]:
+    """Put together what the run showed (`seen`) and what experiments showed (`tried`), the likeliest first.
+
+    Args:
+        seen: of the run.
+        tried: of experiments.
+        proven: cause and fault of what was seen as it is; the others were concluded from curves.
+
+    >>> seen, tried = Diagnosis(cause="missing-zero-grad"), Diagnosis(cause="learning-rate-too-high")
+    >>> [diagnosis.cause for diagnosis in one_story([seen], [tried])]
+    ['missing-zero-grad', 'learning-rate-too-high']
+    """
+    healthy = all(diagnosis.cause == Cause.HEALTHY for diagnosis in tried)
+    faulty = [diagnosis for diagnosis in seen if diagnosis.cause != Cause.HEALTHY]
+    if healthy:
+        kept = [d for d in faulty if (d.cause, d.fault) in proven or d.cause not in _REFUTED_BY_LEARNING]
+        return tuple(kept) or tuple(tried)
+    sure = {d.cause + d.fault for d in seen[:1] if (d.cause, d.fault) in proven or d.cause in _OF_THE_LOOP}
+    tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
+    named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
+    others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
+    unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
+    by_trial = tried[0].fault in _WEAK
+    first = [d for d in others if unknown or d.cause + d.fault in sure]
+    first += [d for d in others if by_trial and d not in first and d is seen[0] and d.fault not in _WEAK]
+    return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))
