@@ -24,7 +24,7 @@ STEPS, EVERY = 200, 4
 FULL = {"monitoring": {"corruption_checks": "full"}}
 
 
-def network(seed: int) -> nn.Module:
+def network(seed: int) -> nn.Sequential:
     """With tensors that are copied and tensors that are added up, BatchNorm and dropout."""
     torch.manual_seed(seed)
     middle = [nn.Linear(96, 130), nn.LayerNorm(130), nn.GELU(), nn.Dropout(0.1), nn.Linear(130, 130), nn.Linear(130, 3)]
@@ -112,7 +112,7 @@ def healthy(steps: int) -> None:
         each = optimizers(("AdamW", "SGD", "Muon")[seed % 3], model)
         guard = Guard(model, each, config=FULL)
         schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 2000) for one in each]
-        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))  # type: ignore[no-untyped-call]
         data = torch.Generator().manual_seed(seed)
         for step in range(2000):
             x = torch.randn(16, 10, generator=data)
@@ -134,13 +134,13 @@ def healthy(steps: int) -> None:
 
 
 @torch.no_grad()
-def edit(model: nn.Module, average: nn.Module, step: int, *, kind: int) -> None:
+def edit(model: nn.Sequential, average: nn.Module, step: int, *, kind: int) -> None:
     """What loops do to their weights between two steps."""
     last = model[-1]
     assert isinstance(last, nn.Linear)
     if kind == 0 and step % 100 == 50:  # weights of the average, for an evaluation
         mine = {name: value.clone() for name, value in model.state_dict().items()}
-        model.load_state_dict(average.module.state_dict())  # type: ignore[union-attr, arg-type]
+        model.load_state_dict(average.module.state_dict())  # type: ignore[union-attr]
         model.load_state_dict(mine)
     elif kind == 1 and step % 200 == 100:
         last.reset_parameters()

@@ -41,7 +41,6 @@ from steadystep.tracking.tracker import NullTracker
 
 if TYPE_CHECKING:
     from steadystep.examination import Examination
-    pass
 
 
 @final

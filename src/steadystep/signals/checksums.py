@@ -157,7 +157,7 @@ class _Sums:
             off_rows, off_columns = each.words.sum(1) - rows, each.words.sum(0) - columns
             if bool(off_rows.any()):  # sync: only after damage
                 _, change = found.setdefault(each.name, (each, _Change()))
-                change.add_words(each, off_rows.cpu().numpy(), off_columns.cpu().numpy())
+                change.add_words(each, off_rows.cpu().numpy(), off_columns.cpu().numpy())  # sync: only after damage
         return list(found.values())
 
 
