@@ -40,6 +40,7 @@ _KNOWN = frozenset(
             DetectorName.INPUT_SCALE,
             DetectorName.SAME_BATCH,
             DetectorName.WEIGHT_JUMP,
+            DetectorName.BIT_FLIP,
             DetectorName.DAMAGED_STATE,
         ),
         *(

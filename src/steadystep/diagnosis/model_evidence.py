@@ -23,7 +23,9 @@ def never_trained(facts: Facts) -> str:
     seen = facts.measured
     missing = seen.untouched(facts.structure) if seen.touched and facts.trace.num_updates >= _LONG else ()
     total = len(facts.structure.trained)
-    if not missing or len(missing) < _MANY * total or learns(facts):
+    found = progress(facts)
+    learned = learns(facts) or (found is not None and found.gained and found.beats_base)  # spare parts are no fault
+    if not missing or len(missing) < _MANY * total or learned:
         return ""
     return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})"
 

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.facts import UNKNOWN_SETUP, Facts, Interventions, LossCurve, Occurrences, Setup
-from steadystep.diagnosis.measured import Layers, LoopHabits, Measured
+from steadystep.diagnosis.measured import Layers, Measured
 from steadystep.diagnosis.ranking import rank
 from steadystep.records import GRAVE, Diagnosis, Finding, InputStats, Plan, Signals, Structure
 
@@ -160,6 +160,8 @@ class RunHistory:
         self._setup = setup
         self._structure = structure
         self._measured = Measured()
+        self.loop = self._measured.loop
+        """What happens between updates; whoever sees it writes it down here."""
         self._trace = Trace()
         self._layers = Layers()
         self._inputs: InputStats | None = None
@@ -202,10 +204,9 @@ class RunHistory:
         """Return the final diagnosis of the run; None for a run that is too short."""
         return self.diagnose()[0] if self._trace.num_updates >= _SHORTEST else None
 
-    @property
-    def loop(self) -> LoopHabits:
-        """What happens between updates; whoever sees it writes it down here."""
-        return self._measured.loop
+    def start_again(self) -> None:
+        """The loop has put other weights in: what the loss was before says nothing about them."""
+        self._trace = Trace()
 
     def facts(self) -> Facts:
         """Return the numbers that the ranking of causes uses."""

@@ -12,6 +12,7 @@ from steadystep._utils.rng import RngState
 from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
+from steadystep.diagnosis.measured import LoopHabits
 from steadystep.engine.closures import BatchClosure, Closure, RepeatableClosure
 from steadystep.engine.microbatch_group import Draws, Group, MicroBatch, OnlyTheLoss, called, checked_loss
 from steadystep.engine.reruns import GroupReruns
@@ -79,6 +80,7 @@ class MicroBatchRunner:
         self._offered: tuple[RecordedMicroBatch, ...] = ()
         self.given_losses = False
         """The loop computes its losses itself."""
+        self.habits = LoopHabits()
 
     def __enter__(self) -> None:
         if self.busy:
@@ -109,6 +111,8 @@ class MicroBatchRunner:
                 if parameter.grad is not None:
                     self._optimizer.zero_grad()
                     break
+            else:
+                self.habits.renewed += 1
         self._state = "collecting"
         recipe = None
         if isinstance(work, Tensor):

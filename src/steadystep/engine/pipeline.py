@@ -47,6 +47,7 @@ class Pipeline:
         self._budget, self._recovery, self._tracer = parts.budget, parts.recovery, parts.nan_tracer
         self._history, self._log, self._ranks = parts.run_history, parts.log, parts.ranks
         self._run_state, self._data, self._checksums = parts.run_state, parts.run_state.data, parts.checksums
+        self._runner.habits = parts.run_history.loop
         self._samples = parts.gradient_samples if parts.log.wants_samples else None
 
     def collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
@@ -61,8 +62,6 @@ class Pipeline:
 
     def _collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
         progress = self.progress
-        if not self._group.members:
-            self._history.loop.renewed += self._measurer.parameters[0].grad is None
         with self._runner:
             self.metrics.update(metrics)
             if not isinstance(work, Tensor) and not self._group.members:
@@ -160,6 +159,7 @@ class Pipeline:
         if self._edits.edition != judge.edition:  # other weights: there is nothing to roll back to
             self._recovery.forget()
             judge.start_again(self._edits.edition)
+            self._history.start_again()
         verdict = judge.judge(
             view.signals,
             updates=self.progress.updates,

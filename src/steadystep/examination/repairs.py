@@ -262,6 +262,7 @@ def _larger_batches(bench: Workbench, size: int) -> Repair:
     joined = together(bench.batches, times)
     if joined and not _fits(bench, joined[0]):
         joined = None
+    times = min(times, len(bench.batches)) if joined else times
     return Repair(
         name="large-batches",
         what=f"with new weights and batches {times} times as large",

@@ -108,10 +108,10 @@ def test_a_loss_that_is_not_reduced_has_no_value() -> None:
 
 
 def test_a_broadcast_difference_is_recorded() -> None:
-    recorder, _ = record_losses(lambda _: (X[:, :1] - SHARES[:, 0]).square().mean(), None)
+    recorder, _ = record_losses(lambda _: (X[:, :1] - SHARES[:, 0]).square().mean(), (X, SHARES))
     assert recorder.differences == [((6, 1), (6,))]
-    assert record_losses(lambda _: (X - SHARES).mean(), None)[0].differences == []
-    assert record_losses(lambda _: (X - SHARES[0]).mean(), None)[0].differences == []
+    assert record_losses(lambda _: (X - SHARES).mean(), (X, SHARES))[0].differences == []
+    assert record_losses(lambda _: (X - SHARES[0]).mean(), (X, SHARES))[0].differences == []
 
 
 def test_the_target_of_a_hand_written_distance_is_the_one_from_the_batch() -> None:

@@ -69,9 +69,13 @@ def test_particular_repairs_come_before_rates() -> None:
 
 
 def test_larger_batches_reach_a_usual_size() -> None:
-    assert offered(supervised(mlp(), classes()))["large-batches"].variation.per_update == 8
-    tiny = supervised(mlp(), [(x[:2], y[:2]) for x, y in classes()])
-    assert offered(tiny)["large-batches"].variation.per_update == 32
+    usual, tiny = classes(), [(x[:2], y[:2]) for x, y in classes()]
+    for batches, times in ((usual, 8), (tiny, 32)):
+        repair = offered(supervised(mlp(), batches))["large-batches"]
+        assert repair.variation.batches is not None
+        joined = len(repair.variation.batches[0][0]) // len(batches[0][0])
+        assert 1 < joined <= times
+        assert f"batches {joined} times as large" in repair.what
 
 
 def test_inputs_are_standardized_and_targets_stay() -> None:
