@@ -196,7 +196,7 @@ class Guard:
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """Return the probable causes of instability so far, the most likely first; one "healthy" if there is none."""
-        return self._parts.run_history.diagnose()
+        return self._parts.diagnose()
 
     def examine(
         self, batches: Iterable[Any] | None = None, *, loss: Callable[[Any], Tensor] | None = None, **options: Any
@@ -287,7 +287,7 @@ class Guard:
 
     def _conclude(self) -> None:
         """Report the final diagnosis of the run once; called by `close` and at the end of the program."""
-        self._parts.log.concluded(self._parts.run_history.verdict())
+        self._parts.log.concluded(self._parts.verdict())
 
     def close(self) -> None:
         """Save the last state, complete the run log and release the optimizer."""

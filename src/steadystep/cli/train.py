@@ -12,8 +12,9 @@ from typing import final
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from steadystep._utils.text import nearest_names
+from steadystep._utils.text import count, nearest_names, number
 from steadystep.cli.diagnose import printable
 from steadystep.errors import ConfigError, TrainingHalted
 from steadystep.incidents.replay import Replay, load_factory, replay
@@ -22,18 +23,11 @@ from steadystep.lr_finder import find_lr
 from steadystep.tracking import Terminal
 from steadystep.train import RunPlan, Summary, train
 from steadystep.train.loop import Crew, prepare_folder
-from steadystep.train.plan import write
 
 
-def new(name: str) -> None:
-    """Write a template."""
-    program, settings = write(name, Path.cwd())
-    Console().print(f"wrote {program.name} and {settings.name}; start it with: steadystep train {settings.name}")
-
-
-def run(config: Path, *, run_dir: str, resume: bool, force: bool, as_json: bool) -> int:
+def run(plan: RunPlan, config: Path, *, run_dir: str, resume: bool, force: bool, as_json: bool) -> int:
     """Train; 0 when it finished, 1 when the guard had to stop it, 130 after Ctrl-C."""
-    plan = _without_console(RunPlan.load(config))
+    plan = _without_console(plan)
     crew = Crew.join(plan.run.distributed)
     folder = Path(run_dir) if run_dir else Path("runs") / config.stem
     crew.first(lambda: prepare_folder(folder, config, resume=resume or (crew.restarted and folder.exists())))
@@ -94,10 +88,11 @@ def _table(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("steps", f"{summary.steps:,}, of which {summary.updates:,} applied"),
-        ("last loss", f"{summary.final_loss:.4f}" if summary.trained else "no steps left to run"),
-        ("validation", "none" if summary.validation is None else f"{summary.validation:.4f}"),
-        ("best", "" if summary.best_validation is None else f"{summary.best_validation:.4f}"),
-        ("interventions", str(summary.incidents)),
+        ("", "" if summary.trained else "no steps left to run"),
+        ("final loss", f"{number(summary.final_loss)}, median of the last tenth"),
+        ("validation", "none" if summary.validation is None else number(summary.validation)),
+        ("best", "" if summary.best_validation is None else number(summary.best_validation)),
+        ("incidents", f"{summary.incidents}, {count(summary.interventions, 'intervention')}"),
         ("time", f"{summary.seconds:.1f} s"),
         ("folder", summary.run_dir),
     ):
@@ -105,8 +100,10 @@ def _table(summary: Summary) -> Table:
             table.add_row(name, value)
     if summary.stopped_early:
         table.add_row("", "stopped early: validation no longer improved")
+    table.add_row("verdict", Text(summary.verdict))
     for diagnosis in summary.diagnosis:
-        table.add_row("diagnosis", diagnosis)
+        if diagnosis != "healthy":
+            table.add_row("diagnosis", Text(diagnosis))
     return table
 
 

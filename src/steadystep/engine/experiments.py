@@ -11,7 +11,6 @@ from steadystep.config import Config
 from steadystep.engine.parts import Parts
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.examination import Examination, examine
-from steadystep.examination.story import one_story
 from steadystep.optimizers import CombinedOptimizer
 
 _MOST = 64  # remembered batches
@@ -50,4 +49,5 @@ def examine_guarded(
 
     settings = {"max_grad_norm": config.training.max_grad_norm, **options}
     done = examine(model, optimizer, under_precision, batches, **settings)
-    return replace(done, causes=one_story(parts.run_history.diagnose(), done.causes))
+    parts.progress.examined = (parts.progress.attempts, done.causes)
+    return replace(done, causes=parts.diagnose())

@@ -19,6 +19,7 @@ from steadystep.incidents import NaNTracer
 from steadystep.parallel import Ranks
 from steadystep.policy import Budget
 from steadystep.precision import Fp32Islands, Precision
+from steadystep.records import Diagnosis
 from steadystep.signals import GradientSamples, Measurer, UpdateProbes
 from steadystep.signals.weight_edits import WeightEdits
 from steadystep.snapshots.recovery import Recovery
@@ -70,12 +71,25 @@ class Parts:
         self.recovery.forget()
         self.edits.forget()
 
+    def diagnose(self) -> tuple[Diagnosis, ...]:
+        """Return the causes for the run so far; with those of an examination, if no step was taken since."""
+        seen, (at, tried) = self.run_history.diagnose(), self.progress.examined
+        if not tried or at != self.progress.attempts:
+            return seen
+        from steadystep.examination.story import one_story  # why here: experiments are rare
+
+        return one_story(seen, tried)
+
+    def verdict(self) -> Diagnosis | None:
+        """Return the final diagnosis of the run; None for a run that is too short."""
+        return None if self.run_history.verdict() is None else self.diagnose()[0]
+
     def close(self) -> None:
         """Let go of files, hooks and memory."""
         self.islands.remove()
         self.edits.remove()
         self.recovery.forget()
-        self.log.concluded(self.run_history.verdict())
+        self.log.concluded(self.verdict())
         self.log.close()
         if self.lock is not None:
             self.lock.release()

@@ -105,7 +105,8 @@ class LRCurve(Record):
         bar = ""
         if math.isfinite(self.smoothed[i]) and max(finite) > min(finite):
             bar = "#" * round(_BAR * (self.smoothed[i] - min(finite)) / (max(finite) - min(finite)))
-        marks = "".join(f"  <- {name}" for name, row in self._marks().items() if row == i)
+        exact = {"suggested": self.suggested, "largest stable": self.largest_stable}
+        marks = "".join(f"  <- {name} {exact[name]:.2e}" for name, row in self._marks().items() if row == i)
         return f"{self.lrs[i]:<15.1e} {self.smoothed[i]:>8.4g}  {bar}{marks}".rstrip()
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, SupportsFloat, final
 from pydantic import PlainSerializer, PlainValidator
 
 from steadystep._deprecated import old_arguments, old_fields
-from steadystep.records.record import JSON, ActionName, Damage, Record, Severity
+from steadystep.records.record import GRAVE, JSON, ActionName, Damage, Record, Severity
 from steadystep.records.signals import Signals
 
 
@@ -194,6 +194,10 @@ class Outcome(Record):
         return self.diagnosis.findings
 
 
+_NEAR = 12  # steps between two incidents of the same cause that belong together
+_NEXT = 3  # steps between two grave incidents of different causes: the second follows from the first
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
@@ -221,6 +225,22 @@ class Incident:
     """Folder of the incident bundle, for `steadystep replay`."""
     findings: tuple[tuple[str, str, str], ...] = ()
     """Detector, severity and message of each finding."""
+
+    @property
+    def is_routine(self) -> bool:
+        """Whether it is part of normal operation, such as a step that a loss scaler skips."""
+        return self.severity == "info"
+
+    @property
+    def calls_for_action(self) -> bool:
+        """Whether it called for more than a report: the guard intervened, except in observe mode."""
+        return self.severity in GRAVE or (not self.stepped and not self.is_routine)
+
+    def continues(self, last: "Incident") -> bool:
+        """Whether it belongs to the same episode as `last`, the incident before it."""
+        apart = self.step - last.step
+        both_grave = self.severity in GRAVE and last.severity in GRAVE
+        return apart <= _NEAR if self.cause == last.cause else apart <= _NEXT and both_grave
 
 
 old_fields(Finding)

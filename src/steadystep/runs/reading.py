@@ -99,6 +99,33 @@ class Reading(Record):
         }
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One thing the curves show."""
+
+    kind: str
+    severity: str
+    step: int
+    until: int | None
+    """None: it was still so at the end."""
+    evidence: str
+    advice: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The verdict on a run in one sentence, and the findings it rests on; the same in every view."""
+
+    said: str
+    healthy: bool | None
+    """None: nothing is wrong, and the log cannot show whether the run learns."""
+    signs: tuple[Mark, ...] = ()
+    cause: str = ""
+    """The likeliest cause: of the guard's diagnosis, else the first finding; empty for a healthy run."""
+
+
 def ranked(patterns: "list[Pattern]") -> tuple[Pattern, ...]:
     """The gravest first; among equals in the order they were given."""
     return tuple(sorted(patterns, key=lambda pattern: -severity_rank(pattern.severity)))

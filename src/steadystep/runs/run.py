@@ -1,8 +1,8 @@
 """A run as its log tells it: plain arrays and names. Readers make it; reports, pages and the doctor take it."""
 
-from array import array
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
@@ -10,10 +10,12 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from steadystep._utils.processes import is_alive
 from steadystep.records import Incident
 
 Source = Literal["steadystep", "tensorboard", "csv", "transformers", "text"]
 StepUnit = Literal["step", "row", "epoch"]
+RunStatus = Literal["running", "finished", "stopped", "stale", "idle"]
 
 
 @final
@@ -28,6 +30,20 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def tail(self) -> NDArray[np.float64]:
+        """The last tenth of the values, at least three."""
+        return self.values[-max(3, len(self.values) // 10) :]
+
+    @property
+    def level(self) -> float | None:
+        """Median of the finite values in `tail`; NaN if more than half of them are non-finite, None without values."""
+        tail = self.tail
+        finite = tail[np.isfinite(tail)]
+        if not len(tail):
+            return None
+        return float(np.median(finite)) if 2 * len(finite) >= len(tail) else math.nan
 
 
 @final
@@ -98,78 +114,141 @@ class Run:
     """Start of the last process, in seconds since 1970."""
     parameters: int | None = None
     """Number of trainable parameters."""
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+    """Hyperparameters: those of the optimizer, and what was passed as `hparams=`."""
+    process: Mapping[str, Any] = field(default_factory=dict)
+    """Number, start and host of the last process that wrote the log."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps: the last logged one, counted from 1."""
+        return int(self.loss.steps[-1]) + 1 if len(self.loss) else 0
+
+    @property
+    def final_loss(self) -> float | None:
+        """Median training loss of the last tenth of the run; NaN for a run that ended in NaN, None without a loss."""
+        return self.loss.level
+
+    @property
+    def last_validation(self) -> float | None:
+        """The last validation loss, as logged; None without one."""
+        held_out = self._held_out
+        return float(held_out.values[-1]) if len(held_out) else None
+
+    @property
+    def best_validation(self) -> float | None:
+        """The lowest finite validation loss; None without one."""
+        values = self._held_out.values
+        return float(values[np.isfinite(values)].min()) if np.isfinite(values).any() else None
+
+    @property
+    def best_validation_step(self) -> int | None:
+        """The step of `best_validation`, the first if there are several."""
+        best, held_out = self.best_validation, self._held_out
+        return None if best is None else int(held_out.steps[np.flatnonzero(held_out.values == best)[0]])
+
+    @property
+    def _held_out(self) -> Series:
+        return self.validation.get("val_loss", Series())
+
+    def episodes(self) -> tuple[tuple[Incident, ...], ...]:
+        """Return incidents close to each other as one episode, in the order of their first steps."""
+        counted = [incident for incident in self.incidents if not incident.is_routine]
+        routine = [incident for incident in self.incidents if incident.is_routine]
+        return tuple(sorted((*_episodes(counted), *_episodes(routine)), key=lambda episode: episode[0].step))
+
+    def interventions(self) -> tuple[tuple[Incident, ...], ...]:
+        """Return the episodes in which the guard changed something; none in observe mode."""
+        if self.settings.get("mode") == "observe":
+            return ()
+        return tuple(e for e in self.episodes() if any(incident.calls_for_action for incident in e))
+
+    @property
+    def num_incidents(self) -> int:
+        """Number of episodes, routine ones left out."""
+        return sum(not episode[0].is_routine for episode in self.episodes())
+
+    @property
+    def num_interventions(self) -> int:
+        """Number of episodes in which the guard changed something."""
+        return len(self.interventions())
+
+    @property
+    def num_skipped(self) -> int:
+        """Number of updates that were not applied."""
+        return sum(not incident.stepped for incident in self.incidents)
+
+    @property
+    def num_rollbacks(self) -> int:
+        """Number of rollbacks."""
+        return sum(incident.restored is not None for incident in self.incidents)
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers that every view of a run shows, by name."""
+        return {
+            "steps": self.steps,
+            "final_loss": self.final_loss,
+            "last_validation": self.last_validation,
+            "best_validation": self.best_validation,
+            "best_validation_step": self.best_validation_step,
+            "incidents": self.num_incidents,
+            "interventions": self.num_interventions,
+            "skipped": self.num_skipped,
+            "rollbacks": self.num_rollbacks,
+        }
+
+    def status(self, changed: float | None = None, now: float | None = None) -> RunStatus:
+        """Return whether the run is running, finished, stopped (by an error or the guard), stale or idle.
+
+        Args:
+            changed: when its log last changed. Default: the time of the file.
+            now: seconds since 1970. Default: the clock.
+        """
+        if changed is None and self.source == "steadystep":
+            changed = _changed(self.path if self.path.is_file() else self.path / "run.jsonl")
+        return run_status(self.ended, self.end, self.process, changed or 0.0, now)
 
 
-@final
-class Column:
-    """Steps and the values at them."""
-
-    def __init__(self) -> None:
-        self.steps = array("q")
-        self._values = array("d")
-
-    def append(self, step: int, value: float) -> None:
-        """One more."""
-        self.steps.append(step)
-        self._values.append(value)
-
-    def cut(self, step: int) -> None:
-        """Forget what is at `step` or later."""
-        place = bisect_left(self.steps, step)
-        del self.steps[place:]
-        del self._values[place:]
-
-    def series(self) -> Series:
-        """A copy, as arrays."""
-        return Series(np.array(self.steps, dtype=np.int64), np.array(self._values))
-
-    def carried_on(self, steps: NDArray[np.int64]) -> Series:
-        """At each of these steps what was last said; NaN ends it, and before the first there is nothing."""
-        if not self.steps or not len(steps):
-            return Series()
-        place = np.searchsorted(np.array(self.steps, dtype=np.int64), steps, side="right") - 1
-        values = np.array(self._values)[np.maximum(place, 0)]
-        known = (place >= 0) & ~np.isnan(values)
-        return Series(steps[known], values[known])
+QUIET_S = 120.0  # without a new line, where nothing is known of the process
 
 
-@final
-class LayerRows:
-    """Rows of per-layer norms. Names stand in the file only where they changed."""
+def run_status(
+    ended: bool | None, end: str, process: Mapping[str, Any], changed: float, now: float | None = None
+) -> RunStatus:
+    """Return the status of a run: "stale" if its process is gone without an end, "idle" if the format does not tell.
 
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
-        self._steps = array("q")
-        self._rows: list[tuple[tuple[str, ...], NDArray[np.float32]]] = []
+    Args:
+        ended: whether the log has an end; None if the format does not tell.
+        end: how it ended.
+        process: the process that wrote the log, where it is known.
+        changed: when the log last changed, in seconds since 1970.
+        now: the time. Default: the clock.
+    """
+    if end in ("stopped", "error"):
+        return "stopped"
+    if ended:
+        return "finished"
+    alive = is_alive(process) if ended is False else None
+    if alive is None:
+        alive = (time.time() if now is None else now) - changed < QUIET_S
+    if alive:
+        return "running"
+    return "stale" if ended is False else "idle"
 
-    def append(self, step: int, names: tuple[str, ...] | None, norms: Sequence[Any]) -> None:
-        """One more row; words such as "NaN" are numbers too."""
-        if not isinstance(norms, list):
-            raise TypeError("not a sequence of numbers")
-        with np.errstate(over="ignore"):  # beyond single precision is infinite for a picture
-            row = np.array(norms, dtype=np.float64).astype(np.float32)
-        if row.ndim != 1 or len(row) != len(self.names if names is None else names):
-            raise ValueError("names and norms differ in number")
-        if names is not None:
-            self.names = names
-        self.cut(step)
-        self._steps.append(step)
-        self._rows.append((self.names, row))
 
-    def cut(self, step: int) -> None:
-        """Forget what is at `step` or later."""
-        place = bisect_left(self._steps, step)
-        del self._steps[place:]
-        del self._rows[place:]
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
-    def norms(self) -> LayerNorms | None:
-        """All of them in one table, a column for every name there has been."""
-        if not self._rows:
-            return None
-        union = dict.fromkeys(name for names in dict.fromkeys(names for names, _ in self._rows) for name in names)
-        columns = {name: place for place, name in enumerate(union)}
-        places = {names: [columns[name] for name in names] for names in {names for names, _ in self._rows}}
-        table = np.full((len(self._rows), len(columns)), np.nan)
-        for at, (names, row) in enumerate(self._rows):
-            table[at, places[names]] = row
-        return LayerNorms(steps=np.array(self._steps, dtype=np.int64), names=tuple(columns), norms=table)
+
+def _episodes(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, ...]]:
+    episode: list[Incident] = []
+    for incident in incidents:
+        if episode and not incident.continues(episode[-1]):
+            yield tuple(episode)
+            episode = []
+        episode.append(incident)
+    if episode:
+        yield tuple(episode)

@@ -11,10 +11,11 @@ from typing import IO, Any, final
 import numpy as np
 
 from steadystep._utils.numbers import from_json, json_lines
-from steadystep._utils.text import must_end
+from steadystep._utils.text import count, must_end
 from steadystep.errors import ConfigError
 from steadystep.records import Incident
-from steadystep.runs.run import Column, LayerRows, Run, Series
+from steadystep.runs.gathering import Column, LayerRows
+from steadystep.runs.run import Run, Series
 from steadystep.tracking.log_format import LARGEST_STEP, count_of, incident_of, step_of
 
 
@@ -110,7 +111,7 @@ class Ledger:
             self._restarts.append(step)
 
     def _started(self, line: Mapping[str, Any]) -> None:
-        if not isinstance(line.get("settings", {}), Mapping):
+        if not all(isinstance(line.get(key, {}), Mapping) for key in ("settings", "hparams", "process")):
             raise TypeError
         self._start, self._end, self._verdict, self._fault = line, None, "", ""
         self._header_passed = bool(self._steps)
@@ -168,14 +169,16 @@ class Ledger:
             fault=self._fault,
             began=_time(self._start.get("time")),
             parameters=self._start["parameters"] if type(self._start.get("parameters")) is int else None,
+            hparams=self._start.get("hparams", {}),
+            process=self._start.get("process", {}),
         )
 
     def _notes(self) -> tuple[str, ...]:
         said = []
         if self.junk:
-            said.append(f"{_lines(self.junk)} could not be read and were skipped (a crash can truncate the last line)")
+            said.append(f"{count(self.junk, 'line')} could not be read and were skipped (a crash can cut the last)")
         if self.unknown:
-            said.append(f"{_lines(self.unknown)} of an unknown kind were skipped")
+            said.append(f"{count(self.unknown, 'line')} of an unknown kind were skipped")
         if self.repeated:
             said.append(f"{self.repeated} steps were repeated after a restart; the later ones are shown")
         if self._unwritten:
@@ -195,10 +198,6 @@ _KINDS = {
 
 def _time(value: object) -> float | None:
     return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
-
-
-def _lines(count: int) -> str:
-    return f"{count} line{'s' if count != 1 else ''}"
 
 
 NAME = "run.jsonl"

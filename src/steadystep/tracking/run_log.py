@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, final
 
 from steadystep._utils.numbers import as_json, as_list
+from steadystep._utils.processes import this_process
 from steadystep._utils.text import logger
 from steadystep.errors import ConfigError
 from steadystep.records import Diagnosis, Outcome, Signals
@@ -76,7 +77,7 @@ class RunLog:
         )
         self._end_when_dropped()
         sizes = parameters or {}
-        header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1)}
+        header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1), "process": this_process()}
         header |= {"settings": settings or {}, "parameters": sum(sizes.values()), "names": list(sizes)}
         self._header = json.dumps(header) + "\n"
         self._said_gone = False

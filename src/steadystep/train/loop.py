@@ -17,6 +17,9 @@ from steadystep.errors import ConfigError, SteadystepError
 from steadystep.guard import Guard
 from steadystep.parallel import Through
 from steadystep.records import Outcome
+from steadystep.runs.diagnosis import headline
+from steadystep.runs.run import Run
+from steadystep.runs.run_log import read
 from steadystep.tracking import Sink
 from steadystep.train.job import Job, Tasks, make, split
 from steadystep.train.plan import RunPlan, RunSettings, Summary
@@ -186,7 +189,7 @@ def train(
     job, fault = _prepared(settings, crew or Crew(), tasks)
     guard = _guarded(job, run_dir, config=plan.guard, sinks=sinks, force=force)
     total, began = plan.guard.training.total_steps, guard.attempts
-    told, count, last = Told(job, guard, settings.validation_frequency), 0, math.nan
+    told = Told(job, guard, settings.validation_frequency)
     with guard:
         while guard.attempts < total and not guard.should_stop:
             before = guard.attempts
@@ -201,7 +204,6 @@ def train(
                     continue
                 if job.after_step is not None:
                     job.after_step()
-                last, count = outcome.loss, count + (not outcome.plan.proceeds)
                 watch(outcome, guard)
                 told.now_and_then()
                 if guard.attempts >= total or guard.should_stop:
@@ -209,19 +211,31 @@ def train(
             if guard.attempts == before:
                 raise ConfigError(f"task {settings.task!r}: its loader yields no batches")
         told.at_the_end()
+        diagnosed = guard.diagnose()
+    run = _logged(run_dir)
     return Summary(
         run_dir=str(run_dir),
         steps=guard.attempts,
         updates=guard.updates,
         trained=guard.attempts - began,
-        final_loss=last,
-        validation=told.last,
-        best_validation=told.best,
-        incidents=count,
+        final_loss=math.nan if run.final_loss is None else run.final_loss,
+        validation=run.last_validation,
+        best_validation=run.best_validation,
+        incidents=run.num_incidents,
+        interventions=run.num_interventions,
         stopped_early=guard.should_stop,
         seconds=time.perf_counter() - started,
-        diagnosis=tuple(f"{d.cause}: {d.advice}" if d.advice else d.cause for d in guard.diagnose()[:3]),
+        diagnosis=tuple(f"{d.cause}: {d.advice}" if d.advice else d.cause for d in diagnosed[:3]),
+        verdict=headline(run).said if (crew or Crew()).rank == 0 else "",
     )
+
+
+def _logged(run_dir: Path) -> Run:
+    """The run as its log tells it, which is what every other view shows; rank 0 writes it."""
+    try:
+        return read(run_dir)
+    except ConfigError:  # why: a log that could not be written, or that another rank still writes
+        return Run(name=run_dir.name, path=run_dir, source="steadystep")
 
 
 def _prepared(settings: RunSettings, crew: Crew, tasks: Tasks | None) -> tuple[Job, faults.Fault]:
@@ -248,8 +262,6 @@ class Told:
     def __init__(self, job: Job, guard: Guard, every: int) -> None:
         self._job, self._guard, self._every = job, guard, every
         self._at = guard.attempts
-        self.last: float | None = None
-        self.best: float | None = None
 
     def now_and_then(self) -> None:
         """After a step."""
@@ -257,13 +269,12 @@ class Told:
             self._validate()
 
     def at_the_end(self) -> None:
-        """Unless that was just done."""
-        if self._at != self._guard.attempts or self.last is None:
+        """Unless that was just done, or this process had no step left to take."""
+        if self._at != self._guard.attempts or not self._guard.attempts:
             self._validate()
 
     def _validate(self) -> None:
         if self._job.validate is None:
             return
-        self._at, self.last = self._guard.attempts, float(self._job.validate())
-        self.best = self.last if self.best is None or self.last < self.best else self.best
-        self._guard.validate(self.last)
+        self._at = self._guard.attempts
+        self._guard.validate(float(self._job.validate()))
