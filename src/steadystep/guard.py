@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep import state
+from steadystep._utils.text import html_card
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.engine import arguments
 from steadystep.engine.closures import Closure
 from steadystep.engine.learning_rate import check_rates
-from steadystep.engine.ownership import assemble, refuse_step, release, steps_elsewhere
+from steadystep.engine.ownership import about_guard, assemble, refuse_step, release, steps_elsewhere
 from steadystep.engine.pipeline import Pipeline
 from steadystep.errors import MisuseError
 from steadystep.parallel import Meeting
@@ -46,6 +47,7 @@ class Guard:
         detectors: additional detectors, see `steadystep.detectors.Detector`.
         sinks: additional sinks, see `steadystep.tracking.Sink`.
         force: use `run_dir` even if another process is using it.
+        hparams: hyperparameters to log, such as `vars(args)`; those of the optimizer are logged by themselves.
 
     Raises:
         ConfigError: a setting is unknown, out of range or contradicts another one.
@@ -74,14 +76,15 @@ class Guard:
         detectors: Sequence[Detector] = (),
         sinks: Sequence[Sink] = (),
         force: bool = False,
+        hparams: Mapping[str, Any] | None = None,
     ) -> None:
         self._closed = False
         self._model = model
-        self.config, self._optimizer, parts = assemble(
-            self, model, optimizer, config, schedule, run_dir, detectors=detectors, sinks=sinks, force=force
-        )
+        more: dict[str, Any] = {"detectors": detectors, "sinks": sinks, "force": force, "hparams": hparams}
+        self.config, self._optimizer, parts = assemble(self, model, optimizer, config, schedule, run_dir, **more)
         self._foreign = steps_elsewhere(self._optimizer)
         """Steps are the loop's own, or the optimizer's."""
+        self._watcher: Callable[[], object] | None = None
         self.precision, self._parts, self._pipeline = parts.precision, parts, Pipeline(parts)
         self._runner, self._progress = parts.runner, parts.progress
         self._recovery, self._run_state, self._ranks = parts.recovery, parts.run_state, parts.ranks
@@ -253,6 +256,7 @@ class Guard:
         detectors: Sequence[Detector] = (),
         sinks: Sequence[Sink] = (),
         force: bool = False,
+        hparams: Mapping[str, Any] | None = None,
     ) -> Self:
         """Return a guard that continues from the newest intact checkpoint in `run_dir`, or a new one if there is none.
 
@@ -263,6 +267,7 @@ class Guard:
         with Meeting().telling(model):
             settings = Config.load(config).with_checkpoints()
         more: dict[str, Any] = {"schedule": schedule, "detectors": detectors, "sinks": sinks, "force": force}
+        more["hparams"] = hparams
         guard = cls(model, optimizer, config=settings, run_dir=run_dir, **more)
         try:
             guard._run_state.resume(None if path is None else Path(path))
@@ -301,6 +306,15 @@ class Guard:
                 self._pipeline.close(save=save)
             finally:
                 release(self._optimizer)
+
+    def __repr__(self) -> str:
+        return f"Guard({', '.join(f'{name} {value}' for name, value in about_guard(self))})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook: progress and the diagnosis so far."""
+        first = self.diagnose()[0]
+        rows = [*about_guard(self), ("diagnosis", first.cause), ("evidence", first.evidence), ("try", first.advice)]
+        return html_card("Guard", rows, tone="good" if first.cause == "healthy" else "bad")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         arguments.refuse_copy()

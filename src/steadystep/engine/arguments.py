@@ -1,5 +1,6 @@
 """What a call was given, looked at before anything is changed: a mistake costs one error that says what to do."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from steadystep._utils.text import dotted
 from steadystep.config import Config
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.optimizers import as_one
@@ -207,3 +209,26 @@ def checked_settings(config: Config) -> Config:
             "the guard with your own checkpoints, save watcher.guard.state_dict()"
         )
     return config
+
+
+def hparams(given: object) -> dict[str, Any]:
+    """Check hyperparameters; return them flat and ready for JSON.
+
+    >>> hparams({"batch_size": 32, "model": {"depth": 4}})
+    {'batch_size': 32, 'model.depth': 4}
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise MisuseError(f"hparams must be a mapping of names to values, such as vars(args); got {_a(given)}")
+    plain = (bool, int, float, str, type(None))
+    return {str(key): as_plain(value, plain) for key, value in dotted(given)}
+
+
+def as_plain(value: Any, plain: tuple[type, ...]) -> Any:
+    """A value for JSON: lists of plain values stay, anything else is text."""
+    if isinstance(value, list | tuple):
+        return [as_plain(one, plain) for one in value[:100]]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, plain) else str(value)[:200]

@@ -1,10 +1,10 @@
 """Parts of a guard that follow from its settings, one function each; what measures, as a whole."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -108,20 +108,19 @@ def sinks(config: Config, folder: Path | None, extra: Sequence[Sink]) -> Sequenc
     return (*(default_sinks(has_folder=here) if asked is None else named_sinks(asked, has_folder=here)), *extra)
 
 
-def tracking(config: Config, folder: Path | None, model: nn.Module, sinks: Sequence[Sink]) -> Tracking:
+def tracking(
+    config: Config, folder: Path | None, model: nn.Module, sinks: Sequence[Sink], hparams: Mapping[str, Any]
+) -> Tracking:
     """The run log, and the sinks behind it."""
-    watch, settings = config.monitoring, config.model_dump(mode="json")
+    watch = config.monitoring
     sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    run = RunStart(
-        name="run" if folder is None else os.path.basename(os.path.realpath(folder)),
-        run_dir=folder,
-        settings=settings,
-        parameters=sum(sizes.values()),
-    )
+    about: dict[str, Any] = {"settings": config.model_dump(mode="json"), "hparams": hparams}
+    name = "run" if folder is None else os.path.basename(os.path.realpath(folder))
+    run = RunStart(name=name, run_dir=folder, parameters=sum(sizes.values()), **about)
     every = watch.log_frequency
-    log = NoLog() if folder is None else RunLog(folder, layers_every=every, settings=settings, parameters=sizes)
+    log = NoLog() if folder is None else RunLog(folder, layers_every=every, parameters=sizes, **about)
     shown = Broadcast(sinks, run, every=watch.sink_frequency, layers_every=every) if sinks else None
-    return Tracking(log, shown)
+    return Tracking(log, shown, shown=any(getattr(sink, "shows_incidents", False) for sink in sinks))
 
 
 def incidents(config: Config, folder: Path | None) -> Incidents | None:

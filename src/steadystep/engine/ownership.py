@@ -4,6 +4,7 @@ import atexit
 import functools
 import gc
 import inspect
+import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from steadystep._utils.text import logger
 from steadystep.actions.manual_update import BY_HAND_USAGE, ByHand, by_hand
 from steadystep.config import Config
 from steadystep.detectors import Detector
@@ -43,6 +45,7 @@ def assemble(
     detectors: Sequence[Detector],
     sinks: Sequence[Sink],
     force: bool,
+    hparams: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Optimizer, Parts]:
     """Check what `Guard` was given, claim the optimizer and build the parts; after an error nothing is claimed."""
     meeting = Meeting()
@@ -55,6 +58,7 @@ def assemble(
             optimizer = by_hand(model, schedule, settings.training.learning_rate, settings.training.lr_scheduler)
     one: Optimizer = as_one(optimizer)
     with meeting.telling(model):
+        replace_earlier(one, run_dir)
         claim(guard, model, one)
     try:
         parts = build(
@@ -68,6 +72,7 @@ def assemble(
             extra_sinks=sinks,
             force=force,
             meeting=meeting,
+            hparams=hparams,
         )
     except BaseException:
         release(one)
@@ -86,6 +91,49 @@ def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
         raise MisuseError("this optimizer already has a guard: use that one, or call its close() first")
     for each in each_of(optimizer):
         _HOLDERS[each] = weakref.ref(holder)
+
+
+def about_guard(guard: Any) -> list[tuple[str, object]]:
+    """Return what a guard says about itself in one line: names and values."""
+    name = "+".join(type(one).__name__ for one in each_of(guard._optimizer))
+    told: list[tuple[str, object]] = [("mode", guard.config.mode), ("optimizer", name)]
+    told += [("steps", f"{guard.attempts:,}"), ("applied", f"{guard.updates:,}")]
+    folder = getattr(getattr(guard._parts.log, "log", None), "path", None)
+    told += [("run_dir", folder.parent)] if folder is not None else []
+    return [*told, ("state", "closed")] if guard._closed else told
+
+
+def replace_earlier(optimizer: Optimizer, run_dir: str | Path | None) -> None:
+    """In a notebook, close the guard that an earlier run of the same cell made for this optimizer or this folder."""
+    if not is_interactive():
+        return
+    earlier = [reference() for one in each_of(optimizer) if (reference := _HOLDERS.get(one)) is not None]
+    folder = None if run_dir is None else os.path.realpath(run_dir)
+    earlier += [holder for holder in map(_alive, list(_HOLDERS.values())) if folder and _folder_of(holder) == folder]
+    for holder in {id(one): one for one in earlier if one is not None}.values():
+        watcher = getattr(holder, "_watcher", None)
+        old = (watcher() if watcher is not None else None) or holder
+        logger.warning("the earlier guard of this %s is closed; the new one replaces it", _shared(holder, folder))
+        (getattr(old, "remove", None) or old.close)()
+
+
+def is_interactive() -> bool:
+    """Return whether cells or lines are run one by one, as in a notebook or at a prompt."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None or hasattr(sys, "ps1")
+
+
+def _alive(reference: "weakref.ref[Any]") -> Any:
+    return reference()
+
+
+def _folder_of(holder: Any) -> str | None:
+    path = getattr(getattr(getattr(getattr(holder, "_parts", None), "log", None), "log", None), "path", None)
+    return None if path is None else os.path.realpath(path.parent)
+
+
+def _shared(holder: Any, folder: str | None) -> str:
+    return "run_dir" if folder is not None and _folder_of(holder) == folder else "optimizer"
 
 
 def release(optimizer: Optimizer) -> None:

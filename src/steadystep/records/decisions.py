@@ -6,6 +6,7 @@ from typing import Annotated, SupportsFloat, final
 from pydantic import PlainSerializer, PlainValidator
 
 from steadystep._deprecated import old_arguments, old_fields
+from steadystep._utils.text import html_card
 from steadystep.records.record import GRAVE, JSON, ActionName, Damage, Record, Severity
 from steadystep.records.signals import Signals
 
@@ -57,6 +58,15 @@ class Diagnosis(Record):
     """What was measured, as a sentence."""
     advice: str = ""
     """What to change in the training script or the settings."""
+
+    def __repr__(self) -> str:
+        fault = f" ({self.fault})" if self.fault else ""
+        return f"Diagnosis({self.cause}{fault}{': ' * bool(self.evidence)}{self.evidence})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        rows = (("fault", self.fault), ("evidence", self.evidence), ("try", self.advice))
+        return html_card(self.cause, rows, tone="good" if self.cause == "healthy" else "bad")
 
 
 @final
@@ -192,6 +202,27 @@ class Outcome(Record):
     def findings(self) -> tuple[Finding, ...]:
         """The findings of all detectors at this step."""
         return self.diagnosis.findings
+
+    def __repr__(self) -> str:
+        if self.pending:
+            return f"Outcome(step {self.step}: pending)"
+        done = "applied" if self.stepped else "not applied"
+        actions = f", {'+'.join(self.plan.actions)} [{self.diagnosis.cause}]" if self.plan.actions else ""
+        return f"Outcome(step {self.step}: loss {self.loss:.6g}, {done}{actions})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        if self.pending:
+            return html_card(f"step {self.step}", [("", "micro-batch of an open group")])
+        found = self.diagnosis.cause if self.diagnosis.findings else ""
+        rows = [
+            ("loss", f"{self.loss:.6g}"),
+            ("update", "applied" if self.stepped else "not applied"),
+            ("cause", found),
+        ]
+        rows += [("evidence", self.diagnosis.evidence), ("actions", ", ".join(self.plan.actions))]
+        rows += [("origin", self.origin), ("bundle", self.incident), ("try", self.diagnosis.advice)]
+        return html_card(f"step {self.step}", rows, tone="bad" if found else "good")
 
 
 _NEAR = 12  # steps between two incidents of the same cause that belong together

@@ -151,7 +151,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
         runs=tuple(_standing(*three) for three in zip(names, runs, scores, strict=True)),
         better=better,
         said=said,
-        settings=differing([run.settings for run in runs]),
+        settings=differing([{**run.hparams, **run.settings} for run in runs]),
     )
 
 

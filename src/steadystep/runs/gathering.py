@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from steadystep._utils.text import must_end
 from steadystep.errors import ConfigError
-from steadystep.runs.run import LayerNorms, Series
+from steadystep.runs.run import LayerNorms, Run, Series
 from steadystep.runs.table import LogTable
 
 _MOST_COLUMNS = 512
@@ -205,3 +205,21 @@ class LayerRows:
         for at, (names, row) in enumerate(self._rows):
             table[at, places[names]] = row
         return LayerNorms(steps=np.array(self._steps, dtype=np.int64), names=tuple(columns), norms=table)
+
+
+def frame(run: Run) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """Return the logged steps and a column for each curve: NaN where it was not logged; incidents by their cause."""
+    curves = {"loss": run.loss, "grad_norm": run.grad_norm, "lr": run.lr, "scale": run.scale, **run.metrics}
+    curves |= {name if name not in curves else f"validation/{name}": one for name, one in run.validation.items()}
+    curves = {name: series for name, series in curves.items() if len(series)}
+    causes = {incident.step: incident.cause for incident in run.incidents}
+    every = [series.steps for series in curves.values()] + [np.array(sorted(causes), dtype=np.int64)]
+    steps = np.unique(np.concatenate(every))
+    columns: dict[str, Any] = {}
+    for name, series in curves.items():
+        values = np.full(len(steps), np.nan)
+        values[np.searchsorted(steps, series.steps)] = series.values  # of a step that comes twice, the later one
+        columns[name] = values
+    if causes:
+        columns["incident"] = [causes.get(step) for step in steps.tolist()]
+    return steps, columns

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadystep._utils.processes import is_alive
+from steadystep._utils.text import html_card, number
+from steadystep.errors import ConfigError
 from steadystep.records import Incident
 
 Source = Literal["steadystep", "tensorboard", "csv", "transformers", "text"]
@@ -197,6 +200,42 @@ class Run:
             "rollbacks": self.num_rollbacks,
         }
 
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a row per step: loss, grad_norm, lr, metrics, validations, incident."""
+        from steadystep.runs.gathering import frame
+
+        steps, columns = frame(self)
+        pandas = _needed("pandas", "to_pandas")
+        return pandas.DataFrame(columns, index=pandas.Index(steps, name="step"))
+
+    def to_polars(self) -> Any:
+        """Return a `polars.DataFrame` with the columns of `to_pandas`, and the steps as its first one."""
+        from steadystep.runs.gathering import frame
+
+        steps, columns = frame(self)
+        return _needed("polars", "to_polars").DataFrame({"step": steps, **columns})
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}: {', '.join(f'{name} {value}' for name, value in self._about() if value)})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook, with the verdict of `steadystep diagnose`."""
+        from steadystep.runs.diagnosis import headline
+
+        verdict = headline(self)
+        tone = {True: "good", False: "bad", None: ""}[verdict.healthy]
+        return html_card(self.name, [("verdict", verdict.said), *self._about()], tone=tone)
+
+    def _about(self) -> list[tuple[str, str]]:
+        best = self.best_validation
+        return [
+            ("steps", f"{self.steps:,}"),
+            ("final loss", number(self.final_loss)),
+            ("best validation", "" if best is None else f"{number(best)} at step {self.best_validation_step:,}"),
+            ("incidents", str(self.num_incidents)),
+            ("interventions", str(self.num_interventions)),
+        ]
+
     def status(self, changed: float | None = None, now: float | None = None) -> RunStatus:
         """Return whether the run is running, finished, stopped (by an error or the guard), stale or idle.
 
@@ -234,6 +273,13 @@ def run_status(
     if alive:
         return "running"
     return "stale" if ended is False else "idle"
+
+
+def _needed(package: str, call: str) -> Any:
+    try:
+        return import_module(package)
+    except ModuleNotFoundError:
+        raise ConfigError(f"{call}() needs {package}: pip install {package}") from None
 
 
 def _changed(path: Path) -> float:

@@ -89,7 +89,7 @@ class MLflow:
         artifacts = (run.run_dir / "mlflow").resolve().as_uri() if run.run_dir and self._local else None
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment, artifacts)
         made = self._client.create_run(experiment, run_name=run.name)
-        settings = [("parameters", run.parameters), *dotted(run.settings)]
+        settings = [("parameters", run.parameters), *dotted(run.hparams), *dotted(run.settings)]
         params = [self._entities.Param(_clean(name), json.dumps(value)[:500]) for name, value in settings]
         self._client.log_batch(made.info.run_id, params=params)
         if run.run_dir is not None:
@@ -146,7 +146,7 @@ class WandB:
         self._wandb = import_module("wandb")
         folder = {} if run.run_dir is None else {"dir": str(run.run_dir)}
         options = {"name": run.name, "id": _identity(run.run_dir), "resume": "allow", **folder, **self._options}
-        config = {"parameters": run.parameters, **run.settings}
+        config = {"parameters": run.parameters, **run.hparams, **run.settings}
         self._run = self._wandb.init(project=self._project, config=config, **options)
         if self._run is None:
             raise ConfigError("wandb.init returned no run")
