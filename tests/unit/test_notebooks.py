@@ -49,7 +49,7 @@ def test_reprs_are_short_and_their_html_is_escaped(tmp_path: Path) -> None:
     assert all("<i>" not in page for page in pages)
     assert [page.count("&lt;i&gt;") for page in pages] == [1, 1, 1]  # the folder, the bundle in it, the cause
     run = made_run(name="<i>run</i>")
-    assert repr(run).startswith("Run('<i>run</i>': steps 3,000, final loss 2.")
+    assert repr(run).startswith("Run('<i>run</i>': steps 3,000, final loss 1.999, best validation 2.055")
     assert len(repr(run)) < 200
     assert "&lt;i&gt;run" in run._repr_html_()
     assert "<i>" not in run._repr_html_()

@@ -143,6 +143,7 @@ def test_the_settings() -> None:
             "warmup_steps",
         ],
         "monitoring": [
+            "alerts",
             "checkpoint_frequency",
             "divergence_threshold",
             "explosion_threshold",

@@ -105,7 +105,12 @@ def budget(config: Config) -> Budget:
 def sinks(config: Config, folder: Path | None, extra: Sequence[Sink]) -> Sequence[Sink]:
     """Those of the settings, and the user's own."""
     asked, here = config.monitoring.sinks, folder is not None
-    return (*(default_sinks(has_folder=here) if asked is None else named_sinks(asked, has_folder=here)), *extra)
+    made = default_sinks(has_folder=here) if asked is None else named_sinks(asked, has_folder=here)
+    if config.monitoring.alerts:
+        from steadystep.tracking.alerts import Alerts  # why here: few want it, and it imports an HTTP client
+
+        made = [*made, Alerts(config.monitoring.alerts)]
+    return (*made, *extra)
 
 
 def tracking(

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from steadystep.errors import ConfigError
 from steadystep.tracking.sink import Sink, is_installed
-from steadystep.tracking.sinks.servers import MLflow, WandB
+from steadystep.tracking.sinks.servers import MLflow, Trackio, WandB
 from steadystep.tracking.sinks.tensorboard import TensorBoard
 
-__all__ = ["MLflow", "TensorBoard", "WandB", "default_sinks", "named_sinks"]
+__all__ = ["MLflow", "TensorBoard", "Trackio", "WandB", "default_sinks", "named_sinks"]
 
 
 def _terminal() -> Sink:
@@ -20,6 +20,7 @@ _MAKERS: dict[str, Callable[[], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "mlflow": MLflow,
+    "trackio": Trackio,
     "console": _terminal,
 }
 
@@ -28,7 +29,7 @@ def named_sinks(names: Sequence[str], *, has_folder: bool) -> list[Sink]:
     """Return one sink for each name.
 
     Args:
-        names: any of "tensorboard", "wandb", "mlflow" and "console".
+        names: any of "tensorboard", "wandb", "mlflow", "trackio" and "console".
         has_folder: whether there is a `run_dir`.
 
     Raises:
