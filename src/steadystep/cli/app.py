@@ -13,6 +13,7 @@ from steadystep.cli.bench import bench
 from steadystep.cli.check import check
 from steadystep.cli.compare import compare, write_page
 from steadystep.cli.diagnose import Columns, as_json_dict, by_role, diagnose, printable_line
+from steadystep.cli.mcp import mcp
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.version import __version__
 
@@ -232,7 +233,7 @@ def replay(
     raise typer.Exit(run_replay(bundle, factory=factory, precision=precision, device=device, as_json=as_json))
 
 
-for verb in (check, diagnose, report, dashboard, compare, bench):
+for verb in (check, diagnose, report, dashboard, compare, mcp, bench):
     app.command()(verb)
 
 
