@@ -82,7 +82,7 @@ class _Prefixed(logging.LoggerAdapter[logging.Logger]):
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log a line above the progress bars of tqdm, if there are any: a bar is drawn again after it."""
-        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        bars: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
         with bars.external_write_mode(file=sys.stderr) if getattr(bars, "_instances", None) else nullcontext():
             super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
 

@@ -148,7 +148,7 @@ class Alerts:
         self._incidents += not incident.is_routine
         self._step = incident.step
         said = f"{incident.cause} at step {incident.step:,}: {incident.done or 'reported'}"
-        level: Severity = incident.severity if incident.severity in SEVERITIES else "info"  # type: ignore[assignment]
+        level: Severity = incident.severity if incident.severity in SEVERITIES else "info"
         about = {"evidence": incident.evidence, "done": incident.done, "advice": incident.advice}
         self._put("incident", level, said, cause=incident.cause, **about)
 
