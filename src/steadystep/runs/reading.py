@@ -169,7 +169,8 @@ def verdict(
 ) -> Verdict:
     """Faults first. Healthy is said only of a run whose loss fell; `short` and `unjudged` say why it is not judged."""
     troubles = [pattern for pattern in patterns if pattern.is_trouble]
-    way = f"{curve.name} {curve.start:.4g} to {curve.late:.4g} in {len(curve.raw)} points" if len(curve) else ""
+    end = curve.raw.level  # as in every other view
+    way = f"{curve.name} {curve.start:.4g} to {end:.4g} in {len(curve.raw)} points" if len(curve) else ""
     if troubles and troubles[0].kind == "not-learning":
         return Verdict("not-learning", _sentence(f"Not learning, cause unknown: {way}"))
     if troubles:

@@ -41,12 +41,13 @@ class Series:
 
     @property
     def level(self) -> float | None:
-        """Median of the finite values in `tail`; NaN if more than half of them are non-finite, None without values."""
+        """Median of the finite values in `tail`; NaN if half of them or the last three are not, None without values."""
         tail = self.tail
         finite = tail[np.isfinite(tail)]
         if not len(tail):
             return None
-        return float(np.median(finite)) if 2 * len(finite) >= len(tail) else math.nan
+        alive = 2 * len(finite) >= len(tail) and bool(np.isfinite(tail[-3:]).any())
+        return float(np.median(finite)) if alive else math.nan
 
 
 @final

@@ -159,7 +159,7 @@ def test_it_is_a_sink() -> None:
     check_sink(lambda: Alerts(lambda alert: None, level="info"))
 
 
-def test_it_can_be_a_setting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_alerts_is_where_incidents_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(2, 1)
     config = {"monitoring": {"sinks": [], "alerts": f"tee {tmp_path / 'got'}"}}
     caplog.set_level(logging.ERROR, "steadystep")
