@@ -1,5 +1,6 @@
 """Terminal, `train`, `diagnose`, `report`, `compare` and the dashboard give the same numbers for the same run."""
 
+import importlib
 import io
 import json
 import logging
@@ -204,27 +205,42 @@ def test_a_dead_run_has_no_green_dot(library: Library) -> None:
     assert "tag good" not in rows["dead"]
 
 
-def test_the_same_cause_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`guard.examine` leads, and `guard.diagnose`, the log, `steadystep diagnose` and the report follow."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
+SLOW = """
+from types import SimpleNamespace
+import torch
+
+def make(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(4, 1)
+    loss = lambda x: (model(x) - x.sum(1, keepdim=True)).square().mean()
     batches = [torch.randn(16, 4) for _ in range(24)]
-    logging.getLogger("steadystep").setLevel(logging.ERROR)
-    with Guard(model, torch.optim.SGD(model.parameters(), lr=1e-7), run_dir=tmp_path / "slow") as guard:
+    return SimpleNamespace(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-7), loss=loss, batches=batches
+    )
+"""
 
-        def loss(batch: torch.Tensor) -> torch.Tensor:
-            return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
 
-        for _ in range(3):
-            for batch in batches:
-                guard.step(loss, batch=batch)
-        examined = guard.examine(batches, num_steps=10).causes[0]
+def test_the_same_cause_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`guard.examine` leads; `guard.diagnose`, `steadystep examine`, `steadystep diagnose` and the report follow."""
+    (tmp_path / "slow_job.py").write_text(SLOW)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    job = importlib.import_module("slow_job").make(0)
+    monkeypatch.setattr(logging.getLogger("steadystep"), "level", logging.ERROR)
+    with Guard(job.model, job.optimizer, run_dir=tmp_path / "slow", config={"monitoring": {"sinks": []}}) as guard:
+        for batch in job.batches * 3:
+            guard.step(job.loss, batch=batch)
+        examined = guard.examine(job.batches, num_steps=10).causes[0]
         assert guard.diagnose()[0] == examined
     assert examined.cause == "learning-rate-too-low"
     told = _json(capsys, "diagnose", str(tmp_path / "slow"))
     assert told["cause"] == told["findings"][0]["kind"] == examined.cause
     assert "learning rate is too low" in told["verdict"]
     assert f'<span class="tag warn">{examined.cause}</span>' in report_page(open_run(tmp_path / "slow"))
+    tried = _json(capsys, "examine", "slow_job:make", "--after", "72", "--steps", "10")
+    assert tried["causes"][0]["cause"] == examined.cause
 
 
 def test_a_shift_of_the_data_is_in_every_view(tmp_path: Path) -> None:
