@@ -183,7 +183,7 @@ def _chart(name: str, values: Sequence[float], now: float) -> str:
         for i, value in enumerate(values)
     )
     line = f'<polyline points="{points}" fill="none" stroke="#3b6fb6" stroke-width="1.5"/>'
-    text = f"{name} {now:.4g} (from {low:.3g} to {high:.3g})"
+    text = f"{name} {now:.4g} (lowest {min(low, now):.3g}, highest {max(high, now):.3g})"
     return (
         f'<figure style="margin:4px 12px 4px 0"><figcaption style="opacity:.7">{text}</figcaption>'
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{name}">{line}</svg></figure>'
