@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steadystep.engine.learning_rate_cut import Ceiling
+from steadystep.schedule.learning_rate_cut import Ceiling
 
 LR = 1e-2
 FIRST, SECOND, STEPS = 5, 10, 510

@@ -1,4 +1,4 @@
-"""The README's pictures, from real runs: small transformers are trained, two of them with trouble on purpose.
+"""The pictures of README and docs, from real runs: small transformers are trained, two of them with injected faults.
 
 python tools/pictures.py [FOLDER]    (`make pictures`; a minute or two; needs Chromium)
 

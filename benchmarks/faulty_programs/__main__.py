@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from . import PROGRAMS
+from . import EVERY, PROGRAMS, half
 from .verify import Row, Run, confirmed, verify
 
 HEAD = f"{'program':44} {'version':7} {'start loss':>10} {'end loss':>10} {'untrained':>9} {'score':>7} steps     s"
@@ -26,10 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help="run the programs whose name contains one of these")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--half", choices=("develop", "sealed", "unseen"), help="default: develop and sealed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    chosen = [p for p in PROGRAMS if not options.parts or any(part in p.name for part in options.parts)]
+    pool = [p for p in EVERY if half(p) == options.half] if options.half else PROGRAMS
+    chosen = [p for p in pool if not options.parts or any(part in p.name for part in options.parts)]
     print(HEAD)
     poor = []
     for program in chosen:

@@ -25,7 +25,7 @@ import torch
 import steadystep
 from steadystep.records import Diagnosis
 
-from . import PROGRAMS, half
+from . import EVERY, half
 from .program import LoopFaults, Program, Setup, update
 
 # Causes of the product that mean the same as a label, besides the one of the same name.
@@ -122,7 +122,7 @@ def answer(how: str, program: Program, faulty: bool, seed: int) -> Answer:
 
 
 def _task(how: str, name: str, faulty: bool, seed: int) -> Answer:
-    return answer(how, next(p for p in PROGRAMS if p.name == name), faulty, seed)
+    return answer(how, next(p for p in EVERY if p.name == name), faulty, seed)
 
 
 def answers(how: str, programs: Iterable[Program], seeds: Sequence[int], jobs: int) -> list[Answer]:
@@ -176,13 +176,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("how", choices=("diagnose", "examine", "untrained"))
     parser.add_argument("parts", nargs="*", help="only programs whose name contains one of these")
-    parser.add_argument("--half", choices=("develop", "sealed"), required=True)
+    parser.add_argument("--half", choices=("develop", "sealed", "unseen"), required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write every answer as JSON lines")
     options = parser.parse_args()
     parts = options.parts
-    chosen = [p for p in PROGRAMS if half(p) == options.half and (not parts or any(part in p.name for part in parts))]
+    chosen = [p for p in EVERY if half(p) == options.half and (not parts or any(part in p.name for part in parts))]
     found = answers(options.how, chosen, options.seeds, options.jobs)
     if options.out:
         options.out.write_text("".join(json.dumps(asdict(one)) + "\n" for one in found))

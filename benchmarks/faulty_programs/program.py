@@ -46,6 +46,8 @@ LABELS = (
     "flat-reward",
     "optimizer-state-reset",
     "wrong-optimizer-params",
+    "oscillation",
+    "suspicious-perfection",
 )
 
 

@@ -39,8 +39,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "NoRecovery": "steadystep.snapshots.recovery:NoRecovery",
         "Recovery": "steadystep.snapshots.recovery:Recovery",
         "Shelf": "steadystep.checkpoints:CheckpointStore",
-        "Snapshot": "steadystep.snapshots.snapshots:Snapshot",
-        "Snapshots": "steadystep.snapshots.snapshots:Snapshots",
+        "Snapshot": "steadystep.snapshots:Snapshot",
+        "Snapshots": "steadystep.snapshots:Snapshots",
     },
     "steadystep.compare": {
         "Level": "steadystep.runs.comparison:CurveLevel",

@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from steadystep._deprecated import new_settings
 from steadystep._utils.settings import (
     Count,
+    Frequency,
     MixedPrecision,
     Number,
     Settings,
     Switch,
     checked,
     read_yaml,
-    seconds_in,
     sections_of,
     unknown_keys,
 )
@@ -145,26 +145,20 @@ class MonitoringSettings(Settings):
     lr_min: Number | None = Field(None, ge=0, description="warn when the learning rate drops below this")
     lr_max: Number | None = Field(None, gt=0, description="warn when the learning rate exceeds this")
 
+    corruption_checks: Literal["off", "sampled", "full"] = Field(
+        "sampled",
+        description="compare every bit of weights, optimizer state and buffers between updates and put flipped ones "
+        "back: full at every step, sampled half of the tensors at every 16th step",
+    )
     save_checkpoints: Switch | None = Field(
         None, description="write checkpoints to run_dir/checkpoints; default: only with Guard.resume"
     )
-    checkpoint_frequency: Annotated[Count, Field(ge=1)] | str = Field(
+    checkpoint_frequency: Frequency = Field(
         1000, description='steps between two checkpoints, or a time such as "10 min"'
     )
     keep_checkpoints: Count = Field(
         3, ge=1, description="how many of the newest checkpoints to keep; the best one is kept as well"
     )
-
-    @field_validator("checkpoint_frequency", mode="before")
-    @classmethod
-    def _steps_as_text(cls, value: object) -> object:
-        return int(value) if isinstance(value, str) and value.strip().isdigit() else value
-
-    @field_validator("checkpoint_frequency")
-    @classmethod
-    def _check_frequency(cls, value: int | str) -> int | str:
-        seconds_in(value)
-        return value
 
 
 class RecoverySettings(Settings):

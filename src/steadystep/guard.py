@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep import state
-from steadystep._utils.text import html_card
+from steadystep._utils.text import guard_card, guard_line
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.engine import arguments
 from steadystep.engine.closures import Closure
 from steadystep.engine.learning_rate import check_rates
-from steadystep.engine.ownership import about_guard, assemble, refuse_step, release, steps_elsewhere
+from steadystep.engine.ownership import assemble, refuse_step, release, settings_to_resume, steps_elsewhere
 from steadystep.engine.pipeline import Pipeline
-from steadystep.errors import MisuseError
-from steadystep.parallel import Meeting
 from steadystep.records import Diagnosis, Outcome, Plan
 from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
@@ -78,16 +75,14 @@ class Guard:
         force: bool = False,
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
-        self._closed = False
-        self._model = model
+        self._closed, self._model = False, model
         more: dict[str, Any] = {"detectors": detectors, "sinks": sinks, "force": force, "hparams": hparams}
         self.config, self._optimizer, parts = assemble(self, model, optimizer, config, schedule, run_dir, **more)
         self._foreign = steps_elsewhere(self._optimizer)
         """Steps are the loop's own, or the optimizer's."""
-        self._watcher: Callable[[], object] | None = None
         self.precision, self._parts, self._pipeline = parts.precision, parts, Pipeline(parts)
         self._runner, self._progress = parts.runner, parts.progress
-        self._recovery, self._run_state, self._ranks = parts.recovery, parts.run_state, parts.ranks
+        self._recovery, self._run_state = parts.recovery, parts.run_state
 
     @property
     def updates(self) -> int:
@@ -150,8 +145,7 @@ class Guard:
             **metrics: other scalars to log with it.
         """
         metrics = {name: arguments.number(name, value) for name, value in metrics.items()}
-        loss = self._ranks.validation(arguments.number("val_loss", val_loss))
-        self._pipeline.validated(loss, metrics)
+        self._pipeline.validated(arguments.number("val_loss", val_loss), metrics)
 
     @property
     def should_stop(self) -> bool:
@@ -176,15 +170,12 @@ class Guard:
         Args:
             name: a unique name for it in checkpoints.
             thing: an object with `state_dict` and `load_state_dict`.
-            check: check its tensors every 20 steps and restore them when they are not finite. Default: True for
-                modules.
+            check: check its tensors every 20 steps, restore them when not finite. Default: True for modules.
             update: what your loop does to it after each step, for example `lambda: ema.update_parameters(model)`. It is
                 called again when updates are replayed after a rollback.
         """
         arguments.check_kept(name, thing, update)
-        self._run_state.check(name, thing)
-        self._recovery.keep(name, thing, update)
-        self._run_state.loop.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check)
+        self._parts.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check, update=update)
 
     @contextmanager
     def editing(self) -> Iterator[None]:
@@ -194,7 +185,7 @@ class Guard:
         every rank announces it.
         """
         arguments.refuse_inside("editing", busy=self._runner.busy)
-        self._parts.edits.expect()
+        self._parts.expect_edits()
         yield
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
@@ -211,16 +202,13 @@ class Guard:
             loss: computes the loss of a batch. Default: the closure of the last `step(closure, batch=...)`.
             options: those of `steadystep.examine`, which restores everything afterwards, bit for bit.
         """
-        from steadystep.engine.experiments import examine_guarded  # why here: experiments are rare
-
         arguments.refuse_inside("examine", busy=self._runner.busy)
-        return examine_guarded(self._parts, self._model, self._optimizer, self.config, batches, loss, options)
+        return self._parts.examine(self._model, self._optimizer, self.config, batches, loss, options)
 
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed from `loss`, without stepping. Call `commit` afterwards.
 
-        `plan.proceeds` tells whether the update may be applied. Weights and learning rates stay yours: there is no
-        rollback.
+        `plan.proceeds` tells whether the update may be applied. Weights and learning rates stay yours: no rollback.
         """
         arguments.check_loss("inspect", loss)
         check_rates(self._optimizer)
@@ -232,7 +220,7 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard, ready for JSON. Micro-batches of an open group count as not seen."""
-        return state.save(self._parts.stateful) | {"attempts": self.attempts, "updates": self.updates}
+        return self._parts.save()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from `saved`, which `state_dict` returned. Load model and optimizer first; an open group is dropped.
@@ -261,14 +249,11 @@ class Guard:
         """Return a guard that continues from the newest intact checkpoint in `run_dir`, or a new one if there is none.
 
         Takes the arguments of `Guard`, and `path` for a certain checkpoint or another folder of checkpoints.
-        Checkpoints are on unless `config` turns them off. One process at a time uses a `run_dir`; `force` overrides
-        that.
+        Checkpoints are on unless `config` turns them off. `run_dir` is for one process at a time, unless `force`.
         """
-        with Meeting().telling(model):
-            settings = Config.load(config).with_checkpoints()
+        settings = settings_to_resume(model, config)
         more: dict[str, Any] = {"schedule": schedule, "detectors": detectors, "sinks": sinks, "force": force}
-        more["hparams"] = hparams
-        guard = cls(model, optimizer, config=settings, run_dir=run_dir, **more)
+        guard = cls(model, optimizer, config=settings, run_dir=run_dir, hparams=hparams, **more)
         try:
             guard._run_state.resume(None if path is None else Path(path))
         except BaseException:
@@ -279,16 +264,12 @@ class Guard:
     def save(self, path: str | Path | None = None) -> Path:
         """Write a checkpoint to `run_dir/checkpoints`, or to the folder `path`; return its path once it is on disk."""
         arguments.refuse_inside("save", busy=self._runner.busy)
-        where = None if path is None else arguments.folder("path", path)
-        if self._runner.group.members:
-            raise MisuseError("save() inside a group of micro-batches: call flush() first, or save after the group")
-        return self._run_state.save(where, self.attempts, self.updates)
+        return self._pipeline.save(None if path is None else arguments.folder("path", path))
 
     def restore_best(self) -> bool:
         """Restore the weights of the best validation; return False if there are none."""
         arguments.refuse_inside("restore_best", busy=self._runner.busy)
-        self._recovery.forget()
-        return self._run_state.restore_best(self.attempts, self.updates)
+        return self._pipeline.restore_best()
 
     def _conclude(self) -> None:
         """Report the final diagnosis of the run once; called by `close` and at the end of the program."""
@@ -307,14 +288,7 @@ class Guard:
             finally:
                 release(self._optimizer)
 
-    def __repr__(self) -> str:
-        return f"Guard({', '.join(f'{name} {value}' for name, value in about_guard(self))})"
-
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook: progress and the diagnosis so far."""
-        first = self.diagnose()[0]
-        rows = [*about_guard(self), ("diagnosis", first.cause), ("evidence", first.evidence), ("try", first.advice)]
-        return html_card("Guard", rows, tone="good" if first.cause == "healthy" else "bad")
+    __repr__, _repr_html_ = guard_line, guard_card
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         arguments.refuse_copy()

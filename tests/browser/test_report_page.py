@@ -29,25 +29,63 @@ def test_it_opens_from_disk_with_no_network(open_page: Any, report: str) -> None
     assert page.locator("[data-panel=loss] path.bad").count() >= 1, "NaN is marked"
 
 
-def test_the_cursor_tells_the_values_in_all_charts(open_page: Any, report: str) -> None:
+def test_the_cursor_tells_what_was_known_at_that_step(open_page: Any, report: str) -> None:
     page = open_page(report)
-    page.hover("[data-panel=loss] .plot svg", position={"x": 400, "y": 100})
+    plot = page.locator("[data-panel=loss] .plot svg")
+    plot.hover(position={"x": 400, "y": 100})
     step = page.locator("[data-panel=loss] .at").inner_text()
     assert step.startswith("step ")
     assert page.locator("[data-panel=lr] .at").inner_text() == step
     assert float(page.locator("[data-panel=lr] .key b").inner_text()) > 0
+    at = int(step.removeprefix("step ").replace(",", ""))
+    assert at % 300 > 20, "not next to a validation"
+    validation = page.locator("[data-panel=loss] .key.held-out b").inner_text()
+    assert validation.endswith(f" at {at // 300 * 300:,}"), "the last one, never the next"
+    middle = plot.bounding_box()["width"] / 2 + 19  # step 1,500, between the edges at 46 and 8 pixels
+    page.hover("[data-panel=norm] .plot svg", position={"x": middle, "y": 60})
+    assert page.locator("[data-panel=norm] .key.ghosted b").inner_text() == "40", "scaled down, and not in the line"
+    assert page.locator("[data-panel=norm] path.ghost").count() == 1
 
 
-def test_the_heat_map_is_painted_and_answers(open_page: Any, report: str) -> None:
+def test_lines_can_be_hidden_smoothed_and_saved(open_page: Any, report: str, tmp_path: Path) -> None:
     page = open_page(report)
-    canvas = page.locator("#heat .grid canvas")
-    canvas.scroll_into_view_if_needed()
-    page.hover("#heat .grid canvas", position={"x": 200, "y": 7})
+    lines = page.locator("[data-panel=loss] path.curve")
+    before = [line.get_attribute("d") for line in lines.all()]
+    page.click("[data-panel=loss] .key.held-out")
+    assert lines.count() == 2
+    page.fill("#smooth", "90")
+    assert lines.nth(1).get_attribute("d") != before[1]
+    page.fill("#smooth", "0")
+    page.click("[data-panel=loss] .key.held-out")
+    assert [line.get_attribute("d") for line in lines.all()] == before
+    with page.expect_download() as table:
+        page.click("[data-panel=loss] >> text=CSV")
+    rows = Path(table.value.path()).read_text().splitlines()
+    assert rows[0] == "step,loss,typical,validation"
+    assert "2250,NaN,," in rows
+    with page.expect_download() as picture:
+        page.click("[data-panel=norm] >> text=PNG")
+    assert Path(picture.value.path()).read_bytes()[:4] == b"\x89PNG"
+    assert picture.value.suggested_filename.endswith("Gradient-norm.png")
+
+
+def test_the_heat_map_has_the_zoom_of_the_charts(open_page: Any, report: str) -> None:
+    page = open_page(report)
+    map_ = page.locator("#heat .plot svg")
+    map_.scroll_into_view_if_needed()
+    map_.hover(position={"x": 200, "y": 7})
     assert page.locator("#heat .at").inner_text().startswith("embed.weight: ")
     painted = "c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].some(v => v && v < 255)"
-    assert canvas.evaluate(painted)
+    assert page.locator("#heat .plot canvas").evaluate(painted)
     page.click("text=relative to its own median")
     assert page.locator("#heat .ends").inner_text().startswith("1/")
+    edges = "e => [e.querySelector('.plot').getBoundingClientRect()].map(b => [b.left, b.right])[0]"
+    assert page.locator("#heat").evaluate(edges) == page.locator("[data-panel=loss]").evaluate(edges)
+    page.locator("[data-panel=lr] .plot svg").focus()
+    page.keyboard.press("+")
+    ticks = page.locator("#heat text[text-anchor=middle]").all_text_contents()
+    assert ticks == page.locator("[data-panel=loss] text[text-anchor=middle]").all_text_contents()
+    assert ticks[0] != "0"
 
 
 def test_a_case_shows_the_steps_around_it(open_page: Any, report: str) -> None:
@@ -55,12 +93,28 @@ def test_a_case_shows_the_steps_around_it(open_page: Any, report: str) -> None:
     page.locator("#case-1500 summary").click()
     page.locator("#case-1500 .near svg path.curve").first.wait_for()
     assert page.locator("#case-1500 .near svg").count() == 2
+    ring = "[document.activeElement.tagName, getComputedStyle(document.activeElement).outlineStyle]"
+    page.click("[data-panel=lr] .plot svg")
+    assert page.evaluate(ring) == ["svg", "none"], "a ring only for the keyboard"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate(ring) == ["svg", "solid"]
+    command = page.locator("#case-2250 pre.command")
+    assert not command.is_visible()
+    page.emulate_media(media="print")
+    command.wait_for(state="visible")  # on paper everything is open
+    page.emulate_media(media="screen")
+    command.wait_for(state="hidden")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#case-2250 summary")
+    page.click("#case-2250 .copy")
+    page.wait_for_function("navigator.clipboard.readText().then(t => t.startsWith('steadystep replay runs/a/'))")
 
 
 def test_a_logarithmic_axis_at_a_click(open_page: Any, report: str) -> None:
     page = open_page(report)
     before = page.locator("[data-panel=loss] path.curve").first.get_attribute("d")
-    page.click("[data-panel=loss] header button")
+    page.click("[data-panel=loss] >> text=log")
     assert page.locator("[data-panel=loss] path.curve").first.get_attribute("d") != before
 
 
@@ -75,4 +129,5 @@ def test_the_report_fits_a_phone(open_page: Any, report: str) -> None:
     page = open_page(report, width=360)
     page.wait_for_timeout(200)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    assert Path(page.url.removeprefix("file://")).stat().st_size < 1_000_000
+    assert page.locator("[data-panel=loss] svg").bounding_box()["y"] < page.locator(".facts").bounding_box()["y"]
+    assert Path(page.url.removeprefix("file://")).stat().st_size < 300_000

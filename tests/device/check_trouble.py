@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import steadystep
 from steadystep.checkpoints import store
 from steadystep.incidents import replay
-from steadystep.snapshots.snapshots import Snapshots
+from steadystep.snapshots import Snapshots
 from steadystep.snapshots.tensor_state import TensorState
 from tests.device import notgpu
 from tests.device.loops import Batch, closure_of, data, net, plain_step, scaler_for, seed

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from steadystep.lab.bench import Choice, detection, overhead, precision, recovery, stability
-from steadystep.lab.bench.runner import stored
+from steadystep.lab.bench import Choice, detection, overhead, precision, recovery, stability, stored
 from tests.field.__main__ import read
 from tests.field.table import report
 

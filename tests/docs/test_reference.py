@@ -34,7 +34,7 @@ OTHERS = {
     "steadystep.train.plan": "RunSettings GroupRule",
 }
 # Every argument of these methods is described too.
-FACES = ("steadystep.guard.Guard", "steadystep.watching.watcher.Watcher")
+FACES = ("steadystep.guard.Guard", "steadystep.watching.Watcher")
 _SECTIONS = "steadystep._utils.settings.Settings"
 
 
@@ -62,8 +62,8 @@ def home(path: str) -> str:
         module,
         *(m.name for m in pkgutil.walk_packages(importlib.import_module(module).__path__, f"{module}.")),
     ]:
-        source = Path(ROOT / "src" / below.replace(".", "/")).with_suffix(".py")
-        if source.exists() and re.search(rf"^{name}\b[^=\n]*=", source.read_text(), re.M):
+        source = Path(str(importlib.import_module(below).__file__))
+        if re.search(rf"^{name}\b[^=\n]*=", source.read_text(), re.M):
             return f"{below}.{name}"
     raise AssertionError(f"{path}: not found")
 

@@ -3,13 +3,14 @@
 import math
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from faulty_programs import PROGRAMS, half
+from faulty_programs import EVERY, PROGRAMS, UNSEEN, half
 from faulty_programs.program import LABELS, Program, Setup, train
 
 FAULTY = tuple(program for program in PROGRAMS if program.faults)
@@ -25,7 +26,16 @@ def two_steps(program: Program, setup: Setup, *, faulty: bool) -> None:
 
 @pytest.mark.parametrize("family", sorted({program.family for program in PROGRAMS}))
 def test_programs_run_and_start_where_their_twins_start(family: str) -> None:
-    for program in (p for p in PROGRAMS if p.family == family):
+    run_and_compare([p for p in PROGRAMS if p.family == family])
+
+
+@pytest.mark.slow
+def test_unseen_programs_run_and_start_where_their_twins_start() -> None:
+    run_and_compare(UNSEEN)
+
+
+def run_and_compare(programs: Sequence[Program]) -> None:
+    for program in programs:
         twin = program.build(False, 0)
         if program.faults:
             faulty = program.build(True, 0)
@@ -67,6 +77,14 @@ def test_the_set_is_as_large_and_as_mixed_as_it_says() -> None:
     assert max(best.values()) <= 6
     assert set(best) <= set(LABELS)
     assert sum(program.source != "own" for program in FAULTY) * 2 >= len(FAULTY)
+
+
+def test_the_unseen_set_stands_apart() -> None:
+    assert len({program.name for program in EVERY}) == len(EVERY)
+    assert {half(program) for program in UNSEEN} == {"unseen"}
+    assert {half(program) for program in PROGRAMS} == {"develop", "sealed"}
+    assert sum(bool(program.faults) for program in UNSEEN) >= 40
+    assert sum(not program.faults for program in UNSEEN) >= 12
 
 
 def test_every_family_and_frequent_label_is_in_both_halves() -> None:

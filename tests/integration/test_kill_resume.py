@@ -69,6 +69,7 @@ def test_ten_killed_runs_end_like_the_one_that_was_not(nursery: Nursery, tmp_pat
     assert found["half_written"] >= 1
 
 
+@pytest.mark.slow
 def test_a_difference_would_be_seen(nursery: Nursery, rare: Whole, tmp_path: Path) -> None:
     other = nursery.run(Job(variant=Variant(frequency=1000, accumulate=2, epochs=2, seed=1), desk=str(tmp_path)))
     assert other.result is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import steadystep
-from steadystep.engine.learning_rate_cut import Ceiling
+from steadystep.schedule.learning_rate_cut import Ceiling
 from tests.loops import batches, small_net, squared
 
 pytestmark = pytest.mark.core

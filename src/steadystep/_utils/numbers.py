@@ -150,3 +150,15 @@ def _json_or_none(line: bytes) -> Any:
         return json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Of those with a weight; NaN where none has.
+
+    >>> weighted_mean((1.0, 3.0, math.nan), [1.0, 3.0, 0.0])
+    2.5
+    """
+    counted = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0]
+    if not counted:
+        return math.nan
+    return sum(value * weight for value, weight in counted) / sum(weight for _, weight in counted)

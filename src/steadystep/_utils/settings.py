@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from steadystep._utils.text import alike, text_of
 from steadystep.errors import ConfigError
@@ -129,6 +129,19 @@ def seconds_in(frequency: int | str) -> float | None:
     if not seconds > 0.0:
         raise ConfigError('must be a number of steps, or a time such as "90 s", "10 min" or "1.5 h"')
     return seconds
+
+
+def _steps_as_text(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.strip().isdigit() else value
+
+
+def _known_time(value: int | str) -> int | str:
+    seconds_in(value)
+    return value
+
+
+Frequency = Annotated[Annotated[Count, Field(ge=1)] | str, BeforeValidator(_steps_as_text), AfterValidator(_known_time)]
+"""A number of steps, or a time."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -1,6 +1,7 @@
 """Gradient norms in one pass: per tensor and global, bit-equal to what `torch.nn.utils.clip_grad_norm_` computes.
 
 Nothing here asks for `no_grad`: gradients do not require gradients, and entering the context costs as much as a norm.
+Also here: numbers of several devices, read on the host at once.
 """
 
 import sys
@@ -19,7 +20,6 @@ from steadystep.errors import UnsupportedError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
-
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -235,3 +235,21 @@ def device_of(tensors: Iterable[Tensor]) -> torch.device:
 def is_expanded(tensor: Tensor) -> bool:
     """Several of its elements share one place in memory, so that it cannot be written to."""
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def read_together(together: Tensor, flat: Sequence[Tensor]) -> list[float]:
+    """One tensor of one dimension, then the elements of `flat`."""
+    if flat:
+        together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
+    values: list[float] = together.tolist()  # sync: once per look
+    return values
+
+
+def read_mixed(scalars: Sequence[Tensor], flat: Sequence[Tensor]) -> list[float]:
+    """Numbers of the host are read where they are; the others ride together from the first one's device."""
+    away = [scalar for scalar in scalars if not scalar.is_cpu]
+    if not away:
+        return read_together(torch.stack(list(scalars)), flat)
+    values = read_together(torch.stack([scalar.to(away[0].device) for scalar in away]), flat)
+    read = iter(values)
+    return [float(s) if s.is_cpu else next(read) for s in scalars] + values[len(away) :]  # sync: none on the host

@@ -228,3 +228,24 @@ def html_card(title: str, rows: Iterable[tuple[str, object]], *, tone: str = "",
     )
     style = f"border-left:3px solid {_TONES.get(tone, _TONES[''])};padding-left:.7em"
     return f'<div style="{style}"><b>{html.escape(title)}</b><table>{cells}</table>{below}</div>'
+
+
+def guard_line(guard: Any) -> str:
+    """Return what `repr` shows of a guard."""
+    return f"Guard({', '.join(f'{name} {value}' for name, value in _about_guard(guard))})"
+
+
+def guard_card(guard: Any) -> str:
+    """Return a table for a notebook: progress and the diagnosis so far."""
+    first = guard.diagnose()[0]
+    rows = [*_about_guard(guard), ("diagnosis", first.cause), ("evidence", first.evidence), ("try", first.advice)]
+    return html_card("Guard", rows, tone="good" if first.cause == "healthy" else "bad")
+
+
+def _about_guard(guard: Any) -> list[tuple[str, object]]:
+    name = "+".join(type(one).__name__ for one in getattr(guard._optimizer, "each", (guard._optimizer,)))
+    told: list[tuple[str, object]] = [("mode", guard.config.mode), ("optimizer", name)]
+    told += [("steps", f"{guard.attempts:,}"), ("applied", f"{guard.updates:,}")]
+    folder = getattr(getattr(guard._parts.log, "log", None), "path", None)
+    told += [("run_dir", folder.parent)] if folder is not None else []
+    return [*told, ("state", "closed")] if guard._closed else told

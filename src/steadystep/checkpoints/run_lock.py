@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
-from steadystep._utils.processes import is_running
-from steadystep._utils.processes import started as _started
+from steadystep._utils import is_running
+from steadystep._utils import started as _started
 from steadystep.errors import MisuseError
 
 fcntl: Any

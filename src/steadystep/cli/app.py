@@ -200,9 +200,9 @@ def examine(
     Example: steadystep examine training:make
     """
     check_task(factory)
-    from steadystep.cli.examine import run
+    from steadystep.cli.train import run_examine
 
-    code = run(
+    code = run_examine(
         factory, after=after, steps=steps, seconds=seconds, max_grad_norm=max_grad_norm, seed=seed, as_json=as_json
     )
     raise typer.Exit(code)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from steadystep._utils.numbers import with_words
 from steadystep.errors import ConfigError
-from steadystep.lab.bench.runner import Results, run, stored
+from steadystep.lab.bench import Results, run, stored
 from steadystep.lab.bench.study import Choice, JobResult, Study
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from steadystep.runs.reading import Headline, PlannedAction, Reading
+    from steadystep.runs.diagnosis import Headline
+    from steadystep.runs.reading import PlannedAction, Reading
     from steadystep.runs.run import Run
 
 

@@ -210,3 +210,42 @@ class OddReplica:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: there is no state."""
+
+
+@final
+class BitFlips:
+    """Reports bits of weights, optimizer state and buffers that changed by themselves between two updates.
+
+    Asks for action where the gradients at hand were computed with them, or where they could not be put back.
+    """
+
+    name = "bit-flip"
+    needs = "bit_flips"
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """Return one finding for all flips."""
+        flips = signals.bit_flips
+        if not flips:
+            return ()
+        first = flips[0]
+        more = f" and {len(flips) - 1} more" if len(flips) > 1 else ""
+        repaired = all(flip.repaired for flip in flips)
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="act" if any(flip.used for flip in flips) else "warn",
+                value=float(sum(not flip.repaired for flip in flips)),
+                limit=0.0,
+                what=f"bit {first.bit} of element {first.index} of {first.tensor} flipped between two updates{more}, "
+                + ("and was put back" if repaired else "and could not be put back"),
+                where=tuple(dict.fromkeys(flip.tensor for flip in flips)),
+            ),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: there is no state."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol, final
 
 from steadystep.records import GRAVE, Finding, Signals
 
-_OCCASIONAL = ("metrics", "batch_rms", "buffer_peaks", "odd_replicas")
+_OCCASIONAL = ("metrics", "batch_rms", "buffer_peaks", "odd_replicas", "bit_flips")
 
 
 class Detector(Protocol):
@@ -14,7 +14,7 @@ class Detector(Protocol):
 
     The state is plain JSON; a detector that is saved and loaded continues as if never interrupted. One with an
     attribute `only_probes = True` is called only at steps with a probe; one with `needs = "metrics"` (or "batch_rms",
-    "buffer_peaks", "odd_replicas") only where the signals contain it.
+    "buffer_peaks", "odd_replicas", "bit_flips") only where the signals contain it.
     """
 
     name: str
@@ -42,14 +42,15 @@ def sees_every_step(detector: Detector) -> bool:
     return not getattr(detector, "only_probes", False)
 
 
-def occasional(signals: Signals) -> tuple[bool, bool, bool, bool]:
-    """Return which of the optional signals are present: metrics, batch_rms, buffer_peaks, odd_replicas.
+def occasional(signals: Signals) -> tuple[bool, bool, bool, bool, bool]:
+    """Return which of the optional signals are present: metrics, batch_rms, buffer_peaks, odd_replicas, bit_flips.
 
     Args:
         signals: the signals of one step.
     """
     has_batch = signals.batch_rms is not None
-    return bool(signals.metrics), has_batch, bool(signals.buffer_peaks), bool(signals.odd_replicas)
+    there = bool(signals.buffer_peaks), bool(signals.odd_replicas), bool(signals.bit_flips)
+    return bool(signals.metrics), has_batch, *there
 
 
 def has_what_it_needs(detector: Detector, given: tuple[bool, ...]) -> bool:

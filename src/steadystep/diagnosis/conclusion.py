@@ -1,7 +1,9 @@
 """What is said of a run without a cause against it: that it learns, that it does not, or that it cannot be told."""
 
+from collections.abc import Sequence
+
 from steadystep.diagnosis.advice import advise
-from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import Facts, told
 from steadystep.diagnosis.learning import TOO_SHORT, Progress, is_judged, is_policy, progress, supervised
 from steadystep.records import DetectorName, Diagnosis
@@ -75,3 +77,49 @@ def _numbers(facts: Facts) -> str:
 
 def _moves(facts: Facts) -> str:
     return "" if facts.ratio is None else f"an update changes the weights by {facts.ratio:.1e} of their size"
+
+
+_OF_THE_LOOP = frozenset(
+    {
+        *(Cause.MISSING_ZERO_GRAD, Cause.SCHEDULE_ERROR, Cause.LOST_MOMENTS, Cause.POISONED_MOMENTS),
+        *(Cause.NON_FINITE_INPUT, Cause.FORWARD_OVERFLOW, Cause.LOSS_SCALE_COLLAPSE, Cause.GRADIENT_UNDERFLOW),
+        *(Cause.REPEATED_BATCH, Cause.POLICY_DRIFT, Cause.ENTROPY_COLLAPSE, Cause.FLAT_REWARD),
+        *(Cause.METRIC_OUT_OF_BOUNDS, Cause.EXCEPTION_IN_STEP, Cause.CLOSURE_NOT_REPEATABLE, Cause.ODD_REPLICA),
+    }
+)
+"""Mistakes between the steps, or of a time that is over: experiments take their own steps and see none of them."""
+
+_REFUTED_BY_LEARNING = frozenset(
+    {
+        *(Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, Cause.BATCH_SIZE_UNFIT, Cause.CLIPPING_TOO_TIGHT),
+        *(Cause.OSCILLATION, Cause.UNSCALED_DATA, Cause.DEAD_UNITS, Cause.SATURATION, Cause.VANISHING_GRADIENT),
+        *(Cause.ZERO_GRADIENT, Cause.POOR_INITIALISATION, Cause.SUSPICIOUS_PERFECTION, Cause.UNKNOWN),
+    }
+)
+"""What a run that can be seen to learn does not have, whatever its curve looks like."""
+_SEEN_DIRECTLY = frozenset(
+    {
+        *(Fault.TARGET_LEAK, Fault.UNSHUFFLED_DATA, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS),
+        *(Fault.FROZEN_PARAMETERS, Fault.WRONG_OPTIMIZER_PARAMS),
+    }
+)
+"""Unless the data or the parameters themselves show it."""
+
+
+def one_story(seen: Sequence[Diagnosis], tried: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Put together what the run showed (`seen`) and what experiments showed (`tried`), the likeliest first.
+
+    >>> seen, tried = Diagnosis(cause="missing-zero-grad"), Diagnosis(cause="learning-rate-too-high")
+    >>> [diagnosis.cause for diagnosis in one_story([seen], [tried])]
+    ['missing-zero-grad', 'learning-rate-too-high']
+    """
+    healthy = all(diagnosis.cause == Cause.HEALTHY for diagnosis in tried)
+    faulty = [diagnosis for diagnosis in seen if diagnosis.cause != Cause.HEALTHY]
+    if healthy:
+        kept = [d for d in faulty if d.cause not in _REFUTED_BY_LEARNING or d.fault in _SEEN_DIRECTLY]
+        return tuple(kept) or tuple(tried)
+    named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
+    others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
+    unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
+    first = [d for d in others if unknown or (d.cause in _OF_THE_LOOP and d is seen[0])]
+    return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))

@@ -230,6 +230,8 @@ def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
     asked = {f.detector for f in findings if f.severity in GRAVE}
     if asked & {DetectorName.ODD_REPLICA, DetectorName.WEIGHT_JUMP, DetectorName.EARLY_DIVERGENCE}:
         return Damage.WEIGHTS
+    if any(f.detector == DetectorName.BIT_FLIP and f.severity in GRAVE and f.value > 0.0 for f in findings):
+        return Damage.WEIGHTS  # it could not be put back
     stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
     stuck = stuck and any(f.severity == "critical" for f in findings)
     accused = bool(asked & {DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE}) or stuck

@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadystep._utils.rng import host_random_kept
-from steadystep.actions.apply import Updater
-from steadystep.actions.manual_update import Around
+from steadystep.actions import Around, Updater
 from steadystep.checkpoints.data_position import DataPosition
 from steadystep.checkpoints.loop_state import LoopState
 from steadystep.checkpoints.run_lock import RunLock
@@ -23,21 +22,20 @@ from steadystep.diagnosis import RunHistory
 from steadystep.engine import arguments, components
 from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.components import Measuring, clip_rule, measuring_for, tensor_clip
-from steadystep.engine.counterfactuals import BatchReruns, Counterfactuals
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
-from steadystep.engine.parts import Parts
+from steadystep.engine.parts import Parts, RunState
 from steadystep.engine.replay import Replayer
+from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
-from steadystep.engine.run_state import RunState
 from steadystep.incidents import NaNTracer
-from steadystep.optimizers import each_of, hparams_of
+from steadystep.optimizers import each_of
 from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, unwrapped
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands
 from steadystep.schedule import Schedule
 from steadystep.signals import GradientSamples, structure_of
-from steadystep.signals.weight_edits import WeightEdits
+from steadystep.signals.weights import WeightEdits
 from steadystep.snapshots.recovery import Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
 from steadystep.snapshots.tensor_state import TensorState
@@ -98,7 +96,7 @@ def _build(
     try:
         log: Tracking | NullTracker = NullTracker()
         if ranks.rank == 0:
-            log = components.tracking(config, folder, model, sinks, hparams_of(optimizer) | hparams)
+            log = components.tracking(config, folder, model, sinks, arguments.hparams_of(optimizer) | hparams)
         learning_rate = _learning_rate(config, optimizer, schedule)
     except BaseException:
         islands.remove()
@@ -181,6 +179,7 @@ class _Ground:
             measurer=measuring.measurer,
             probes=measuring.probes,
             edits=WeightEdits(self.model, measuring.gradients, each_of(self.optimizer), hooked=ranks.size == 1),
+            checksums=components.checksums(config, self.model, self.optimizer, ranks),
             gradient_samples=gradient_samples,
             judge=judge,
             counterfactuals=self._counterfactuals(recovery),

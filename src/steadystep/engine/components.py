@@ -22,7 +22,7 @@ from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.clip.learned import NormRule
 from steadystep.config import Config
 from steadystep.diagnosis.facts import Setup
-from steadystep.engine.microbatch_group import Draws
+from steadystep.engine.microbatch_group import Draws, draws
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.incidents import Incidents
@@ -44,14 +44,16 @@ from steadystep.signals import (
     UpdateProbes,
     WeightNorms,
 )
+from steadystep.signals.checksums import Checksums
+from steadystep.snapshots import Snapshots
 from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.placement import disk_bytes, memory_bytes, without_replay
 from steadystep.snapshots.recovery import InMemory, NoRecovery, Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
-from steadystep.snapshots.snapshots import Snapshots
 from steadystep.snapshots.tensor_state import TensorState
 from steadystep.state import Stateful
-from steadystep.tracking import Broadcast, NoLog, RunLog, RunStart, Sink, Tracking, default_sinks, named_sinks
+from steadystep.tracking import Broadcast, NoLog, RunLog, RunStart, Sink, Tracking
+from steadystep.tracking.sinks import alert_sinks, default_sinks, named_sinks
 
 
 def check_settings(config: Config, schedule: Schedule | None, run_dir: str | Path | None) -> None:
@@ -106,25 +108,20 @@ def sinks(config: Config, folder: Path | None, extra: Sequence[Sink]) -> Sequenc
     """Those of the settings, and the user's own."""
     asked, here = config.monitoring.sinks, folder is not None
     made = default_sinks(has_folder=here) if asked is None else named_sinks(asked, has_folder=here)
-    if config.monitoring.alerts:
-        from steadystep.tracking.alerts import Alerts  # why here: few want it, and it imports an HTTP client
-
-        made = [*made, Alerts(config.monitoring.alerts)]
-    return (*made, *extra)
+    return (*made, *alert_sinks(config.monitoring.alerts), *extra)
 
 
 def tracking(
     config: Config, folder: Path | None, model: nn.Module, sinks: Sequence[Sink], hparams: Mapping[str, Any]
 ) -> Tracking:
     """The run log, and the sinks behind it."""
-    watch = config.monitoring
     sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     about: dict[str, Any] = {"settings": config.model_dump(mode="json"), "hparams": hparams}
     name = "run" if folder is None else os.path.basename(os.path.realpath(folder))
     run = RunStart(name=name, run_dir=folder, parameters=sum(sizes.values()), **about)
-    every = watch.log_frequency
+    every, often = config.monitoring.log_frequency, config.monitoring.sink_frequency
     log = NoLog() if folder is None else RunLog(folder, layers_every=every, parameters=sizes, **about)
-    shown = Broadcast(sinks, run, every=watch.sink_frequency, layers_every=every) if sinks else None
+    shown = Broadcast(sinks, run, every=often, layers_every=every) if sinks else None
     return Tracking(log, shown, shown=any(getattr(sink, "shows_incidents", False) for sink in sinks))
 
 
@@ -269,15 +266,16 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
     )
 
 
+def checksums(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Checksums:
+    """Of every bit between two updates; in a single process."""
+    checks = config.monitoring.corruption_checks if ranks.size == 1 else "off"  # why: the others would wait for one
+    return Checksums(model, optimizer, checks=checks, repairs=config.mode == "autopilot")
+
+
 def _memory(config: Config, model: nn.Module) -> OutOfMemoryRetry | None:
     least = 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1  # it has no variance of one
     wanted = config.mode != "observe" and config.training.split_when_out_of_memory
     return OutOfMemoryRetry(least=least) if wanted else None
-
-
-def draws(model: nn.Module) -> bool:
-    """Whether a forward pass draws random numbers, as far as its modules tell: dropout, also inside other layers."""
-    return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())
 
 
 _RULES = {"zscore": ZScoreClip, "percentile": PercentileClip, "tensor-ema": TensorEMAClip, "agc": None}

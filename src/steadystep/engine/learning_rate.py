@@ -10,10 +10,10 @@ from torch.optim import Optimizer
 
 from steadystep._utils.text import warn
 from steadystep._utils.tree import put_into, same_values
-from steadystep.engine.learning_rate_cut import Ceiling
 from steadystep.errors import MisuseError
 from steadystep.optimizers import SET_BY_LOOPS
 from steadystep.schedule import Plateau, Schedule
+from steadystep.schedule.learning_rate_cut import Ceiling
 from steadystep.signals.gradients import NO_PARAMETERS
 
 

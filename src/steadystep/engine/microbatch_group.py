@@ -245,3 +245,8 @@ class Draws:
             drawn, python, numpy = self.looked_at.moved()
             self._torch, self._python, self._numpy = self._torch or drawn, self._python or python, self._numpy or numpy
             self.looked_at = None if last else self.looked_at
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether a forward pass draws random numbers, as far as its modules tell: dropout, also inside other layers."""
+    return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())

@@ -13,8 +13,8 @@ from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
 from steadystep.engine.closures import BatchClosure, Closure, RepeatableClosure
-from steadystep.engine.group_reruns import GroupReruns
 from steadystep.engine.microbatch_group import Draws, Group, MicroBatch, OnlyTheLoss, called, checked_loss
+from steadystep.engine.reruns import GroupReruns
 from steadystep.errors import MisuseError
 from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
 from steadystep.optimizers import Trained
@@ -159,6 +159,18 @@ class MicroBatchRunner:
             )
             for member in members
         )
+
+    def passes(self) -> tuple[RecordedMicroBatch, ...]:
+        """What it takes to run the group at hand once more, now; nothing for losses that were given."""
+        members, weighted = self.group.members, self.group.weighted
+        if self._offered or self.given_losses or self.at_hand is None:
+            return ()
+        closure = self.at_hand[0]
+        recipes = [member.recipe or BatchClosure(closure, member.batch, self._rng) for member in members]
+        if len(members) > 1 and any(member.recipe is None for member in members):
+            return ()
+        weights = [member.weight if weighted else None for member in members]
+        return tuple(map(RecordedMicroBatch, recipes, weights))
 
     def reset(self) -> int:
         """Forget an open group and its gradients; returns how many micro-batches it had."""

@@ -3,7 +3,6 @@
 import atexit
 import functools
 import gc
-import inspect
 import os
 import sys
 import weakref
@@ -17,12 +16,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from steadystep import optimizers
 from steadystep._utils.text import logger
-from steadystep.actions.manual_update import BY_HAND_USAGE, ByHand, by_hand
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.engine.arguments import check_extras, check_model
 from steadystep.engine.build import build
+from steadystep.engine.closures import BY_HAND_USAGE, ByHand, by_hand
 from steadystep.engine.parts import Parts
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.optimizers import as_one, each_of
@@ -32,6 +32,8 @@ from steadystep.state import KeptObject
 from steadystep.tracking import Sink
 
 _HOLDERS: "weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+WATCHERS: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+"""By the guard of each."""
 
 
 def assemble(
@@ -80,6 +82,12 @@ def assemble(
     return settings, one, parts
 
 
+def settings_to_resume(model: nn.Module, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
+    """The settings of a run that goes on from its checkpoints."""
+    with Meeting().telling(model):
+        return Config.load(config).with_checkpoints()
+
+
 def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
     """Make `holder` the only guard of `optimizer`."""
     check_model(model)
@@ -93,16 +101,6 @@ def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
         _HOLDERS[each] = weakref.ref(holder)
 
 
-def about_guard(guard: Any) -> list[tuple[str, object]]:
-    """Return what a guard says about itself in one line: names and values."""
-    name = "+".join(type(one).__name__ for one in each_of(guard._optimizer))
-    told: list[tuple[str, object]] = [("mode", guard.config.mode), ("optimizer", name)]
-    told += [("steps", f"{guard.attempts:,}"), ("applied", f"{guard.updates:,}")]
-    folder = getattr(getattr(guard._parts.log, "log", None), "path", None)
-    told += [("run_dir", folder.parent)] if folder is not None else []
-    return [*told, ("state", "closed")] if guard._closed else told
-
-
 def replace_earlier(optimizer: Optimizer, run_dir: str | Path | None) -> None:
     """In a notebook, close the guard that an earlier run of the same cell made for this optimizer or this folder."""
     if not is_interactive():
@@ -111,7 +109,7 @@ def replace_earlier(optimizer: Optimizer, run_dir: str | Path | None) -> None:
     folder = None if run_dir is None else os.path.realpath(run_dir)
     earlier += [holder for holder in map(_alive, list(_HOLDERS.values())) if folder and _folder_of(holder) == folder]
     for holder in {id(one): one for one in earlier if one is not None}.values():
-        watcher = getattr(holder, "_watcher", None)
+        watcher = WATCHERS.get(holder)
         old = (watcher() if watcher is not None else None) or holder
         logger.warning("the earlier guard of this %s is closed; the new one replaces it", _shared(holder, folder))
         (getattr(old, "remove", None) or old.close)()
@@ -159,8 +157,7 @@ def _held(optimizer: Optimizer) -> bool:
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """An optimizer that cannot step without one evaluates it as often as it likes."""
-    found = [inspect.signature(type(each).step).parameters.get("closure") for each in each_of(optimizer)]
-    return any(parameter is not None and parameter.default is inspect.Parameter.empty for parameter in found)
+    return any(map(optimizers.needs_closure, each_of(optimizer)))
 
 
 def steps_elsewhere(optimizer: Optimizer) -> bool:

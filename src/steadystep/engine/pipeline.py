@@ -11,6 +11,7 @@ that the forward pass writes by itself, and those are put back when the step is 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor
@@ -45,7 +46,7 @@ class Pipeline:
         self._lr, self._updater, self._rollback = parts.learning_rate, parts.updater, parts.rollback
         self._budget, self._recovery, self._tracer = parts.budget, parts.recovery, parts.nan_tracer
         self._history, self._log, self._ranks = parts.run_history, parts.log, parts.ranks
-        self._run_state, self._data = parts.run_state, parts.run_state.data
+        self._run_state, self._data, self._checksums = parts.run_state, parts.run_state.data, parts.checksums
         self._samples = parts.gradient_samples if parts.log.wants_samples else None
 
     def collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
@@ -62,8 +63,11 @@ class Pipeline:
         progress = self.progress
         with self._runner:
             self.metrics.update(metrics)
-            if self._recovery.due is not None and not isinstance(work, Tensor) and not self._group.members:
-                self._recovery.begin(step=progress.attempts, updates=progress.updates)
+            if not isinstance(work, Tensor) and not self._group.members:
+                if self._checksums.armed:
+                    self._checksums.verify(everything=self._recovery.due is not None)
+                if self._recovery.due is not None:
+                    self._recovery.begin(step=progress.attempts, updates=progress.updates)
             step, every = progress.attempts, self._probes.every
             if (step < every or step % every == 0) and self._probes.due(step):
                 with self._probes.watching(batch, step):
@@ -83,6 +87,8 @@ class Pipeline:
             given = any(member.batch is not None for member in self._group.members)
             return self.record(self._updater.drop(progress.attempts, not_repeatable(given=given)))
         view = self.measure(range(len(self._group.members)))
+        if view.signals.bit_flips:
+            view = self._recomputed(view)
         if self._samples is not None:
             self._sample(view)
         verdict = self.judge(view)
@@ -118,6 +124,8 @@ class Pipeline:
         **more: Any,
     ) -> GradientView:
         """The gradients as they stand, for losses that were computed elsewhere; `more` as for `Measurer.measure`."""
+        if self._checksums.armed:
+            self._measurer.riders = self._checksums.compare()
         view = self._measurer.measure(
             step=self.progress.attempts,
             losses=losses,
@@ -125,7 +133,19 @@ class Pipeline:
             refused_in_a_row=self._budget.refused_in_a_row if refused_in_a_row is None else refused_in_a_row,
             **more,
         )
+        if self._checksums.armed and (flips := self._checksums.found(self._measurer.ridden)):
+            view = replace(view, signals=replace(view.signals, bit_flips=flips))
         return view if self._ranks.size == 1 else self._ranks.agree(view)
+
+    def _recomputed(self, view: GradientView) -> GradientView:
+        """The gradients of the group at hand with the bits in place that were flipped while it was computed."""
+        flips = view.signals.bit_flips
+        spoiled = all(flip.repaired for flip in flips) and any(flip.used for flip in flips)
+        if not spoiled or not self._runner.reruns.repeat(self._updater.undo):
+            return view
+        fresh = self.measure(range(len(self._group.members)))
+        unused = tuple(replace(flip, used=False) for flip in flips)
+        return replace(fresh, signals=replace(fresh.signals, bit_flips=unused))
 
     def judge(
         self, view: GradientView, judge: Judge | None = None, *, careful: bool = False, clipped: bool = False
@@ -155,9 +175,8 @@ class Pipeline:
         plan, diagnosis = verdict.plan, verdict.diagnosis
         case = self._tracer.open(plan, view, updates=self.progress.updates) if plan.actions else None
         remembered = self._runner.micro_batches() if self._recovery.remembers and self._runner.at_hand else ()
-        options = (
-            self._lr.options() if remembered else ()
-        )  # before the update: some optimizers set their own rate in it
+        # before the update: some optimizers set their own rate in it
+        options = self._lr.options() if remembered else ()
         if not plan.actions:
             outcome = self._updater.take(plan, view, diagnosis)
         elif Action.ROLLBACK in plan.actions:
@@ -177,24 +196,12 @@ class Pipeline:
             return updater.take(plan, view, diagnosis)
         overflow = Action.BACK_OFF_SCALE in plan.actions
         if Action.LEAVE_OUT in plan.actions:
-            kept, fresh = self._without_bad(view)
+            kept, fresh = self._runner.reruns.without_bad(view, self.measure)
             if kept:
                 left_out = tuple(i for i in range(len(view.signals.losses)) if i not in kept)
                 return updater.take(plan, fresh, diagnosis, left_out=left_out)
             overflow = fresh.signals.scaled and math.isfinite(fresh.signals.loss)
         return updater.refuse(plan, view, diagnosis, overflow=overflow)
-
-    def _without_bad(self, view: GradientView) -> tuple[tuple[int, ...], GradientView]:
-        """The group without its bad micro-batches: which are left, and their gradients."""
-        seen = [view]
-
-        def finite(kept: Sequence[int]) -> bool:
-            seen.append(self.measure(kept))
-            return seen[-1].signals.all_finite
-
-        # why no generator: what a closure raises when it is run again reaches the loop as it is, StopIteration too
-        kept = self._runner.reruns.compute_again(without=view.signals.bad_micro_batches, finite=finite)
-        return kept, seen[-1]
 
     def record(self, outcome: Outcome) -> Outcome:
         """One attempt is over: it goes into the history, among the remembered states and into the log."""
@@ -221,6 +228,8 @@ class Pipeline:
             suspected_since=episode.suspected_since(outcome.step),
             at_once=self._runner.given_losses,
         )
+        if self._checksums.armed or outcome.step % self._checksums.every == self._checksums.at:
+            self._checksums.renew(outcome.step)
         if self._tracer.keeps_history:
             self._tracer.note(outcome)
         self._log.record(outcome)
@@ -254,10 +263,22 @@ class Pipeline:
             self._run_state.between(self.progress.attempts, self.progress.updates)
 
     def validated(self, loss: float, metrics: Mapping[str, float]) -> None:
-        """A validation is over: schedules, the best weights and the log hear of it."""
+        """A validation is over: schedules, the best weights and the log hear of the mean over all ranks."""
+        loss = self._ranks.validation(loss)
         self._lr.validated(loss)
         self._run_state.validated(loss)
         self._log.validated(self.progress.attempts, {"val_loss": loss, **metrics})
+
+    def save(self, folder: Path | None) -> Path:
+        """Write a checkpoint between two steps, and wait for it."""
+        if self._group.members:
+            raise MisuseError("save() inside a group of micro-batches: call flush() first, or save after the group")
+        return self._run_state.save(folder, self.progress.attempts, self.progress.updates)
+
+    def restore_best(self) -> bool:
+        """Put the weights of the best validation back; states in memory are of others."""
+        self._recovery.forget()
+        return self._run_state.restore_best(self.progress.attempts, self.progress.updates)
 
     def close(self, *, save: bool) -> None:
         """Save the last state, write the last lines, and let go of files, hooks and memory."""

@@ -18,7 +18,7 @@ from typing import final
 import torch
 
 from steadystep._utils.rng import random_numbers_kept
-from steadystep.actions.apply import Updater
+from steadystep.actions import Updater
 from steadystep.detectors import Detector, sees_every_step
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.records import Signals

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from steadystep import state
-from steadystep.actions.apply import Updater
+from steadystep.actions import Updater
 from steadystep.checkpoints.checkpoint import Checkpoint
 from steadystep.checkpoints.checkpointing import Checkpointing
 from steadystep.checkpoints.loop_state import LoopState

@@ -21,7 +21,7 @@ from steadystep.errors import ConfigError
 from steadystep.examination.experiments import Experiments
 from steadystep.examination.passes import rows
 from steadystep.examination.workbench import BatchLoss, Trial, Workbench
-from steadystep.lr_finder.sweep import generators_of
+from steadystep.lr_finder import generators_of
 from steadystep.records import Diagnosis
 
 _FURTHER = 8

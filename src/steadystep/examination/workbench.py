@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from steadystep.clip import clip_global_norm_
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.lr_finder.sweep import needs_closure, restored
+from steadystep.lr_finder import restored
+from steadystep.optimizers import needs_closure
 from steadystep.signals.activations import SilentHook
 
 BatchLoss = Callable[[Any], Tensor]

@@ -1,5 +1,8 @@
 """The scorecard: a training broken in many ways, with a guard and without."""
 
+import io
+import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +13,7 @@ from steadystep._utils.text import nearest_names
 from steadystep.config import Config
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 from steadystep.faults.kinds import KINDS, Declaration, declared
-from steadystep.faults.scorecard_run import run
-from steadystep.faults.scorecard_table import End, ScorecardRow
+from steadystep.faults.scorecard_run import End, ScorecardRow, run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -109,13 +111,9 @@ class Scorecard:
 
     def table(self) -> "Table":
         """Return a table for a rich console."""
-        from steadystep.faults.scorecard_table import table
-
         return table(self)
 
     def __str__(self) -> str:
-        from steadystep.faults.scorecard_table import text
-
         return text(self)
 
 
@@ -198,3 +196,93 @@ class _Count:
         if self._tell is not None:
             self._tell(self._done, total, what)
         self._done += 1
+
+
+_WIDTH = 130
+_COLOURS = {
+    "harmless": "dim",
+    "saved": "green",
+    "limited": "yellow",
+    "lost": "red",
+    "harmed": "bold red",
+    "not applicable": "dim",
+}
+
+
+def table(card: "Scorecard") -> "Table":
+    """One line per fault; scores are over that of the run without a fault."""
+    from rich.table import Table  # why here: its import draws from Python's random numbers
+
+    made = Table(title=_title(card), title_justify="left", caption=_caption(card), caption_justify="left")
+    made.add_column("fault")
+    made.add_column("verdict")
+    made.add_column("unguarded", justify="right")
+    made.add_column("guarded", justify="right")
+    made.add_column("interventions")
+    made.add_column("diagnosis")
+    for row in card.rows:
+        colour = _COLOURS[row.verdict]
+        verdict = f"[{colour}]{row.verdict}[/{colour}]"
+        if row.why_not:
+            made.add_row(row.label, verdict, "", "", "", row.why_not)
+        else:
+            made.add_row(row.label, verdict, _ends(row, row.unguarded), _ends(row, row.guarded), _did(row), _said(row))
+    return made
+
+
+def text(card: "Scorecard") -> str:
+    """The table without colours."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table(card))
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
+
+
+def _title(card: "Scorecard") -> str:
+    seeds = ", ".join(str(seed) for seed in card.seeds)
+    return f"{card.steps} steps, fault from step {card.at}, seed{'s' * (len(card.seeds) > 1)} {seeds}"
+
+
+def _caption(card: "Scorecard") -> str:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in card.verdicts.items())
+    return (
+        f"{counts}. Scores are relative to the run without a fault; up to {1 + card.tolerance:.2f} counts as survived."
+    )
+
+
+def _ends(row: ScorecardRow, ends: Sequence[End]) -> str:
+    told = [_end_as_text(end, clean) for end, clean in zip(ends, row.clean, strict=True)]
+    if len(ends) == 1:
+        return told[0]
+    ratios = [end.ratio(clean) for end, clean in zip(ends, row.clean, strict=True)]
+    survived = sum(end.as_well_as(clean, row.tolerance) for end, clean in zip(ends, row.clean, strict=True))
+    middle = statistics.median(ratio if math.isfinite(ratio) else math.inf for ratio in ratios)
+    return f"{survived}/{len(ends)} {_number(middle)}"
+
+
+def _end_as_text(end: End, clean: End) -> str:
+    ratio = end.ratio(clean)
+    if not end.finite:
+        return "NaN"
+    shown = _number(ratio) if not math.isnan(ratio) else _number(end.score)
+    return f"{shown} (stopped)" if end.stopped else shown
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "NaN"
+    return f"{value:.2f}" if abs(value) < 100 else f"{value:.1e}"
+
+
+def _did(row: ScorecardRow) -> str:
+    total: Counter[str] = Counter()
+    for end in row.guarded:
+        total.update(end.did)
+    return ", ".join(f"{what} x{count}" if count > 1 else what for what, count in total.items()) or "nothing"
+
+
+def _said(row: ScorecardRow) -> str:
+    causes = Counter(end.cause for end in row.guarded if end.cause)
+    return ", ".join(cause for cause, _ in causes.most_common()) or "nothing"

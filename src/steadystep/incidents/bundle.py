@@ -60,6 +60,7 @@ class Draft:
         self._folder = folder
         self._step, self._updates = step, updates
         self._path = folder / f"{HIDDEN}{step:06d}-{os.getpid()}"
+        self.samples: list[int] = []
         self.notes: dict[str, str] = {"state": "not requested", "batch": "not passed as step(batch=...)"}
         shutil.rmtree(self._path, ignore_errors=True)
         self._path.mkdir()
@@ -81,7 +82,9 @@ class Draft:
         self.notes["state"] = f"omitted: {reason}"
 
     def put_batch(self, batch: Any, *, max_bytes: float) -> None:
-        """The batch, unless it is too large or has no form in a file; then a note."""
+        """The batch, unless it is too large or has no form in a file; then a note. Indices of its samples anyway."""
+        with suppress(Exception):  # why all: a batch is opened by its own code
+            self.samples = sample_indices(batch)
         try:
             self._put("batch", {"batch": batch}, max_bytes)
         except CheckpointError as error:
@@ -105,6 +108,8 @@ class Draft:
     def finish(self, name: str, record: Mapping[str, Any], history: Iterable[str]) -> Path:
         """Add the texts and give the folder its name; a number is added when the name is taken."""
         whole = {"format": BUNDLE_FORMAT, "step": self._step, "updates": self._updates, **record, "kept": self.notes}
+        if self.samples:
+            whole["samples"] = self.samples
         (self._path / "incident.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
         with (self._path / "history.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in history)
@@ -117,6 +122,24 @@ class Draft:
     def drop(self) -> None:
         """Nothing of it stays."""
         shutil.rmtree(self._path, ignore_errors=True)
+
+
+_INDICES = ("index", "indices", "idx", "sample_index", "sample_indices", "sample_id", "sample_ids")
+_MOST_INDICES = 4096
+
+
+def sample_indices(batch: Any) -> list[int]:
+    """Return the indices in the dataset of the samples of `batch`: a mapping with one of the usual keys, else nothing.
+
+    >>> sample_indices({"x": torch.zeros(2), "index": torch.tensor([7, 3])})
+    [7, 3]
+    """
+    found = next((batch[key] for key in _INDICES if key in batch), None) if isinstance(batch, Mapping) else None
+    if isinstance(found, torch.Tensor):
+        found = found.flatten()[:_MOST_INDICES].tolist()  # sync: at an incident only
+    if not isinstance(found, list | tuple) or not all(type(one) is int for one in found):
+        return []
+    return list(found[:_MOST_INDICES])
 
 
 def write_bundle(

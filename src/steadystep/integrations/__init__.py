@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from steadystep._utils.rng import RngState
 from steadystep._utils.text import install
 from steadystep.config import Config
-from steadystep.engine.components import draws
+from steadystep.engine.microbatch_group import draws
 from steadystep.errors import MisuseError
 from steadystep.records import Outcome
 from steadystep.watching import Watcher

@@ -1,86 +1,15 @@
-"""Gradient norms of all layers over time, as a picture: the logarithm, because layers differ by orders of magnitude."""
+"""Curves for drawing: reduced to what a screen can show, one panel for each quantity."""
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadystep.runs.run import LayerNorms, Run, Series
+from steadystep.runs.run import Run, Series
 
-_COLUMNS, _ROWS = 240, 64
-_FEW = 8  # rows of a picture that hides more than it shows
-
-
-def heat(layers: LayerNorms | None, *, troubled: Collection[int] = ()) -> dict[str, Any] | None:
-    """Rows of log10 norms on an even grid of steps; a cell keeps the largest norm of its stretch.
-
-    A cell in which nothing was written down shows what came before it. "bad" marks cells with infinity, and with NaN at
-    one of the `troubled` steps: elsewhere NaN means that there was no such layer.
-    """
-    if layers is None or not len(layers.steps) or not layers.names:
-        return None
-    names, norms = _together(layers.names, np.atleast_2d(layers.norms))
-    first, last = int(layers.steps[0]), int(layers.steps[-1])
-    columns = int(min(_COLUMNS, len(np.unique(layers.steps)) * 3, last - first + 1))
-    place = (layers.steps - first) / max(last - first, 1) * columns
-    column = np.minimum(place.astype(np.int64), columns - 1)
-    cells = np.full((columns, len(names)), np.nan)
-    bad = np.zeros((columns, len(names)), dtype=bool)
-    for at in np.unique(column):
-        rows = norms[column == at]
-        worse = np.isin(layers.steps[column == at], list(troubled))
-        bad[at] = np.isinf(rows).any(axis=0) | np.isnan(rows[worse]).any(axis=0)
-        cells[at] = np.where(np.isfinite(rows), rows, -np.inf).max(axis=0)
-    cells[~np.isfinite(cells)] = np.nan
-    with np.errstate(divide="ignore"):
-        cells = np.log10(np.maximum(cells, 0.0))
-    cells[np.isneginf(cells)] = np.nan
-    cells = _carried(cells, np.unique(column))
-    return {
-        "first": first,
-        "last": last,
-        "names": list(names),
-        "rows": [[None if np.isnan(v) else round(float(v), 2) for v in row] for row in cells.T],
-        "bad": [[int(c), int(r)] for c, r in np.argwhere(bad)][:4000],
-    }
-
-
-def _carried(cells: NDArray[np.float64], written: NDArray[np.int64]) -> NDArray[np.float64]:
-    source = np.searchsorted(written, np.arange(len(cells)), side="right") - 1
-    return cells[written[np.maximum(source, 0)]]
-
-
-def _together(names: tuple[str, ...], norms: NDArray[np.float64]) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-    """Tensors of one module as one row, going up the names until there are few enough; neighbours where that fails."""
-    while len(names) > _ROWS:
-        short = [re.sub(r"\.?[^.]+$", "", name) or name for name in names]
-        groups = list(dict.fromkeys(short))
-        if short == list(names) or len(groups) < _FEW:
-            short = _neighbours(names)
-            groups = list(dict.fromkeys(short))
-        place = {name: at for at, name in enumerate(groups)}
-        where = np.array([place[name] for name in short])
-        names, norms = tuple(groups), np.stack([_norm(norms[:, where == g]) for g in range(len(groups))], axis=1)
-    return names, norms
-
-
-def _neighbours(names: tuple[str, ...]) -> list[str]:
-    """Names of stretches that are as long as they must be: no layer is left out of the picture."""
-    size = -(-len(names) // _ROWS)
-    parts = [names[at : at + size] for at in range(0, len(names), size)]
-    return [part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts for _ in part]
-
-
-def _norm(norms: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(np.sqrt(np.sum(norms**2, axis=1)))
-
-
-DIGITS = 6  # of a number in a page; a chart shows three
+DIGITS = 5  # of a number in a page; a chart shows four
 _LARGEST = 1e300  # the difference of two values must still be a number where they are drawn
 
 
@@ -138,9 +67,10 @@ def typical(series: Series, *, buckets: int) -> Thinned:
     if buckets < 3:
         return Thinned(np.empty(0, dtype=np.int64), np.empty(0))
     cuts = np.linspace(0, len(steps), buckets + 1).astype(np.int64)
-    middle = [int(np.median(steps[a:b])) for a, b in pairwise(cuts)]
-    level = [float(np.median(values[a:b])) for a, b in pairwise(cuts)]
-    return Thinned(np.array(middle, dtype=np.int64), np.array(level))
+    sizes = np.diff(cuts)
+    ranked = values[np.lexsort((values, np.repeat(np.arange(buckets), sizes)))]  # each stretch in order of its values
+    low, high = cuts[:-1] + (sizes - 1) // 2, cuts[:-1] + sizes // 2
+    return Thinned((steps[low] + steps[high]) // 2, ranked[low] / 2 + ranked[high] / 2)
 
 
 def _window(series: Series, first: int | None, last: int | None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -168,39 +98,68 @@ def _name(value: float) -> str:
 
 
 _MOST_METRICS = 24
+_GHOSTS = 100  # refused values in a chart
 _TYPICAL = 160  # points of the line through the noise
 _SPREAD = 25.0  # times the median at which a linear axis shows nothing but the peak
 
 
 def panels(
-    run: Run, *, buckets: int = 1200, first: int | None = None, last: int | None = None
+    run: Run, *, buckets: int = 1000, first: int | None = None, last: int | None = None
 ) -> tuple[dict[str, Any], ...]:
     """Loss and held-out loss together, then gradient norm, learning rate and every metric by itself."""
 
-    def line(name: str, role: str, series: Series) -> dict[str, Any]:
+    def line(name: str, role: str, series: Series, buckets: int = buckets) -> dict[str, Any]:
         return {"name": name, "role": role, **thin(series, buckets=buckets, first=first, last=last).for_json()}
 
     held_out = {name: series for name, series in run.validation.items() if len(series)}
     metrics = {name: series for name, series in run.metrics.items() if len(series)}
+    skipped = {i.step for i in run.incidents if not i.stepped}
     made = []
     if len(run.loss) or "val_loss" in held_out:
-        lines = [line("loss", "train", run.loss), *_typical("train", run.loss)] if len(run.loss) else []
+        loss, ghosts = _without(run.loss, skipped)
+        lines = [line("loss", "train", loss), *_typical("train", loss)] if len(run.loss) else []
         if "val_loss" in held_out:
             lines.append(line("validation", "held-out", held_out["val_loss"]))
-        made.append(_panel("loss", "Loss", lines, log=is_wide(run.loss)))
+        made.append(_panel("loss", "Loss", lines, axis="loss", log=is_wide(loss), ghosts=_points(ghosts, first, last)))
     if len(run.grad_norm):
+        norm, ghosts = _without(run.grad_norm, skipped | {i.step for i in run.incidents if i.scaled_to is not None})
         clipped = thin(Series(run.clipped, np.ones(len(run.clipped))), buckets=200, first=first, last=last).steps
         rug = [int(step) for step in clipped]
-        lines = [line("norm", "norm", run.grad_norm), *_typical("norm", run.grad_norm)]
-        made.append(_panel("norm", "Gradient norm", lines, log=True, rug=rug))
+        lines = [line("norm", "norm", norm), *_typical("norm", norm)]
+        axis = "L2 norm before clipping"
+        made.append(
+            _panel("norm", "Gradient norm", lines, axis=axis, log=True, rug=rug, ghosts=_points(ghosts, first, last))
+        )
     if len(run.lr):
-        made.append(_panel("lr", "Learning rate", [line("rate", "lr", run.lr)], log=False))
+        ghosts = _refused_rates(run)
+        lines = [line("rate", "lr", run.lr, buckets // 4)]  # smooth, and a jump keeps its point
+        made.append(
+            _panel("lr", "Learning rate", lines, axis="learning rate", log=False, ghosts=_points(ghosts, first, last))
+        )
     if len(run.scale):
-        made.append(_panel("scale", "Loss scale", [line("scale", "lr", run.scale)], log=True))
+        made.append(_panel("scale", "Loss scale", [line("scale", "lr", run.scale)], axis="factor", log=True))
     for name, together in _by_name(metrics, held_out).items():
         lines = [line(label, role, series) for label, role, series in together]
-        made.append(_panel(f"m-{name}", name, lines, log=any(is_wide(s) for _, _, s in together)))
+        made.append(_panel(f"m-{name}", name, lines, axis=name, log=any(is_wide(s) for _, _, s in together)))
     return tuple(made)
+
+
+def _refused_rates(run: Run) -> Series:
+    found = [(i.step, i.refused_lr) for i in run.incidents if i.refused_lr is not None]
+    return Series(np.array([s for s, _ in found], dtype=np.int64), np.array([v for _, v in found], dtype=np.float64))
+
+
+def _points(series: Series, first: int | None, last: int | None) -> list[list[float]]:
+    few = thin(series, buckets=_GHOSTS, first=first, last=last).for_json()
+    return [[step, value] for step, value in zip(few["x"], few["y"], strict=True) if value is not None]
+
+
+def _without(series: Series, steps: Collection[int]) -> tuple[Series, Series]:
+    """The curve without the values of refused updates, and those; a NaN stays, as a gap."""
+    apart = np.isin(series.steps, list(steps)) & np.isfinite(series.values)
+    if not apart.any():
+        return series, Series()
+    return Series(series.steps[~apart], series.values[~apart]), Series(series.steps[apart], series.values[apart])
 
 
 def left_out(run: Run) -> int:
@@ -214,8 +173,19 @@ def _typical(role: str, series: Series) -> list[dict[str, Any]]:
     return [{"name": "typical", "role": f"{role} typical", **typical(series, buckets=_TYPICAL).for_json()}]
 
 
-def _panel(key: str, title: str, lines: list[dict[str, Any]], *, log: bool, rug: Iterable[int] = ()) -> dict[str, Any]:
-    return {"key": key, "title": title, "lines": lines, "log": log, "rug": list(rug)}
+def _panel(
+    key: str,
+    title: str,
+    lines: list[dict[str, Any]],
+    *,
+    axis: str,
+    log: bool,
+    rug: Iterable[int] = (),
+    ghosts: Sequence[Sequence[float]] = (),
+) -> dict[str, Any]:
+    """`ghosts` are step and value of what the guard refused."""
+    made = {"key": key, "title": title, "axis": axis, "lines": lines, "log": log, "rug": list(rug)}
+    return made | {"ghosts": list(ghosts)}
 
 
 def _by_name(metrics: Mapping[str, Series], held_out: Mapping[str, Series]) -> dict[str, list[tuple[str, str, Series]]]:

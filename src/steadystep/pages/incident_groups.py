@@ -1,21 +1,28 @@
 """Incidents as one tells them: what happened again and again in one stretch is one story."""
 
+import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import final
 
 import numpy as np
 
-from steadystep._utils.text import NOTHING, number
-from steadystep.records import SEVERITIES, Incident, severity_rank
+from steadystep._utils.text import NOTHING, number, text_of
+from steadystep.errors import SteadystepError
+from steadystep.records import GRAVE, SEVERITIES, Incident, severity_rank
 from steadystep.runs.diagnosis import REPLAY
+from steadystep.runs.diagnosis import Headline as Headline
 from steadystep.runs.diagnosis import headline as headline
-from steadystep.runs.reading import Headline as Headline
 from steadystep.runs.reading import Mark as Mark
-from steadystep.runs.run import Run, Series
+from steadystep.runs.run import LayerNorms, Run, Series
 
 _AROUND = 50  # steps before and after that "usual" is taken from
+_RANKS = re.compile(r"\branks? (\d{1,6}(?:, \d{1,6})*(?: and \d{1,6}(?!\d| more))?)")
+_LARGEST_RECORD = 10_000_000  # bytes
 
 
 @final
@@ -42,6 +49,10 @@ class IncidentGroup:
     changes: tuple[Change, ...] = ()
     replay: str = ""
     """The command that runs it again, where a bundle was written."""
+    samples: tuple[int, ...] = ()
+    """Indices in the dataset of the samples in the refused batch, where the bundle has them."""
+    mover: str = ""
+    """The layer whose gradient norm left its own level first, where one did before the others."""
 
     @property
     def head(self) -> Incident:
@@ -57,6 +68,13 @@ class IncidentGroup:
     def when(self) -> str:
         """The steps, in words."""
         return f"step {self.first:,}" if self.first == self.last else f"steps {self.first:,} to {self.last:,}"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that its findings name."""
+        said = " ".join(text for i in self.incidents for text in (i.evidence, i.done, *(f[2] for f in i.findings)))
+        named = (number for found in _RANKS.findall(said) for number in re.findall(r"\d+", found))
+        return tuple(sorted({int(number) for number in named}))
 
     @property
     def acted(self) -> bool:
@@ -87,6 +105,7 @@ def _head(incidents: Sequence[Incident]) -> Incident:
 
 def _episode(run: Run, group: Sequence[Incident]) -> IncidentGroup:
     first, last = group[0].step, group[-1].step
+    refused = {"learning rate": next((i.refused_lr for i in group if i.refused_lr is not None), None)}
     rows = (("loss", run.loss), ("gradient norm", run.grad_norm), ("learning rate", run.lr))
     return IncidentGroup(
         first=first,
@@ -94,16 +113,58 @@ def _episode(run: Run, group: Sequence[Incident]) -> IncidentGroup:
         cause=_head(group).cause,
         severity=gravest(group),
         incidents=tuple(group),
-        changes=tuple(_change(name, series, first, last) for name, series in rows if len(series)),
+        changes=tuple(_change(name, series, first, last, refused.get(name)) for name, series in rows if len(series)),
+        mover=first_mover(run.layers, first, last) if gravest(group) in GRAVE else "",
+        samples=next((found for i in group if i.bundle and (found := _samples(i.bundle, str(run.path)))), ()),
         replay=next((REPLAY.format(shlex.quote(i.bundle)) for i in group if i.bundle), ""),
     )
 
 
-def _change(name: str, series: Series, first: int, last: int) -> Change:
+@cache  # a bundle does not change
+def _samples(bundle: str, folder: str) -> tuple[int, ...]:
+    """From a bundle inside the folder of the run; nothing from anywhere else."""
+    try:
+        file = (Path(bundle) / "incident.json").resolve()
+        if not file.is_relative_to(Path(folder).resolve()):
+            return ()
+        found = json.loads(text_of(file, largest=_LARGEST_RECORD)).get("samples", ())
+        return tuple(int(one) for one in found)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, SteadystepError):
+        return ()
+
+
+_LEVEL_ROWS, _LEAD = 20, 5  # logged rows that a level is taken from; steps before an incident that are all logged
+_MOVED = 4.0  # times its level
+_TOGETHER = 0.5  # of the layers at the same step: none of them was first
+
+
+@np.errstate(all="ignore")
+def first_mover(layers: LayerNorms | None, first: int, last: int) -> str:
+    """Return the layer whose norm exceeded four times its median before the others; nothing if most did at once."""
+    if layers is None or not len(layers.steps):
+        return ""
+    a, b = np.searchsorted(layers.steps, (first - _LEAD, last + 1))
+    norms = np.atleast_2d(layers.norms)
+    before, around = norms[max(a - _LEVEL_ROWS, 0) : a], norms[a:b]
+    if len(before) < 3 or not len(around):
+        return ""
+    known = np.isfinite(before).any(axis=0)
+    level = np.median(np.where(np.isfinite(before), before, 0.0), axis=0)
+    times = np.where(np.isfinite(around), around / np.maximum(level, 1e-30), np.inf) * known
+    moved = times > _MOVED
+    when = np.where(moved.any(axis=0), moved.argmax(axis=0), len(around))
+    leading = np.flatnonzero(when == when.min())
+    if when.min() == len(around) or len(leading) > max(1, _TOGETHER * known.sum()):
+        return ""
+    return layers.names[int(leading[np.argmax(times[when.min(), leading])])]
+
+
+def _change(name: str, series: Series, first: int, last: int, refused: float | None) -> Change:
+    at = _worst(series, first, last)
     return Change(
         name=name,
         before=_level(series, first - _AROUND, first - 1),
-        at=_worst(series, first, last),
+        at=at if refused is None else f"{number(refused)} refused, {at} used",
         after=_level(series, last + 1, last + _AROUND),
     )
 

@@ -4,7 +4,7 @@ Every number is in words here or in the chart data, and nothing is computed late
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -12,16 +12,18 @@ import numpy as np
 
 from steadystep._utils.checklist import ChecklistItem
 from steadystep._utils.text import NOTHING, count, number, share, short
-from steadystep.pages.charts import heat, is_wide, left_out, panels, thin, typical
+from steadystep.pages.charts import left_out, panels
+from steadystep.pages.heat import heats
 from steadystep.pages.incident_groups import Headline, IncidentGroup, episodes, headline
+from steadystep.pages.overlay import differences, look, overlay, parallel
 from steadystep.pages.site import self_contained
 from steadystep.runs.checklist import checklist
-from steadystep.runs.comparison import Comparison, compare, labels
+from steadystep.runs.comparison import Comparison, compare
 from steadystep.runs.run import Run, Series
 
 _MOST_EPISODES = 80
 _MOST_MARKS = 300
-_MOST_NEAR = 40
+_MOST_NEAR = 20
 
 
 @final
@@ -45,7 +47,7 @@ class View:
 
 
 @np.errstate(all="ignore")  # why: a log may hold any number, and the mean of two of them may be none
-def view(run: Run, verdict: Headline, *, buckets: int = 1200, near: bool = True) -> View:
+def view(run: Run, verdict: Headline, *, buckets: int = 1000, near: bool = True) -> View:
     """Everything about one run; `near` adds every step around its incidents."""
     told = episodes(run)
     shown = told[-_MOST_EPISODES:]
@@ -82,7 +84,14 @@ def charts(
     """The data of the charts, for JSON."""
     ranked = sorted(told, key=lambda e: e.rank, reverse=True)
     marks = [
-        {"step": e.first, "until": e.last, "cause": e.cause, "severity": e.severity, "times": len(e.incidents)}
+        {
+            "step": e.first,
+            "until": e.last,
+            "cause": e.cause,
+            "severity": e.severity,
+            "times": len(e.incidents),
+            "ranks": e.ranks,
+        }
         for e in ranked[:_MOST_MARKS]
     ]
     signs = [{"kind": s.kind, "severity": s.severity, "step": s.step, "until": s.until} for s in verdict.signs]
@@ -91,7 +100,8 @@ def charts(
         "marks": sorted(marks, key=lambda mark: mark["step"]),
         "signs": signs,
         "restarts": list(run.restarts),
-        "heat": heat(run.layers, troubled={i.step for i in run.incidents}),
+        "unit": run.step_unit,
+        "heats": heats(run, told, first=first, last=last),
     }
 
 
@@ -100,8 +110,21 @@ def _near(run: Run, told: tuple[IncidentGroup, ...], buckets: int) -> dict[int, 
     if len(run.loss) <= 2 * buckets:
         return {}
     told = tuple(sorted(told, key=lambda e: e.acted, reverse=True))[:_MOST_NEAR]
-    plain = replace(run, metrics={}, validation={}, lr=Series())
-    return {e.first: {"panels": panels(plain, buckets=200, **_around(e))} for e in told}
+    return {e.first: {"panels": panels(_part(run, **_around(e)), buckets=200)} for e in told}
+
+
+def _part(run: Run, first: int, last: int) -> Run:
+    """Loss, gradient norm and, where one was refused, learning rate of some steps."""
+
+    def cut(series: Series) -> Series:
+        a, b = np.searchsorted(series.steps, (first, last + 1))
+        return Series(series.steps[a:b], series.values[a:b])
+
+    inside = tuple(i for i in run.incidents if first <= i.step <= last)
+    lr = cut(run.lr) if any(i.refused_lr is not None for i in inside) else Series()
+    clipped = run.clipped[(run.clipped >= first) & (run.clipped <= last)]
+    plain = replace(run, metrics={}, validation={}, scale=Series(), incidents=inside, clipped=clipped, lr=lr)
+    return replace(plain, loss=cut(run.loss), grad_norm=cut(run.grad_norm))
 
 
 def _around(episode: IncidentGroup) -> dict[str, int]:
@@ -163,7 +186,6 @@ def report_page(run: Run, verdict: Headline | None = None) -> str:
     return self_contained("report.html", view=view(run, verdict or headline(run)), when=None)
 
 
-_COLOURS = 8
 _ROWS: tuple[tuple[str, str], ...] = (
     ("score", "compared"),
     ("steps", "steps"),
@@ -188,7 +210,15 @@ def compare_page(runs: Sequence[Run], compared: Comparison | None = None) -> str
         compared: their comparison. Default: `steadystep.runs.compare(runs)`.
     """
     compared = compared or compare(runs)
-    return self_contained("compare.html", compared=compared, rows=rows(compared), charts=overlay(runs))
+    return self_contained("compare.html", **compare_parts(runs, compared))
+
+
+def compare_parts(runs: Sequence[Run], compared: Comparison) -> dict[str, Any]:
+    """What the template of a comparison takes."""
+    settings = differences(runs, compared)
+    charts = overlay(runs) | {"parallel": parallel(compared, settings)}
+    looks = [look(at) for at in range(len(runs))]
+    return {"compared": compared, "rows": rows(compared), "settings": settings, "looks": looks, "charts": charts}
 
 
 def rows(compared: Comparison) -> tuple[tuple[str, tuple[float | None, ...]], ...]:
@@ -196,34 +226,3 @@ def rows(compared: Comparison) -> tuple[tuple[str, tuple[float | None, ...]], ..
     made = [(said, tuple(getattr(one, key) for one in compared.runs)) for key, said in _ROWS]
     made[0] = (f"compared: {compared.judged_by}", made[0][1])
     return tuple((said, values) for said, values in made if any(value is not None for value in values))
-
-
-def overlay(runs: Sequence[Run], *, buckets: int = 500) -> dict[str, Any]:
-    """Loss, held-out loss, gradient norm and learning rate of all, for the charts."""
-    wanted: tuple[tuple[str, str, Callable[[Run], Series], bool], ...] = (
-        ("loss", "Loss", lambda run: run.loss, False),
-        ("val", "Validation loss", lambda run: run.validation.get("val_loss", Series()), False),
-        ("norm", "Gradient norm", lambda run: run.grad_norm, True),
-        ("lr", "Learning rate", lambda run: run.lr, False),
-    )
-    names = labels(runs)
-    made = []
-    for key, title, pick, log in wanted:
-        curves = [(i, name, pick(run)) for i, (name, run) in enumerate(zip(names, runs, strict=True))]
-        lines = [line for i, name, series in curves for line in _lines(i, name, series, buckets)]
-        lines.sort(key=lambda line: "raw" not in line["role"])  # the lines through the noise on top of it
-        wide = log or any(is_wide(series) for _, _, series in curves)
-        if lines:
-            made.append({"key": key, "title": title, "lines": lines, "log": wide, "rug": []})
-    return {"panels": made, "marks": [], "signs": [], "restarts": [], "heat": None}
-
-
-def _lines(at: int, name: str, series: Series, buckets: int) -> list[dict[str, Any]]:
-    colour = f"c{at % _COLOURS}"
-    if not len(series):
-        return []
-    middle = typical(series, buckets=160)
-    if len(series) < 400 or not len(middle.steps):
-        return [{"name": name, "role": colour, **thin(series, buckets=buckets).for_json()}]
-    raw = {"name": "", "role": f"{colour} raw", **thin(series, buckets=buckets).for_json()}
-    return [raw, {"name": name, "role": colour, **middle.for_json()}]

@@ -4,6 +4,7 @@ The walk never leaves the folder, not by a symbolic link either.
 """
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -14,11 +15,12 @@ from typing import Any, final
 
 import numpy as np
 
-from steadystep._utils.text import logger
+from steadystep._utils import QUIET_S as QUIET_S
+from steadystep._utils import RunStatus, run_status
+from steadystep._utils.text import dotted, logger
 from steadystep.pages.charts import is_wide, thin
 from steadystep.pages.incident_groups import Headline, episodes, gravest
-from steadystep.runs.run import QUIET_S as QUIET_S
-from steadystep.runs.run import Run, RunStatus, Series, run_status
+from steadystep.runs.run import Run, Series
 
 OUR_LOG = "run.jsonl"
 _STATE = "trainer_state.json"
@@ -184,7 +186,10 @@ def _row(line: bytes) -> tuple[int, float] | None:
     return (step, loss) if type(step) is int and 0 <= step < _LARGEST_STEP else None
 
 
-_WIDTH, _HEIGHT = 120, 30
+_WIDTH = 120
+_SPARK = 36  # columns of a curve in the size of a word
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_MOST_HPARAMS = 40
 
 
 @final
@@ -192,7 +197,8 @@ _WIDTH, _HEIGHT = 120, 30
 class Spark:
     """A curve in the size of a word."""
 
-    path: str = ""
+    heights: str = ""
+    """One digit of base 36 for each point, a dot where the curve is broken."""
     marks: tuple[tuple[float, str], ...] = ()
 
 
@@ -220,6 +226,7 @@ class RunSummary:
     problem: str = ""
     """Why it cannot be read."""
     spark: Spark = Spark()
+    hparams: tuple[tuple[str, float | str], ...] = ()
 
     def state(self, now: float | None = None) -> RunStatus:
         """Running, finished, stopped by error or guard, stale (silent, and it never said that it ended), or idle."""
@@ -249,25 +256,26 @@ def summary(key: str, run: Run, verdict: Headline | None, changed: float) -> Run
         severity=gravest(run.incidents),
         said=verdict.said if verdict else "",
         healthy=verdict.healthy if verdict else None,
-        spark=Spark(path=spark_path(run.loss), marks=marks[-40:]),
+        spark=Spark(heights=spark_heights(run.loss), marks=marks[-40:]),
+        hparams=tuple((str(name), _plain(value)) for name, value in dotted(run.hparams))[:_MOST_HPARAMS],
     )
 
 
+def _plain(value: object) -> float | str:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    return str(value)[:80]
+
+
 @np.errstate(all="ignore")
-def spark_path(series: Series) -> str:
-    """An SVG path 120 wide and 30 high; logarithmic where the curve spans orders of magnitude."""
-    curve = thin(series, buckets=60)
+def spark_heights(series: Series) -> str:
+    """A curve in at most 80 digits of base 36; logarithmic where it spans orders of magnitude."""
+    curve = thin(series, buckets=_SPARK)
     values = np.log10(np.abs(curve.values)) if is_wide(series) else curve.values
     finite = np.isfinite(values)
     if not finite.any():
         return ""
     values = values / max(float(np.abs(values[finite]).max()), 1e-300)
     low, high = float(values[finite].min()), float(values[finite].max())
-    x = (curve.steps - curve.steps[0]) / max(int(curve.steps[-1] - curve.steps[0]), 1) * _WIDTH
-    y = _HEIGHT - 2 - (values - low) / (high - low or 1.0) * (_HEIGHT - 4)
-    path, pen = [], "M"
-    for at, level, ok in zip(x, y, finite, strict=True):
-        if ok:
-            path.append(f"{pen}{at:.1f} {level:.1f}")
-        pen = "L" if ok else "M"
-    return "".join(path)
+    levels = np.where(finite, (values - low) / (high - low or 1.0) * 35, 0.0).round().astype(int)
+    return "".join(_DIGITS[level] if ok else "." for level, ok in zip(levels, finite, strict=True))

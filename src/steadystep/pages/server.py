@@ -190,7 +190,7 @@ def prepare(root: Path) -> Library:
     """Look around and warm up before anybody is told the address, so that the first page is quick."""
     library = Library(root)
     library.summaries()
-    for name in ("list.html", "row.html", "run.html"):
+    for name in ("list.html", "run.html"):
         environment().get_template(name)
     return library
 

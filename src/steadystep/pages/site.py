@@ -24,7 +24,10 @@ _SCRIPT = (
     "lines.js",
     "chart.js",
     "hand.js",
+    "strip.js",
     "heat.js",
+    "save.js",
+    "many.js",
     "theme.js",
     "run.js",
     "live.js",
@@ -85,7 +88,9 @@ def self_contained(template: str, **context: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    return (files("steadystep.pages") / "assets" / name).read_text(encoding="utf-8")
+    """A file of ours without indentation and comments: it stands in every report."""
+    lines = (files("steadystep.pages") / "assets" / name).read_text(encoding="utf-8").splitlines()
+    return "\n".join(line.strip() for line in lines if not line.strip().startswith(("//", "/*"))) + "\n"
 
 
 def _hash(text: str) -> str:

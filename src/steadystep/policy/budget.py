@@ -6,7 +6,7 @@ from typing import Any, final
 
 from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
-from steadystep.policy.episode import Episode
+from steadystep.policy.trusted_snapshots import Episode
 from steadystep.records import Action, Damage, Diagnosis, Outcome
 
 _SKIP_WINDOW = 200  # attempts

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from steadystep import optimizers
 from steadystep._utils.text import nearest_names, plain_name, warn
 from steadystep.errors import ConfigError
-from steadystep.optimizers import bare_calls
 
 Format = Literal["fp32", "bf16", "fp16"]
 _DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -115,7 +115,7 @@ class Precision:
     def step(self, optimizer: Optimizer) -> None:
         """Apply the update. With a scaler, torch checks for overflow once more and skips by itself."""
         if not self.scales:
-            bare_calls.step(optimizer)
+            optimizers.step(optimizer)
             return
         self._scaler.step(optimizer)
         self._scaler.update()

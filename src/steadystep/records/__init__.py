@@ -19,7 +19,15 @@ from steadystep.records.record import (
     Severity,
     severity_rank,
 )
-from steadystep.records.signals import REPLICAS_EVERY, WEIGHTS_EVERY, Counterfactual, InputStats, Probe, Signals
+from steadystep.records.signals import (
+    REPLICAS_EVERY,
+    WEIGHTS_EVERY,
+    BitFlip,
+    Counterfactual,
+    InputStats,
+    Probe,
+    Signals,
+)
 
 __all__ = [
     "GRAVE",
@@ -31,6 +39,7 @@ __all__ = [
     "ActionName",
     "BatchPart",
     "BatchStats",
+    "BitFlip",
     "Counterfactual",
     "Damage",
     "DetectorName",

@@ -1,5 +1,6 @@
 """NOTICE, EXPLAIN, DECIDE, ACT: a finding, a diagnosis, a plan, an outcome."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, SupportsFloat, final
 
@@ -256,6 +257,10 @@ class Incident:
     """Folder of the incident bundle, for `steadystep replay`."""
     findings: tuple[tuple[str, str, str], ...] = ()
     """Detector, severity and message of each finding."""
+    refused_lr: float | None = None
+    """A learning rate that the guard did not use."""
+    scaled_to: float | None = None
+    """Norm that the gradient was scaled down to."""
 
     @property
     def is_routine(self) -> bool:
@@ -272,6 +277,18 @@ class Incident:
         apart = self.step - last.step
         both_grave = self.severity in GRAVE and last.severity in GRAVE
         return apart <= _NEAR if self.cause == last.cause else apart <= _NEXT and both_grave
+
+
+def episodes(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, ...]]:
+    """Incidents close to each other as one."""
+    episode: list[Incident] = []
+    for incident in incidents:
+        if episode and not incident.continues(episode[-1]):
+            yield tuple(episode)
+            episode = []
+        episode.append(incident)
+    if episode:
+        yield tuple(episode)
 
 
 old_fields(Finding)

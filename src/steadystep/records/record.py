@@ -102,6 +102,7 @@ class DetectorName:
     BUFFER_JUMP: Final = "buffer-jump"
     CLIP_RATE: Final = "clip-rate"
     CONSTANT_PREDICTION: Final = "constant-prediction"
+    BIT_FLIP: Final = "bit-flip"
     DAMAGED_STATE: Final = "damaged-state"
     DEAD_UNITS: Final = "dead-units"
     EARLY_DIVERGENCE: Final = "early-divergence"

@@ -83,6 +83,25 @@ class InputStats(Record):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BitFlip(Record):
+    """One bit of a weight, of the optimizer state or of a buffer that changed by itself between two updates."""
+
+    __pydantic_config__ = JSON
+
+    tensor: str
+    """Name of the parameter or buffer, or as in "exp_avg of layers.0.weight"."""
+    index: int
+    """Position of the element in memory order; the order of `tensor.flatten()` where it is contiguous."""
+    bit: int
+    """Position of the bit in the element; 0 is the least significant."""
+    repaired: bool
+    """Whether it was put back."""
+    used: bool = True
+    """Whether the gradients of this step were computed with it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counterfactual(Record):
     """Loss of the current batches under earlier and under current weights, with the same random numbers.
 
@@ -172,6 +191,8 @@ class Signals(Record):
     """In a distributed run: ranks whose own loss or batch is not finite."""
     odd_replicas: tuple[str, ...] = ()
     """In a distributed run: weights that differ between ranks, each as "name on rank 3"."""
+    bit_flips: tuple[BitFlip, ...] = ()
+    """Bits that changed by themselves since the last update, where they were checked."""
     healthy_rank: int | None = None
     """With `odd_replicas`: a rank whose weights agree with those of most ranks, where most agree."""
 

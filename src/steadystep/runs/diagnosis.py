@@ -2,8 +2,8 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import numpy as np
 
@@ -12,22 +12,26 @@ from steadystep.diagnosis.causes import Cause
 from steadystep.records import Incident, severity_rank
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
-from steadystep.runs.evidence import (
-    FEWEST_EPOCHS,
-    FEWEST_POINTS,
-    fell,
-    is_enough,
-    is_resumed,
-    too_short,
-    unjudged_objective,
-)
-from steadystep.runs.from_start import ends_above, from_the_start
 from steadystep.runs.hypothetical import hypothetical_run
 from steadystep.runs.norms import non_finite, norms
 from steadystep.runs.plateau import learning, perfection, plateau
-from steadystep.runs.reading import Headline, Mark, Pattern, PlannedAction, Reading, ranked, verdict
+from steadystep.runs.reading import (
+    FEWEST_EPOCHS,
+    FEWEST_POINTS,
+    Mark,
+    Pattern,
+    PlannedAction,
+    Reading,
+    fell,
+    is_enough,
+    is_resumed,
+    ranked,
+    too_short,
+    unjudged_objective,
+    verdict,
+)
 from steadystep.runs.run import Run
-from steadystep.runs.spikes import restarts, spikes
+from steadystep.runs.spikes import ends_above, from_the_start, restarts, spikes
 
 # In the order in which equals are told.
 _PATTERNS: tuple[Callable[[Curve], list[Pattern]], ...] = (
@@ -177,6 +181,19 @@ def _distinct(found: list[Pattern]) -> list[Pattern]:
 
 
 _HEALING_STEPS = 20  # steps: a spike needs some to heal
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The verdict on a run in one sentence, and the findings it rests on; the same in every view."""
+
+    said: str
+    healthy: bool | None
+    """None: nothing is wrong, and the log cannot show whether the run learns."""
+    signs: tuple[Mark, ...] = ()
+    cause: str = ""
+    """The likeliest cause: of the guard's diagnosis, else the first finding; empty for a healthy run."""
 
 
 def headline(run: Run, reading: Reading | None = None) -> Headline:

@@ -4,6 +4,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
@@ -174,10 +175,11 @@ class LayerRows:
         self._steps = array("q")
         self._rows: list[tuple[tuple[str, ...], NDArray[np.float32]]] = []
 
-    def append(self, step: int, names: tuple[str, ...] | None, norms: Sequence[Any]) -> None:
-        """One more row; words such as "NaN" are numbers too."""
+    def append(self, step: int, names: Iterable[Any] | None, norms: Sequence[Any]) -> None:
+        """One more row; words such as "NaN" are numbers too. Without `names` they are those of the row before."""
         if not isinstance(norms, list):
             raise TypeError("not a sequence of numbers")
+        names = None if names is None else tuple(str(name) for name in names)
         with np.errstate(over="ignore"):  # beyond single precision is infinite for a picture
             row = np.array(norms, dtype=np.float64).astype(np.float32)
         if row.ndim != 1 or len(row) != len(self.names if names is None else names):
@@ -223,3 +225,11 @@ def frame(run: Run) -> tuple[NDArray[np.int64], dict[str, Any]]:
     if causes:
         columns["incident"] = [causes.get(step) for step in steps.tolist()]
     return steps, columns
+
+
+def needed(package: str, call: str) -> Any:
+    """Return a package that `call` needs, or raise with the command that installs it."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError:
+        raise ConfigError(f"{call}() needs {package}: pip install {package}") from None

@@ -6,8 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from steadystep.errors import ConfigError
-from steadystep.runs.csv_file import read_csv
-from steadystep.runs.databases import is_database, read_database
+from steadystep.runs.csv_and_databases import is_database, read_csv, read_database
 from steadystep.runs.gathering import encoding_of
 from steadystep.runs.json_and_events import is_event_file, read_events, read_json, read_json_lines, runs_below
 from steadystep.runs.run import Run

@@ -8,9 +8,8 @@ import numpy as np
 
 from steadystep.records import Severity
 from steadystep.runs.curve import Curve
-from steadystep.runs.evidence import fell, standard_error, tame
 from steadystep.runs.levels import Floats, blocks
-from steadystep.runs.reading import Pattern
+from steadystep.runs.reading import Pattern, fell, standard_error, tame
 
 _LEARNING_FEWEST = 24  # points
 _NO_RATE = 1e-12

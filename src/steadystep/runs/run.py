@@ -1,8 +1,7 @@
 """A run as its log tells it: plain arrays and names. Readers make it; reports, pages and the doctor take it."""
 
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from steadystep._utils.processes import is_alive
+from steadystep._utils import RunStatus, run_status
 from steadystep._utils.text import html_card, number
-from steadystep.errors import ConfigError
 from steadystep.records import Incident
+from steadystep.records.decisions import episodes
 
 Source = Literal["steadystep", "tensorboard", "csv", "transformers", "text"]
 StepUnit = Literal["step", "row", "epoch"]
-RunStatus = Literal["running", "finished", "stopped", "stale", "idle"]
 
 
 @final
@@ -122,6 +120,10 @@ class Run:
     """Hyperparameters: those of the optimizer, and what was passed as `hparams=`."""
     process: Mapping[str, Any] = field(default_factory=dict)
     """Number, start and host of the last process that wrote the log."""
+    updates: LayerNorms | None = None
+    """Size of the update relative to the weights, by parameter, where it was logged."""
+    logits: LayerNorms | None = None
+    """Upper bound of the attention logits, by module, where it was logged."""
 
     @property
     def steps(self) -> int:
@@ -159,7 +161,7 @@ class Run:
         """Return incidents close to each other as one episode, in the order of their first steps."""
         counted = [incident for incident in self.incidents if not incident.is_routine]
         routine = [incident for incident in self.incidents if incident.is_routine]
-        return tuple(sorted((*_episodes(counted), *_episodes(routine)), key=lambda episode: episode[0].step))
+        return tuple(sorted((*episodes(counted), *episodes(routine)), key=lambda episode: episode[0].step))
 
     def interventions(self) -> tuple[tuple[Incident, ...], ...]:
         """Return the episodes in which the guard changed something; none in observe mode."""
@@ -203,18 +205,18 @@ class Run:
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a row per step: loss, grad_norm, lr, metrics, validations, incident."""
-        from steadystep.runs.gathering import frame
+        from steadystep.runs.gathering import frame, needed
 
         steps, columns = frame(self)
-        pandas = _needed("pandas", "to_pandas")
+        pandas = needed("pandas", "to_pandas")
         return pandas.DataFrame(columns, index=pandas.Index(steps, name="step"))
 
     def to_polars(self) -> Any:
         """Return a `polars.DataFrame` with the columns of `to_pandas`, and the steps as its first one."""
-        from steadystep.runs.gathering import frame
+        from steadystep.runs.gathering import frame, needed
 
         steps, columns = frame(self)
-        return _needed("polars", "to_polars").DataFrame({"step": steps, **columns})
+        return needed("polars", "to_polars").DataFrame({"step": steps, **columns})
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}: {', '.join(f'{name} {value}' for name, value in self._about() if value)})"
@@ -248,40 +250,6 @@ class Run:
         return run_status(self.ended, self.end, self.process, changed or 0.0, now)
 
 
-QUIET_S = 120.0  # without a new line, where nothing is known of the process
-
-
-def run_status(
-    ended: bool | None, end: str, process: Mapping[str, Any], changed: float, now: float | None = None
-) -> RunStatus:
-    """Return the status of a run: "stale" if its process is gone without an end, "idle" if the format does not tell.
-
-    Args:
-        ended: whether the log has an end; None if the format does not tell.
-        end: how it ended.
-        process: the process that wrote the log, where it is known.
-        changed: when the log last changed, in seconds since 1970.
-        now: the time. Default: the clock.
-    """
-    if end in ("stopped", "error"):
-        return "stopped"
-    if ended:
-        return "finished"
-    alive = is_alive(process) if ended is False else None
-    if alive is None:
-        alive = (time.time() if now is None else now) - changed < QUIET_S
-    if alive:
-        return "running"
-    return "stale" if ended is False else "idle"
-
-
-def _needed(package: str, call: str) -> Any:
-    try:
-        return import_module(package)
-    except ModuleNotFoundError:
-        raise ConfigError(f"{call}() needs {package}: pip install {package}") from None
-
-
 def _changed(path: Path) -> float:
     try:
         return path.stat().st_mtime
@@ -289,12 +257,37 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _episodes(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, ...]]:
-    episode: list[Incident] = []
-    for incident in incidents:
-        if episode and not incident.continues(episode[-1]):
-            yield tuple(episode)
-            episode = []
-        episode.append(incident)
-    if episode:
-        yield tuple(episode)
+Floats = NDArray[np.float64]
+_AT_EPOCHS = 0.9  # of all steps back
+_DONE = 0.8  # of the length of a progress bar
+
+
+def counted_on(steps: Floats, epochs: Floats | None, whole: float | None) -> Floats | None:
+    """Steps that start again in every epoch, counted on from one to the next; None where they do not.
+
+    Args:
+        steps: of every row; NaN where there is none.
+        epochs: of every row, if they were logged.
+        whole: the length of the progress bar that the steps were read from.
+    """
+    known = np.flatnonzero(np.isfinite(steps))
+    if len(known) < 2:
+        return None
+    values = steps[known]
+    back = np.flatnonzero(np.diff(values) < 0) + 1
+    if not len(back):
+        return None
+    anew = np.zeros(len(back), dtype=bool)
+    if epochs is not None:
+        anew |= epochs[known][back] > epochs[known][back - 1]
+    if whole:
+        anew |= values[back - 1] >= _DONE * whole
+    if anew.mean() < _AT_EPOCHS:
+        return None
+    every = float(np.median(np.diff(values)[np.diff(values) > 0])) if np.any(np.diff(values) > 0) else 1.0
+    offset = np.zeros(len(values))
+    for at in back[anew]:
+        offset[at:] += whole or float(values[at - 1] + every - min(values[0], every))
+    found = steps.copy()
+    found[known] = values + offset
+    return found

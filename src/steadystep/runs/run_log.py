@@ -16,7 +16,7 @@ from steadystep.errors import ConfigError
 from steadystep.records import Incident
 from steadystep.runs.gathering import Column, LayerRows
 from steadystep.runs.run import Run, Series
-from steadystep.tracking.log_format import LARGEST_STEP, count_of, incident_of, step_of
+from steadystep.tracking.log_format import LARGEST_STEP, count_of, float_of, incident_of, step_of
 
 
 @final
@@ -31,7 +31,7 @@ class Ledger:
         self._scale = Column()
         self._metrics: dict[str, Column] = {}
         self._validation: dict[str, Column] = {}
-        self._layers = LayerRows()
+        self._layers, self._updates, self._logits = LayerRows(), LayerRows(), LayerRows()
         self._incidents: list[Incident] = []
         self._restarts: list[int] = []
         self._start: Mapping[str, Any] = {}
@@ -42,9 +42,7 @@ class Ledger:
         self._unwritten = 0
         self.known = 0
         """Lines that made sense."""
-        self.junk = 0
-        self.unknown = 0
-        self.repeated = 0
+        self.junk = self.unknown = self.repeated = 0
 
     def take(self, lines: Iterable[Any]) -> None:
         """Lines of the log, as JSON gave them; a wrong one is counted and leaves no trace."""
@@ -104,7 +102,8 @@ class Ledger:
             column.cut(step + 1)  # a validation at `step` was made before that step was tried
         if other_process and self._scale.steps:
             self._scale.append(step, math.nan)  # it need not have a scale at all
-        self._layers.cut(step)
+        for layers in (self._layers, self._updates, self._logits):
+            layers.cut(step)
         self._incidents = [i for i in self._incidents if i.step < step]
         self._restarts = [at for at in self._restarts if at < step]
         if self._steps:
@@ -115,13 +114,15 @@ class Ledger:
             raise TypeError
         self._start, self._end, self._verdict, self._fault = line, None, "", ""
         self._header_passed = bool(self._steps)
-        self._layers.names = ()
+        self._layers.names = self._updates.names = ()
 
     def _layers_line(self, line: Mapping[str, Any]) -> None:
-        names = line.get("names")
-        self._layers.append(
-            step_of(line["step"]), None if names is None else tuple(str(n) for n in names), line["norms"]
-        )
+        self._layers.append(step_of(line["step"]), line.get("names"), line["norms"])
+
+    def _probe(self, line: Mapping[str, Any]) -> None:
+        self._updates.append(step_of(line["step"]), line.get("names"), line["ratios"])
+        if "logits" in line:
+            self._logits.append(line["step"], line["attentions"], line["logits"])
 
     def _validated(self, line: Mapping[str, Any]) -> None:
         step = step_of(line["step"])
@@ -159,6 +160,8 @@ class Ledger:
             clipped=np.array(self._clipped, dtype=np.int64),
             incidents=tuple(self._incidents),
             layers=self._layers.norms(),
+            updates=self._updates.norms(),
+            logits=self._logits.norms(),
             restarts=tuple(self._restarts),
             settings=self._start.get("settings", {}),
             notes=notes + self._notes(),
@@ -167,7 +170,7 @@ class Ledger:
             error="" if self._end is None else str(self._end.get("error", "")),
             verdict=self._verdict,
             fault=self._fault,
-            began=_time(self._start.get("time")),
+            began=float_of(self._start.get("time")),
             parameters=self._start["parameters"] if type(self._start.get("parameters")) is int else None,
             hparams=self._start.get("hparams", {}),
             process=self._start.get("process", {}),
@@ -189,15 +192,12 @@ class Ledger:
 _KINDS = {
     "start": Ledger._started,
     "layers": Ledger._layers_line,
+    "probe": Ledger._probe,
     "validation": Ledger._validated,
     "incident": Ledger._incident,
     "verdict": Ledger._believed,
     "end": Ledger._ended,
 }
-
-
-def _time(value: object) -> float | None:
-    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
 
 
 NAME = "run.jsonl"

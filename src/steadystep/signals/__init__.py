@@ -3,11 +3,10 @@
 from steadystep.signals.activations import Activations
 from steadystep.signals.attention_logits import AttentionLogits
 from steadystep.signals.batches import Inputs, Metrics, checked
-from steadystep.signals.gradients import Gradients
+from steadystep.signals.gradients import Gradients, structure_of
 from steadystep.signals.measurer import Measurer
 from steadystep.signals.outputs import Evidence, Outputs
 from steadystep.signals.probes import UpdateProbes
-from steadystep.signals.structure import structure_of
 from steadystep.signals.weights import GradientSamples, RowNorms, StatePeaks, WeightNorms
 
 __all__ = [

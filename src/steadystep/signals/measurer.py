@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import Layout, measure
+from steadystep._utils.numbers import weighted_mean
+from steadystep._utils.tensors import Layout, measure, read_mixed
 from steadystep.records import WEIGHTS_EVERY, Signals
 from steadystep.signals.batch_stats import FIRST
 from steadystep.signals.batches import Inputs, Metrics, as_numbers, batch_is_finite, batch_rms
 from steadystep.signals.gradients import Gradients, GradientView
 from steadystep.signals.outputs import Evidence
 from steadystep.signals.probes import UpdateProbes
-from steadystep.signals.transfer import read_mixed
 from steadystep.signals.weights import OFFSET, StatePeaks, WeightNorms
 from steadystep.snapshots.buffers import Buffers
 
@@ -108,6 +108,9 @@ class Measurer:
         self._evidence = evidence or Evidence()
         self.learning_rate: Announces | None = None
         """The guard's own schedule, if it has one."""
+        self.riders: Sequence[Tensor] = ()
+        """Numbers that ride along with the next read."""
+        self.ridden: list[float] = []
 
     def measure(
         self,
@@ -135,7 +138,7 @@ class Measurer:
         seen = read["losses"]
         signals = Signals(
             step=step,
-            loss=seen[0] if len(seen) == 1 else _mean(seen, weights),
+            loss=seen[0] if len(seen) == 1 else weighted_mean(seen, weights),
             grad_norm=math.hypot(*each),
             names=names,
             scaled=scale is not None,
@@ -174,12 +177,13 @@ class Measurer:
         size, here = self._size_of(batches, losses[0].device, step) if batches else (None, False)
         of_batch = _NOTHING if size is None or here else transfer.add((size,))
         of_first = transfer.add(self._weights.begin()) if step == 0 else _NOTHING
+        of_riders = transfer.add(self.riders) if self.riders else _NOTHING
         samples, first_batches, looks = self._probes.waiting, self._inputs.waiting, self._evidence.waiting
         end = len(transfer)
         host = transfer.read([*samples, *first_batches, *looks] if samples or first_batches or looks else ())
         begin = end + _count(samples) if samples else end
         rest = begin + _count(first_batches) if first_batches else begin
-        peaks = tuple(host[of_peaks])
+        peaks, self.riders, self.ridden = tuple(host[of_peaks]), (), host[of_riders]
         if host[of_constants]:
             self._buffers.learn(host[of_constants])
         lrs += host[of_lrs]
@@ -291,10 +295,3 @@ def _count(tensors: list[Tensor]) -> int:
 
 def _largest(lrs: list[float]) -> float:
     return max(lrs) if all(math.isfinite(lr) for lr in lrs) else math.nan
-
-
-def _mean(losses: tuple[float, ...], weights: list[float]) -> float:
-    counted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if weight > 0]
-    if not counted:
-        return math.nan
-    return sum(loss * weight for loss, weight in counted) / sum(weight for _, weight in counted)

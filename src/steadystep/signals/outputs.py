@@ -14,8 +14,7 @@ from steadystep.records import OutputStats
 from steadystep.signals.activations import ForwardHooks, numbers_may_leave, open_modules
 from steadystep.signals.batch_stats import BatchStatistics, batch_tensors
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.loss_calls import LossCalls
-from steadystep.signals.losses import losses_of
+from steadystep.signals.losses import LossCalls, losses_of
 
 _MOST = 1 << 20  # elements of an output that are measured
 _PROBES = 6  # batches that make a record where only those of probes are known

@@ -9,8 +9,8 @@ from typing import Any, final
 from steadystep import state
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.records import WEIGHTS_EVERY, Outcome
+from steadystep.snapshots import Snapshot, Snapshots
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate, Repeatable, ReplayBuffer
-from steadystep.snapshots.snapshots import Snapshot, Snapshots
 from steadystep.state import KeptObject
 
 Options = tuple[Mapping[str, Any], ...]

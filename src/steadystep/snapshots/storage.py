@@ -13,8 +13,7 @@ from torch import Tensor
 from steadystep._utils.tensors import copy_to_host_, host_room
 from steadystep._utils.text import note, warn
 from steadystep.parallel import Ranks
-from steadystep.snapshots.placement import Placement, place, protection
-from steadystep.snapshots.rotation import interval_mult
+from steadystep.snapshots.placement import Placement, interval_mult, place, protection
 from steadystep.snapshots.tensor_state import Key
 
 _CHUNK = 64 * 2**20  # bytes on their way from an accelerator at a time

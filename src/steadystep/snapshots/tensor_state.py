@@ -1,7 +1,7 @@
 """Every tensor a training loop owns, as it is now: parameters, buffers, optimizer state."""
 
 import copy
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -12,11 +12,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep._utils.modules import TensorCopy
+from steadystep._utils.rng import generator_back
 from steadystep._utils.tensors import is_writable, local_part, spread_like
 from steadystep._utils.text import plain_name
 from steadystep._utils.tree import put_into, same_values
 from steadystep.checkpoints.finite import bad_names
-from steadystep.optimizers import SET_BY_LOOPS, OwnValues, Trained, all_inside
+from steadystep.optimizers import SET_BY_LOOPS, Trained, all_inside
 
 Key = tuple[Hashable, ...]
 """Kind, then whose it is, then its name."""
@@ -35,7 +36,7 @@ class _Held:
     """By parameter: what is no tensor."""
     common: dict[Any, Any]
     """State that belongs to no parameter."""
-    own: OwnValues
+    own: "OwnValues"
     on_host: frozenset[tuple[int, Any]]
     """Tensors that stay on the host beside parameters of an accelerator, as Adam's counts of steps do."""
 
@@ -244,3 +245,50 @@ def _alike(left: Tensor, right: Tensor) -> bool:
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+
+
+_MOST_ELEMENTS = 4096  # of a tensor, or items of a container: what is larger is no counter
+_DEEPEST = 4
+# Torch's own bookkeeping, what a scaler leaves there for the time of a step, and what is kept elsewhere.
+_NOT_THEIRS = frozenset(
+    ("state", "param_groups", "defaults", "step", "zero_grad", "grad_scale", "found_inf", "_step_supports_amp_scaling")
+)
+
+
+@final
+class OwnValues:
+    """What an optimizer holds on itself, as it is now: plain values, small tensors and generators."""
+
+    __slots__ = ("_back", "_optimizer", "values")
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.values: dict[str, Any] = {}
+        self._back: list[Callable[[], Any]] = []
+        for name, value in vars(optimizer).items():
+            if name in _NOT_THEIRS or name.startswith("_optimizer_"):
+                continue
+            generator = generator_back(value)
+            if generator is not None:
+                self._back.append(generator)
+            elif _is_plain(value, _DEEPEST):
+                self.values[name] = copy.deepcopy(value)
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """As they were. What appeared since stays."""
+        held = vars(self._optimizer)
+        held.update({name: put_into(held.get(name), kept) for name, kept in self.values.items()})
+        for restore in self._back:
+            restore()
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype):
+        return True
+    if isinstance(value, Tensor):
+        # why no leaf: a parameter is not the optimizer's to keep
+        return type(value) is Tensor and not value.requires_grad and value.numel() <= _MOST_ELEMENTS
+    if depth == 0 or not isinstance(value, list | tuple | dict) or len(value) > _MOST_ELEMENTS:
+        return False
+    return all(_is_plain(each, depth - 1) for each in (value.values() if isinstance(value, dict) else value))

@@ -1,11 +1,14 @@
 """State that is saved together and loaded together: plain JSON, whole or not at all.
 
-Whether one from outside could have been written by this guard is checked before any part is given its own.
+Whether one from outside could have been written by this guard is checked before any part is given its own. The schemas
+are in `detectors` and `parts`; what several of them have in common is here.
 """
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from steadystep._deprecated import STATE_PARTS
 from steadystep.errors import CheckpointError
@@ -137,8 +140,6 @@ def _as_json(name: str, value: Any) -> Any:
 def _check(name: str, own: Any, saved: Any) -> None:
     """Compare a part's state with its schema; a cooldown around a detector has one of its own."""
     # why here: the schemas take a while to build, and few processes need them
-    from pydantic import TypeAdapter, ValidationError
-
     from steadystep.state.detectors import DETECTORS
     from steadystep.state.parts import PART_SCHEMAS
 
@@ -201,3 +202,79 @@ def _check_integers(name: str, value: Any, largest: int) -> None:
 
 def _refusal(name: str, what: str) -> CheckpointError:
     return CheckpointError(f"not a guard state (load what guard.state_dict() returned): {name}: {what}")
+
+
+Size = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+WholeNumber = Annotated[int, Field(ge=0)]
+StepNumber = Annotated[int, Field(ge=-1)]
+"""-1 stands for "never"."""
+Losses = Annotated[list[float], Field(max_length=4096)]
+Sizes = Annotated[list[Size], Field(max_length=4096)]
+Steps = Annotated[list[WholeNumber], Field(max_length=4096)]
+
+
+class PartState(BaseModel):
+    """Strict: text that looks like a number is none, `true` is none either, and all numbers are finite.
+
+    Keys beyond these are compared with what the part itself saves, so that a part may come to remember more.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+class LevelState(PartState):
+    """Of `stats.Level`."""
+
+    values: Losses
+    rejected: Losses
+    since: int
+    usual: tuple[float, Size] | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.usual is None) == bool(self.values):
+            raise ValueError("its level does not belong to its values")
+        return self
+
+
+class TailState(PartState):
+    """Of `stats.Tail`."""
+
+    seen: WholeNumber
+    excess: Annotated[list[tuple[WholeNumber, Size]], Field(max_length=64)]
+
+
+class SumState(PartState):
+    """Of `stats.Cusum`."""
+
+    value: Size
+    since: int
+
+
+class RiseState(PartState):
+    """Of `PlannedRise`."""
+
+    low: Size | None
+    before: Size | None
+    rates: tuple[Size, Size, Size, Size]
+    rested: WholeNumber
+
+
+class RunsState(PartState):
+    """Of `Runs`."""
+
+    counts: dict[str, WholeNumber]
+    said: list[str]
+
+
+class GrowthState(PartState):
+    """Of `Growth`."""
+
+    first: dict[str, Sizes]
+    last: dict[str, Sizes]
+    runs: RunsState
+
+
+class NothingState(PartState):
+    """Of a part that remembers nothing."""

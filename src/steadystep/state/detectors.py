@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from steadystep.state.kinds import (
+from steadystep.state import (
     GrowthState,
     LevelState,
     Losses,
@@ -280,6 +280,7 @@ DETECTORS: dict[str, Any] = {
     "no-learning": NoLearningState,
     "non-finite": NonFiniteState,
     "not-healing": NotHealingState,
+    "bit-flip": NothingState,
     "odd-replica": NothingState,
     "oscillation": OscillationState,
     "poisoned-moments": PoisonedMomentsState,

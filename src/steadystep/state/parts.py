@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from steadystep.records import BatchStats, InputStats, OutputStats, Plan, Probe, WeightStats
-from steadystep.state.kinds import Losses, NothingState, PartState, Size, Sizes, StepNumber, Steps, WholeNumber
+from steadystep.state import Losses, NothingState, PartState, Size, Sizes, StepNumber, Steps, WholeNumber
 
 _PROBED = ("weight_rms", "update_rms", "second_moments", "surprises", "zero_shares")
 _ALIGNED = dict.fromkeys(_PROBED, "names") | {

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -109,6 +109,7 @@ def incident_card(incident: Incident) -> str:
     return "\n".join([rows[0], "", *rows[1:]])
 
 
+_JUMP = "learning-rate-jump"
 _REFUSED = {
     Action.SKIP_STEP: "update skipped",
     Action.BACK_OFF_SCALE: "update skipped, loss scale halved",
@@ -199,7 +200,20 @@ def incident_of(line: Mapping[str, Any], run_dir: Path) -> Incident:
         origin=str(line.get("origin", "")),
         bundle=str(run_dir / str(line["bundle"])) if line.get("bundle") else "",
         findings=findings,
+        refused_lr=_refused_lr(diagnosis.get("findings", ()), line.get("plan") or {}),
+        scaled_to=float_of((line.get("plan") or {}).get("norm")),
     )
+
+
+def _refused_lr(findings: Iterable[Mapping[str, Any]], plan: Mapping[str, Any]) -> float | None:
+    if plan.get("lr") is None:
+        return None
+    return next((float_of(f.get("value")) for f in findings if f["detector"] == _JUMP), None)
+
+
+def float_of(value: object) -> float | None:
+    """A number; None for anything else."""
+    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
 
 
 def incident_from(outcome: Outcome) -> Incident:
@@ -217,6 +231,10 @@ def incident_from(outcome: Outcome) -> Incident:
         origin=outcome.origin,
         bundle=outcome.incident,
         findings=findings,
+        refused_lr=next((f.value for f in outcome.findings if f.detector == _JUMP), None)
+        if outcome.plan.lr is not None
+        else None,
+        scaled_to=outcome.plan.norm,
     )
 
 

@@ -1,12 +1,13 @@
 """The canonical record of a run: `run.jsonl`, one line per optimizer step, appended, readable while it grows.
 
 A step costs about 70 bytes. Losses have nine significant digits, enough to give back any fp32 value exactly. Settings,
-incidents, per-layer norms (at a cadence and around incidents), validations and the end are lines of their own; all but
-the steps themselves have an allowance, so that a million steps stay below 100 MB. A torn last line is what a crash
-leaves; readers skip it.
+incidents, per-layer norms (at a cadence and around incidents), probes, validations and the end are lines of their own;
+all but the steps themselves have an allowance, so that a million steps stay below 100 MB. A torn last line is what a
+crash leaves; readers skip it.
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -16,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from steadystep._utils import this_process
 from steadystep._utils.numbers import as_json, as_list
-from steadystep._utils.processes import this_process
 from steadystep._utils.text import logger
 from steadystep.errors import ConfigError
-from steadystep.records import Diagnosis, Outcome, Signals
+from steadystep.records import Diagnosis, Outcome, Probe, Signals
 from steadystep.tracking.log_format import dropped, end, incident_line, is_gone, state, write
 from steadystep.tracking.sink import Allowance
 from steadystep.version import __version__
@@ -60,6 +61,7 @@ class RunLog:
         self._pending: list[str] = []
         self._flushed = time.monotonic()
         self._names: tuple[str, ...] = ()
+        self._probed: tuple[str, ...] = ()
         self._recent: deque[Signals] = deque(maxlen=_AROUND)
         self._written_layers = -1
         self._near_until = -1
@@ -109,7 +111,7 @@ class RunLog:
             return  # tried again with the next lines; training goes on
         self._finish.detach()
         self._file.close()
-        self._file, self._names = file, ()
+        self._file, self._names, self._probed = file, (), ()
         self._end_when_dropped()
         self._pending.insert(0, self._header)
 
@@ -132,6 +134,8 @@ class RunLog:
                 self._write_around()
             elif signals.step % self._layers_every == 0 and not self._add_layers(signals, self._for_layers):
                 self._layers_every *= 2  # the file has grown faster than it may: evenly coarser from here on
+            if signals.probe is not None:
+                self._add_probe(signals.probe)
         if trouble:
             self._add_incident(outcome)
         now = time.monotonic()
@@ -173,6 +177,19 @@ class RunLog:
         self._names, self._written_layers = signals.names, signals.step
         return True
 
+    def _add_probe(self, probe: Probe) -> None:
+        """Relative size of the update of each parameter, and the bound on the logits of each attention module."""
+        sizes = zip(probe.update_rms, probe.weight_rms, strict=False)
+        line = {"kind": "probe", "step": probe.step, "ratios": [_ratio(u, w) for u, w in sizes]}
+        if probe.names != self._probed:
+            line["names"] = probe.names
+        if probe.logit_bounds:
+            line |= {"attentions": probe.attentions, "logits": [as_json(v, 4) for v in probe.logit_bounds]}
+        text = json.dumps(line, separators=(",", ":")) + "\n"
+        if self._for_layers.grant(len(text), probe.step):
+            self._pending.append(text)
+            self._probed = probe.names
+
     def _add_incident(self, outcome: Outcome) -> None:
         line = incident_line(outcome, self.path.parent)
         if self._unwritten[0]:
@@ -213,3 +230,8 @@ class RunLog:
         """A scale changes rarely, and readers carry it on; after going back they have forgotten it."""
         back, due = signals.step <= self._last, signals.step % _SCALE_EVERY == 0
         return signals.scale != self._scale or back or due
+
+
+def _ratio(update: float, weight: float) -> float | str | None:
+    """Null where it is not known: a parameter without a gradient, or one that is zero."""
+    return as_json(update / weight, 4) if weight > 0.0 and math.isfinite(update / weight) else None

@@ -1,4 +1,4 @@
-"""Hearing of a loop's `loss.backward()`.
+"""Hearing of a loop's `loss.backward()` and `clip_grad_norm_`, and how its optimizer's step was called.
 
 Torch has hooks for an optimizer's step, for a module's forward pass and for the gradient of a tensor one holds, but
 none that says which tensor `backward` was called on. So while at least one watcher listens, `torch.Tensor.backward`
@@ -7,6 +7,7 @@ docs/adr/0004.
 """
 
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,9 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+
+from steadystep.optimizers import WRAPPER
 
 
 class Listener(Protocol):
@@ -152,3 +156,38 @@ def stop_hearing(hearer: Hearer) -> None:
     _HEARERS.discard(hearer)
     if not _HEARERS and vars(clip_grad).get(_SCALE) is _scaled and vars(clip_grad).get(_NORM) is _total:
         vars(clip_grad).update(_plain)
+
+
+StepClosure = Callable[[], Any]
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepClosure | None:
+    """What a step was called with; the optimizer itself comes first."""
+    return args[1] if len(args) > 1 else kwargs.get("closure")
+
+
+def with_closure(args: tuple[Any, ...], kwargs: dict[str, Any], closure: StepClosure) -> tuple[Any, Any]:
+    """The same arguments with another closure."""
+    if len(args) > 1:
+        return (args[0], closure, *args[2:]), kwargs
+    return args, {**kwargs, "closure": closure}
+
+
+def may_nest(optimizer: Optimizer) -> bool:
+    """A subclass may call the step of the class above it, and torch then calls our hooks inside our hooks."""
+    kinds = [kind for kind in type(optimizer).__mro__ if kind is not Optimizer and "step" in vars(kind)]
+    return len({_inner(vars(kind)["step"]) for kind in kinds}) > 1
+
+
+def _inner(step: Any) -> Any:
+    """Torch wraps the step that a class inherits anew: AdamW's is Adam's, and does not call it."""
+    return step.__wrapped__ if getattr(step, "__code__", None) is WRAPPER else step
+
+
+def is_nested(optimizer: Optimizer) -> bool:
+    """Called from a hook: whether a step of `optimizer` is inside another one of its steps."""
+    depth, frame = 0, inspect.currentframe()
+    while frame is not None and depth < 2:
+        depth += frame.f_code is WRAPPER and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return depth > 1

@@ -13,8 +13,7 @@ from steadystep._utils.rng import RngState
 from steadystep._utils.text import note
 from steadystep.config import Config
 from steadystep.engine.closures import TapedClosure
-from steadystep.engine.components import draws
-from steadystep.engine.microbatch_group import Draws
+from steadystep.engine.microbatch_group import Draws, draws
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.engine.ownership import needs_closure
 from steadystep.optimizers import Trained

@@ -1,4 +1,4 @@
-"""A refused step of any optimizer leaves weights and state at their bits.
+"""A refused step of any optimizer leaves weights and state at their bits, and torch's schedulers where they were.
 
 Torch's own optimizers leave a parameter without a gradient alone, so a step without gradients is no step. Others count
 in their groups, turn a missing gradient into zeros and move by their momentum, keep moments in attributes, or wrap
@@ -6,20 +6,21 @@ another optimizer. They step over zeros, and what they did is undone: one copy o
 """
 
 import copy
-import inspect
+import gc
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from steadystep._utils.modules import TensorCopy
 from steadystep._utils.rng import RngState, generator_back
-from steadystep.optimizers.bare_calls import WRAPPER
+from steadystep.optimizers import each_of
 
 _QUIET = frozenset(
     (
@@ -158,41 +159,6 @@ def _attributes(thing: Any) -> dict[str, Any]:
     return {key: value for key, value in vars(thing).items() if not key.startswith(_HOOKS)}
 
 
-StepClosure = Callable[[], Any]
-
-
-def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepClosure | None:
-    """What a step was called with; the optimizer itself comes first."""
-    return args[1] if len(args) > 1 else kwargs.get("closure")
-
-
-def with_closure(args: tuple[Any, ...], kwargs: dict[str, Any], closure: StepClosure) -> tuple[Any, Any]:
-    """The same arguments with another closure."""
-    if len(args) > 1:
-        return (args[0], closure, *args[2:]), kwargs
-    return args, {**kwargs, "closure": closure}
-
-
-def may_nest(optimizer: Optimizer) -> bool:
-    """A subclass may call the step of the class above it, and torch then calls our hooks inside our hooks."""
-    kinds = [kind for kind in type(optimizer).__mro__ if kind is not Optimizer and "step" in vars(kind)]
-    return len({_inner(vars(kind)["step"]) for kind in kinds}) > 1
-
-
-def _inner(step: Any) -> Any:
-    """Torch wraps the step that a class inherits anew: AdamW's is Adam's, and does not call it."""
-    return step.__wrapped__ if getattr(step, "__code__", None) is WRAPPER else step
-
-
-def is_nested(optimizer: Optimizer) -> bool:
-    """Called from a hook: whether a step of `optimizer` is inside another one of its steps."""
-    depth, frame = 0, inspect.currentframe()
-    while frame is not None and depth < 2:
-        depth += frame.f_code is WRAPPER and frame.f_locals.get("self") is optimizer
-        frame = frame.f_back
-    return depth > 1
-
-
 def loss_is_finite(loss: Any, optimizer: Optimizer) -> bool:
     """One evaluation of a closure: its loss and all gradients."""
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -200,3 +166,106 @@ def loss_is_finite(loss: Any, optimizer: Optimizer) -> bool:
     if isinstance(loss, Tensor):
         numbers.append(loss.detach().reshape(()).float())
     return bool(torch.stack(numbers).isfinite().all()) if numbers else True  # sync: per evaluation of LBFGS
+
+
+_WALKS = 4  # then all that there are have been found; an fp16 run refuses its first steps by routine
+
+
+@final
+class Schedulers:
+    """Those that set the learning rate of one optimizer. One without `last_epoch` is told by the loop where it is."""
+
+    def __init__(self, optimizer: Optimizer, given: Sequence[Any]) -> None:
+        self._optimizer = optimizer
+        self.known: list[Any] = [*given]
+        self._places: list[int | None] = []
+        self._moving: list[bool] = []
+        self._held: list[Any] | None = None
+        self._groups: list[dict[str, Any]] = []
+        self._walks = 0
+        self.find()
+
+    def find(self) -> list[Any]:
+        """Those made since without telling us: a walk over all objects (0.03 s), at first and when in trouble."""
+        self._walks += 1
+        before = len(self.known)
+        kinds = set(_kinds(LRScheduler))
+        for thing in [thing for thing in gc.get_objects() if type(thing) in kinds]:
+            if any(_of(thing) is each for each in each_of(self._optimizer)) and not self._knows(thing):
+                self.known.append(thing)
+        return self.known[before:]
+
+    def before_step(self) -> None:
+        """Who has moved since the last step; and back with those that moved after a refused one."""
+        if not self.known:
+            return
+        places = self._now()
+        pairs = zip(places, self._places, strict=False)
+        self._moving = [now != then for now, then in pairs] + [True] * (len(places) - len(self._places))
+        if self._held is not None:
+            trios = zip(places, self._places, self._held, strict=False)
+            if any(now != then for now, then, held in trios if held is not None):
+                self._put_back(self._held)
+            self._held = None
+
+    def after_step(self, *, refused: bool) -> None:
+        """The step is over; a refused one does not count for the schedule."""
+        if not refused and not self.known:
+            return
+        if refused:
+            if self._walks < _WALKS:
+                self.find()
+            moving = [*self._moving, *[True] * (len(self.known) - len(self._moving))]
+            self._held = [
+                copy.deepcopy(scheduler.state_dict()) if moves and _place(scheduler) is not None else None
+                for scheduler, moves in zip(self.known, moving, strict=True)
+            ]
+            self._groups = [_settings(group) for group in self._optimizer.param_groups]
+        self._places = self._now()
+
+    def advance(self, count: int) -> None:
+        """So many updates were replayed after a rollback: those that move with every step follow."""
+        for scheduler, moves in zip(self.known, self._moving, strict=False):
+            if moves and isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+                for _ in range(count):
+                    scheduler.step()
+
+    def _put_back(self, held: list[Any]) -> None:
+        for scheduler, state in zip(self.known, held, strict=False):
+            if state is not None:
+                scheduler.load_state_dict(state)
+        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=False):
+            for key, value in settings.items():
+                if isinstance(group.get(key), type(value)) and hasattr(value, "copy_"):
+                    group[key].copy_(value)
+                else:
+                    group[key] = value
+
+    def _now(self) -> list[int | None]:
+        return [_place(scheduler) for scheduler in self.known]
+
+    def _knows(self, thing: object) -> bool:
+        return any(thing is scheduler for scheduler in self.known)
+
+
+def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
+    """A class and all below it."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
+
+
+def _place(scheduler: Any) -> int | None:
+    return getattr(scheduler, "last_epoch", None)
+
+
+def _of(scheduler: LRScheduler) -> object:
+    """Whose learning rate it sets; a wrapper of a framework may stand between."""
+    optimizer: Any = vars(scheduler).get("optimizer")
+    return vars(optimizer).get("optimizer", optimizer) if optimizer is not None else None
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """What a scheduler may set: the learning rate, and momentum in a cycle."""
+    kept = {key: group[key] for key in ("lr", "momentum", "betas") if key in group}
+    return {key: value.clone() if hasattr(value, "clone") else value for key, value in kept.items()}

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from steadystep.checkpoints.checkpoint import read_checkpoint, write_checkpoint
-from steadystep.checkpoints.checkpointing import Checkpointing, Every, none_is_lost, read_any
+from steadystep.checkpoints.checkpointing import Checkpointing, Every, Interrupts, none_is_lost, read_any
 from steadystep.checkpoints.finite import FiniteParts, KeptTensors, bad_names, not_finite, said
-from steadystep.checkpoints.interrupts import Interrupts
 from steadystep.errors import CheckpointError
 from steadystep.parallel import SingleProcess
 

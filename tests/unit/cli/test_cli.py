@@ -90,6 +90,7 @@ def test_demo_tells_the_story_without_control_codes_in_a_pipe(tmp_path: Path) ->
         assert "</html>" in (tmp_path / "demo" / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_find_lr_on_a_built_in_task() -> None:
     done = steadystep("find-lr", "clusters", "--steps", "40", "--json")
     assert done.returncode == 0, done.stderr

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from steadystep.errors import ConfigError
-from steadystep.lab.bench.runner import Store
+from steadystep.lab.bench import Store
 from steadystep.lab.bench.study import parse_seeds
 from steadystep.lint.configs import check_config
 from steadystep.lint.runs import check_run
-from steadystep.runs.csv_file import _kept
+from steadystep.runs.csv_and_databases import _kept
 from steadystep.runs.open import open_run
 from tests.unit.pages.report_runs import made_run, steadystep, write_log
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from steadystep.config import Config
 from steadystep.detectors import (
     AttentionLogitGrowth,
+    BitFlips,
     DamagedState,
     DeadUnits,
     Detector,
@@ -72,6 +73,7 @@ FACTORIES: dict[str, Callable[[], Detector]] = {
 }
 # These speak of probes and of long stretches, which their own tests have.
 SILENT: dict[str, Callable[[], Detector]] = {
+    "bit-flip": BitFlips,
     "kl-blow-up": KlBlowUp,
     "entropy-collapse": EntropyCollapse,
     "flat-reward": FlatReward,

@@ -9,10 +9,10 @@ import torch
 
 from steadystep._utils.rng import RngState
 from steadystep.engine.closures import BatchClosure, ClosureErrors, RepeatableClosure, TapedClosure
-from steadystep.engine.learning_rate_cut import Ceiling
 from steadystep.errors import MisuseError
 from steadystep.policy import Budget, Limits
 from steadystep.records import Outcome
+from steadystep.schedule.learning_rate_cut import Ceiling
 
 CPU = torch.device("cpu")
 batch_of_the_module = 1

@@ -12,7 +12,7 @@ from torch import nn
 
 from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.config import Config
-from steadystep.engine import components
+from steadystep.engine import components, microbatch_group
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.parallel import SingleProcess
 from steadystep.signals.gradients import Gradients
@@ -326,7 +326,7 @@ class Attends(nn.Module):
     ],
 )
 def test_dropout_draws_also_inside_other_layers(module: nn.Module, draws: bool) -> None:
-    assert bool(components.draws(module)) is draws
+    assert bool(microbatch_group.draws(module)) is draws
 
 
 class TestClipping:

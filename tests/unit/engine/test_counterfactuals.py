@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import steadystep
 from steadystep.engine.closures import BatchClosure
-from steadystep.engine.counterfactuals import BatchReruns, Counterfactuals
 from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.verdict import Ask
 from steadystep.parallel import SingleProcess
 from steadystep.precision import Precision

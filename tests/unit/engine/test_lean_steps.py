@@ -15,7 +15,7 @@ from steadystep.detectors.build import build_detectors
 from steadystep.engine.closures import BatchClosure
 from steadystep.records import Finding, Signals
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate, ReplayBuffer
-from steadystep.watching.undo import may_nest
+from steadystep.watching.listeners import may_nest
 from tests.loops import batches, squared
 
 

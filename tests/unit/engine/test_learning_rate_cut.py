@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from steadystep.engine.learning_rate import LearningRate
-from steadystep.engine.learning_rate_cut import WITHIN, Ceiling
+from steadystep.schedule.learning_rate_cut import WITHIN, Ceiling
 
 
 def lifted_after(ceiling: Ceiling, asked: float) -> int:

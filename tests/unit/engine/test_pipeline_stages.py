@@ -340,7 +340,9 @@ class TestRest:
 
     def test_a_validation_is_told_to_all(self) -> None:
         given = parts()
-        Pipeline(given).validated(0.5, {"accuracy": 0.9})
+        given.ranks.validation.return_value = 0.5  # the mean over all ranks
+        Pipeline(given).validated(0.4, {"accuracy": 0.9})
+        given.ranks.validation.assert_called_once_with(0.4)
         given.learning_rate.validated.assert_called_once_with(0.5)
         given.run_state.validated.assert_called_once_with(0.5)
         given.log.validated.assert_called_once_with(7, {"val_loss": 0.5, "accuracy": 0.9})

@@ -9,7 +9,7 @@ import torch
 
 import steadystep
 from steadystep import schedule
-from steadystep.engine.learning_rate_cut import Ceiling
+from steadystep.schedule.learning_rate_cut import Ceiling
 from tests.rates import LR, STEPS, Small, check, cut, loss_of
 
 OWNERS = ["the program, once", "the guard's schedule", "a torch scheduler", "the program, at each step"]

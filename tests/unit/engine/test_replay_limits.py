@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from steadystep.engine.group_reruns import _same as same_loss
 from steadystep.engine.replay import Replayer, _as_of, _identical, _Usual
+from steadystep.engine.reruns import _same as same_loss
 from steadystep.engine.rollback import as_carried_out
 from steadystep.records import Action, Plan, Probe, Signals
 

@@ -447,7 +447,7 @@ class TestRecoverySettings:
         _, other = rolling(at=99)
         assert [state.step for state in guard._recovery.states] == [state.step for state in other._recovery.states]
 
-    @pytest.mark.parametrize("count", [1, 2, 3, 4])
+    @pytest.mark.parametrize("count", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4)), 3])
     def test_a_nan_late_in_a_run_goes_back_a_little(self, count: int) -> None:
         """Whatever the number of states: never to the untrained weights."""
         model = small_net(dropout=0.0)
@@ -575,6 +575,7 @@ def damaged_twice() -> tuple[list[Any], dict[str, Tensor]]:
     return [*did, [state.step for state in guard._recovery.states]], full_state(model, optimizer)
 
 
+@pytest.mark.slow
 def test_a_busy_machine_decides_as_an_idle_one_does() -> None:
     did, state = damaged_twice()
     hog = "import time\nuntil = time.monotonic() + 30\nwhile time.monotonic() < until: sum(range(10_000))"

@@ -9,11 +9,11 @@ import pytest
 
 from steadystep.checkpoints.checkpoint import Checkpoint
 from steadystep.diagnosis.facts import Setup
-from steadystep.engine.learning_rate_cut import Ceiling
 from steadystep.engine.replay import Replayed
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.errors import CheckpointError
 from steadystep.records import Diagnosis, Finding, Outcome, Plan, Signals
+from steadystep.schedule.learning_rate_cut import Ceiling
 from steadystep.snapshots.replay_buffer import RecordedUpdate
 
 RESTORED = 40  # updates in the state of step 39

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep.checkpoints.checkpointing import read_any
-from steadystep.engine.run_state import BestWeights, RunState
+from steadystep.engine.parts import BestWeights, RunState
 from steadystep.errors import CheckpointError, MisuseError
 from steadystep.parallel import SingleProcess
 from steadystep.policy import EarlyStopping

@@ -3,7 +3,7 @@
 import pytest
 
 from steadystep import Diagnosis
-from steadystep.examination.story import one_story
+from steadystep.diagnosis.conclusion import one_story
 
 
 def of(*names: str) -> list[Diagnosis]:

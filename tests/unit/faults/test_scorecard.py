@@ -15,7 +15,7 @@ from steadystep.config import Config
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.faults import KINDS, NO_FAULT, Fault, parse, scorecard
 from steadystep.faults.scorecard import SCORECARD_TRIALS, trials
-from steadystep.faults.scorecard_table import End, ScorecardRow
+from steadystep.faults.scorecard_run import End, ScorecardRow
 from steadystep.guard import Guard
 from steadystep.lab.tasks import TASKS
 

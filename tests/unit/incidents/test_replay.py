@@ -14,8 +14,7 @@ from steadystep._utils.rng import RngState
 from steadystep.cli import train as command
 from steadystep.cli.app import main
 from steadystep.errors import ConfigError
-from steadystep.incidents import Incidents, replay
-from steadystep.incidents.replay import load_factory
+from steadystep.incidents import Incidents, load_factory, replay
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Outcome, Plan, Signals
 

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from steadystep.faults import KINDS
+from steadystep.lab.bench import faulty_arms
 from steadystep.lab.bench import faulty_jobs as faulty
-from steadystep.lab.bench import healthy
 from steadystep.lab.bench.detection import STUDY, summary, table
+from steadystep.lab.bench.faulty_arms import spiked
 from steadystep.lab.bench.faulty_jobs import Twins, median, worst
 from steadystep.lab.bench.faulty_run import TRIALS, first_step
-from steadystep.lab.bench.healthy import spiked
 from steadystep.lab.bench.recovery import STUDY as RECOVERY
 from steadystep.lab.bench.rival_rules import Sample
 from steadystep.lab.bench.study import Choice, StudyJob
@@ -138,7 +138,7 @@ def test_a_real_run_and_what_everybody_says_about_it() -> None:
 
 
 def test_a_healthy_run_is_counted() -> None:
-    made = healthy.make(StudyJob(key="", args={"task": "epochs", "seed": 0, "num_steps": 120}))
+    made = faulty_arms.make_healthy(StudyJob(key="", args={"task": "epochs", "seed": 0, "num_steps": 120}))
     assert (made["steps"], made["warnings"], made["acts"]) == (120, 0, 0)
     assert made["alarms"]["AutoClip"] > 60  # nine in ten
     assert made["spikes"]["both x5"]["tried"] == 8

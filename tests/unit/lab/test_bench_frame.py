@@ -20,9 +20,8 @@ from typer.testing import CliRunner
 from steadystep.cli.app import app
 from steadystep.errors import ConfigError
 from steadystep.lab import bench
-from steadystep.lab.bench import STUDIES, Choice, Row, Study, StudyJob, load
+from steadystep.lab.bench import STUDIES, Choice, Row, Store, Study, StudyJob, load, run, stored
 from steadystep.lab.bench.header import Header, code, commit
-from steadystep.lab.bench.runner import Store, run, stored
 from steadystep.lab.bench.study import each, parse_seeds
 
 
@@ -147,6 +146,7 @@ def test_a_job_that_fails_costs_only_itself_and_is_tried_again(tmp_path: Path) -
     assert made_by(SQUARES, Choice(seeds=(2, 13, 3)), tmp_path) == ["square/13"]
 
 
+@pytest.mark.slow
 def test_processes_share_the_jobs_and_a_dead_one_is_replaced() -> None:
     jobs = squares(Choice(seeds=(5, 66, 13, 6, 7)))
     done = {d.job.args["n"]: d for d in each(square, jobs, num_workers=2)}
@@ -272,6 +272,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_has_ended(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_STOPPED)
     command = [sys.executable, "program.py", "bench", "squares", "--seeds", "3,99", "--jobs", "2", "--out", "."]

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from steadystep.lab.bench import faulty_jobs as faulty
 from steadystep.lab.bench import header
+from steadystep.lab.bench import run as run_study
 from steadystep.lab.bench.detection import STUDY as DETECTION
 from steadystep.lab.bench.faulty_jobs import Twins
 from steadystep.lab.bench.faulty_run import TRIALS, Stopped, Tick, run
 from steadystep.lab.bench.recovery import STUDY, summary, table
 from steadystep.lab.bench.rival_rules import RULES
-from steadystep.lab.bench.runner import run as run_study
 from steadystep.lab.bench.study import Choice
 from tests.unit.lab.bench_rows import row, twins
 

@@ -89,6 +89,7 @@ def test_the_figure_is_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_without_measures_it_is_lost_and_with_everything_it_learns() -> None:
     none = STUDY.run(StudyJob(key="a", args={"arm": "no measures", "seed": 1, "num_steps": 40}))
     assert math.isnan(none["held_out"])

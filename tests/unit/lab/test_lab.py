@@ -78,6 +78,7 @@ def test_seeds_are_judged_on_the_same_held_out_data() -> None:
         assert one.held_out() == two.held_out(), name
 
 
+@pytest.mark.slow
 def test_there_is_something_to_learn() -> None:
     for name in TASKS.keys() - {"flat"}:
         task = TASKS[name].make(0)

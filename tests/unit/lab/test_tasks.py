@@ -15,8 +15,7 @@ from steadystep.init import initialise_
 from steadystep.lab.tasks import JUDGED, TASKS, classification
 from steadystep.lab.tasks.classification import moons
 from steadystep.lab.tasks.task import Shuffled
-from steadystep.train import RunPlan
-from steadystep.train.loop import train
+from steadystep.train import RunPlan, train
 from tests.unit.lab.test_lab import train as trained
 
 NEW = [name for name in TASKS if name not in JUDGED]

@@ -86,9 +86,9 @@ def outputs(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("given", "hits", "status"),
     [
-        ({"paths": "train.py"}, 1, "1"),
+        pytest.param({"paths": "train.py"}, 1, "1", marks=pytest.mark.slow),
         ({"paths": "train.py", "ignore": "SS102"}, 0, "0"),
-        ({"paths": "clean gone.py", "select": "SS1"}, 0, "2"),
+        pytest.param({"paths": "clean gone.py", "select": "SS1"}, 0, "2", marks=pytest.mark.slow),
         ({}, 1, "1"),
     ],
 )

@@ -61,6 +61,7 @@ def loop(*lines: str) -> str:
     return HEAD + "for x, y in loader:\n" + "".join(f"    {line}\n" for line in lines)
 
 
+@pytest.mark.slow
 def test_every_fix_in_the_frozen_scripts_is_applied_or_has_a_reason() -> None:
     applied: dict[str, int] = {}
     others = [row for row in EVERY_FAULTY if row["code"] not in SAFE][::4]

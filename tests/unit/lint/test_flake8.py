@@ -13,37 +13,41 @@ from steadystep.lint.flake8 import Plugin
 
 ROOT = Path(__file__).parents[3]
 LATE = (ROOT / "tests/data/lint/develop/faulty/clip_after_step.py").read_text(encoding="utf-8")
-# The plugin is found by its entry point, as in a user's environment: naming it here as well would report every hit twice.
+# Found by its entry point, as by a user: named here as well, the plugin would report every hit twice.
 CONFIG = "[flake8]\nselect = SS\n"
 
 
-def flake8(text: str, folder: Path, *options: str) -> str:
+def flake8(folder: Path, *texts: str, options: tuple[str, ...] = ()) -> str:
+    """What it prints about these scripts, in one run: it takes a second to start."""
     pytest.importorskip("flake8")
-    (folder / "train.py").write_bytes(text.encode())
+    for number, text in enumerate(texts):
+        (folder / f"train{number}.py").write_bytes(text.encode())
     (folder / "setup.cfg").write_text(CONFIG)
-    command = [sys.executable, "-m", "flake8", "--config", "setup.cfg", *options, "train.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    command = [sys.executable, "-m", "flake8", "-j1", "--config", "setup.cfg", *options]
+    done = subprocess.run(
+        [*command, *(f"train{number}.py" for number in range(len(texts)))], cwd=folder, capture_output=True, text=True
+    )
     assert not done.stderr
     return done.stdout
 
 
 def test_a_hit_has_its_place(tmp_path: Path) -> None:
-    assert flake8(LATE, tmp_path) == "train.py:15:5: SS102 gradients are clipped after the update was made\n"
-    assert flake8("\ufeff" + LATE.replace("\n", "\r\n"), tmp_path).startswith("train.py:15:5: SS102")
+    marked = "\ufeff" + LATE.replace("\n", "\r\n")
+    first, second = flake8(tmp_path, LATE, marked).splitlines()
+    assert first == "train0.py:15:5: SS102 gradients are clipped after the update was made"
+    assert second.startswith("train1.py:15:5: SS102")
 
 
 def test_comments_and_selection(tmp_path: Path) -> None:
-    for comment in ("noqa", "noqa: SS102", "steadystep: ignore[SS102]"):
-        assert not flake8(LATE.replace("1.0)", f"1.0)  # {comment}"), tmp_path)
-    assert flake8(LATE.replace("1.0)", "1.0)  # noqa: SS101"), tmp_path)
-    assert not flake8(LATE, tmp_path, "--extend-ignore", "SS1")
+    comments = ("noqa", "noqa: SS102", "steadystep: ignore[SS102]", "noqa: SS101")
+    hits = flake8(tmp_path, *(LATE.replace("1.0)", f"1.0)  # {comment}") for comment in comments)).splitlines()
+    assert [hit.split(":")[0] for hit in hits] == ["train3.py"]
+    assert not flake8(tmp_path, LATE, options=("--extend-ignore", "SS1"))
 
 
 def test_what_is_no_fault_is_not_reported(tmp_path: Path) -> None:
     advice = "import torch.nn.functional as F\nloss = F.cross_entropy(F.log_softmax(model(x), 1), y)\n"
-    assert not flake8(advice, tmp_path)
-    assert not flake8("", tmp_path)
-    assert "SS" not in flake8("for in x:\n", tmp_path)
+    assert "SS" not in flake8(tmp_path, advice, "", "for in x:\n")
 
 
 def test_a_tree_that_is_too_deep_ends_quietly() -> None:

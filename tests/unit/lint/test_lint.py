@@ -107,6 +107,7 @@ def test_scripts_of_another_author() -> None:
 
 
 @pytest.mark.parametrize("rows", [SECOND, THIRD, FOURTH, FIFTH], ids=["second", "third", "fourth", "fifth"])
+@pytest.mark.slow
 def test_later_sets_of_other_authors(rows: list[dict[str, str]]) -> None:
     for row in (row for row in rows if row["code"]):
         line = ELSEWHERE.get(row["path"], int(row["line"]))
@@ -114,12 +115,14 @@ def test_later_sets_of_other_authors(rows: list[dict[str, str]]) -> None:
         assert got == ([] if row["path"] in STILL_MISSED else [(row["code"], True)]), row["path"]
 
 
+@pytest.mark.slow
 def test_a_clean_script_gets_no_hit() -> None:
     told = {row["path"]: [hit.code for hit in report(row["path"]).hits] for row in EVERY_CLEAN}
     assert not {path: codes for path, codes in told.items() if codes}
     assert len(told) == 203
 
 
+@pytest.mark.slow
 def test_a_diff_is_a_fix() -> None:
     """Applied, it gives Python again, and the fault is gone."""
     for path in (row["path"] for row in EVERY_FAULTY):

@@ -244,7 +244,11 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(("task", "optimizer"), [(teacher, "momentum"), (parity, "sgd"), (next_byte, "adam")])
+def slow(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("task", "optimizer"), [(teacher, "momentum"), slow(parity, "sgd"), slow(next_byte, "adam")])
 def test_training_with_the_suggestion_is_close_to_the_best_of_a_sweep(task, optimizer: str) -> None:
     def reached(lr: float) -> float:
         model, closure, (x, y) = task(0)

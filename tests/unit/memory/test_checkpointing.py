@@ -93,8 +93,16 @@ def test_training_is_the_same_bit_for_bit(kind: str, every: int) -> None:
 
 # torch's tracer touches .grad of inner tensors and hides the warning from everybody but `-W error`.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("order", ["compile first", "compile last", "compiled and run", "each block"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.slow) if k == "spectral norm" else k for k in KINDS]
+)
+@pytest.mark.parametrize(
+    "order",
+    [
+        "compile last",
+        *(pytest.param(o, marks=pytest.mark.slow) for o in ("compile first", "compiled and run", "each block")),
+    ],
+)
 def test_with_torch_compile(kind: str, order: str) -> None:
     torch._dynamo.reset()
     plain, model = net(kind), net(kind)

@@ -32,7 +32,9 @@ def made_run(
         loss[spike], norm[spike] = 9.0, 40.0
         loss[hole : hole + 3] = norm[hole : hole + 3] = np.nan
         incidents = (
-            made_incident(spike, cause="exploding-gradient", severity="act", done="gradient scaled down to 0.7"),
+            made_incident(
+                spike, cause="exploding-gradient", severity="act", done="gradient scaled down to 0.7", scaled_to=0.7
+            ),
             *(
                 made_incident(hole + k, stepped=False, restored=hole - 20, bundle="runs/a/incidents/x")
                 for k in range(3)
@@ -75,6 +77,7 @@ def write_log(folder: Path, run: Run, *, ended: bool = True) -> Path:
     """The same as a run log on disk."""
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = [{"kind": "start", "steadystep": "0.1.0", "time": 0, "settings": run.settings}]
+    lines[0]["hparams"] = dict(run.hparams)
     incidents = {incident.step: incident for incident in run.incidents}
     held_out, clipped = run.validation["val_loss"], set(run.clipped.tolist())
     values = dict(zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True))
@@ -101,7 +104,8 @@ def _word(value: float) -> float | str:
 def _line(incident: Incident) -> dict[str, Any]:
     findings = [{"detector": d, "severity": s, "what": w} for d, s, w in incident.findings]
     diagnosis = {"cause": incident.cause, "evidence": incident.evidence, "advice": incident.advice}
-    line = {"kind": "incident", "step": incident.step, "stepped": incident.stepped, "done": incident.done, "plan": {}}
+    line = {"kind": "incident", "step": incident.step, "stepped": incident.stepped, "done": incident.done}
+    line["plan"] = {"norm": incident.scaled_to}
     return {**line, "restored": incident.restored, "diagnosis": {**diagnosis, "findings": findings}}
 
 

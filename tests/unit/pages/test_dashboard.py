@@ -1,6 +1,7 @@
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from steadystep.errors import ConfigError
+from steadystep.pages.dashboard import RunRows
 from steadystep.pages.library import Library
-from steadystep.pages.run_list import QUIET_S, RunSummary, glance, places, spark_path
+from steadystep.pages.run_list import QUIET_S, RunSummary, glance, places, spark_heights
 from steadystep.pages.server import COOKIE, address, listen, make_app
 from steadystep.runs.run import Series
 from tests.unit.pages.report_runs import made_run, steadystep, write_log
@@ -47,7 +49,7 @@ def test_the_list_shows_every_run_with_its_health(library: Library) -> None:
     assert good.state() == "finished"
     assert (good.steps, good.incidents, good.severity) == (400, 0, "")
     assert good.said
-    assert good.spark.path.startswith("M")
+    assert good.spark.heights.startswith("z")
     assert broken.state() == "running"
     assert (broken.interventions, broken.severity) == (2, "critical")
     assert len(broken.spark.marks) == 2
@@ -73,7 +75,7 @@ def test_before_anything_is_read_a_glance_shows_the_curve(folder: Path) -> None:
     assert not first.known
     assert first.steps == 400
     assert first.loss == pytest.approx(2.0, abs=0.3)
-    assert first.spark.path.count("L") > 20
+    assert len(first.spark.heights) > 20
 
 
 def test_a_glance_at_nonsense_is_empty(tmp_path: Path) -> None:
@@ -149,9 +151,8 @@ def test_names_are_only_text(client: TestClient) -> None:
     for page in ("/", f"/run?name={EVIL}", f"/compare?run={EVIL}&run=good"):
         text = client.get(page).text
         assert "<script>alert" not in text
-        assert "&lt;script&gt;alert(1)" in text
-    rows = dict(client.get("/api/runs").json()["rows"])
-    assert "<script>alert" not in rows[EVIL]
+        assert "script&gt;alert(1)" in text or "script\\u003ealert(1)" in text
+    assert EVIL in {row["key"] for row in client.get("/api/runs").json()["rows"]}
 
 
 def test_headers_are_strict_everywhere(client: TestClient) -> None:
@@ -189,8 +190,24 @@ def test_the_live_answer_is_only_sent_when_something_changed(client: TestClient,
         log.write('{"step":400,"loss":1.5,"norm":1.0,"lr":0.1}\n')
     again = client.get("/api/run", params={"name": "deep/er/broken", "seen": told["version"]}).json()
     assert again["charts"]["panels"][0]["lines"][0]["x"][-1] == 400
-    listed = client.get("/api/runs").json()["version"]
-    assert client.get("/api/runs", params={"seen": listed}).status_code == 204
+    listed = client.get("/api/runs").json()
+    assert client.get("/api/runs", params={"seen": listed["version"]}).status_code == 204
+    assert len(client.get("/api/runs", params={"seen": "other-99"}).json()["rows"]) == len(listed["keys"])
+
+
+def test_the_list_is_sent_only_what_has_changed(tmp_path: Path) -> None:
+    for number in range(3):
+        write_log(tmp_path / f"run-{number}", made_run(60, troubled=False, hparams={"lr": 0.1}))
+    library = Library(tmp_path)
+    library.read_all()
+    rows, before = RunRows(), library.summaries()
+    first = rows.since("", before)
+    assert len(first["rows"]) == len(first["keys"]) == 3
+    changed = rows.since(first["version"], [replace(before[0], loss=7.0), *before[1:]])
+    assert [(row["key"], row["loss"]) for row in changed["rows"]] == [(before[0].key, 7.0)]
+    assert changed["keys"] is None
+    gone = rows.since(changed["version"], before[1:])
+    assert (gone["rows"], gone["keys"]) == ([], [one.key for one in before[1:]])
 
 
 def test_a_part_of_a_long_run_comes_in_detail(tmp_path: Path) -> None:
@@ -267,9 +284,9 @@ def test_a_host_for_others_needs_a_token(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_sparkline_has_a_gap_for_nan() -> None:
-    path = spark_path(Series(np.arange(5), np.array([1.0, 2.0, np.nan, 2.0, 1.0])))
-    assert path.count("M") == 2
-    assert spark_path(Series()) == ""
+    told = spark_heights(Series(np.arange(5), np.array([1.0, 2.0, np.nan, 2.0, 1.0])))
+    assert told == "0z.z0"
+    assert spark_heights(Series()) == ""
 
 
 def test_only_some_runs_stay_in_memory(tmp_path: Path) -> None:

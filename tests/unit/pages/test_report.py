@@ -7,14 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadystep.pages.charts import heat, panels
+from steadystep.incidents.bundle import write_bundle
+from steadystep.pages.charts import panels
+from steadystep.pages.heat import heat, heats
 from steadystep.pages.incident_groups import Headline, Mark, episodes, headline
-from steadystep.pages.report import report_page, view
+from steadystep.pages.overlay import HUES, overlay
+from steadystep.pages.report import compare_page, report_page, view
 from steadystep.pages.run_list import summary
-from steadystep.pages.site import environment, island, script, style
+from steadystep.pages.site import _asset, environment, island, script, style
 from steadystep.runs.checklist import checklist
 from steadystep.runs.comparison import compare
 from steadystep.runs.run import LayerNorms, Run, Series
@@ -103,6 +107,68 @@ def test_panels_show_what_there_is() -> None:
     assert [line["name"] for line in loss["lines"]] == ["loss", "typical", "validation"]
     assert [2250, "NaN"] in loss["lines"][0]["bad"]
     assert panels(Run(name="x", path=Path("x"), source="csv")) == ()
+
+
+def test_what_was_refused_is_drawn_apart() -> None:
+    skipped = made_incident(1500, stepped=False, refused_lr=0.5)
+    loss, norm, lr = panels(made_run(incidents=(skipped,)))
+    assert (loss["ghosts"], norm["ghosts"], lr["ghosts"]) == ([[1500, 9.0]], [[1500, 40.0]], [[1500, 0.5]])
+    assert 1500 not in loss["lines"][0]["x"]
+    assert loss["log"] is False, "the axis is made for what went into the weights"
+    assert episodes(made_run(incidents=(skipped,)))[0].changes[2].at == "0.5 refused, 8.78e-04 used"
+    assert panels(made_run())[0]["ghosts"] == [], "an update that was scaled down was applied"
+
+
+def test_the_layer_that_moved_first_is_named() -> None:
+    steps = np.r_[np.arange(0, 1500, 100), np.arange(1495, 1501)]
+    norms = np.ones((len(steps), 4))
+    norms[-3:, 2], norms[-2:, 1], norms[-1] = 9.0, 50.0, 100.0
+    layers = LayerNorms(steps=steps, names=("a.w", "b.w", "c.w", "d.w"), norms=norms)
+    run = made_run(layers=layers)
+    assert episodes(run)[0].mover == "c.w"
+    (picture,) = heats(run, episodes(run))
+    assert picture["movers"] == [[1500, 2]]
+    norms[-3:] = 100.0
+    assert episodes(run)[0].mover == "", "all at once: none was first"
+
+
+def test_the_samples_of_a_refused_batch_are_listed(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "in", name="one", step=1, updates=1, record={}, batch={"index": torch.tensor([7, 3])})
+    write_bundle(tmp_path.parent / "out", name="one", step=1, updates=1, record={}, batch={"index": [1]})
+    for bundle, samples in (("in/one", (7, 3)), ("../out/one", ()), ("none", ())):
+        incidents = (made_incident(5, bundle=str(tmp_path / bundle)),)
+        run = made_run(100, path=tmp_path, incidents=incidents)
+        assert episodes(run)[0].samples == samples
+        assert ("by index: <code>7, 3</code>" in report_page(run, GOOD)) == bool(samples)
+
+
+def test_ranks_are_read_from_what_was_found() -> None:
+    found = (("non-finite", "critical", "the loss is NaN on ranks 3, 5 and 12 more"),)
+    (group,) = episodes(made_run(100, incidents=(made_incident(5, findings=found, evidence="on rank 7"),)))
+    assert group.ranks == (3, 5, 7)
+
+
+def test_text_has_enough_contrast_in_both_themes() -> None:
+    light = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", _asset("base.css")))
+    text = {"ink": ("ground", "paper", "good-wash", "act-wash"), "soft": ("ground", "paper", "sunk", "wash")}
+    text |= {"faint": ("ground", "paper", "sunk"), "accent": ("ground", "paper", "wash"), "paper": ("accent",)}
+    text |= {name: ("paper", f"{name}-wash") for name in ("critical", "act", "warn", "good")}
+    for theme in (light, light | dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", _asset("dark.css")))):
+        thin_text = [(a, b) for a, grounds in text.items() for b in grounds if contrast(theme[a], theme[b]) < 4.5]
+        lines = ("train", "held", "norm", "rate", *(f"c{i}" for i in range(HUES)))
+        assert (thin_text, [a for a in lines if contrast(theme[a], theme["paper"]) < 3]) == ([], [])
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, bright = sorted((light(one), light(other)))
+    return (bright + 0.05) / (dark + 0.05)
 
 
 def test_a_wide_loss_gets_a_logarithmic_axis() -> None:
@@ -196,7 +262,7 @@ def test_what_comes_from_a_log_is_only_text() -> None:
     data = re.search(r'id="run-data">(.*?)</script>', page, re.S)
     assert data is not None
     charts = json.loads(data[1])
-    assert charts["heat"]["names"] == [EVIL]
+    assert charts["heats"][0]["names"] == [EVIL]
     assert charts["marks"][0]["cause"] == EVIL
     assert "49" not in "".join(parsed.text[:8])
 
@@ -236,7 +302,7 @@ def test_any_numbers_make_a_page(points: list[tuple[int, float]]) -> None:
         50, loss=curve, grad_norm=curve, lr=curve, validation={"val_loss": curve}, layers=layers, incidents=steps
     )
     assert "All is well." in report_page(run, GOOD)
-    assert "NaN" not in summary("x", run, GOOD, 0.0).spark.path
+    assert summary("x", run, GOOD, 0.0).spark.heights.replace(".", "0").isalnum() or not np.isfinite(curve.values).any()
     if len(curve):
         assert compare([run, run]).runs[0].incidents == run.num_incidents
 
@@ -275,3 +341,23 @@ def test_a_page_needs_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
+
+
+def test_fifty_runs_make_a_small_page_with_lines_that_differ() -> None:
+    runs = [
+        made_run(600, name=f"run-{i}", seed=i, troubled=False, hparams={"lr": 10 ** -(1 + i / 10), "opt": "ab"[i % 2]})
+        for i in range(50)
+    ]
+    page = compare_page(runs)
+    assert len(page) < 300_000
+    data = re.search(r'id="run-data">(.*?)</script>', page, re.S)
+    assert data is not None
+    charts = json.loads(data[1])
+    assert len({run["look"] for run in charts["runs"]}) == 50
+    assert [(axis["name"], axis["kind"]) for axis in charts["parallel"]] == [
+        ("lr", "log"),
+        ("opt", "word"),
+        ("held-out loss", "number"),
+    ]
+    assert "<code>lr</code>" in page
+    assert overlay(runs[:2])["panels"][0]["lines"][0]["role"] == "c0 d0 raw", "of a few the noise is drawn too"

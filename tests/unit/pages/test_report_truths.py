@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from steadystep._utils.checklist import ChecklistItem
-from steadystep.pages.charts import heat
+from steadystep.pages.dashboard import row
+from steadystep.pages.heat import heat
 from steadystep.pages.incident_groups import Headline
 from steadystep.pages.report import view
 from steadystep.pages.run_list import summary
-from steadystep.pages.site import environment
 from steadystep.runs.checklist import checklist
 from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.run import LayerNorms, Run, Series
@@ -60,14 +60,9 @@ def test_observing_is_not_intervening() -> None:
     assert item(made_run(400, settings=PLAIN), "NaN check").state == "present"
     facts = {name: (value, said) for name, value, said in view(run, GOOD).facts}
     assert facts["interventions"] == ("0", "2 observations")
-    row = summary("a", run, GOOD, 0.0)
-    assert (row.interventions, row.incidents) == (0, 2)
-    from steadystep.pages import dashboard  # its templates are found once it is there
-
-    assert dashboard
-    shown = environment().get_template("row.html").render(run=row, state="finished")
-    assert "2 observations" in shown
-    assert "tag good" not in shown
+    told = summary("a", run, GOOD, 0.0)
+    assert (told.interventions, told.incidents) == (0, 2)
+    assert row(told, 0.0)["tag"] == ("2 observations", "critical")
 
 
 def test_holding_back_outliers_is_not_a_limit() -> None:

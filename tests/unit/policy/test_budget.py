@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from steadystep.errors import TrainingHalted
 from steadystep.policy import Budget, EarlyStopping
 from steadystep.records import ActionName, Damage, Diagnosis, Outcome, Plan
-from tests.unit.policy.test_episode import sign
+from tests.unit.policy.test_trusted_snapshots import sign
 
 
 def took(budget: Budget, step: int) -> None:

@@ -80,7 +80,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dic
 
 def _kill(folder: Path, to: Path) -> None:
     """The same log, of a process that has died before it could write an end."""
-    code = "import json; from steadystep._utils.processes import this_process; print(json.dumps(this_process()))"
+    code = "import json; from steadystep._utils import this_process; print(json.dumps(this_process()))"
     gone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     lines = [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line.get("kind") != "end"]
@@ -199,10 +199,10 @@ def test_a_dead_run_has_no_green_dot(library: Library) -> None:
 
     from steadystep.pages import make_app
 
-    rows = dict(TestClient(make_app(library)).get("/api/runs").json()["rows"])
-    assert 'class="dot finished"' in rows["healthy"]
-    assert 'class="dot finished"' not in rows["dead"]
-    assert "tag good" not in rows["dead"]
+    rows = {row["key"]: row for row in TestClient(make_app(library)).get("/api/runs").json()["rows"]}
+    assert rows["healthy"]["dot"] == "finished"
+    assert rows["dead"]["dot"] == "stopped"
+    assert rows["dead"]["tag"] != ["healthy", "good"]
 
 
 SLOW = """

@@ -7,8 +7,7 @@ import pytest
 
 from steadystep.runs.curve import Curve
 from steadystep.runs.diagnosis import diagnose
-from steadystep.runs.evidence import fell
-from steadystep.runs.reading import Reading
+from steadystep.runs.reading import Reading, fell
 from steadystep.runs.run import Run, Series, StepUnit
 
 N = 450

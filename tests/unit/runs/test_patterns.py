@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steadystep.lab.curves import CURVE_KINDS, CurveKind, made_up
+from steadystep.lab import CURVE_KINDS, CurveKind, made_up
 from steadystep.pages.site import sparkline
 from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.reading import Pattern, PlannedAction, Reading

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steadystep.errors import ConfigError
-from steadystep.runs.evidence import unjudged_objective
 from steadystep.runs.open import find_runs, open_run
+from steadystep.runs.reading import unjudged_objective
 from steadystep.runs.run import Run
 from steadystep.runs.text_line import plain_text, read_line
 from tests.unit.runs.printed import FORMATS, WITH_NORM, WITH_RATE, Point, megatron, nano_gpt, torchtitan

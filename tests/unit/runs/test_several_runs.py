@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from steadystep.errors import ConfigError
-from steadystep.runs import databases, open_run, open_runs
+from steadystep.runs import csv_and_databases, open_run, open_runs
 
 LOSSES = {"a": [2.0 / (1 + i / 10) for i in range(60)], "b": [3.0 / (1 + i / 10) for i in range(60)]}
 
@@ -119,7 +119,7 @@ def test_databases_that_are_none_get_a_message(tmp_path: Path, monkeypatch: pyte
     def missing(name: str) -> object:
         raise builtins.ImportError(name)
 
-    monkeypatch.setattr(databases, "import_module", missing)
+    monkeypatch.setattr(csv_and_databases, "import_module", missing)
     with pytest.raises(ConfigError, match="needs pyarrow: pip install pyarrow; or export it as CSV"):
         open_run(tmp_path / "torn.parquet")
 

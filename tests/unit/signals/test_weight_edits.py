@@ -16,7 +16,7 @@ from torch import nn
 
 import steadystep
 from steadystep.signals import Gradients
-from steadystep.signals.weight_edits import WeightEdits
+from steadystep.signals.weights import WeightEdits
 from tests.loops import assert_same, full_state
 
 STEPS, AT = 140, 90

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import steadystep
+from steadystep.snapshots import Snapshots
 from steadystep.snapshots.placement import Placement, disk_bytes, memory_bytes, place, protection
-from steadystep.snapshots.snapshots import Snapshots
 from steadystep.snapshots.tensor_state import TensorState
 from tests.loops import assert_same, batches, full_state, small_net, squared
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import steadystep
-from steadystep.snapshots.rotation import interval_mult, to_replace
-from steadystep.snapshots.snapshots import Snapshots
+from steadystep.snapshots import Snapshots
+from steadystep.snapshots.placement import interval_mult, to_replace
 from steadystep.snapshots.tensor_state import TensorState
 from tests.loops import OPTIMIZERS, assert_same, batches, full_state, small_net, squared
 

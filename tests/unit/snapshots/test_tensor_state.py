@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 
 from steadystep.errors import MisuseError
 from steadystep.parallel import SingleProcess
-from steadystep.snapshots import storage
+from steadystep.snapshots import Snapshots, storage
 from steadystep.snapshots.placement import Placement, place
-from steadystep.snapshots.snapshots import Snapshots
 from steadystep.snapshots.storage import Rooms, SpillFile
 from steadystep.snapshots.tensor_state import TensorState
 

@@ -227,3 +227,26 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     code = f"import sys; from steadystep.tracking import read; read({str(tmp_path)!r}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_probes_hyperparameters_and_what_was_refused(tmp_path: Path) -> None:
+    found = '{"detector":"learning-rate-jump","severity":"act","what":"it jumped","value":0.1}'
+    diagnosis = f'{{"cause":"schedule-error","findings":[{found}]}}'
+    (tmp_path / "run.jsonl").write_text(
+        '{"kind": "start","settings":{},"hparams":{"lr":0.001,"net":{"depth":4}}}\n'
+        '{"step":0,"loss":1.0,"norm":1.0,"lr":0.1}\n'
+        '{"kind":"probe","step":0,"ratios":[0.001,null],"names":["a","b"],"attentions":["h"],"logits":[7.5]}\n'
+        f'{{"kind":"incident","step":0,"plan":{{"lr":0.001,"norm":2.0}},"diagnosis":{diagnosis}}}\n'
+        '{"step":1,"loss":1.0,"norm":1.0,"lr":0.1}\n'
+        '{"kind":"probe","step":1,"ratios":[0.002,0.5]}\n'
+        f'{{"kind":"incident","step":1,"plan":{{}},"diagnosis":{diagnosis}}}\n'
+    )
+    run = read(tmp_path)
+    assert run.notes == ()
+    assert run.hparams == {"lr": 0.001, "net": {"depth": 4}}
+    assert run.updates is not None
+    assert run.logits is not None
+    assert run.updates.names == ("a", "b")
+    np.testing.assert_allclose(run.updates.norms, [[0.001, np.nan], [0.002, 0.5]])
+    assert (run.logits.steps.tolist(), run.logits.names, run.logits.norms.tolist()) == ([0], ("h",), [[7.5]])
+    assert [(i.refused_lr, i.scaled_to) for i in run.incidents] == [(0.1, 2.0), (None, None)]

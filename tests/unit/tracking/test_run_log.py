@@ -91,6 +91,7 @@ def test_nothing_is_lost_without_close(tmp_path: Path) -> None:
     assert sum("step" in row for row in lines(tmp_path) if "kind" not in row) == 7
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_when_the_program_ends_and_a_forked_one_leaves_it_alone(tmp_path: Path) -> None:
     code = f"""
 import os, torch, steadystep
@@ -106,7 +107,7 @@ raise RuntimeError("no more data")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.endswith("RuntimeError: no more data\n")
     assert sum("kind" not in row for row in lines(tmp_path)) == 5
-    assert [row["kind"] for row in lines(tmp_path) if "kind" in row] == ["start", "layers", "end"]
+    assert [row["kind"] for row in lines(tmp_path) if "kind" in row] == ["start", "layers", "probe", "probe", "end"]
     assert read(tmp_path).error == "RuntimeError: no more data"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from steadystep.errors import ConfigError
-from steadystep.testing.contracts import _calls, _on_a_thread
+from steadystep.testing import _calls, _on_a_thread
 from steadystep.tracking import MLflow, sink
 
 pytest.importorskip("mlflow")
@@ -21,6 +21,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_local_run_that_is_resumed(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from steadystep.errors import ConfigError
-from steadystep.testing.contracts import _calls, _on_a_thread
+from steadystep.testing import _calls, _on_a_thread
 from steadystep.tracking import Trackio, sink
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steadystep.errors import ConfigError
-from steadystep.testing.contracts import _calls, _on_a_thread
+from steadystep.testing import _calls, _on_a_thread
 from steadystep.tracking import WandB, sink
 
 wandb = pytest.importorskip("wandb")

@@ -107,6 +107,7 @@ def test_a_compiled_step_does_not_trace_the_watcher(whole: bool) -> None:
     assert [code.co_qualname for code in traced if ours in Path(code.co_filename).parents] == []
 
 
+@pytest.mark.slow
 def test_a_guard_that_is_gone_does_not_disturb_the_end_of_the_program() -> None:
     """The optimizer lives on, its guard does not."""
     code = """

@@ -129,8 +129,8 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     [
         (flip, {}),
         (zero, {"clip": 0.3}),
-        (flip, {"loss_of": by_model}),
-        (flip, {"loss_of": by_hand, "late_clear": True}),
+        pytest.param(flip, {"loss_of": by_model}, marks=pytest.mark.slow),
+        pytest.param(flip, {"loss_of": by_hand, "late_clear": True}, marks=pytest.mark.slow),
         (zero, {"micro_batches": 2, "loss_of": in_bf16}),
     ],
 )

@@ -441,7 +441,7 @@ def test_a_closure_is_refused() -> None:
         optimizers[1].step(lambda: squared(model, batches(1)[0]))
 
 
-@pytest.mark.parametrize("way", ["alone", "guards", "list"])
+@pytest.mark.parametrize("way", [*(pytest.param(w, marks=pytest.mark.slow) for w in ("alone", "guards")), "list"])
 def test_a_critic_that_has_met_its_match_is_no_run_that_does_not_learn(way: str) -> None:
     """Real and made are drawn alike, so its loss stands at ln 4: what guessing costs, and in a GAN the aim."""
     torch.manual_seed(0)

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 
+from steadystep.lab.bench import faulty_arms
 from steadystep.lab.bench import faulty_jobs as faulty
-from steadystep.lab.bench import healthy
 from steadystep.lab.bench.faulty_jobs import Twins, is_slow, median
 from steadystep.lab.bench.faulty_run import NATS, TRIALS
 from steadystep.lab.bench.rival_rules import RULES
@@ -167,11 +167,11 @@ def table(rows: Sequence[Row]) -> RenderableType:
 
 def _jobs(choice: Choice) -> list[StudyJob]:
     scope = faulty.Scope.of(choice)
-    return [*faulty.twins(scope), *faulty.broken(scope, "unguarded"), *healthy.jobs(choice)]
+    return [*faulty.twins(scope), *faulty.broken(scope, "unguarded"), *faulty_arms.healthy_jobs(choice)]
 
 
 def _run(job: StudyJob) -> Row:
-    return healthy.make(job) if job.args["kind"] == "healthy" else faulty.make(job)
+    return faulty_arms.make_healthy(job) if job.args["kind"] == "healthy" else faulty.make(job)
 
 
 def _figure(rows: Sequence[Row], path: Path) -> None:

@@ -2,14 +2,15 @@
 class Group {
   constructor() {
     Object.assign(this, { charts: [], marks: [], signs: [], restarts: [], whole: [0, 1], zoom: null, step: null, heard: [] });
+    Object.assign(this, { unit: "step", smooth: 0, hidden: new Set(), marked: null, legend: null });
   }
 
   get range() {
     return this.zoom || this.whole;
   }
 
-  show({ marks = [], signs = [], restarts = [] }, whole) {
-    Object.assign(this, { marks, signs, restarts, whole });
+  show({ marks = [], signs = [], restarts = [], unit = "step" }, whole) {
+    Object.assign(this, { marks, signs, restarts, unit, whole });
   }
 
   join(chart) {
@@ -22,17 +23,19 @@ class Group {
       return Math.min(Math.max(chart.placeX.back(pixel), low), high);
     };
     svg.addEventListener("pointerdown", (event) => {
-      if (event.button || event.target.classList.contains("mark-top")) return;
+      if (event.button || !chart.placeX) return;
       from = stepAt(event);
       svg.setPointerCapture(event.pointerId);
     });
     svg.addEventListener("pointermove", (event) => {
       if (!chart.placeX) return;
       const step = stepAt(event);
+      chart.pointed?.(event);
       this.point(Math.round(step));
       if (from !== null) this.choose(from, step);
     });
     svg.addEventListener("pointerup", (event) => {
+      if (!chart.placeX) return;
       const step = stepAt(event);
       if (from !== null && Math.abs(chart.placeX(step) - chart.placeX(from)) > 6) {
         this.look([Math.min(from, step), Math.max(from, step)]);
@@ -41,7 +44,11 @@ class Group {
       this.choose(0, 0);
     });
     svg.addEventListener("pointercancel", () => { from = null; this.choose(0, 0); });
-    svg.addEventListener("pointerleave", () => { if (from === null) this.point(null); });
+    svg.addEventListener("pointerleave", () => {
+      if (from !== null) return;
+      chart.pointed?.(null);
+      this.point(null);
+    });
     svg.addEventListener("dblclick", () => this.look(null));
     svg.addEventListener("keydown", (event) => this.press(event));
   }

@@ -1,4 +1,4 @@
-// All layers over time. One pixel of a small canvas is one cell; the browser enlarges it without smoothing.
+// All layers over time, on the steps and the zoom of the charts. A column lasts until the next one begins.
 const RAMP = [[22, 33, 62], [31, 84, 125], [46, 139, 139], [142, 190, 126], [246, 214, 108], [226, 110, 52]];
 const ROW = 14;
 
@@ -13,64 +13,101 @@ function median(values) {
   return sorted.length ? sorted[sorted.length >> 1] : 0;
 }
 
-class Heat {
-  constructor(box, data) {
-    this.box = box;
-    this.own = false;
+// Two digits of base 36 for each cell, from "low" to "high".
+function unpacked({ rows, low, high }) {
+  const one = (digits) => (digits === "  " ? null : low + (parseInt(digits, 36) / 1295) * (high - low));
+  return rows.map((row) => Array.from({ length: row.length / 2 }, (_, c) => one(row.slice(2 * c, 2 * c + 2))));
+}
+
+class Heat extends Track {
+  constructor(box, heats, group) {
+    super(group, ROW);
+    Object.assign(this, { box, own: false, chosen: heats[0].key });
     this.names = make("ol");
-    this.canvas = make("canvas", { role: "img", "aria-label": "gradient norm of each layer by step" });
-    this.axis = make("div", { class: "axis" });
+    this.canvas = make("canvas", { "aria-hidden": "true" });
+    this.plot.prepend(this.canvas);
     this.told = make("span", { class: "at" });
-    this.low = make("span");
-    this.high = make("span");
-    this.ramp = make("canvas", { class: "ramp", width: 64, height: 1 });
-    const button = make("button", { class: "quiet", type: "button", "aria-pressed": "false", text: "relative to its own median" });
-    button.addEventListener("click", () => {
+    this.title = make("h3");
+    [this.low, this.high] = [make("span"), make("span")];
+    this.ramp = make("canvas", { class: "ramp", width: 64, height: 1, "aria-hidden": "true" });
+    this.choice = make("span", { class: "choice", role: "group", "aria-label": "what the map shows" });
+    const own = make("button", { class: "quiet", type: "button", "aria-pressed": "false", text: "relative to its own median" });
+    own.addEventListener("click", () => {
       this.own = !this.own;
-      button.setAttribute("aria-pressed", String(this.own));
-      this.draw();
+      own.setAttribute("aria-pressed", String(this.own));
+      this.paint();
     });
     const ends = make("span", { class: "ends" }, this.low, this.ramp, this.high);
-    const header = make("header", {}, make("h3", { text: "Gradient norm by layer" }), ends, this.told, button);
-    const grid = make("div", { class: "grid" }, this.names, this.canvas, this.axis);
-    box.replaceChildren(make("div", { class: "panel" }, header), grid);
-    this.canvas.addEventListener("pointermove", (event) => this.point(event));
-    this.canvas.addEventListener("pointerleave", () => (this.told.textContent = ""));
-    this.give(data);
+    const header = make("header", {}, this.title, this.choice, ends, own, this.told);
+    box.replaceChildren(make("div", { class: "panel" }, header), make("div", { class: "grid" }, this.names, this.plot));
+    this.give(heats);
+    this.start();
   }
 
-  give(data) {
-    this.data = data;
-    this.names.replaceChildren(...data.names.map((name) => make("li", { title: name }, make("bdi", { text: name }))));
-    this.axis.replaceChildren(make("span", { text: `step ${sayStep(data.first)}` }), make("span", { text: sayStep(data.last) }));
+  give(heats) {
+    this.heats = heats;
+    this.data = heats.find(({ key }) => key === this.chosen) || heats[0];
+    this.rows = unpacked(this.data);
+    this.wrong = new Set(this.data.bad.map(([c, r]) => `${c}/${r}`));
+    this.title.textContent = `${this.data.title} by layer`;
+    this.svg.setAttribute("aria-label", `${this.data.about} of each layer by ${this.group.unit}`);
+    this.names.replaceChildren(...this.data.names.map((name) => make("li", { title: name }, make("bdi", { text: name.replace(/\.weight$/, "") }))));
+    this.choice.replaceChildren(...(heats.length < 2 ? [] : heats.map(({ key, title }) => {
+      const button = make("button", { class: "quiet", type: "button", text: title, "data-heat": key, "aria-pressed": String(key === this.data.key) });
+      button.addEventListener("click", () => {
+        this.chosen = key;
+        this.give(this.heats);
+        this.choice.querySelector(`[data-heat="${key}"]`).focus({ preventScroll: true });
+      });
+      return button;
+    })));
     this.draw();
   }
 
   draw() {
-    const { rows, bad } = this.data;
-    const shown = this.own ? rows.map((row) => this.centred(row)) : rows;
+    const height = this.rows.length * ROW;
+    this.height = height + 20;
+    if (!this.frame(0, height)) return;
+    this.paint();
+    this.svg.replaceChildren(...this.stepAxis(), ...this.incidents(), ...this.movers(), ...this.pointer());
+    this.pointCross(this.group.step);
+  }
+
+  // Steps at which a column begins and ends.
+  spanOf(c) {
+    const { x, last } = this.data;
+    return [x[c], c + 1 < x.length ? x[c + 1] : Math.max(last, x[c] + 1)];
+  }
+
+  paint() {
+    const { left, right } = this.edge || {};
+    if (left === undefined) return;
+    const shown = this.own ? this.rows.map((row) => this.centred(row)) : this.rows;
     const sorted = shown.flat().filter((value) => value !== null).sort((a, b) => a - b);
     let [low, high] = [sorted[Math.floor(sorted.length * 0.01)] ?? 0, sorted[Math.ceil(sorted.length * 0.995) - 1] ?? 1];
     if (this.own) [low, high] = [-Math.max(-low, high, 0.5), Math.max(-low, high, 0.5)];
-    const [columns, height] = [rows[0]?.length || 1, rows.length];
-    Object.assign(this.canvas, { width: columns, height });
-    this.canvas.style.height = `${height * ROW}px`;
+    const dense = window.devicePixelRatio || 1;
+    Object.assign(this.canvas, { width: this.edge.width * dense, height: shown.length * ROW * dense });
+    this.canvas.style.height = `${shown.length * ROW}px`;
     const context = this.canvas.getContext("2d");
-    const image = context.createImageData(columns, height);
-    shown.forEach((row, r) => row.forEach((value, c) => {
-      if (value === null) return;
-      image.data.set([...shade((value - low) / (high - low || 1)), 255], 4 * (r * columns + c));
-    }));
-    for (const [c, r] of bad) image.data.set([214, 30, 62, 255], 4 * (r * columns + c));
-    context.putImageData(image, 0, 0);
+    context.scale(dense, dense);
+    this.data.x.forEach((_, c) => {
+      const [from, to] = this.spanOf(c).map((step) => Math.min(Math.max(this.placeX(step), left), right));
+      if (to <= from) return;
+      shown.forEach((row, r) => {
+        if (row[c] === null && !this.wrong.has(`${c}/${r}`)) return;
+        const colour = this.wrong.has(`${c}/${r}`) ? [214, 30, 62] : shade((row[c] - low) / (high - low || 1));
+        context.fillStyle = `rgb(${colour.join(",")})`;
+        context.fillRect(Math.floor(from), r * ROW, Math.ceil(to) - Math.floor(from), ROW);
+      });
+    });
     const ramp = this.ramp.getContext("2d");
     for (let i = 0; i < 64; i += 1) {
       ramp.fillStyle = `rgb(${shade(i / 63).join(",")})`;
       ramp.fillRect(i, 0, 1, 1);
     }
-    const power = (value) => (this.own ? `÷×${say(10 ** Math.abs(value))}` : say(10 ** value));
-    this.low.textContent = this.own ? `1/${say(10 ** -low)}` : power(low);
-    this.high.textContent = this.own ? `×${say(10 ** high)}` : power(high);
+    this.low.textContent = this.own ? `1/${say(10 ** -low)}` : say(10 ** low);
+    this.high.textContent = this.own ? `×${say(10 ** high)}` : say(10 ** high);
   }
 
   centred(row) {
@@ -78,16 +115,34 @@ class Heat {
     return row.map((value) => (value === null ? null : value - middle));
   }
 
-  point(event) {
-    const { rows, names, first, last, bad } = this.data;
-    const frame = this.canvas.getBoundingClientRect();
-    const r = Math.min(Math.floor(((event.clientY - frame.top) / frame.height) * rows.length), rows.length - 1);
-    const c = Math.min(Math.floor(((event.clientX - frame.left) / frame.width) * rows[0].length), rows[0].length - 1);
-    if (r < 0 || c < 0) return;
-    const wrong = bad.some(([column, row]) => column === c && row === r);
-    const value = rows[r][c];
-    const step = first + ((last - first) * (c + 0.5)) / rows[0].length;
-    const norm = wrong ? "non-finite" : value === null ? "zero or missing" : say(10 ** value);
-    this.told.textContent = `${names[r]}: ${norm}, near step ${sayStep(step)}`;
+  // The layer that moved first in an incident.
+  movers() {
+    const [first, last] = this.group.range;
+    return this.data.movers.filter(([step]) => step >= first && step <= last).map(([step, row]) => {
+      const title = document.createElementNS(SVG, "title");
+      title.textContent = `${this.data.names[row]} moved first at step ${sayStep(step)}`;
+      const ring = make("circle", { class: "mover", cx: this.placeX(step), cy: row * ROW + ROW / 2, r: 5.5 });
+      ring.append(title);
+      return ring;
+    });
+  }
+
+  pointed(event) {
+    const frame = this.svg.getBoundingClientRect();
+    this.row = event ? Math.floor((event.clientY - frame.top) / ROW) : null;
+  }
+
+  point(step) {
+    this.pointCross(step);
+    const { x, names } = this.data;
+    const [r, c] = [this.row ?? null, step === null ? -1 : firstAt(x, step + 0.5) - 1];
+    if (r === null || r < 0 || r >= names.length || c < 0) {
+      this.told.textContent = "";
+      return;
+    }
+    const value = this.rows[r][c];
+    const size = this.wrong.has(`${c}/${r}`) ? "non-finite" : value === null ? "zero or missing" : say(10 ** value);
+    const [from, to] = this.spanOf(c);
+    this.told.textContent = `${names[r]}: ${size}, step ${sayStep(from)}${to - from > 1 ? ` to ${sayStep(to - 1)}` : ""}`;
   }
 }

@@ -1,4 +1,4 @@
-// Curves: finding a step, the range in view, and the path that draws it.
+// Curves: finding a step, the range in view, the path that draws it, and a smoother one.
 function firstAt(xs, step) {
   let [low, high] = [0, xs.length];
   while (low < high) {
@@ -9,11 +9,20 @@ function firstAt(xs, step) {
   return low;
 }
 
-function nearest(line, step) {
-  const at = firstAt(line.x, step);
-  if (at === 0) return 0;
-  if (at >= line.x.length) return line.x.length - 1;
-  return line.x[at] - step < step - line.x[at - 1] ? at : at - 1;
+// The place of the last point at or before a step: what was known there, never the next validation.
+function lastAt(line, step) {
+  return firstAt(line.x, step + 1e-9 * Math.max(1, Math.abs(step))) - 1;
+}
+
+// The value at a step, with the step it is from where that is farther away than a pixel shows.
+function readAt(line, step, pixel) {
+  const at = lastAt(line, step);
+  if (at < 0) return "–";
+  const wrong = line.bad.find(([bad]) => bad === line.x[at]);
+  const value = wrong ? wrong[1] : say(line.y[at]);
+  const smooth = line.role === "lr" ? 8 : 1; // pixels; a learning rate has fewer points, because it bends slowly
+  const far = step - line.x[at] > Math.max(smooth * pixel, 0.5) && !line.role.includes("typical"); // that one is of a stretch
+  return far ? `${value} at ${sayStep(line.x[at])}` : value;
 }
 
 function stepsOf(panels) {
@@ -59,4 +68,19 @@ function pathOf({ x, y }, [first, last], placeX, placeY, log) {
     joined += 1;
   }
   return path + lonely();
+}
+
+// An exponential mean, without its bias at the start. `weight` is what stays after the usual distance of two points.
+function smoothed(line, weight) {
+  const { x, y } = line;
+  const usual = (x[x.length - 1] - x[0]) / Math.max(x.length - 1, 1) || 1;
+  let [mean, total] = [0, 0];
+  const smooth = y.map((value, i) => {
+    if (value === null) return null;
+    const stays = i ? weight ** ((x[i] - x[i - 1]) / usual) : 0;
+    mean = mean * stays + value * (1 - weight);
+    total = total * stays + (1 - weight);
+    return mean / total;
+  });
+  return { ...line, y: smooth };
 }

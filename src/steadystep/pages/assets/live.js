@@ -36,6 +36,7 @@ function exchange(id, html) {
   shown.set(id, html);
   const open = [...node.querySelectorAll("details[open]")].map((one) => one.id);
   node.innerHTML = html;
+  startCopying(node);
   open.forEach((name) => { const one = document.getElementById(name); if (one) one.open = true; });
 }
 

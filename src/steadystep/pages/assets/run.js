@@ -12,26 +12,36 @@ class RunPage {
     this.reset = document.getElementById("reset-zoom");
     this.charts = new Map();
     this.near = async (first, last, step) => this.data.near?.[step] || this.data;
+    if (data.runs) this.group.legend = new Legend(document.getElementById("legend"), data.runs, this.group);
     this.give(data);
     this.group.heard.push((range) => { if (this.reset) this.reset.hidden = !range; });
     this.reset?.addEventListener("click", () => this.group.look(null));
+    const smooth = document.getElementById("smooth");
+    smooth?.addEventListener("input", () => {
+      this.group.smooth = Number(smooth.value) / 100;
+      this.group.redraw();
+    });
   }
 
   give(data) {
     this.data = data;
     this.group.show(data, this.group.zoom ? this.group.whole : stepsOf(data.panels));
+    const strip = document.getElementById("strip");
+    if (strip && !this.strip) this.strip = new Strip(strip, this.group);
     data.panels.forEach((panel, i) => {
       const known = this.charts.get(panel.key);
       if (known) return known.give(panel);
       const box = make("div", { class: "card panel", "data-panel": panel.key });
       this.box.append(box);
-      return this.charts.set(panel.key, new Chart(box, panel, this.group, { height: i ? 170 : 280 }));
+      return this.charts.set(panel.key, new Chart(box, panel, this.group, { height: i ? 150 : 260 }));
     });
+    if (data.parallel && !this.parallel) this.parallel = new Parallel(document.getElementById("parallel"), data, this.group);
+    this.heatBox.hidden = !data.heats.length;
+    if (data.heats.length) {
+      if (this.heat) this.heat.give(data.heats);
+      else this.heat = new Heat(this.heatBox, data.heats, this.group);
+    }
     this.group.redraw();
-    this.heatBox.hidden = !data.heat;
-    if (!data.heat) return;
-    if (this.heat) this.heat.give(data.heat);
-    else this.heat = new Heat(this.heatBox, data.heat);
   }
 }
 
@@ -45,14 +55,14 @@ async function closeLook(details, page) {
   const range = [Math.max(first - margin, 0), last + margin];
   const data = await page.near(range[0], range[1], first);
   const near = new Group();
-  near.show({ marks: page.data.marks, restarts: page.data.restarts }, range);
-  for (const key of ["loss", "norm"]) {
+  near.show({ marks: page.data.marks, restarts: page.data.restarts, unit: page.data.unit }, range);
+  for (const key of ["loss", "norm", "lr"]) {
     const panel = data.panels.find((one) => one.key === key);
-    if (!panel) continue;
+    if (!panel || (key === "lr" && !panel.ghosts?.length)) continue;
     const lines = panel.lines.filter(({ role }) => !role.includes("typical"));
     const holder = make("div", { class: "panel" });
     wide.append(holder);
-    new Chart(holder, { ...panel, lines, title: `${panel.title} around it` }, near, { height: 140 });
+    new Chart(holder, { ...panel, lines, title: `${panel.title} around it` }, near, { height: 140, bare: true });
   }
   near.redraw();
 }
@@ -65,7 +75,24 @@ function openCase(step) {
   details.scrollIntoView({ behavior: "smooth", block: "start" });
 }
 
+// On paper everything is open; what was closed is closed again afterwards.
+function startPrinting() {
+  let opened = [];
+  const open = () => {
+    opened = [...opened, ...document.querySelectorAll("details:not([open])")];
+    opened.forEach((one) => (one.open = true));
+  };
+  const close = () => opened.splice(0).forEach((one) => (one.open = false));
+  const paper = matchMedia("print");
+  paper.addEventListener("change", () => (paper.matches ? open() : close()));
+  window.addEventListener("beforeprint", open);
+  window.addEventListener("afterprint", close);
+}
+
 function startRun() {
+  startCopying(document);
+  startPrinting();
+  document.querySelectorAll("table.sortable").forEach(startSorting);
   const data = island("run-data");
   if (!data) return null;
   const page = new RunPage(data);

@@ -1,0 +1,133 @@
+"""Layers over time, as a picture: the logarithm, because layers differ by orders of magnitude."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadystep.pages.incident_groups import IncidentGroup
+from steadystep.runs.run import LayerNorms, Run
+
+_COLUMNS, _ROWS = 240, 64
+_FEW = 8  # rows of a picture that hides more than it shows
+_LEVELS = 36 * 36 - 1  # two digits of base 36
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_KINDS = (
+    ("norm", "Gradient norm", "gradient norm", "layers"),
+    ("update", "Update / weight", "size of the update relative to the weights", "updates"),
+    ("logit", "Attention logits", "upper bound of the attention logits", "logits"),
+)
+
+
+def heats(
+    run: Run, told: Sequence[IncidentGroup], *, first: int | None = None, last: int | None = None
+) -> list[dict[str, Any]]:
+    """Every picture that the log has the numbers for, packed for a page."""
+    troubled = {incident.step for incident in run.incidents}
+    movers = {e.first: e.mover for e in told if e.mover}
+    made = []
+    for key, title, about, field in _KINDS:
+        picture = heat(_within(getattr(run, field), first, last), troubled=troubled)
+        if picture is not None:
+            at = _places(movers, run.layers, picture["names"]) if key == "norm" else []
+            made.append({"key": key, "title": title, "about": about, **_packed(picture), "movers": at})
+    return made
+
+
+def heat(layers: LayerNorms | None, *, troubled: Collection[int] = ()) -> dict[str, Any] | None:
+    """Rows of log10 norms; a column is one logged step, or several neighbors and their largest norms.
+
+    A column lasts until the next one begins, at "x". "bad" marks cells with infinity, and with NaN at one of the
+    `troubled` steps: elsewhere NaN means that there was no such layer.
+    """
+    if layers is None or not len(layers.steps) or not layers.names:
+        return None
+    names, norms = _together(layers.names, np.atleast_2d(layers.norms))
+    many = len(layers.steps)
+    # why by rows and not by steps: every step around an incident is logged, and keeps a column of its own
+    starts = np.unique(np.linspace(0, many, min(many, _COLUMNS), endpoint=False).astype(np.int64))
+    finite = np.isfinite(norms)
+    cells = np.maximum.reduceat(np.where(finite, norms, -np.inf), starts, axis=0)
+    worse = np.isin(layers.steps, list(troubled))[:, None]
+    bad = np.logical_or.reduceat(np.isinf(norms) | (np.isnan(norms) & worse), starts, axis=0)
+    with np.errstate(divide="ignore"):
+        cells = np.log10(np.maximum(cells, 0.0))
+    cells[np.isneginf(cells)] = np.nan
+    last, apart = int(layers.steps[-1]), np.diff(layers.steps)
+    return {
+        "x": [int(step) for step in layers.steps[starts]],
+        "last": last + int(apart.max(initial=1)),
+        "names": list(names),
+        "rows": [[None if np.isnan(v) else round(float(v), 3) for v in row] for row in cells.T],
+        "bad": [[int(c), int(r)] for c, r in np.argwhere(bad)][:4000],
+    }
+
+
+def _within(layers: LayerNorms | None, first: int | None, last: int | None) -> LayerNorms | None:
+    """The rows of these steps, and one before: it lasts until the first of them."""
+    if layers is None or (first is None and last is None):
+        return layers
+    a = 0 if first is None else max(int(np.searchsorted(layers.steps, first, side="right")) - 1, 0)
+    b = len(layers.steps) if last is None else int(np.searchsorted(layers.steps, last, side="right"))
+    return LayerNorms(steps=layers.steps[a:b], names=layers.names, norms=np.atleast_2d(layers.norms)[a:b])
+
+
+def _packed(picture: dict[str, Any]) -> dict[str, Any]:
+    """Rows as text, two digits of base 36 for a cell between "low" and "high", so that a page stays small."""
+    known = [v for row in picture["rows"] for v in row if v is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    step = (high - low) / _LEVELS or 1.0
+
+    def digits(value: float | None) -> str:
+        if value is None:
+            return "  "
+        level = round((value - low) / step)
+        return _DIGITS[level // 36] + _DIGITS[level % 36]
+
+    return {**picture, "low": low, "high": high, "rows": ["".join(map(digits, row)) for row in picture["rows"]]}
+
+
+def _places(movers: Mapping[int, str], layers: LayerNorms | None, rows: Sequence[str]) -> list[list[int]]:
+    """Step and row of each."""
+    if layers is None:
+        return []
+    named, _ = _together_names(layers.names)
+    place = dict(zip(layers.names, named, strict=True))
+    at = {name: row for row, name in enumerate(rows)}
+    return [[step, at[place[name]]] for step, name in movers.items() if place.get(name) in at]
+
+
+def _together(names: tuple[str, ...], norms: NDArray[np.float64]) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    named, groups = _together_names(names)
+    if len(groups) == len(names):
+        return names, norms
+    place = {name: at for at, name in enumerate(groups)}
+    where = np.array([place[name] for name in named])
+    return groups, np.stack([_norm(norms[:, where == g]) for g in range(len(groups))], axis=1)
+
+
+def _together_names(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tensors of one module as one row, going up the names until there are few enough; neighbors where that fails."""
+    named, groups = names, names
+    while len(groups) > _ROWS:
+        short = {name: re.sub(r"\.?[^.]+$", "", name) or name for name in groups}
+        fewer = tuple(dict.fromkeys(short.values()))
+        if fewer == groups or len(fewer) < _FEW:
+            short = dict(zip(groups, _neighbors(groups), strict=True))
+            fewer = tuple(dict.fromkeys(short.values()))
+        named, groups = tuple(short[name] for name in named), fewer
+    return named, groups
+
+
+def _neighbors(names: tuple[str, ...]) -> list[str]:
+    """Names of stretches that are as long as they must be: no layer is left out of the picture."""
+    size = -(-len(names) // _ROWS)
+    parts = [names[at : at + size] for at in range(0, len(names), size)]
+    return [part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts for _ in part]
+
+
+def _norm(norms: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.sqrt(np.sum(norms**2, axis=1)))
