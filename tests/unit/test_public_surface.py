@@ -145,6 +145,7 @@ def test_the_settings() -> None:
         "monitoring": [
             "alerts",
             "checkpoint_frequency",
+            "corruption_checks",
             "divergence_threshold",
             "explosion_threshold",
             "gradient_history_size",

@@ -33,6 +33,7 @@ CHEAP = (
 )
 
 
+@pytest.mark.slow
 def test_a_mistake_is_found_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("task: gpt\ntraining: {total_step: 3}\n")
     code = (

@@ -220,6 +220,7 @@ def make(seed):
 """
 
 
+@pytest.mark.slow
 def test_the_same_cause_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
