@@ -54,7 +54,7 @@ class LRCurve(Record):
     >>> print(LRCurve(lrs=(0.1, 1.0), losses=(2.0, 1.0), smoothed=(2.0, 1.0), **told))
     learning rate       loss
     1.0e-01                2  ##############################
-    1.0e+00                1    <- suggested  <- largest stable
+    1.0e+00                1    <- suggested 5.00e-01  <- largest stable 1.00e+00
     suggested: 5.00e-01
     largest stable: 1.00e+00
     verdict: found: the loss fell, then diverged
