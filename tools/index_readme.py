@@ -32,6 +32,16 @@ def for_index(text: str, environment: Mapping[str, str]) -> str:
     return _LINK.sub(absolute, text)
 
 
+def urls(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the project's addresses in the repository that a release is built from; none where that is unknown."""
+    repository = environment.get("GITHUB_REPOSITORY")
+    if not repository:
+        return {}
+    home = f"https://github.com/{repository}"
+    pages = {"Documentation": "tree/main/docs", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
+    return {"Source": home, **{name: f"{home}/{path}" for name, path in pages.items()}}
+
+
 class IndexReadme(MetadataHookInterface):
     """Sets `readme` when a wheel or an archive of sources is built."""
 
@@ -39,3 +49,4 @@ class IndexReadme(MetadataHookInterface):
         """Add the text to the project's metadata."""
         text = for_index((Path(self.root) / "README.md").read_text(encoding="utf-8"), os.environ)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        metadata["urls"] = urls(os.environ)

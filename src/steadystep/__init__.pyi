@@ -30,5 +30,6 @@ from steadystep.records import Finding as Finding
 from steadystep.records import Outcome as Outcome
 from steadystep.records import Plan as Plan
 from steadystep.records import Signals as Signals
+from steadystep.runs.open import read_run as read_run
 from steadystep.version import __version__ as __version__
 from steadystep.watching import watch as watch

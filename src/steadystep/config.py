@@ -121,11 +121,12 @@ class MonitoringSettings(Settings):
     log_frequency: Count = Field(
         100, ge=1, description="steps between two logs of per-layer gradient norms; incidents always log them"
     )
-    sinks: tuple[Literal["tensorboard", "wandb", "mlflow", "console"], ...] | None = Field(
+    sinks: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio", "console"], ...] | None = Field(
         None,
         description="where to show the run in addition to run_dir/run.jsonl: any of tensorboard, wandb, mlflow, "
-        "console; default: tensorboard if it is installed and there is a run_dir; [] for none",
+        "trackio, console; default: tensorboard if it is installed and there is a run_dir; [] for none",
     )
+    alerts: str | None = Field(None, description="webhook or command that gets incidents and stalls as JSON")
     sink_frequency: Count = Field(
         10, ge=1, description="steps between two rows for the sinks; the first 100 and incidents are always sent"
     )

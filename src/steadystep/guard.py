@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadystep._utils.text import guard_card, guard_line
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.engine import arguments
@@ -43,6 +44,7 @@ class Guard:
         detectors: additional detectors, see `steadystep.detectors.Detector`.
         sinks: additional sinks, see `steadystep.tracking.Sink`.
         force: use `run_dir` even if another process is using it.
+        hparams: hyperparameters to log, such as `vars(args)`; those of the optimizer are logged by themselves.
 
     Raises:
         ConfigError: a setting is unknown, out of range or contradicts another one.
@@ -71,12 +73,11 @@ class Guard:
         detectors: Sequence[Detector] = (),
         sinks: Sequence[Sink] = (),
         force: bool = False,
+        hparams: Mapping[str, Any] | None = None,
     ) -> None:
-        self._closed = False
-        self._model = model
-        self.config, self._optimizer, parts = assemble(
-            self, model, optimizer, config, schedule, run_dir, detectors=detectors, sinks=sinks, force=force
-        )
+        self._closed, self._model = False, model
+        more: dict[str, Any] = {"detectors": detectors, "sinks": sinks, "force": force, "hparams": hparams}
+        self.config, self._optimizer, parts = assemble(self, model, optimizer, config, schedule, run_dir, **more)
         self._foreign = steps_elsewhere(self._optimizer)
         """Steps are the loop's own, or the optimizer's."""
         self.precision, self._parts, self._pipeline = parts.precision, parts, Pipeline(parts)
@@ -169,8 +170,7 @@ class Guard:
         Args:
             name: a unique name for it in checkpoints.
             thing: an object with `state_dict` and `load_state_dict`.
-            check: check its tensors every 20 steps and restore them when they are not finite. Default: True for
-                modules.
+            check: check its tensors every 20 steps, restore them when not finite. Default: True for modules.
             update: what your loop does to it after each step, for example `lambda: ema.update_parameters(model)`. It is
                 called again when updates are replayed after a rollback.
         """
@@ -190,7 +190,7 @@ class Guard:
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """Return the probable causes of instability so far, the most likely first; one "healthy" if there is none."""
-        return self._parts.run_history.diagnose()
+        return self._parts.diagnose()
 
     def examine(
         self, batches: Iterable[Any] | None = None, *, loss: Callable[[Any], Tensor] | None = None, **options: Any
@@ -208,8 +208,7 @@ class Guard:
     def inspect(self, loss: Tensor) -> Plan:
         """Judge the gradients that your own loop computed from `loss`, without stepping. Call `commit` afterwards.
 
-        `plan.proceeds` tells whether the update may be applied. Weights and learning rates stay yours: there is no
-        rollback.
+        `plan.proceeds` tells whether the update may be applied. Weights and learning rates stay yours: no rollback.
         """
         arguments.check_loss("inspect", loss)
         check_rates(self._optimizer)
@@ -245,16 +244,16 @@ class Guard:
         detectors: Sequence[Detector] = (),
         sinks: Sequence[Sink] = (),
         force: bool = False,
+        hparams: Mapping[str, Any] | None = None,
     ) -> Self:
         """Return a guard that continues from the newest intact checkpoint in `run_dir`, or a new one if there is none.
 
         Takes the arguments of `Guard`, and `path` for a certain checkpoint or another folder of checkpoints.
-        Checkpoints are on unless `config` turns them off. One process at a time uses a `run_dir`; `force` overrides
-        that.
+        Checkpoints are on unless `config` turns them off. `run_dir` is for one process at a time, unless `force`.
         """
         settings = settings_to_resume(model, config)
         more: dict[str, Any] = {"schedule": schedule, "detectors": detectors, "sinks": sinks, "force": force}
-        guard = cls(model, optimizer, config=settings, run_dir=run_dir, **more)
+        guard = cls(model, optimizer, config=settings, run_dir=run_dir, hparams=hparams, **more)
         try:
             guard._run_state.resume(None if path is None else Path(path))
         except BaseException:
@@ -274,7 +273,7 @@ class Guard:
 
     def _conclude(self) -> None:
         """Report the final diagnosis of the run once; called by `close` and at the end of the program."""
-        self._parts.log.concluded(self._parts.run_history.verdict())
+        self._parts.log.concluded(self._parts.verdict())
 
     def close(self) -> None:
         """Save the last state, complete the run log and release the optimizer."""
@@ -288,6 +287,8 @@ class Guard:
                 self._pipeline.close(save=save)
             finally:
                 release(self._optimizer)
+
+    __repr__, _repr_html_ = guard_line, guard_card
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         arguments.refuse_copy()

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from steadystep.train import Crew, RunPlan, train
+from steadystep.train import RunPlan, train
+from steadystep.train.loop import Crew
 
 STEPS = 24
 PLAN = f"""

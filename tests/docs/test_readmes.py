@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tools.index_readme import for_index
+from tools.index_readme import for_index, urls
 
 ROOT = Path(__file__).parent.parent.parent
 ENGLISH, CHINESE = "README.md", "README.zh-CN.md"
@@ -94,3 +94,10 @@ def test_a_build_that_knows_no_repository_links_nowhere() -> None:
     shown = for_index((ROOT / ENGLISH).read_text(), {})
     assert all(target.startswith("https://") for target in re.findall(r"\]\(([^)\s]+)\)", shown))
     assert "Quickstart · tutorial" in shown
+
+
+def test_the_addresses_of_a_release_are_those_it_is_built_from() -> None:
+    assert urls({}) == {}
+    told = urls({"GITHUB_REPOSITORY": "owner/name"})
+    assert told["Source"] == "https://github.com/owner/name"
+    assert set(told) == {"Source", "Documentation", "Changelog", "Issues"}

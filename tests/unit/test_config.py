@@ -220,6 +220,7 @@ def test_no_setting_is_parsed_and_then_ignored() -> None:
         "training.early_stopping": "test_early_stopping_after_patience_validations_without_improvement",
         "training.patience": "test_early_stopping_after_patience_validations_without_improvement",
         "monitoring.sinks": "test_sinks_by_name",
+        "monitoring.alerts": "test_alerts_is_where_incidents_are_reported",
         "monitoring.sink_frequency": "test_sink_frequency_is_how_often_sinks_are_shown",
         "monitoring.save_checkpoints": "test_save_checkpoints_writes_the_last_state_at_the_end_and_needs_a_folder",
         "monitoring.checkpoint_frequency": "test_checkpoint_frequency_in_minutes",

@@ -46,6 +46,7 @@ PUBLIC = [
     "memory",
     "observe",
     "precision",
+    "read_run",
     "schedule",
     "testing",
     "tracking",
@@ -109,6 +110,7 @@ def test_the_guards_face() -> None:
         "detectors",
         "sinks",
         "force",
+        "hparams",
     ]
     assert list(inspect.signature(steadystep.Guard.step).parameters)[2:] == ["batch", "weight", "metrics"]
 
@@ -141,7 +143,9 @@ def test_the_settings() -> None:
             "warmup_steps",
         ],
         "monitoring": [
+            "alerts",
             "checkpoint_frequency",
+            "corruption_checks",
             "divergence_threshold",
             "explosion_threshold",
             "gradient_history_size",

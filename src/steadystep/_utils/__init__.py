@@ -1,14 +1,17 @@
 """One copy of each small idea that several rooms share."""
 
+import contextlib
+import os
 import random
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 _EXPORT = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
@@ -53,3 +56,82 @@ def load_quietly(module: str) -> ModuleType:
         return import_module(module)
     finally:
         random.setstate(numbers)
+
+
+def this_process() -> dict[str, Any]:
+    """Return number, start and host of this process, ready for JSON."""
+    return {"pid": os.getpid(), "started": started(os.getpid()), "host": _host()}
+
+
+def is_alive(process: Mapping[str, Any]) -> bool | None:
+    """Return whether the process that `this_process` described still runs; None on another host, or if unknown."""
+    pid = process.get("pid")
+    if type(pid) is not int or process.get("host") != _host():
+        return None
+    return is_running(pid) and started(pid) == process.get("started")
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is such a process; one that has ended and waits for its parent does not count."""
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's
+        return True
+    fields = _stat(pid)
+    return not fields or fields[0] not in "ZX"
+
+
+def started(pid: int) -> str:
+    """Return what tells a process from a later one of the same number; empty where that cannot be known."""
+    fields = _stat(pid)
+    if len(fields) < 20:
+        return ""
+    with contextlib.suppress(OSError):
+        return f"{fields[19]}@{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    return fields[19]
+
+
+def _host() -> str:
+    import socket  # why here: it takes time, and most programs need none
+
+    return socket.gethostname()
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat from the state on; none where there is no such file."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return []
+
+
+RunStatus = Literal["running", "finished", "stopped", "stale", "idle"]
+QUIET_S = 120.0  # without a new line, where nothing is known of the process
+
+
+def run_status(
+    ended: bool | None, end: str, process: Mapping[str, Any], changed: float, now: float | None = None
+) -> RunStatus:
+    """Return the status of a run: "stale" if its process is gone without an end, "idle" if the format does not tell.
+
+    Args:
+        ended: whether the log has an end; None if the format does not tell.
+        end: how it ended.
+        process: the process that wrote the log, where it is known.
+        changed: when the log last changed, in seconds since 1970.
+        now: the time. Default: the clock.
+    """
+    if end in ("stopped", "error"):
+        return "stopped"
+    if ended:
+        return "finished"
+    alive = is_alive(process) if ended is False else None
+    if alive is None:
+        alive = (time.time() if now is None else now) - changed < QUIET_S
+    if alive:
+        return "running"
+    return "stale" if ended is False else "idle"

@@ -1,13 +1,14 @@
 """Words for people: names as they know them, numbers, warnings; and text from files that people give."""
 
 import difflib
+import html
 import logging
 import math
 import stat
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
 
@@ -78,6 +79,12 @@ PREFIX = "steadystep: "
 class _Prefixed(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
         return f"{PREFIX}{msg}", kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a line above the progress bars of tqdm, if there are any: a bar is drawn again after it."""
+        bars: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        with bars.external_write_mode(file=sys.stderr) if getattr(bars, "_instances", None) else nullcontext():
+            super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
 
 
 logger = _Prefixed(logging.getLogger("steadystep"), {})
@@ -202,3 +209,43 @@ def share(part: int, whole: int) -> str:
         return "0 %"
     percent = 100 * part / whole
     return "< 0.1 %" if percent < 0.1 else (f"{percent:.1f} %" if percent < 10 else f"{percent:.0f} %")
+
+
+_TONES = {"good": "#2e7d4f", "bad": "#b3261e", "": "#8a8a8a"}
+
+
+def html_card(title: str, rows: Iterable[tuple[str, object]], *, tone: str = "", below: str = "") -> str:
+    """Return a small HTML table for a notebook. All text is escaped; `below` is markup and stays as it is.
+
+    >>> html_card("a<b", [("loss", 0.5)]).count("&lt;")
+    1
+    """
+    cells = "".join(
+        f'<tr><td style="opacity:.65;text-align:left">{html.escape(name)}</td>'
+        f'<td style="text-align:left">{html.escape(str(value))}</td></tr>'
+        for name, value in rows
+        if value not in ("", None)
+    )
+    style = f"border-left:3px solid {_TONES.get(tone, _TONES[''])};padding-left:.7em"
+    return f'<div style="{style}"><b>{html.escape(title)}</b><table>{cells}</table>{below}</div>'
+
+
+def guard_line(guard: Any) -> str:
+    """Return what `repr` shows of a guard."""
+    return f"Guard({', '.join(f'{name} {value}' for name, value in _about_guard(guard))})"
+
+
+def guard_card(guard: Any) -> str:
+    """Return a table for a notebook: progress and the diagnosis so far."""
+    first = guard.diagnose()[0]
+    rows = [*_about_guard(guard), ("diagnosis", first.cause), ("evidence", first.evidence), ("try", first.advice)]
+    return html_card("Guard", rows, tone="good" if first.cause == "healthy" else "bad")
+
+
+def _about_guard(guard: Any) -> list[tuple[str, object]]:
+    name = "+".join(type(one).__name__ for one in getattr(guard._optimizer, "each", (guard._optimizer,)))
+    told: list[tuple[str, object]] = [("mode", guard.config.mode), ("optimizer", name)]
+    told += [("steps", f"{guard.attempts:,}"), ("applied", f"{guard.updates:,}")]
+    folder = getattr(getattr(guard._parts.log, "log", None), "path", None)
+    told += [("run_dir", folder.parent)] if folder is not None else []
+    return [*told, ("state", "closed")] if guard._closed else told

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
+from steadystep._utils import is_running
+from steadystep._utils import started as _started
 from steadystep.errors import MisuseError
 
 fcntl: Any
@@ -177,34 +179,3 @@ def _in_use(folder: Path, owner: Owner | None) -> str:
         f"{folder} is in use by {who}: two runs in one folder would overwrite each other's checkpoints. Use another "
         "run_dir, or stop that process; to use it anyway: Guard(..., force=True) or steadystep train --force"
     )
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and waits for its parent does not count."""
-    if pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # another user's
-        return True
-    fields = _stat(pid)
-    return not fields or fields[0] not in "ZX"
-
-
-def _started(pid: int) -> str:
-    fields = _stat(pid)
-    if len(fields) < 20:
-        return ""
-    with contextlib.suppress(OSError):
-        return f"{fields[19]}@{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
-    return fields[19]
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat from the state on; none where there is no such file."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return []

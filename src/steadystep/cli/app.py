@@ -1,55 +1,21 @@
 """The `steadystep` command. Each verb imports what it needs when it runs, so that `--help` is quick."""
 
 import io
+import json
 import sys
 from pathlib import Path
 
 import typer
 
 from steadystep._utils.text import install
+from steadystep.cli import check_bundle, check_task
 from steadystep.cli.bench import bench
 from steadystep.cli.check import check
-from steadystep.cli.diagnose import Columns, by_role, diagnose, printable_line
+from steadystep.cli.compare import compare, write_page
+from steadystep.cli.diagnose import Columns, as_json_dict, by_role, diagnose, printable_line
+from steadystep.cli.mcp import mcp
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.version import __version__
-
-_RUNS = typer.Argument(help="Two or more runs: steadystep run folders or logs of other tools.")
-
-
-def compare(
-    runs: list[str] = _RUNS,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
-    column: Columns = None,
-    out: str = typer.Option("", help="Also write an HTML page with overlaid curves to this file."),
-) -> None:
-    """Compare runs: which one is better, by how much beyond the noise, and which settings differ.
-
-    Exit code 0: compared. 2: a run cannot be read.
-
-    Example: steadystep compare runs/a runs/b --out both.html
-    """
-    import json
-
-    from rich.console import Console
-
-    from steadystep.pages.report import compare_page
-    from steadystep.runs.comparison import compare as compared
-    from steadystep.runs.open import open_run
-
-    with Console(stderr=True).status("reading the runs ..."):
-        asked = by_role(column)
-        read = [open_run(run, asked) for run in runs]
-        result = compared(read)
-    if out:
-        write_page(Path(out), compare_page(read, result))
-    if as_json:
-        typer.echo(json.dumps(result.as_dict()))
-        return
-    from steadystep.pages.report import show
-
-    show(result)
-    if out:
-        typer.echo(f"wrote {out}")
 
 
 def report(
@@ -59,6 +25,7 @@ def report(
     out: str = typer.Option("", help="Output file. Default: report.html in the run folder."),
     column: Columns = None,
     show: bool = typer.Option(False, "--open", help="Open the page in a browser."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text: the file, the verdict, numbers."),
 ) -> None:
     """Write one run as a self-contained HTML file: diagnosis, curves, incidents, layers, settings.
 
@@ -69,24 +36,24 @@ def report(
     from rich.console import Console
 
     from steadystep.pages.report import report_page
+    from steadystep.runs.diagnosis import diagnose as read_curves
+    from steadystep.runs.diagnosis import headline
     from steadystep.runs.open import find_runs, open_run
 
     place, asked = Path(run), by_role(column)
     find_runs(run)  # before anything else is asked of such a path
     target = Path(out) if out else (place / "report.html" if place.is_dir() else place.with_suffix(".report.html"))
     with Console(stderr=True).status("reading the run ..."):
-        write_page(target, report_page(open_run(run, asked)))
-    typer.echo(f"wrote {target}")
+        opened = open_run(run, asked)
+        reading = read_curves(opened)
+        verdict = headline(opened, reading)
+        write_page(target, report_page(opened, verdict))
+    if as_json:
+        typer.echo(json.dumps({"wrote": str(target), **as_json_dict(opened, reading, verdict)}))
+    else:
+        typer.echo(f"{verdict.said}\nwrote {target}")
     if show:
         typer.launch(str(target))
-
-
-def write_page(target: Path, page: str) -> None:
-    """A page to a file; a folder that is missing or a full disk is the user's to know."""
-    try:
-        target.write_text(page, encoding="utf-8", errors="replace")  # names on disk may not be UTF-8
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written ({error.strerror}): choose another file with --out") from None
 
 
 def dashboard(
@@ -135,7 +102,6 @@ app = typer.Typer(
     name="steadystep",
     help="Keep PyTorch training runs stable: detect, diagnose and recover from instabilities.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -185,14 +151,19 @@ def train(
 
     Example: steadystep train my_run.yaml
     """
-    from steadystep.cli import train as verb
+    from steadystep.train.plan import RunPlan, write  # torch is imported when the file is known to be right
 
     if new is not None:
-        verb.new(new)
+        program, settings = write(new, Path.cwd())
+        typer.echo(f"wrote {program.name} and {settings.name}; start it with: steadystep train {settings.name}")
     elif not config:
         raise ConfigError("no file given: use steadystep train CONFIG, or --new NAME to create one")
     else:
-        raise typer.Exit(verb.run(Path(config), run_dir=run_dir, resume=resume, force=force, as_json=as_json))
+        plan = RunPlan.load(Path(config))
+        check_task(plan.run.task)
+        from steadystep.cli import train as verb
+
+        raise typer.Exit(verb.run(plan, Path(config), run_dir=run_dir, resume=resume, force=force, as_json=as_json))
 
 
 @app.command("find-lr")
@@ -206,6 +177,7 @@ def find_lr(
 
     Example: steadystep find-lr gpt
     """
+    check_task(task, own=False)
     from steadystep.cli.train import run_find_lr
 
     run_find_lr(task, seed=seed, steps=steps, as_json=as_json)
@@ -227,9 +199,10 @@ def examine(
 
     Example: steadystep examine training:make
     """
-    from steadystep.cli.examine import run
+    check_task(factory)
+    from steadystep.cli.train import run_examine
 
-    code = run(
+    code = run_examine(
         factory, after=after, steps=steps, seconds=seconds, max_grad_norm=max_grad_norm, seed=seed, as_json=as_json
     )
     raise typer.Exit(code)
@@ -254,12 +227,13 @@ def replay(
 
     Example: steadystep replay runs/a/incidents/incident-000600-skip --factory training:make
     """
+    check_bundle(Path(bundle), factory)
     from steadystep.cli.train import run_replay
 
     raise typer.Exit(run_replay(bundle, factory=factory, precision=precision, device=device, as_json=as_json))
 
 
-for verb in (check, diagnose, report, dashboard, compare, bench):
+for verb in (check, diagnose, report, dashboard, compare, mcp, bench):
     app.command()(verb)
 
 
@@ -276,7 +250,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal or a pipe without UTF-8 shows ? instead of failing
             stream.reconfigure(errors="replace")
     try:
-        app()
+        app(prog_name="steadystep")
     except (SteadystepError, OSError) as error:  # OSError: a folder that cannot be written, a disk that is full
         typer.echo(told(error), err=True)
         sys.exit(2)

@@ -1,7 +1,8 @@
 """`steadystep diagnose`: read the curves of any run and say what is wrong with it."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from steadystep.pages.incident_groups import Headline
+    from steadystep.runs.diagnosis import Headline
     from steadystep.runs.reading import PlannedAction, Reading
     from steadystep.runs.run import Run
 
@@ -75,8 +76,8 @@ def diagnose(
     """
     from rich.console import Console
 
-    from steadystep.pages.incident_groups import headline
     from steadystep.runs.diagnosis import diagnose as read_curves
+    from steadystep.runs.diagnosis import headline
     from steadystep.runs.open import find_runs, open_runs
 
     asked = by_role(column)
@@ -97,7 +98,7 @@ def diagnose(
                 typer.echo(f"error: {error}", err=True)
     several = len(found) > 1 or len(readings) > 1
     if as_json:
-        told = [r.as_dict() | {"verdict": verdict.said, "healthy": verdict.healthy} for _, r, verdict in readings]
+        told = [as_json_dict(*one) for one in readings]
         typer.echo(json.dumps(told if several else told[0], indent=2))
     else:
         console = Console(highlight=False, soft_wrap=True)
@@ -122,6 +123,8 @@ def _tell(
     drawn = sparkline(run, width=min(64, max(20, console.width - 24)))
     if drawn:
         line(drawn, "dim")
+    if run.source == "steadystep":
+        line(_numbers(run), "dim")
     if reading.read:
         line(reading.read, "dim")
     shown = [sign for sign in verdict.signs if notes or (sign.severity != "info" and verdict.healthy is False)]
@@ -169,19 +172,63 @@ def _rows(plans: "Sequence[PlannedAction]") -> "list[list[PlannedAction]]":
 
 
 def _tell_incidents(line: "Callable[[str, str], None]", run: "Run") -> None:
-    """What the guard of this run did: nothing has to be supposed here."""
-    from steadystep.pages.incident_groups import episodes, interventions
+    """What the guard of this run found and did: nothing has to be supposed here."""
+    from steadystep.runs.diagnosis import incident_rows
 
-    acted = interventions(run, episodes(run))
-    if not acted:
-        return
-    line("", "")
-    line(f"Interventions of the guard ({len(acted)}):", "bold")
-    for episode in acted[:_MOST_PLANS]:
-        head = episode.head
-        times = f" ({len(episode.incidents)} times)" if len(episode.incidents) > 1 else ""
-        line(f"   {episode.when}{times}: {episode.cause}; {head.done or 'update skipped'}. {head.evidence}", "")
-    if len(acted) > _MOST_PLANS:
-        line(f"   and {len(acted) - _MOST_PLANS} more (steadystep report shows all)", "")
-    for advice in dict.fromkeys(episode.head.advice for episode in acted if episode.head.advice):
-        line(f"   try: {advice}", "cyan")
+    for acted, title in ((True, "Interventions of the guard"), (False, "Observed by the guard")):
+        rows = [row for row in incident_rows(run) if row["intervention"] is acted]
+        if not rows or (not acted and run.num_interventions and not any(row["severity"] != "warn" for row in rows)):
+            continue
+        line("", "")
+        line(f"{title} ({sum(row['count'] for row in rows)}):", "bold")
+        for row in rows[:_MOST_PLANS]:
+            times = f", {row['count']} times" if row["count"] > 1 else ""
+            line(f"   {_when(row['steps'])}: {row['cause']}{times}", "")
+            line(f"     {row['evidence']}", "")
+            for name, key in (("done", "done"), ("origin", "origin"), ("replay", "replay"), ("try", "advice")):
+                if row[key]:
+                    line(f"     {name + ':':<8}{row[key]}", "cyan" if name == "try" else "")
+        if len(rows) > _MOST_PLANS:
+            line(f"   and {len(rows) - _MOST_PLANS} more (steadystep report shows all)", "")
+
+
+def _when(steps: list[list[int]]) -> str:
+    """The steps of like incidents: the first three, and how many more."""
+    named = [f"{first:,}" if first == last else f"{first:,}-{last:,}" for first, last in steps]
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return f"step{'s' * (len(named) > 1 or '-' in named[0])} {', '.join(named[:3])}{more}"
+
+
+def as_json_dict(run: "Run", reading: "Reading", verdict: "Headline") -> dict[str, Any]:
+    """Return what `diagnose --json` prints about one run; the schema is docs/diagnose.schema.json."""
+    from steadystep._utils.numbers import with_words
+    from steadystep.runs.diagnosis import incident_rows
+
+    told: dict[str, Any] = with_words(
+        {
+            **reading.as_dict(),
+            "outcome": "recovered" if verdict.healthy and reading.healthy is False else reading.outcome,
+            "findings": [asdict(sign) for sign in verdict.signs],
+            "path": str(run.path),
+            "source": run.source,
+            "verdict": verdict.said,
+            "healthy": verdict.healthy,
+            "cause": verdict.cause,
+            "status": run.status(),
+            "numbers": run.numbers(),
+            "incidents": list(incident_rows(run)),
+            "hparams": dict(run.hparams),
+        }
+    )
+    return told
+
+
+def _numbers(run: "Run") -> str:
+    """The numbers that every view shows, in one line."""
+    from steadystep._utils.text import count, number
+
+    said = [count(run.steps, run.step_unit), f"final loss {number(run.final_loss)}"]
+    if run.best_validation is not None:
+        said.append(f"best validation {number(run.best_validation)} at step {run.best_validation_step:,}")
+    counts = (count(run.num_incidents, "incident"), count(run.num_interventions, "intervention"))
+    return ", ".join((*said, *counts))

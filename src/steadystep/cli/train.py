@@ -4,35 +4,34 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from steadystep._utils.text import nearest_names
+from steadystep._utils.text import count, nearest_names, number
 from steadystep.cli.diagnose import printable
+from steadystep.diagnosis import Cause
 from steadystep.errors import ConfigError, TrainingHalted
+from steadystep.guard import Guard
 from steadystep.incidents import Replay, load_factory, replay
 from steadystep.lab.tasks import FACTORIES
 from steadystep.lr_finder import find_lr
 from steadystep.tracking import Terminal
-from steadystep.train import Crew, RunPlan, Summary, prepare_folder, train
-from steadystep.train.plan import write
+from steadystep.train import RunPlan, Summary, train
+from steadystep.train.job import make
+from steadystep.train.loop import Crew, prepare_folder
 
 
-def new(name: str) -> None:
-    """Write a template."""
-    program, settings = write(name, Path.cwd())
-    Console().print(f"wrote {program.name} and {settings.name}; start it with: steadystep train {settings.name}")
-
-
-def run(config: Path, *, run_dir: str, resume: bool, force: bool, as_json: bool) -> int:
+def run(plan: RunPlan, config: Path, *, run_dir: str, resume: bool, force: bool, as_json: bool) -> int:
     """Train; 0 when it finished, 1 when the guard had to stop it, 130 after Ctrl-C."""
-    plan = _without_console(RunPlan.load(config))
+    plan = _without_console(plan)
     crew = Crew.join(plan.run.distributed)
     folder = Path(run_dir) if run_dir else Path("runs") / config.stem
     crew.first(lambda: prepare_folder(folder, config, resume=resume or (crew.restarted and folder.exists())))
@@ -93,10 +92,11 @@ def _table(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("steps", f"{summary.steps:,}, of which {summary.updates:,} applied"),
-        ("last loss", f"{summary.final_loss:.4f}" if summary.trained else "no steps left to run"),
-        ("validation", "none" if summary.validation is None else f"{summary.validation:.4f}"),
-        ("best", "" if summary.best_validation is None else f"{summary.best_validation:.4f}"),
-        ("interventions", str(summary.incidents)),
+        ("", "" if summary.trained else "no steps left to run"),
+        ("final loss", f"{number(summary.final_loss)}, median of the last tenth"),
+        ("validation", "none" if summary.validation is None else number(summary.validation)),
+        ("best", "" if summary.best_validation is None else number(summary.best_validation)),
+        ("incidents", f"{summary.incidents}, {count(summary.interventions, 'intervention')}"),
         ("time", f"{summary.seconds:.1f} s"),
         ("folder", summary.run_dir),
     ):
@@ -104,8 +104,10 @@ def _table(summary: Summary) -> Table:
             table.add_row(name, value)
     if summary.stopped_early:
         table.add_row("", "stopped early: validation no longer improved")
+    table.add_row("verdict", Text(summary.verdict))
     for diagnosis in summary.diagnosis:
-        table.add_row("diagnosis", diagnosis)
+        if diagnosis != "healthy":
+            table.add_row("diagnosis", Text(diagnosis))
     return table
 
 
@@ -173,3 +175,59 @@ def _as_json(done: Replay) -> str:
         },
         indent=2,
     )
+
+
+_FAULTY = 1
+
+
+def run_examine(
+    factory: str,
+    *,
+    after: int,
+    steps: int,
+    seconds: float,
+    max_grad_norm: float | None,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Build, train a little if asked to, experiment, print; returns the exit code: 0 healthy, 1 a fault was found."""
+    job = make(factory, seed, FACTORIES)
+    if factory in FACTORIES:
+        torch.set_num_threads(1)  # why: matrices this small are slower on two threads
+    console = Console(soft_wrap=True, highlight=False)
+    training = {} if max_grad_norm is None else {"max_grad_norm": max_grad_norm}
+    with (
+        Guard(job.model, job.optimizer, config={"mode": "observe", "training": training}) as guard,
+        _status() as status,
+    ):
+        try:
+            for number, batch in enumerate(islice(_endless(job.batches), after)):
+                guard.step(job.loss, batch=batch)
+                status(f"training first: step {number + 1} of {after}")
+                if job.after_step is not None:
+                    job.after_step()
+        except TrainingHalted as error:
+            console.print(f"halted while training first: {error}", markup=False)
+        done = guard.examine(
+            job.batches, loss=job.loss, num_steps=steps, max_seconds=seconds, seed=seed, progress=status
+        )
+    said = json.dumps(done.to_json()) if as_json else "\n".join(map(printable, str(done).split("\n")))
+    console.print(said, markup=False)
+    return 0 if all(found.cause == Cause.HEALTHY for found in done.causes) else _FAULTY
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """One line on the error stream that is replaced by the next."""
+    with Console(stderr=True).status("building the job ...") as status:
+        yield lambda line: status.update(f"{line} ...")
+
+
+def _endless(batches: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        empty = True
+        for batch in batches:
+            empty = False
+            yield batch
+        if empty:
+            return

@@ -1,5 +1,6 @@
 """What a call was given, looked at before anything is changed: a mistake costs one error that says what to do."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from steadystep._utils.text import dotted
 from steadystep.config import Config
 from steadystep.errors import ConfigError, MisuseError
-from steadystep.optimizers import as_one
+from steadystep.optimizers import as_one, each_of
 from steadystep.records import Outcome
 
 _INSIDE = "was called inside step(): the closure may only compute the loss"
@@ -207,3 +209,70 @@ def checked_settings(config: Config) -> Config:
             "the guard with your own checkpoints, save watcher.guard.state_dict()"
         )
     return config
+
+
+def hparams(given: object) -> dict[str, Any]:
+    """Check hyperparameters; return them flat and ready for JSON.
+
+    >>> hparams({"batch_size": 32, "model": {"depth": 4}})
+    {'batch_size': 32, 'model.depth': 4}
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise MisuseError(f"hparams must be a mapping of names to values, such as vars(args); got {_a(given)}")
+    return {str(key): as_plain(value) for key, value in dotted(given)}
+
+
+def as_plain(value: Any) -> Any:
+    """A value for JSON: lists of plain values stay, anything else is text."""
+    if isinstance(value, list | tuple):
+        return [as_plain(one) for one in value[:100]]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str | None) else str(value)[:200]
+
+
+_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+"""Settings that change how an update is computed, not which."""
+
+
+def hparams_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the name and the settings of an optimizer, ready for JSON; with its name before each if there are several.
+
+    >>> import torch
+    >>> hparams_of(torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9))["momentum"]
+    0.9
+    """
+    made = each_of(optimizer)
+    told: dict[str, Any] = {"optimizer": "+".join(type(one).__name__ for one in made)}
+    for one in made:
+        prefix = f"{type(one).__name__}." if len(made) > 1 else ""
+        values = {key: value for key, value in one.defaults.items() if key not in _IMPLEMENTATION}
+        rates = list(dict.fromkeys(_setting(group["lr"]) for group in one.param_groups if "lr" in group))
+        values |= {"lr": rates[0] if len(rates) == 1 else rates} if rates else {}
+        told |= {f"{prefix}{key}": _setting(value) for key, value in values.items()}
+    return told
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() < 8 else f"tensor of {tuple(value.shape)}"  # sync: when a guard is made
+    return as_plain(value)
+
+
+def examined(
+    remembered: Sequence[Any], batches: Iterable[Any] | None, loss: Callable[[Any], Tensor] | None
+) -> tuple[Iterable[Any], Callable[[Any], Tensor]]:
+    """Batches and loss of `Guard.examine`: those that were given, else those of the last steps."""
+    if loss is None:
+        if not remembered:
+            raise MisuseError(
+                "examine has no loss: pass loss=, a function of a batch, or train with step(f, batch=...)"
+            )
+        loss = remembered[-1].closure
+    if batches is None:
+        batches = [recipe.batch for recipe in remembered]
+        if not batches:
+            raise MisuseError("examine has no batches: pass your loader, or train with guard.step(closure, batch=...)")
+    return batches, loss

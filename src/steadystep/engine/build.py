@@ -1,10 +1,10 @@
 """Makes a guard's parts from its settings. Nothing here decides anything."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from torch import nn
 from torch.optim import Optimizer
@@ -56,6 +56,7 @@ def build(
     extra_sinks: Sequence[Sink] = (),
     force: bool = False,
     meeting: Meeting | None = None,
+    hparams: Mapping[str, Any] | None = None,
 ) -> Parts:
     """All parts, or an error that leaves model and optimizer as they were; one that all ranks raise."""
     meeting = Meeting() if meeting is None else meeting
@@ -65,7 +66,8 @@ def build(
     with host_random_kept(), meeting.telling(model):
         folder = None if run_dir is None else arguments.folder("run_dir", run_dir)
         detectors, sinks = arguments.sequence("detectors", extra_detectors), arguments.sequence("sinks", extra_sinks)
-        return _build(guard, config, model, optimizer, schedule, folder, detectors, sinks, force=force, meeting=meeting)
+        more: dict[str, Any] = {"force": force, "meeting": meeting, "hparams": arguments.hparams(hparams)}
+        return _build(guard, config, model, optimizer, schedule, folder, detectors, sinks, **more)
 
 
 def _build(
@@ -80,6 +82,7 @@ def _build(
     *,
     force: bool,
     meeting: Meeting,
+    hparams: dict[str, Any],
 ) -> Parts:
     components.check_settings(config, schedule, folder)
     ranks, model = ranks_of(model), unwrapped(model)
@@ -93,7 +96,7 @@ def _build(
     try:
         log: Tracking | NullTracker = NullTracker()
         if ranks.rank == 0:
-            log = components.tracking(config, folder, model, sinks)
+            log = components.tracking(config, folder, model, sinks, arguments.hparams_of(optimizer) | hparams)
         learning_rate = _learning_rate(config, optimizer, schedule)
     except BaseException:
         islands.remove()
@@ -108,11 +111,7 @@ def _build(
 def _learning_rate(config: Config, optimizer: Optimizer, schedule: Schedule | None) -> LearningRate:
     training = config.training
     return LearningRate(
-        optimizer,
-        start=training.learning_rate,
-        schedule=schedule,
-        planned=training.schedule,
-        times=training.lr_times,
+        optimizer, start=training.learning_rate, schedule=schedule, planned=training.schedule, times=training.lr_times
     )
 
 

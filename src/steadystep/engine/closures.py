@@ -1,4 +1,4 @@
-"""A closure that can be run again later and still means the same batch; and one that raises.
+"""A closure that can be run again later and still means the same batch; one that raises; loops without an optimizer.
 
 `for x, y in loader: guard.step(lambda: loss_fn(model(x), y))` has a trap: the lambda looks `x` up when it runs, and by
 the end of an accumulation group `x` is another batch. So the names a closure reads, and those that functions of the
@@ -11,15 +11,16 @@ import math
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, NoReturn, final
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState
 from steadystep.actions import Updater
 from steadystep.diagnosis import exception_in_step
 from steadystep.engine.learning_rate import LearningRate
-from steadystep.errors import SteadystepError
+from steadystep.errors import MisuseError, SteadystepError
 from steadystep.policy import Budget, Limits, Mode
 from steadystep.records import Action, Outcome, Plan
 
@@ -188,3 +189,33 @@ class ClosureErrors:
             plan = replace(plan, reason=diagnosis.cause)
             return Outcome(step=step, reading=math.nan, stepped=False, pending=True, plan=plan, diagnosis=diagnosis)
         return self.updater.drop(step, diagnosis, plan=plan)
+
+
+BY_HAND_USAGE = (
+    "Guard(model, None) has no optimizer to step: call loss.backward(), then plan = guard.inspect(loss); update "
+    "the weights yourself if plan.proceeds, then call guard.commit(stepped=plan.proceeds)"
+)
+
+
+@final
+class ByHand(Optimizer):
+    """Stands for the loop's own arithmetic: it knows which parameters are trained, and never steps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise MisuseError("Guard(model, None): no parameter of this model requires a gradient")
+        super().__init__(trained, {"lr": 0.0})
+
+    def step(self, closure: Any = None) -> NoReturn:
+        """Raise: there is nothing to step."""
+        raise MisuseError(BY_HAND_USAGE)
+
+
+def by_hand(model: nn.Module, schedule: Any, learning_rate: Any, scheduler: Any) -> ByHand:
+    """Return what stands for an optimizer in `Guard(model, None)`; a learning rate would have nobody to use it."""
+    if schedule is not None or learning_rate is not None or scheduler is not None:
+        raise MisuseError(
+            "Guard(model, None): a learning rate or a schedule has no effect without an optimizer: remove it"
+        )
+    return ByHand(model)

@@ -1,10 +1,10 @@
 """Parts of a guard that follow from its settings, one function each; what measures, as a whole."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -52,7 +52,8 @@ from steadystep.snapshots.recovery import InMemory, NoRecovery, Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
 from steadystep.snapshots.tensor_state import TensorState
 from steadystep.state import Stateful
-from steadystep.tracking import Broadcast, NoLog, RunLog, RunStart, Sink, Tracking, default_sinks, named_sinks
+from steadystep.tracking import Broadcast, NoLog, RunLog, RunStart, Sink, Tracking
+from steadystep.tracking.sinks import alert_sinks, default_sinks, named_sinks
 
 
 def check_settings(config: Config, schedule: Schedule | None, run_dir: str | Path | None) -> None:
@@ -106,23 +107,22 @@ def budget(config: Config) -> Budget:
 def sinks(config: Config, folder: Path | None, extra: Sequence[Sink]) -> Sequence[Sink]:
     """Those of the settings, and the user's own."""
     asked, here = config.monitoring.sinks, folder is not None
-    return (*(default_sinks(has_folder=here) if asked is None else named_sinks(asked, has_folder=here)), *extra)
+    made = default_sinks(has_folder=here) if asked is None else named_sinks(asked, has_folder=here)
+    return (*made, *alert_sinks(config.monitoring.alerts), *extra)
 
 
-def tracking(config: Config, folder: Path | None, model: nn.Module, sinks: Sequence[Sink]) -> Tracking:
+def tracking(
+    config: Config, folder: Path | None, model: nn.Module, sinks: Sequence[Sink], hparams: Mapping[str, Any]
+) -> Tracking:
     """The run log, and the sinks behind it."""
-    watch, settings = config.monitoring, config.model_dump(mode="json")
     sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    run = RunStart(
-        name="run" if folder is None else os.path.basename(os.path.realpath(folder)),
-        run_dir=folder,
-        settings=settings,
-        parameters=sum(sizes.values()),
-    )
-    every = watch.log_frequency
-    log = NoLog() if folder is None else RunLog(folder, layers_every=every, settings=settings, parameters=sizes)
-    shown = Broadcast(sinks, run, every=watch.sink_frequency, layers_every=every) if sinks else None
-    return Tracking(log, shown)
+    about: dict[str, Any] = {"settings": config.model_dump(mode="json"), "hparams": hparams}
+    name = "run" if folder is None else os.path.basename(os.path.realpath(folder))
+    run = RunStart(name=name, run_dir=folder, parameters=sum(sizes.values()), **about)
+    every, often = config.monitoring.log_frequency, config.monitoring.sink_frequency
+    log = NoLog() if folder is None else RunLog(folder, layers_every=every, parameters=sizes, **about)
+    shown = Broadcast(sinks, run, every=often, layers_every=every) if sinks else None
+    return Tracking(log, shown, shown=any(getattr(sink, "shows_incidents", False) for sink in sinks))
 
 
 def incidents(config: Config, folder: Path | None) -> Incidents | None:

@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 from steadystep.config import Config
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.ranking import proven
+from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
-from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.errors import UnsupportedError
 from steadystep.examination import Examination, examine
 from steadystep.optimizers import CombinedOptimizer
 from steadystep.records import Diagnosis
@@ -33,18 +34,7 @@ def examine_guarded(
         raise UnsupportedError("examine works in a single process: run it on one rank without the others")
     if optimizer is None or isinstance(optimizer, CombinedOptimizer):
         raise UnsupportedError("examine needs a guard with one optimizer: call steadystep.examine for each of them")
-    remembered = parts.recovery.remembered(_MOST)
-    if loss is None:
-        if not remembered:
-            raise MisuseError(
-                "examine has no loss: pass loss=, a function of a batch, or train with step(f, batch=...)"
-            )
-        loss = remembered[-1].closure
-    if batches is None:
-        batches = [recipe.batch for recipe in remembered]
-        if not batches:
-            raise MisuseError("examine has no batches: pass your loader, or train with guard.step(closure, batch=...)")
-    compute = loss
+    batches, compute = examined(parts.recovery.remembered(_MOST), batches, loss)
 
     def under_precision(batch: Any) -> Tensor:
         with parts.precision.autocast():
@@ -56,7 +46,9 @@ def examine_guarded(
     seen_as_is = proven(history.facts())
     if any(float(group["lr"]) < 0.5 * float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups):
         seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
-    return replace(done, causes=one_story(history.diagnose(), done.causes, seen_as_is))
+    story = one_story(history.diagnose(), done.causes, seen_as_is)
+    parts.progress.examined = parts.progress.attempts, story
+    return replace(done, causes=story)
 
 
 _OF_THE_LOOP = frozenset(

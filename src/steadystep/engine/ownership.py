@@ -3,23 +3,26 @@
 import atexit
 import functools
 import gc
+import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import CodeType
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from steadystep import optimizers
+from steadystep._utils.text import logger
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.engine.arguments import check_extras, check_model
 from steadystep.engine.build import build
+from steadystep.engine.closures import BY_HAND_USAGE, ByHand, by_hand
 from steadystep.engine.parts import Parts
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.optimizers import as_one, each_of
@@ -29,12 +32,8 @@ from steadystep.state import KeptObject
 from steadystep.tracking import Sink
 
 _HOLDERS: "weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
-
-
-BY_HAND_USAGE = (
-    "Guard(model, None) has no optimizer to step: call loss.backward(), then plan = guard.inspect(loss); update "
-    "the weights yourself if plan.proceeds, then call guard.commit(stepped=plan.proceeds)"
-)
+WATCHERS: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+"""By the guard of each."""
 
 
 def assemble(
@@ -48,6 +47,7 @@ def assemble(
     detectors: Sequence[Detector],
     sinks: Sequence[Sink],
     force: bool,
+    hparams: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Optimizer, Parts]:
     """Check what `Guard` was given, claim the optimizer and build the parts; after an error nothing is claimed."""
     meeting = Meeting()
@@ -60,6 +60,7 @@ def assemble(
             optimizer = by_hand(model, schedule, settings.training.learning_rate, settings.training.lr_scheduler)
     one: Optimizer = as_one(optimizer)
     with meeting.telling(model):
+        replace_earlier(one, run_dir)
         claim(guard, model, one)
     try:
         parts = build(
@@ -73,35 +74,12 @@ def assemble(
             extra_sinks=sinks,
             force=force,
             meeting=meeting,
+            hparams=hparams,
         )
     except BaseException:
         release(one)
         raise
     return settings, one, parts
-
-
-@final
-class ByHand(Optimizer):
-    """Stands for the loop's own arithmetic: it knows which parameters are trained, and never steps."""
-
-    def __init__(self, model: nn.Module) -> None:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not trained:
-            raise MisuseError("Guard(model, None): no parameter of this model requires a gradient")
-        super().__init__(trained, {"lr": 0.0})
-
-    def step(self, closure: Any = None) -> NoReturn:
-        """Raise: there is nothing to step."""
-        raise MisuseError(BY_HAND_USAGE)
-
-
-def by_hand(model: nn.Module, schedule: Any, learning_rate: Any, scheduler: Any) -> ByHand:
-    """Return what stands for an optimizer in `Guard(model, None)`; a learning rate would have nobody to use it."""
-    if schedule is not None or learning_rate is not None or scheduler is not None:
-        raise MisuseError(
-            "Guard(model, None): a learning rate or a schedule has no effect without an optimizer: remove it"
-        )
-    return ByHand(model)
 
 
 def settings_to_resume(model: nn.Module, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
@@ -121,6 +99,39 @@ def claim(holder: object, model: nn.Module, optimizer: Optimizer) -> None:
         raise MisuseError("this optimizer already has a guard: use that one, or call its close() first")
     for each in each_of(optimizer):
         _HOLDERS[each] = weakref.ref(holder)
+
+
+def replace_earlier(optimizer: Optimizer, run_dir: str | Path | None) -> None:
+    """In a notebook, close the guard that an earlier run of the same cell made for this optimizer or this folder."""
+    if not is_interactive():
+        return
+    earlier = [reference() for one in each_of(optimizer) if (reference := _HOLDERS.get(one)) is not None]
+    folder = None if run_dir is None else os.path.realpath(run_dir)
+    earlier += [holder for holder in map(_alive, list(_HOLDERS.values())) if folder and _folder_of(holder) == folder]
+    for holder in {id(one): one for one in earlier if one is not None}.values():
+        watcher = WATCHERS.get(holder)
+        old = (watcher() if watcher is not None else None) or holder
+        logger.warning("the earlier guard of this %s is closed; the new one replaces it", _shared(holder, folder))
+        (getattr(old, "remove", None) or old.close)()
+
+
+def is_interactive() -> bool:
+    """Return whether cells or lines are run one by one, as in a notebook or at a prompt."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None or hasattr(sys, "ps1")
+
+
+def _alive(reference: "weakref.ref[Any]") -> Any:
+    return reference()
+
+
+def _folder_of(holder: Any) -> str | None:
+    path = getattr(getattr(getattr(getattr(holder, "_parts", None), "log", None), "log", None), "path", None)
+    return None if path is None else os.path.realpath(path.parent)
+
+
+def _shared(holder: Any, folder: str | None) -> str:
+    return "run_dir" if folder is not None and _folder_of(holder) == folder else "optimizer"
 
 
 def release(optimizer: Optimizer) -> None:

@@ -31,6 +31,7 @@ from steadystep.incidents import NaNTracer
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.policy import Budget, EarlyStopping
 from steadystep.precision import Fp32Islands, Precision
+from steadystep.records import Diagnosis
 from steadystep.signals import GradientSamples, Measurer, UpdateProbes
 from steadystep.signals.checksums import Checksums
 from steadystep.signals.weights import WeightEdits
@@ -250,13 +251,22 @@ class Parts:
 
         return examine_guarded(self, *given)
 
+    def diagnose(self) -> tuple[Diagnosis, ...]:
+        """Return the causes for the run so far; with those of an examination, if no step was taken since."""
+        at, story = self.progress.examined
+        return story if story and at == self.progress.attempts else self.run_history.diagnose()
+
+    def verdict(self) -> Diagnosis | None:
+        """Return the final diagnosis of the run; None for a run that is too short."""
+        return None if self.run_history.verdict() is None else self.diagnose()[0]
+
     def close(self) -> None:
         """Let go of files, hooks and memory."""
         self.islands.remove()
         self.edits.remove()
         self.checksums.forget()
         self.recovery.forget()
-        self.log.concluded(self.run_history.verdict())
+        self.log.concluded(self.verdict())
         self.log.close()
         if self.lock is not None:
             self.lock.release()

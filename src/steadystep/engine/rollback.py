@@ -38,6 +38,8 @@ class RunProgress:
     """Optimizer steps tried, refused ones included."""
     updates: int = 0
     """Contained in the weights: the position of the schedule."""
+    examined: tuple[int, tuple[Diagnosis, ...]] = (0, ())
+    """What the last examination found, and at how many attempts."""
 
 
 @final

@@ -54,7 +54,7 @@ class LRCurve(Record):
     >>> print(LRCurve(lrs=(0.1, 1.0), losses=(2.0, 1.0), smoothed=(2.0, 1.0), **told))
     learning rate       loss
     1.0e-01                2  ##############################
-    1.0e+00                1    <- suggested  <- largest stable
+    1.0e+00                1    <- suggested 5.00e-01  <- largest stable 1.00e+00
     suggested: 5.00e-01
     largest stable: 1.00e+00
     verdict: found: the loss fell, then diverged
@@ -105,7 +105,8 @@ class LRCurve(Record):
         bar = ""
         if math.isfinite(self.smoothed[i]) and max(finite) > min(finite):
             bar = "#" * round(_BAR * (self.smoothed[i] - min(finite)) / (max(finite) - min(finite)))
-        marks = "".join(f"  <- {name}" for name, row in self._marks().items() if row == i)
+        exact = {"suggested": self.suggested, "largest stable": self.largest_stable}
+        marks = "".join(f"  <- {name} {exact[name]:.2e}" for name, row in self._marks().items() if row == i)
         return f"{self.lrs[i]:<15.1e} {self.smoothed[i]:>8.4g}  {bar}{marks}".rstrip()
 
 

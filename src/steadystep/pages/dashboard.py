@@ -1,6 +1,7 @@
 """What the server answers. Reading is done in threads, so that one long log does not keep the others waiting."""
 
 import json
+import math
 import secrets
 import threading
 import time
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from steadystep._utils.text import count
+from steadystep._utils.text import count, number
 from steadystep.errors import SteadystepError
 from steadystep.pages.incident_groups import Headline, episodes
 from steadystep.pages.library import CachedRun, Library, RunCache
@@ -122,16 +123,18 @@ def row(run: RunSummary, now: float) -> dict[str, Any]:
         tag = (count(run.interventions, "incident"), run.severity)
     elif run.severity in GRAVE:
         tag = (count(run.incidents, "observation"), run.severity)
-    elif run.known and not run.problem and run.source == "steadystep":
+    elif run.known and run.healthy and not run.problem and run.source == "steadystep":
         tag = ("healthy", "good")
+    state = run.state(now)
     return {
         "key": run.key,
-        "state": run.state(now),
+        "state": state,
+        "dot": "stopped" if state == "finished" and run.healthy is False else state,
         "changed": round(run.changed),
         "known": run.known,
         "steps": run.steps,
-        "loss": run.loss,
-        "val": run.val_loss,
+        "loss": _told(run.loss),
+        "val": _told(run.val_loss),
         "incidents": run.interventions,
         "tag": tag,
         "said": run.problem or run.said or "reading…",
@@ -140,6 +143,11 @@ def row(run: RunSummary, now: float) -> dict[str, Any]:
         "marks": run.spark.marks,
         "hparams": dict(run.hparams),
     }
+
+
+def _told(value: float | None) -> float | str | None:
+    """For JSON, which has no NaN."""
+    return value if value is None or math.isfinite(value) else number(value)
 
 
 def _many(found: Sequence[RunSummary]) -> str:

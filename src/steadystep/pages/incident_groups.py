@@ -2,29 +2,27 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 
 from steadystep._utils.text import NOTHING, number, text_of
 from steadystep.errors import SteadystepError
 from steadystep.records import GRAVE, SEVERITIES, Incident, severity_rank
+from steadystep.runs.diagnosis import REPLAY
+from steadystep.runs.diagnosis import Headline as Headline
+from steadystep.runs.diagnosis import headline as headline
+from steadystep.runs.reading import Mark as Mark
 from steadystep.runs.run import LayerNorms, Run, Series
 
-if TYPE_CHECKING:
-    from steadystep.runs.reading import Reading
-
-
-_NEAR = 12  # steps between two of the same cause that still belong together
-_NEXT = 3  # steps between two of different causes, both serious: the second is what became of the first
 _AROUND = 50  # steps before and after that "usual" is taken from
 _RANKS = re.compile(r"\branks? (\d{1,6}(?:, \d{1,6})*(?: and \d{1,6}(?!\d| more))?)")
 _LARGEST_RECORD = 10_000_000  # bytes
-_REPLAY = "steadystep replay {} --factory package.module:make"
 
 
 @final
@@ -81,12 +79,12 @@ class IncidentGroup:
     @property
     def acted(self) -> bool:
         """Whether it called for more than to watch."""
-        return self.severity in GRAVE or any(not i.stepped for i in self.incidents)
+        return any(incident.calls_for_action for incident in self.incidents)
 
 
 def episodes(run: Run) -> tuple[IncidentGroup, ...]:
     """All of a run, in order."""
-    return tuple(_episode(run, group) for group in _groups(run.incidents))
+    return tuple(_episode(run, group) for group in run.episodes())
 
 
 def interventions(run: Run, told: Sequence[IncidentGroup]) -> tuple[IncidentGroup, ...]:
@@ -100,29 +98,12 @@ def gravest(incidents: Sequence[Incident]) -> str:
     return max(known, key=severity_rank, default="")
 
 
-def _groups(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
-    group: list[Incident] = []
-    for incident in incidents:
-        if group and not _belongs(incident, group[-1]):
-            yield group
-            group = []
-        group.append(incident)
-    if group:
-        yield group
-
-
-def _belongs(incident: Incident, last: Incident) -> bool:
-    apart = incident.step - last.step
-    both_serious = incident.severity in GRAVE and last.severity in GRAVE
-    return apart <= _NEAR if incident.cause == last.cause else apart <= _NEXT and both_serious
-
-
 def _head(incidents: Sequence[Incident]) -> Incident:
     """The gravest, a rollback before others, and the first of those."""
     return max(incidents, key=lambda i: (i.restored is not None, severity_rank(i.severity)))
 
 
-def _episode(run: Run, group: list[Incident]) -> IncidentGroup:
+def _episode(run: Run, group: Sequence[Incident]) -> IncidentGroup:
     first, last = group[0].step, group[-1].step
     refused = {"learning rate": next((i.refused_lr for i in group if i.refused_lr is not None), None)}
     rows = (("loss", run.loss), ("gradient norm", run.grad_norm), ("learning rate", run.lr))
@@ -135,7 +116,7 @@ def _episode(run: Run, group: list[Incident]) -> IncidentGroup:
         changes=tuple(_change(name, series, first, last, refused.get(name)) for name, series in rows if len(series)),
         mover=first_mover(run.layers, first, last) if gravest(group) in GRAVE else "",
         samples=next((found for i in group if i.bundle and (found := _samples(i.bundle, str(run.path)))), ()),
-        replay=next((_REPLAY.format(i.bundle) for i in group if i.bundle), ""),
+        replay=next((REPLAY.format(shlex.quote(i.bundle)) for i in group if i.bundle), ""),
     )
 
 
@@ -205,70 +186,3 @@ def _worst(series: Series, first: int, last: int) -> str:
         return NOTHING
     bad = values[~np.isfinite(values)]
     return number(float(bad[0]) if len(bad) else float(np.max(values)))
-
-
-_HEALING_STEPS = 20  # steps: a spike needs some to heal
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """One thing the curves show."""
-
-    kind: str
-    severity: str
-    step: int
-    until: int | None
-    """None: it was still so at the end."""
-    evidence: str
-    advice: str
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
-    """One sentence about a run, and what it rests on."""
-
-    said: str
-    healthy: bool | None
-    """None: nothing is wrong, and the log cannot show whether the run learns."""
-    signs: tuple[Mark, ...] = ()
-
-
-def headline(run: Run, reading: "Reading | None" = None) -> Headline:
-    """The doctor's reading of the curves, and what the guard had to do with it."""
-    from steadystep.runs.diagnosis import diagnose
-
-    reading = reading or diagnose(run)
-    signs = tuple(
-        Mark(kind=p.kind, severity=p.severity, step=p.step, until=p.until, evidence=p.evidence, advice=p.advice)
-        for p in reading.findings
-    )
-    acted = interventions(run, episodes(run))
-    if not acted:
-        return Headline(said=reading.verdict, healthy=reading.healthy, signs=signs)
-    did = f"the guard intervened {('once' if len(acted) == 1 else f'{len(acted)} times')} ({_named(acted)})"
-    handled = [_is_handled(sign, acted, run) for sign in signs]
-    signs = tuple(_settled(sign) if done else sign for sign, done in zip(signs, handled, strict=True))
-    if all(done for sign, done in zip(signs, handled, strict=True) if sign.severity != "info"):
-        return Headline(said=f"Recovered: {did}; the curves show no other instability.", healthy=True, signs=signs)
-    return Headline(said=f"{reading.verdict} {did[0].upper()}{did[1:]}.", healthy=False, signs=signs)
-
-
-def _settled(sign: Mark) -> Mark:
-    return replace(sign, evidence=f"{sign.evidence}; handled by the guard, see the incidents", advice="")
-
-
-def _is_handled(sign: Mark, acted: Sequence[IncidentGroup], run: Run) -> bool:
-    """Trouble that began where the guard stepped in, and ended soon after; NaN losses, each of which it refused."""
-    if sign.kind == "non-finite":
-        bad = run.loss.steps[~np.isfinite(run.loss.values)].tolist()
-        return all(any(e.first <= step <= e.last for e in acted) for step in bad)
-    return sign.until is not None and any(
-        e.first - _HEALING_STEPS <= sign.step and sign.until <= e.last + _HEALING_STEPS for e in acted
-    )
-
-
-def _named(acted: Sequence[IncidentGroup]) -> str:
-    named = [f"{e.cause} at step {e.first:,}" for e in acted[:3]]
-    return ", ".join(named) + (f" and {len(acted) - 3} more" if len(acted) > 3 else "")

@@ -10,7 +10,6 @@ from typing import Self, final
 from steadystep._utils.text import logger
 from steadystep.errors import SteadystepError
 from steadystep.pages.incident_groups import Headline, headline
-from steadystep.pages.report import last_finite
 from steadystep.pages.run_list import RunFolder, RunSummary, Spark, glance, places, spark_heights, summary
 from steadystep.runs.json_and_events import is_event_file, read_events
 from steadystep.runs.open import open_run
@@ -134,7 +133,7 @@ class RunCache:
             name=self.place.key,
             changed=changed,
             steps=int(seen.steps[-1]) + 1 if len(seen) else 0,
-            loss=last_finite(seen),
+            loss=float(seen.values[-1]) if len(seen) else None,
             spark=Spark(heights=spark_heights(seen)),
         )
 

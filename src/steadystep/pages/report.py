@@ -6,7 +6,7 @@ Every number is in words here or in the chart data, and nothing is computed late
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 
@@ -14,17 +14,12 @@ from steadystep._utils.checklist import ChecklistItem
 from steadystep._utils.text import NOTHING, count, number, share, short
 from steadystep.pages.charts import left_out, panels
 from steadystep.pages.heat import heats
-from steadystep.pages.incident_groups import Headline, IncidentGroup, episodes, headline, interventions
+from steadystep.pages.incident_groups import Headline, IncidentGroup, episodes, headline
 from steadystep.pages.overlay import differences, look, overlay, parallel
 from steadystep.pages.site import self_contained
 from steadystep.runs.checklist import checklist
 from steadystep.runs.comparison import Comparison, compare
 from steadystep.runs.run import Run, Series
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
 
 _MOST_EPISODES = 80
 _MOST_MARKS = 300
@@ -62,7 +57,7 @@ def view(run: Run, verdict: Headline, *, buckets: int = 1000, near: bool = True)
         name=run.name,
         source=run.source,
         verdict=verdict,
-        facts=tuple(_facts(run, told)),
+        facts=tuple(_facts(run)),
         episodes=shown,
         more_episodes=len(told) - len(shown),
         checklist=checklist(run),
@@ -143,27 +138,15 @@ def last_finite(series: Series) -> float | None:
     return float(series.values[finite[-1]]) if len(finite) else None
 
 
-def _facts(run: Run, told: tuple[IncidentGroup, ...]) -> Iterator[tuple[str, str, str]]:
-    steps = int(run.loss.steps[-1]) + 1 if len(run.loss) else 0
-    yield "steps", f"{steps:,}", count(len(run.restarts), "restart") if run.restarts else ""
-    tail = run.loss.values[-max(1, min(len(run.loss) // 20, 500)) :]
-    tail = tail[np.isfinite(tail)]
-    yield (
-        "final loss",
-        number(float(np.median(tail)) if len(tail) else last_finite(run.loss)),
-        "median of the tail",
-    )
-    held_out = run.validation.get("val_loss", Series())
-    if np.isfinite(held_out.values).any():
-        best = int(np.nanargmin(np.where(np.isfinite(held_out.values), held_out.values, np.nan)))
-        at = f"at step {int(held_out.steps[best]):,}"
-        yield "best validation", number(float(held_out.values[best])), at
+def _facts(run: Run) -> Iterator[tuple[str, str, str]]:
+    yield "steps", f"{run.steps:,}", count(len(run.restarts), "restart") if run.restarts else ""
+    yield "final loss", number(run.final_loss), "median of the last tenth"
+    if run.best_validation is not None:
+        yield "best validation", number(run.best_validation), f"at step {run.best_validation_step:,}"
     if run.source == "steadystep":
-        acted = len(interventions(run, told))
-        refused = sum(not i.stepped for i in run.incidents)
-        back = sum(i.restored is not None for i in run.incidents)
-        yield "interventions", str(acted), count(len(told) - acted, "observation") if len(told) > acted else ""
-        yield "updates skipped", str(refused), count(back, "rollback")
+        acted, watched = run.num_interventions, run.num_incidents - run.num_interventions
+        yield "interventions", str(acted), count(watched, "observation") if watched else ""
+        yield "updates skipped", str(run.num_skipped), count(run.num_rollbacks, "rollback")
     if len(run.grad_norm):
         finite = run.grad_norm.values[np.isfinite(run.grad_norm.values)]
         yield "gradient norm", number(float(np.median(finite)) if len(finite) else None), "median"
@@ -204,12 +187,14 @@ def report_page(run: Run, verdict: Headline | None = None) -> str:
 
 
 _ROWS: tuple[tuple[str, str], ...] = (
+    ("score", "compared"),
     ("steps", "steps"),
     ("val_loss", "final held-out loss"),
     ("best_val_loss", "best held-out loss"),
     ("loss", "final training loss"),
     ("noise", "noise (one standard error)"),
     ("incidents", "incidents"),
+    ("interventions", "interventions"),
     ("refused", "updates skipped"),
     ("rollbacks", "rollbacks"),
     ("grad_norm", "gradient norm, median"),
@@ -239,39 +224,5 @@ def compare_parts(runs: Sequence[Run], compared: Comparison) -> dict[str, Any]:
 def rows(compared: Comparison) -> tuple[tuple[str, tuple[float | None, ...]], ...]:
     """The table: a name and a value for each run; rows in which no run has anything are left out."""
     made = [(said, tuple(getattr(one, key) for one in compared.runs)) for key, said in _ROWS]
+    made[0] = (f"compared: {compared.judged_by}", made[0][1])
     return tuple((said, values) for said, values in made if any(value is not None for value in values))
-
-
-def show(compared: Comparison, console: "Console | None" = None) -> None:
-    """The sentence, the numbers, and what was set differently."""
-    from rich.console import Console  # why here: a page needs none of it, and the import takes time
-    from rich.text import Text
-
-    console = console or Console(highlight=False)
-    console.print(Text(compared.said), soft_wrap=True)
-    numbers = _table(compared)
-    for name, values in rows(compared):
-        numbers.add_row(name, *(_shown(value) for value in values))
-    console.print(numbers)
-    if not compared.settings:
-        console.print("No differing settings found in the logs.")
-        return
-    different = _table(compared)
-    for setting, set_to in compared.settings:
-        different.add_row(Text(setting), *(Text(value) for value in set_to))
-    console.print(different)
-
-
-def _table(compared: Comparison) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for one in compared.runs:
-        table.add_column(Text(one.name), justify="right", style="bold" if one.name == compared.better else "")
-    return table
-
-
-def _shown(value: float | None) -> str:
-    return f"{value:,}" if isinstance(value, int) else number(value)

@@ -7,19 +7,19 @@ import json
 import math
 import os
 import re
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, final
 
 import numpy as np
 
+from steadystep._utils import QUIET_S as QUIET_S
+from steadystep._utils import RunStatus, run_status
 from steadystep._utils.text import dotted, logger
 from steadystep.pages.charts import is_wide, thin
-from steadystep.pages.incident_groups import Headline, episodes, gravest, interventions
-from steadystep.pages.report import last_finite
+from steadystep.pages.incident_groups import Headline, episodes, gravest
 from steadystep.runs.run import Run, Series
 
 OUR_LOG = "run.jsonl"
@@ -186,8 +186,6 @@ def _row(line: bytes) -> tuple[int, float] | None:
     return (step, loss) if type(step) is int and 0 <= step < _LARGEST_STEP else None
 
 
-RunStatus = Literal["running", "finished", "stopped", "stale", "idle"]
-QUIET_S = 120.0  # without a new line in the log: not running any more, as far as one can see
 _WIDTH = 120
 _SPARK = 36  # columns of a curve in the size of a word
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -215,6 +213,7 @@ class RunSummary:
     known: bool = False
     ended: bool | None = None
     end: str = ""
+    process: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     steps: int = 0
     loss: float | None = None
@@ -231,13 +230,7 @@ class RunSummary:
 
     def state(self, now: float | None = None) -> RunStatus:
         """Running, finished, stopped by error or guard, stale (silent, and it never said that it ended), or idle."""
-        if self.end in ("stopped", "error"):
-            return "stopped"
-        if self.ended:
-            return "finished"
-        if (time.time() if now is None else now) - self.changed < QUIET_S:
-            return "running"
-        return "stale" if self.ended is False else "idle"
+        return run_status(self.ended, self.end, self.process, self.changed, now)
 
 
 @np.errstate(all="ignore")
@@ -253,12 +246,13 @@ def summary(key: str, run: Run, verdict: Headline | None, changed: float) -> Run
         known=True,
         ended=run.ended,
         end=run.end,
+        process=run.process,
         source=run.source,
-        steps=last + 1 if len(run.loss) else 0,
-        loss=last_finite(run.loss),
-        val_loss=last_finite(run.validation.get("val_loss", Series())),
-        interventions=len(interventions(run, told)),
-        incidents=len(told),
+        steps=run.steps,
+        loss=run.final_loss,
+        val_loss=run.last_validation,
+        interventions=run.num_interventions,
+        incidents=run.num_incidents,
         severity=gravest(run.incidents),
         said=verdict.said if verdict else "",
         healthy=verdict.healthy if verdict else None,

@@ -121,7 +121,7 @@ def sparkline(run: Run, *, width: int = 60) -> str:
         places = (tops / 2 - low / 2) / max(high / 2 - low / 2, 1e-300) * (len(_BARS) - 1)  # halves cannot overflow
         places = np.clip(places, 0, len(_BARS) - 1)
     bars = "".join(_BARS[round(float(p))] if g else _NO_NUMBER for p, g in zip(places, good, strict=True))
-    first, last = (f"{value:.4g}" for value in (series.values[0], series.values[-1]))
+    first, last = (f"{value:.4g}" for value in (series.values[0], series.level))
     return f"{curve.name} {first} {bars} {last}"
 
 

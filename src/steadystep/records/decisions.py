@@ -1,12 +1,14 @@
 """NOTICE, EXPLAIN, DECIDE, ACT: a finding, a diagnosis, a plan, an outcome."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, SupportsFloat, final
 
 from pydantic import PlainSerializer, PlainValidator
 
 from steadystep._deprecated import old_arguments, old_fields
-from steadystep.records.record import JSON, ActionName, Damage, Record, Severity
+from steadystep._utils.text import html_card
+from steadystep.records.record import GRAVE, JSON, ActionName, Damage, Record, Severity
 from steadystep.records.signals import Signals
 
 
@@ -57,6 +59,15 @@ class Diagnosis(Record):
     """What was measured, as a sentence."""
     advice: str = ""
     """What to change in the training script or the settings."""
+
+    def __repr__(self) -> str:
+        fault = f" ({self.fault})" if self.fault else ""
+        return f"Diagnosis({self.cause}{fault}{': ' * bool(self.evidence)}{self.evidence})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        rows = (("fault", self.fault), ("evidence", self.evidence), ("try", self.advice))
+        return html_card(self.cause, rows, tone="good" if self.cause == "healthy" else "bad")
 
 
 @final
@@ -193,6 +204,31 @@ class Outcome(Record):
         """The findings of all detectors at this step."""
         return self.diagnosis.findings
 
+    def __repr__(self) -> str:
+        if self.pending:
+            return f"Outcome(step {self.step}: pending)"
+        done = "applied" if self.stepped else "not applied"
+        actions = f", {'+'.join(self.plan.actions)} [{self.diagnosis.cause}]" if self.plan.actions else ""
+        return f"Outcome(step {self.step}: loss {self.loss:.6g}, {done}{actions})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        if self.pending:
+            return html_card(f"step {self.step}", [("", "micro-batch of an open group")])
+        found = self.diagnosis.cause if self.diagnosis.findings else ""
+        rows = [
+            ("loss", f"{self.loss:.6g}"),
+            ("update", "applied" if self.stepped else "not applied"),
+            ("cause", found),
+        ]
+        rows += [("evidence", self.diagnosis.evidence), ("actions", ", ".join(self.plan.actions))]
+        rows += [("origin", self.origin), ("bundle", self.incident), ("try", self.diagnosis.advice)]
+        return html_card(f"step {self.step}", rows, tone="bad" if found else "good")
+
+
+_NEAR = 12  # steps between two incidents of the same cause that belong together
+_NEXT = 3  # steps between two grave incidents of different causes: the second follows from the first
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +261,34 @@ class Incident:
     """A learning rate that the guard did not use."""
     scaled_to: float | None = None
     """Norm that the gradient was scaled down to."""
+
+    @property
+    def is_routine(self) -> bool:
+        """Whether it is part of normal operation, such as a step that a loss scaler skips."""
+        return self.severity == "info"
+
+    @property
+    def calls_for_action(self) -> bool:
+        """Whether it called for more than a report: the guard intervened, except in observe mode."""
+        return self.severity in GRAVE or (not self.stepped and not self.is_routine)
+
+    def continues(self, last: "Incident") -> bool:
+        """Whether it belongs to the same episode as `last`, the incident before it."""
+        apart = self.step - last.step
+        both_grave = self.severity in GRAVE and last.severity in GRAVE
+        return apart <= _NEAR if self.cause == last.cause else apart <= _NEXT and both_grave
+
+
+def episodes(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, ...]]:
+    """Incidents close to each other as one."""
+    episode: list[Incident] = []
+    for incident in incidents:
+        if episode and not incident.continues(episode[-1]):
+            yield tuple(episode)
+            episode = []
+        episode.append(incident)
+    if episode:
+        yield tuple(episode)
 
 
 old_fields(Finding)

@@ -37,16 +37,16 @@ def curve_level(series: Series, *, until: int | None = None) -> CurveLevel | Non
         until: steps after this one do not count.
     """
     stop = len(series) if until is None else int(np.searchsorted(series.steps, until, side="right"))
-    values = series.values[:stop]
-    if not len(values):
+    part = Series(series.steps[:stop], series.values[:stop])
+    value, values = part.level, part.values
+    if value is None:
         return None
-    tail = values[-max(3, len(values) // 10) :]
-    finite = tail[np.isfinite(tail)]
-    if 2 * len(finite) < len(tail):
+    finite = part.tail[np.isfinite(part.tail)]
+    if math.isnan(value):
         return CurveLevel(math.nan, None, len(values))
     if len(finite) >= 5 * _BLOCKS:
-        return CurveLevel(float(np.median(finite)), _noise_of_blocks(finite), len(values))
-    return CurveLevel(float(np.median(finite)), _noise_of_turns(values[np.isfinite(values)], len(finite)), len(values))
+        return CurveLevel(value, _noise_of_blocks(finite), len(values))
+    return CurveLevel(value, _noise_of_turns(values[np.isfinite(values)], len(finite)), len(values))
 
 
 def _noise_of_blocks(values: NDArray[np.float64]) -> float:
@@ -98,6 +98,7 @@ class Standing:
     val_loss: float | None
     best_val_loss: float | None
     incidents: int
+    interventions: int
     refused: int
     rollbacks: int
     grad_norm: float | None
@@ -137,19 +138,20 @@ def compare(runs: Sequence[Run]) -> Comparison:
     if len(runs) < 2:
         raise ConfigError("compare needs at least two runs")
     held_out = all("val_loss" in run.validation and len(run.validation["val_loss"]) for run in runs)
-    at, cut, scores = _scores([run.validation["val_loss"] for run in runs] if held_out else [run.loss for run in runs])
+    at, cut, scores = _scores(runs, [run.validation["val_loss"] if held_out else run.loss for run in runs])
     if held_out and None in scores:  # one was first validated after another had ended: there is nothing to compare
-        held_out, (at, cut, scores) = False, _scores([run.loss for run in runs])
+        held_out, (at, cut, scores) = False, _scores(runs, [run.loss for run in runs])
     names = labels(runs)
     kind: Literal["held-out loss", "training loss"] = "held-out loss" if held_out else "training loss"
-    better, said = _verdict(names, scores, kind, at, shortened=cut is not None)
+    lost = [name for name, run in zip(names, runs, strict=True) if _is_lost(run)]
+    better, said = _verdict(names, scores, kind, at, lost, shortened=cut is not None)
     return Comparison(
         judged_by=kind,
         at=at,
         runs=tuple(_standing(*three) for three in zip(names, runs, scores, strict=True)),
         better=better,
         said=said,
-        settings=differing([run.settings for run in runs]),
+        settings=differing([{**run.hparams, **run.settings} for run in runs]),
     )
 
 
@@ -161,23 +163,39 @@ def labels(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(f"{run.path} ({i})" for i, run in enumerate(runs, 1))
 
 
-def _scores(judged: Sequence[Series]) -> tuple[int, int | None, list[CurveLevel | None]]:
+def _is_lost(run: Run) -> bool:
+    """Its loss ended in NaN or infinity: whatever it reached before, it is not ahead."""
+    return run.final_loss is not None and math.isnan(run.final_loss)
+
+
+def _scores(runs: Sequence[Run], judged: Sequence[Series]) -> tuple[int, int | None, list[CurveLevel | None]]:
     """Up to which step they are compared, that step if it cuts one short, and the level of each there."""
-    ends = [int(series.steps[-1]) for series in judged if len(series)]
+    both = list(zip(runs, judged, strict=True))
+    ends = [int(series.steps[-1]) for run, series in both if len(series) and not _is_lost(run)]
+    ends = ends or [int(series.steps[-1]) for series in judged if len(series)]
     if not ends:
         raise ConfigError("none of these runs has a loss to compare")
     at, longest = min(ends), max(ends)
     cut = at if at < (1 - _SAME_LENGTH) * longest else None
-    return at, cut, [curve_level(series, until=cut) for series in judged]
+    lost = [CurveLevel(math.nan, None, len(series)) if _is_lost(run) else None for run, series in both]
+    return at, cut, [gone or curve_level(series, until=cut) for gone, series in zip(lost, judged, strict=True)]
 
 
 def _verdict(
-    names: Sequence[str], scores: Sequence[CurveLevel | None], kind: str, at: int, *, shortened: bool
+    names: Sequence[str],
+    scores: Sequence[CurveLevel | None],
+    kind: str,
+    at: int,
+    lost: Sequence[str],
+    *,
+    shortened: bool,
 ) -> tuple[str | None, str]:
     alive = [(s.value, s.noise, n) for n, s in zip(names, scores, strict=True) if s and math.isfinite(s.value)]
-    lost = [n for n, s in zip(names, scores, strict=True) if s is not None and not math.isfinite(s.value)]
+    bad = [n for n, s in zip(names, scores, strict=True) if n not in lost and s and not math.isfinite(s.value)]
     empty = [n for n, s in zip(names, scores, strict=True) if s is None]
-    gone = f" {_list(lost)} ended without a finite {kind}." if lost else ""
+    gone = f" {_list(lost)} ended without a finite training loss." if lost else ""
+    ended = f"had no finite {kind} at step {at:,}" if shortened else f"ended without a finite {kind}"
+    gone += f" {_list(bad)} {ended}." if bad else ""
     gone += f" {_list(empty)} logged none." if empty else ""
     when = f" up to step {at:,}, the end of the shortest run" if shortened else ""
     if not alive:
@@ -186,6 +204,8 @@ def _verdict(
     if not others:
         return name, f"{name} is the only run with a finite {kind}{when}.{gone}"
     second, other_noise, other = others[0]
+    if second == best:
+        return None, f"No difference{when}: {name} and {other} have the same {kind}, {number(best)}.{gone}"
     lead = f"{kind} {number(best)} vs {number(second)} for {other}"
     if noise is None or other_noise is None:
         return None, f"{name} is ahead{when}: {lead}; too few points to estimate the noise.{gone}"
@@ -201,22 +221,20 @@ def _verdict(
 
 
 def _standing(name: str, run: Run, score: CurveLevel | None) -> Standing:
-    held_out = run.validation.get("val_loss", Series())
-    finite = held_out.values[np.isfinite(held_out.values)]
-    loss, ending = curve_level(run.loss), curve_level(held_out)
     norms = run.grad_norm.values[np.isfinite(run.grad_norm.values)]
     rates = run.lr.values[np.isfinite(run.lr.values)]
     return Standing(
         name=name,
-        steps=int(run.loss.steps[-1]) + 1 if len(run.loss) else 0,
+        steps=run.steps,
         score=score.value if score else None,
         noise=score.noise if score else None,
-        loss=loss.value if loss else None,
-        val_loss=ending.value if ending else None,
-        best_val_loss=float(finite.min()) if len(finite) else None,
-        incidents=len(run.incidents),
-        refused=sum(not i.stepped for i in run.incidents),
-        rollbacks=sum(i.restored is not None for i in run.incidents),
+        loss=run.final_loss,
+        val_loss=run.last_validation,
+        best_val_loss=run.best_validation,
+        incidents=run.num_incidents,
+        interventions=run.num_interventions,
+        refused=run.num_skipped,
+        rollbacks=run.num_rollbacks,
         grad_norm=float(np.median(norms)) if len(norms) else None,
         peak_lr=float(rates.max()) if len(rates) else None,
     )

@@ -1,12 +1,15 @@
 """From a run to a reading: every pattern is looked for, the gravest is named first."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import numpy as np
 
 from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause
+from steadystep.records import Incident, severity_rank
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
 from steadystep.runs.hypothetical import hypothetical_run
@@ -15,6 +18,7 @@ from steadystep.runs.plateau import learning, perfection, plateau
 from steadystep.runs.reading import (
     FEWEST_EPOCHS,
     FEWEST_POINTS,
+    Mark,
     Pattern,
     PlannedAction,
     Reading,
@@ -102,11 +106,14 @@ def diagnose(run: Run, *, guard: bool = True) -> Reading:
 def _with_guard(patterns: tuple[Pattern, ...], run: Run) -> tuple[Pattern, ...]:
     """The guard's own diagnosis first: it has seen weights, targets and outputs, which curves do not show."""
     cause, _, evidence = run.verdict.partition(": ")
-    told = {pattern.kind for pattern in patterns} | {incident.cause for incident in run.incidents}
-    if cause in ("", "healthy", "unknown") or cause in told:
-        return patterns
     kind = run.fault or cause
-    step = int(run.loss.steps[0]) if len(run.loss.steps) else 0
+    if cause in ("", "healthy", "unknown"):
+        return patterns
+    same = [pattern for pattern in patterns if pattern.kind in (kind, cause)]
+    if same:  # the curves show it too: with their steps and numbers, but first
+        return (*same, *(pattern for pattern in patterns if pattern not in same))
+    start = int(run.loss.steps[0]) if len(run.loss.steps) else 0
+    step = next((incident.step for incident in run.incidents if incident.cause == cause), start)
     advice = ADVICE[Cause(cause)] if cause in set(Cause) else ""
     first = Pattern(kind=kind, severity="warn", step=step, evidence=evidence, advice=advice)
     return (first, *(pattern for pattern in patterns if pattern.kind != "not-learning"))
@@ -171,3 +178,114 @@ def _distinct(found: list[Pattern]) -> list[Pattern]:
         if pattern.kind not in explained and not again and not twice:
             kept.append(pattern)
     return kept
+
+
+_HEALING_STEPS = 20  # steps: a spike needs some to heal
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The verdict on a run in one sentence, and the findings it rests on; the same in every view."""
+
+    said: str
+    healthy: bool | None
+    """None: nothing is wrong, and the log cannot show whether the run learns."""
+    signs: tuple[Mark, ...] = ()
+    cause: str = ""
+    """The likeliest cause: of the guard's diagnosis, else the first finding; empty for a healthy run."""
+
+
+def headline(run: Run, reading: Reading | None = None) -> Headline:
+    """Return the verdict on a run: the diagnosis of its curves, and what the guard did.
+
+    Args:
+        run: the run.
+        reading: the diagnosis of its curves. Default: `diagnose(run)`.
+    """
+    reading = reading or diagnose(run)
+    acted = run.interventions()
+    cause = run.verdict.partition(": ")[0]
+    known = "" if cause in ("healthy", "unknown") else cause
+    marks = tuple(
+        Mark(kind=p.kind, severity=p.severity, step=p.step, until=p.until, evidence=p.evidence, advice=p.advice)
+        for p in reading.findings
+    )
+    if not acted:
+        first = known or next((mark.kind for mark in marks if mark.severity != "info"), "")
+        return Headline(said=reading.verdict, healthy=reading.healthy, signs=marks, cause=first)
+    causes = {_gravest(episode).cause for episode in acted}
+    own = [m for m in marks if known in causes and m.kind in (known, run.fault)]  # told with the intervention
+    signs = tuple(mark for mark in marks if mark not in own)
+    handled = [_is_handled(sign, acted, run) for sign in signs]
+    did = f"the guard intervened {('once' if len(acted) == 1 else f'{len(acted)} times')} ({_named(acted, known)})"
+    if all(done for sign, done in zip(signs, handled, strict=True) if sign.severity != "info"):
+        said, healthy = f"Recovered: {did}; the curves show no other instability.", True
+    else:
+        said, healthy = f"{reading.verdict} {did[0].upper()}{did[1:]}.", False
+        signs, handled = marks, [_is_handled(sign, acted, run) for sign in marks]
+    signs = tuple(_settled(sign) if done else sign for sign, done in zip(signs, handled, strict=True))
+    return Headline(said=said, healthy=healthy, signs=signs, cause=known or _gravest(acted[0]).cause)
+
+
+def _gravest(episode: Sequence[Incident]) -> Incident:
+    """The gravest, a rollback before others, and the first of those."""
+    return max(episode, key=lambda i: (i.restored is not None, severity_rank(i.severity)))
+
+
+def _settled(sign: Mark) -> Mark:
+    return replace(sign, evidence=f"{sign.evidence}; handled by the guard, see the incidents", advice="")
+
+
+def _is_handled(sign: Mark, acted: Sequence[Sequence[Incident]], run: Run) -> bool:
+    """Trouble that began where the guard stepped in, and ended soon after; NaN losses, each of which it refused."""
+    if sign.kind == "non-finite":
+        bad = run.loss.steps[~np.isfinite(run.loss.values)].tolist()
+        return all(any(e[0].step <= step <= e[-1].step for e in acted) for step in bad)
+    return sign.until is not None and any(
+        e[0].step - _HEALING_STEPS <= sign.step and sign.until <= e[-1].step + _HEALING_STEPS for e in acted
+    )
+
+
+def _named(acted: Sequence[Sequence[Incident]], first: str) -> str:
+    """The first three, those of the likeliest cause before others."""
+    told = sorted(acted, key=lambda episode: _gravest(episode).cause != first)[:3]
+    named = [f"{_gravest(episode).cause} at step {episode[0].step:,}" for episode in told]
+    return ", ".join(named) + (f" and {len(acted) - 3} more" if len(acted) > 3 else "")
+
+
+REPLAY = "steadystep replay {} --factory package.module:make"
+
+
+def incident_rows(run: Run) -> tuple[dict[str, Any], ...]:
+    """Return the incidents of a run for a program: one row per cause and response, with the steps it happened at.
+
+    Routine incidents are left out. `intervention` tells whether the guard changed something.
+    """
+    acted = set(run.interventions())
+    rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    for episode in run.episodes():
+        head = _gravest(episode)
+        if head.is_routine:
+            continue
+        what = (head.cause, head.severity, head.stepped, head.restored is not None, head.origin, episode in acted)
+        bundle = next((incident.bundle for incident in episode if incident.bundle), "")
+        row = rows.setdefault(
+            what,
+            {
+                "cause": head.cause,
+                "severity": head.severity,
+                "intervention": episode in acted,
+                "count": 0,
+                "steps": [],
+                "evidence": head.evidence,
+                "done": head.done,
+                "origin": head.origin,
+                "advice": head.advice,
+                "bundle": bundle,
+                "replay": REPLAY.format(shlex.quote(bundle)) if bundle else "",
+            },
+        )
+        row["count"] += 1
+        row["steps"].append([episode[0].step, episode[-1].step])
+    return tuple(rows.values())

@@ -2,14 +2,18 @@
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steadystep._utils.text import must_end
 from steadystep.errors import ConfigError
+from steadystep.runs.run import LayerNorms, Run, Series
 from steadystep.runs.table import LogTable
 
 _MOST_COLUMNS = 512
@@ -127,3 +131,105 @@ def encoding_of(path: Path) -> str:
     if sum(head.count(code) for code in _CONTROL) > _MOST_CONTROL * len(head):
         raise ConfigError(f"{path}: this is not a text file; {_ADVICE}")
     return "utf-8-sig"
+
+
+@final
+class Column:
+    """Steps and the values at them."""
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self._values = array("d")
+
+    def append(self, step: int, value: float) -> None:
+        """One more."""
+        self.steps.append(step)
+        self._values.append(value)
+
+    def cut(self, step: int) -> None:
+        """Forget what is at `step` or later."""
+        place = bisect_left(self.steps, step)
+        del self.steps[place:]
+        del self._values[place:]
+
+    def series(self) -> Series:
+        """A copy, as arrays."""
+        return Series(np.array(self.steps, dtype=np.int64), np.array(self._values))
+
+    def carried_on(self, steps: NDArray[np.int64]) -> Series:
+        """At each of these steps what was last said; NaN ends it, and before the first there is nothing."""
+        if not self.steps or not len(steps):
+            return Series()
+        place = np.searchsorted(np.array(self.steps, dtype=np.int64), steps, side="right") - 1
+        values = np.array(self._values)[np.maximum(place, 0)]
+        known = (place >= 0) & ~np.isnan(values)
+        return Series(steps[known], values[known])
+
+
+@final
+class LayerRows:
+    """Rows of per-layer norms. Names stand in the file only where they changed."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self._steps = array("q")
+        self._rows: list[tuple[tuple[str, ...], NDArray[np.float32]]] = []
+
+    def append(self, step: int, names: Iterable[Any] | None, norms: Sequence[Any]) -> None:
+        """One more row; words such as "NaN" are numbers too. Without `names` they are those of the row before."""
+        if not isinstance(norms, list):
+            raise TypeError("not a sequence of numbers")
+        names = None if names is None else tuple(str(name) for name in names)
+        with np.errstate(over="ignore"):  # beyond single precision is infinite for a picture
+            row = np.array(norms, dtype=np.float64).astype(np.float32)
+        if row.ndim != 1 or len(row) != len(self.names if names is None else names):
+            raise ValueError("names and norms differ in number")
+        if names is not None:
+            self.names = names
+        self.cut(step)
+        self._steps.append(step)
+        self._rows.append((self.names, row))
+
+    def cut(self, step: int) -> None:
+        """Forget what is at `step` or later."""
+        place = bisect_left(self._steps, step)
+        del self._steps[place:]
+        del self._rows[place:]
+
+    def norms(self) -> LayerNorms | None:
+        """All of them in one table, a column for every name there has been."""
+        if not self._rows:
+            return None
+        union = dict.fromkeys(name for names in dict.fromkeys(names for names, _ in self._rows) for name in names)
+        columns = {name: place for place, name in enumerate(union)}
+        places = {names: [columns[name] for name in names] for names in {names for names, _ in self._rows}}
+        table = np.full((len(self._rows), len(columns)), np.nan)
+        for at, (names, row) in enumerate(self._rows):
+            table[at, places[names]] = row
+        return LayerNorms(steps=np.array(self._steps, dtype=np.int64), names=tuple(columns), norms=table)
+
+
+def frame(run: Run) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """Return the logged steps and a column for each curve: NaN where it was not logged; incidents by their cause."""
+    curves = {"loss": run.loss, "grad_norm": run.grad_norm, "lr": run.lr, "scale": run.scale, **run.metrics}
+    curves |= {name if name not in curves else f"validation/{name}": one for name, one in run.validation.items()}
+    curves = {name: series for name, series in curves.items() if len(series)}
+    causes = {incident.step: incident.cause for incident in run.incidents}
+    every = [series.steps for series in curves.values()] + [np.array(sorted(causes), dtype=np.int64)]
+    steps = np.unique(np.concatenate(every))
+    columns: dict[str, Any] = {}
+    for name, series in curves.items():
+        values = np.full(len(steps), np.nan)
+        values[np.searchsorted(steps, series.steps)] = series.values  # of a step that comes twice, the later one
+        columns[name] = values
+    if causes:
+        columns["incident"] = [causes.get(step) for step in steps.tolist()]
+    return steps, columns
+
+
+def needed(package: str, call: str) -> Any:
+    """Return a package that `call` needs, or raise with the command that installs it."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError:
+        raise ConfigError(f"{call}() needs {package}: pip install {package}") from None

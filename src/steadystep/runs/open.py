@@ -49,6 +49,21 @@ def open_run(path: str | Path, columns: Mapping[str, str] | None = None) -> Run:
     return replace(runs[0], notes=(*runs[0].notes, note))
 
 
+def read_run(path: str | Path, columns: Mapping[str, str] | None = None) -> Run:
+    """Read the run at `path`, ours or another tool's, without torch: curves as arrays, incidents, settings.
+
+    `run.to_pandas()` and `run.to_polars()` give a table with a row per step, `run.numbers()` the figures of its report.
+
+    Args:
+        path: a run folder, or the log of another tool: TensorBoard events, CSV, JSON, `trainer_state.json`, text.
+        columns: which column is the `step`, `loss`, `grad_norm`, `lr` or `val_loss`, where the names do not tell.
+
+    Raises:
+        ConfigError: it cannot be read; the message names the reason and what to try.
+    """
+    return open_run(path, columns)
+
+
 def open_runs(path: str | Path, columns: Mapping[str, str] | None = None) -> tuple[Run, ...]:
     """Read every run of one file, such as the export of a panel with several runs; a folder of one run works too.
 

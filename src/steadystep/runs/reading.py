@@ -108,6 +108,20 @@ class Reading(Record):
         }
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One thing the curves show."""
+
+    kind: str
+    severity: str
+    step: int
+    until: int | None
+    """None: it was still so at the end."""
+    evidence: str
+    advice: str
+
+
 def ranked(patterns: "list[Pattern]") -> tuple[Pattern, ...]:
     """The gravest first; among equals in the order they were given."""
     return tuple(sorted(patterns, key=lambda pattern: -severity_rank(pattern.severity)))
@@ -151,7 +165,8 @@ def verdict(
 ) -> Verdict:
     """Faults first. Healthy is said only of a run whose loss fell; `short` and `unjudged` say why it is not judged."""
     troubles = [pattern for pattern in patterns if pattern.is_trouble]
-    way = f"{curve.name} {curve.start:.4g} to {curve.late:.4g} in {len(curve.raw)} points" if len(curve) else ""
+    end = curve.raw.level  # as in every other view
+    way = f"{curve.name} {curve.start:.4g} to {end:.4g} in {len(curve.raw)} points" if len(curve) else ""
     if troubles and troubles[0].kind == "not-learning":
         return Verdict("not-learning", _sentence(f"Not learning, cause unknown: {way}"))
     if troubles:

@@ -1,20 +1,19 @@
-"""A run as its log tells it: plain arrays and names. Readers make it; reports, pages and the doctor take it.
+"""A run as its log tells it: plain arrays and names. Readers make it; reports, pages and the doctor take it."""
 
-Steps as they stand in a log become rising ones: restarts are told apart, epochs that count anew are joined.
-"""
-
-from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from steadystep._utils import RunStatus, run_status
+from steadystep._utils.text import html_card, number
 from steadystep.records import Incident
+from steadystep.records.decisions import episodes
 
 Source = Literal["steadystep", "tensorboard", "csv", "transformers", "text"]
 StepUnit = Literal["step", "row", "epoch"]
@@ -32,6 +31,21 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def tail(self) -> NDArray[np.float64]:
+        """The last tenth of the values, at least three."""
+        return self.values[-max(3, len(self.values) // 10) :]
+
+    @property
+    def level(self) -> float | None:
+        """Median of the finite values in `tail`; NaN if half of them or the last three are not, None without values."""
+        tail = self.tail
+        finite = tail[np.isfinite(tail)]
+        if not len(tail):
+            return None
+        alive = 2 * len(finite) >= len(tail) and bool(np.isfinite(tail[-3:]).any())
+        return float(np.median(finite)) if alive else math.nan
 
 
 @final
@@ -103,152 +117,147 @@ class Run:
     parameters: int | None = None
     """Number of trainable parameters."""
     hparams: Mapping[str, Any] = field(default_factory=dict)
-    """Hyperparameters, where they were logged."""
+    """Hyperparameters: those of the optimizer, and what was passed as `hparams=`."""
+    process: Mapping[str, Any] = field(default_factory=dict)
+    """Number, start and host of the last process that wrote the log."""
     updates: LayerNorms | None = None
     """Size of the update relative to the weights, by parameter, where it was logged."""
     logits: LayerNorms | None = None
     """Upper bound of the attention logits, by module, where it was logged."""
 
+    @property
+    def steps(self) -> int:
+        """Number of steps: the last logged one, counted from 1."""
+        return int(self.loss.steps[-1]) + 1 if len(self.loss) else 0
 
-@final
-class Column:
-    """Steps and the values at them."""
+    @property
+    def final_loss(self) -> float | None:
+        """Median training loss of the last tenth of the run; NaN for a run that ended in NaN, None without a loss."""
+        return self.loss.level
 
-    def __init__(self) -> None:
-        self.steps = array("q")
-        self._values = array("d")
+    @property
+    def last_validation(self) -> float | None:
+        """The last validation loss, as logged; None without one."""
+        held_out = self._held_out
+        return float(held_out.values[-1]) if len(held_out) else None
 
-    def append(self, step: int, value: float) -> None:
-        """One more."""
-        self.steps.append(step)
-        self._values.append(value)
+    @property
+    def best_validation(self) -> float | None:
+        """The lowest finite validation loss; None without one."""
+        values = self._held_out.values
+        return float(values[np.isfinite(values)].min()) if np.isfinite(values).any() else None
 
-    def cut(self, step: int) -> None:
-        """Forget what is at `step` or later."""
-        place = bisect_left(self.steps, step)
-        del self.steps[place:]
-        del self._values[place:]
+    @property
+    def best_validation_step(self) -> int | None:
+        """The step of `best_validation`, the first if there are several."""
+        best, held_out = self.best_validation, self._held_out
+        return None if best is None else int(held_out.steps[np.flatnonzero(held_out.values == best)[0]])
 
-    def series(self) -> Series:
-        """A copy, as arrays."""
-        return Series(np.array(self.steps, dtype=np.int64), np.array(self._values))
+    @property
+    def _held_out(self) -> Series:
+        return self.validation.get("val_loss", Series())
 
-    def carried_on(self, steps: NDArray[np.int64]) -> Series:
-        """At each of these steps what was last said; NaN ends it, and before the first there is nothing."""
-        if not self.steps or not len(steps):
-            return Series()
-        place = np.searchsorted(np.array(self.steps, dtype=np.int64), steps, side="right") - 1
-        values = np.array(self._values)[np.maximum(place, 0)]
-        known = (place >= 0) & ~np.isnan(values)
-        return Series(steps[known], values[known])
+    def episodes(self) -> tuple[tuple[Incident, ...], ...]:
+        """Return incidents close to each other as one episode, in the order of their first steps."""
+        counted = [incident for incident in self.incidents if not incident.is_routine]
+        routine = [incident for incident in self.incidents if incident.is_routine]
+        return tuple(sorted((*episodes(counted), *episodes(routine)), key=lambda episode: episode[0].step))
+
+    def interventions(self) -> tuple[tuple[Incident, ...], ...]:
+        """Return the episodes in which the guard changed something; none in observe mode."""
+        if self.settings.get("mode") == "observe":
+            return ()
+        return tuple(e for e in self.episodes() if any(incident.calls_for_action for incident in e))
+
+    @property
+    def num_incidents(self) -> int:
+        """Number of episodes, routine ones left out."""
+        return sum(not episode[0].is_routine for episode in self.episodes())
+
+    @property
+    def num_interventions(self) -> int:
+        """Number of episodes in which the guard changed something."""
+        return len(self.interventions())
+
+    @property
+    def num_skipped(self) -> int:
+        """Number of updates that were not applied."""
+        return sum(not incident.stepped for incident in self.incidents)
+
+    @property
+    def num_rollbacks(self) -> int:
+        """Number of rollbacks."""
+        return sum(incident.restored is not None for incident in self.incidents)
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers that every view of a run shows, by name."""
+        return {
+            "steps": self.steps,
+            "final_loss": self.final_loss,
+            "last_validation": self.last_validation,
+            "best_validation": self.best_validation,
+            "best_validation_step": self.best_validation_step,
+            "incidents": self.num_incidents,
+            "interventions": self.num_interventions,
+            "skipped": self.num_skipped,
+            "rollbacks": self.num_rollbacks,
+        }
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a row per step: loss, grad_norm, lr, metrics, validations, incident."""
+        from steadystep.runs.gathering import frame, needed
+
+        steps, columns = frame(self)
+        pandas = needed("pandas", "to_pandas")
+        return pandas.DataFrame(columns, index=pandas.Index(steps, name="step"))
+
+    def to_polars(self) -> Any:
+        """Return a `polars.DataFrame` with the columns of `to_pandas`, and the steps as its first one."""
+        from steadystep.runs.gathering import frame, needed
+
+        steps, columns = frame(self)
+        return needed("polars", "to_polars").DataFrame({"step": steps, **columns})
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}: {', '.join(f'{name} {value}' for name, value in self._about() if value)})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook, with the verdict of `steadystep diagnose`."""
+        # why by name: a diagnosis simulates a guard, and the linter reads runs without knowing one
+        verdict = import_module("steadystep.runs.diagnosis").headline(self)
+        tone = {True: "good", False: "bad", None: ""}[verdict.healthy]
+        return html_card(self.name, [("verdict", verdict.said), *self._about()], tone=tone)
+
+    def _about(self) -> list[tuple[str, str]]:
+        best = self.best_validation
+        return [
+            ("steps", f"{self.steps:,}"),
+            ("final loss", number(self.final_loss)),
+            ("best validation", "" if best is None else f"{number(best)} at step {self.best_validation_step:,}"),
+            ("incidents", str(self.num_incidents)),
+            ("interventions", str(self.num_interventions)),
+        ]
+
+    def status(self, changed: float | None = None, now: float | None = None) -> RunStatus:
+        """Return whether the run is running, finished, stopped (by an error or the guard), stale or idle.
+
+        Args:
+            changed: when its log last changed. Default: the time of the file.
+            now: seconds since 1970. Default: the clock.
+        """
+        if changed is None and self.source == "steadystep":
+            changed = _changed(self.path if self.path.is_file() else self.path / "run.jsonl")
+        return run_status(self.ended, self.end, self.process, changed or 0.0, now)
 
 
-@final
-class LayerRows:
-    """Rows of per-layer norms. Names stand in the file only where they changed."""
-
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
-        self._steps = array("q")
-        self._rows: list[tuple[tuple[str, ...], NDArray[np.float32]]] = []
-
-    def append(self, step: int, names: Iterable[Any] | None, norms: Sequence[Any]) -> None:
-        """One more row; words such as "NaN" are numbers too. Without `names` they are those of the row before."""
-        if not isinstance(norms, list):
-            raise TypeError("not a sequence of numbers")
-        names = None if names is None else tuple(str(name) for name in names)
-        with np.errstate(over="ignore"):  # beyond single precision is infinite for a picture
-            row = np.array(norms, dtype=np.float64).astype(np.float32)
-        if row.ndim != 1 or len(row) != len(self.names if names is None else names):
-            raise ValueError("names and norms differ in number")
-        if names is not None:
-            self.names = names
-        self.cut(step)
-        self._steps.append(step)
-        self._rows.append((self.names, row))
-
-    def cut(self, step: int) -> None:
-        """Forget what is at `step` or later."""
-        place = bisect_left(self._steps, step)
-        del self._steps[place:]
-        del self._rows[place:]
-
-    def norms(self) -> LayerNorms | None:
-        """All of them in one table, a column for every name there has been."""
-        if not self._rows:
-            return None
-        union = dict.fromkeys(name for names in dict.fromkeys(names for names, _ in self._rows) for name in names)
-        columns = {name: place for place, name in enumerate(union)}
-        places = {names: [columns[name] for name in names] for names in {names for names, _ in self._rows}}
-        table = np.full((len(self._rows), len(columns)), np.nan)
-        for at, (names, row) in enumerate(self._rows):
-            table[at, places[names]] = row
-        return LayerNorms(steps=np.array(self._steps, dtype=np.int64), names=tuple(columns), norms=table)
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 Floats = NDArray[np.float64]
-
-_SHORT = 0.1  # of the longest part: a last part shorter than this that begins anew is a false start
-_UNSORTED = 0.02  # of all points going back: the order of the rows means nothing
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Ordered:
-    """A curve with rising steps, where other processes took over, and what was left out."""
-
-    series: Series
-    restarts: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def in_order(steps: NDArray[np.int64], values: NDArray[np.float64]) -> Ordered:
-    """What was written last counts, as it does for the weights: a resumed run writes its last steps again."""
-    if len(steps) < 2:
-        return Ordered(Series(steps, values))
-    back = np.flatnonzero(np.diff(steps) < 0) + 1
-    notes: list[str] = []
-    restarts: list[int] = []
-    if len(back) > max(8, _UNSORTED * len(steps)):
-        order = np.argsort(steps, kind="stable")
-        steps, values = steps[order], values[order]
-        notes.append("rows were not ordered by step and have been sorted")
-    elif len(back):
-        steps, values, restarts, notes = _joined(steps, values, back)
-    last = np.append(np.diff(steps) > 0, True)
-    if not last.all():
-        notes.append(f"{int((~last).sum())} steps were logged more than once: the last value is used")
-        steps, values = steps[last], values[last]
-    return Ordered(Series(steps, values), tuple(restarts), tuple(notes))
-
-
-def _joined(
-    steps: NDArray[np.int64], values: NDArray[np.float64], back: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], list[int], list[str]]:
-    bounds = [0, *back.tolist(), len(steps)]
-    parts = [slice(a, b) for a, b in pairwise(bounds)]
-    longest = max(part.stop - part.start for part in parts)
-    notes: list[str] = []
-    kept: list[slice] = []
-    restarts: list[int] = []
-    for part in parts:
-        first = int(steps[part.start])
-        anew = bool(kept) and first <= int(steps[kept[0].start])
-        if anew and part.stop - part.start < _SHORT * longest:
-            notes.append(f"an aborted start of {part.stop - part.start} points was skipped")
-            continue
-        if anew:
-            notes.append("the file contains several runs: the last one is read")
-            kept, restarts = [part], []
-            continue
-        if kept:
-            restarts.append(first)
-            kept = [slice(s.start, s.start + int(np.searchsorted(steps[s], first))) for s in kept]
-        kept.append(part)
-    chosen = np.concatenate([np.arange(s.start, s.stop) for s in kept])
-    return steps[chosen], values[chosen], restarts, notes
-
-
 _AT_EPOCHS = 0.9  # of all steps back
 _DONE = 0.8  # of the length of a progress bar
 

@@ -14,7 +14,8 @@ from steadystep._utils.numbers import from_json, json_lines
 from steadystep._utils.text import count, must_end
 from steadystep.errors import ConfigError
 from steadystep.records import Incident
-from steadystep.runs.run import Column, LayerRows, Run, Series
+from steadystep.runs.gathering import Column, LayerRows
+from steadystep.runs.run import Run, Series
 from steadystep.tracking.log_format import LARGEST_STEP, count_of, float_of, incident_of, step_of
 
 
@@ -41,9 +42,7 @@ class Ledger:
         self._unwritten = 0
         self.known = 0
         """Lines that made sense."""
-        self.junk = 0
-        self.unknown = 0
-        self.repeated = 0
+        self.junk = self.unknown = self.repeated = 0
 
     def take(self, lines: Iterable[Any]) -> None:
         """Lines of the log, as JSON gave them; a wrong one is counted and leaves no trace."""
@@ -111,7 +110,7 @@ class Ledger:
             self._restarts.append(step)
 
     def _started(self, line: Mapping[str, Any]) -> None:
-        if not isinstance(line.get("settings", {}), Mapping):
+        if not all(isinstance(line.get(key, {}), Mapping) for key in ("settings", "hparams", "process")):
             raise TypeError
         self._start, self._end, self._verdict, self._fault = line, None, "", ""
         self._header_passed = bool(self._steps)
@@ -163,7 +162,6 @@ class Ledger:
             layers=self._layers.norms(),
             updates=self._updates.norms(),
             logits=self._logits.norms(),
-            hparams=hparams if isinstance(hparams := self._start.get("hparams"), Mapping) else {},
             restarts=tuple(self._restarts),
             settings=self._start.get("settings", {}),
             notes=notes + self._notes(),
@@ -174,13 +172,14 @@ class Ledger:
             fault=self._fault,
             began=float_of(self._start.get("time")),
             parameters=self._start["parameters"] if type(self._start.get("parameters")) is int else None,
+            hparams=self._start.get("hparams", {}),
+            process=self._start.get("process", {}),
         )
 
     def _notes(self) -> tuple[str, ...]:
         said = []
-        junk = count(self.junk, "line")
         if self.junk:
-            said.append(f"{junk} could not be read and were skipped (a crash can truncate the last line)")
+            said.append(f"{count(self.junk, 'line')} could not be read and were skipped (a crash can cut the last)")
         if self.unknown:
             said.append(f"{count(self.unknown, 'line')} of an unknown kind were skipped")
         if self.repeated:

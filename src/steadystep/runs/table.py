@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from steadystep._utils.text import nearest_names
 from steadystep.errors import ConfigError
-from steadystep.runs.run import Run, Series, Source, StepUnit, counted_on, in_order
+from steadystep.runs.levels import in_order
+from steadystep.runs.run import Run, Series, Source, StepUnit, counted_on
 
 Role = Literal["step", "loss", "grad_norm", "lr", "val_loss"]
 ROLES: tuple[Role, ...] = ("step", "loss", "grad_norm", "lr", "val_loss")

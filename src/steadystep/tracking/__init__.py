@@ -11,15 +11,18 @@ from steadystep.tracking.broadcast import Broadcast
 from steadystep.tracking.log_format import describe
 from steadystep.tracking.run_log import RunLog
 from steadystep.tracking.sink import GradientSample, RunStart, Sink, StepRow
-from steadystep.tracking.sinks import MLflow, TensorBoard, WandB, default_sinks, named_sinks
+from steadystep.tracking.sinks import MLflow, TensorBoard, Trackio, WandB, default_sinks, named_sinks
 from steadystep.tracking.tracker import NoLog, Tracker, Tracking
 
 if TYPE_CHECKING:
     from steadystep.runs.run import LayerNorms, Run, Series
     from steadystep.runs.run_log import Follower, read
+    from steadystep.tracking.alerts import Alert, Alerts
     from steadystep.tracking.terminal import Terminal
 
 __all__ = [
+    "Alert",
+    "Alerts",
     "Broadcast",
     "Follower",
     "GradientSample",
@@ -37,6 +40,7 @@ __all__ = [
     "Terminal",
     "Tracker",
     "Tracking",
+    "Trackio",
     "WandB",
     "default_sinks",
     "describe",
@@ -47,6 +51,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "alerts": ("Alert", "Alerts"),
         "terminal": ("Terminal",),
         ".runs.run": ("LayerNorms", "Run", "Series"),
         ".runs.run_log": ("Follower", "read"),

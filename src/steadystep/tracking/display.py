@@ -75,10 +75,12 @@ class Progress:
             self.best = (self.validation, step)
 
     def noticed(self, incident: Incident) -> None:
-        """Counted by cause, unless it is routine."""
-        if incident.severity != "info":
+        """Count it by cause, unless it is routine or continues the last one: as `Run.num_incidents` does."""
+        if incident.is_routine:
+            return
+        if self.last is None or not incident.continues(self.last):
             self.incidents[incident.cause] += 1
-            self.last = incident
+        self.last = incident
 
     @property
     def done(self) -> int:

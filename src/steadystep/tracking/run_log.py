@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from steadystep._utils import this_process
 from steadystep._utils.numbers import as_json, as_list
 from steadystep._utils.text import logger
 from steadystep.errors import ConfigError
@@ -43,6 +44,7 @@ class RunLog:
         layers_every: steps between two lines with per-layer norms.
         settings: settings to write in the header.
         parameters: number of elements of each parameter.
+        hparams: hyperparameters to write in the header.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class RunLog:
         layers_every: int,
         settings: Mapping[str, Any] | None = None,
         parameters: Mapping[str, int] | None = None,
+        hparams: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = run_dir / "run.jsonl"
         self._layers_every = layers_every
@@ -78,8 +81,9 @@ class RunLog:
         )
         self._end_when_dropped()
         sizes = parameters or {}
-        header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1)}
-        header |= {"settings": settings or {}, "parameters": sum(sizes.values()), "names": list(sizes)}
+        header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1), "process": this_process()}
+        header |= {"settings": settings or {}, "hparams": dict(hparams or {})}
+        header |= {"parameters": sum(sizes.values()), "names": list(sizes)}
         self._header = json.dumps(header) + "\n"
         self._said_gone = False
         self._pending.append("\n" * torn + self._header)

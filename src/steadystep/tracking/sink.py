@@ -29,6 +29,8 @@ class RunStart:
     """Settings of the guard."""
     parameters: int = 0
     """Number of trainable parameters."""
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+    """Hyperparameters: those of the optimizer, and what was passed as `hparams=`."""
 
 
 @final

@@ -1,9 +1,15 @@
-"""A run in a terminal while it goes on. In a log file: plain lines now and then, no control codes."""
+"""A run on the screen while it goes on: in a terminal, or as a chart below a notebook cell.
 
+In a log file: plain lines now and then, no control codes.
+"""
+
+import html
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import final
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, final
 
 from rich.console import Console
 from rich.live import Live
@@ -11,7 +17,7 @@ from rich.live import Live
 from steadystep.records import Incident
 from steadystep.tracking import display
 from steadystep.tracking.display import Progress
-from steadystep.tracking.sink import GradientSample, RunStart, StepRow
+from steadystep.tracking.sink import GradientSample, RunStart, StepRow, is_installed
 from steadystep.tracking.tracker import Row
 
 _DRAW_EVERY_S = 0.5  # a drawing costs a few milliseconds
@@ -20,13 +26,18 @@ _LINE_EVERY_S = 10.0
 
 @final
 class Terminal:
-    """Sink that draws loss, gradient norm, learning rate, speed, time left and incidents in a terminal.
+    """Sink that draws loss, gradient norm, learning rate, speed, time left and incidents in a terminal or notebook.
+
+    In a notebook it is one chart below the cell, redrawn as the run goes on. While it shows incidents, the logger has
+    them at level INFO: the screen has each once.
 
     Args:
         console: where to draw. Default: standard error.
         total: steps in the whole run. Default: `training.total_steps`, if a schedule uses it.
         clock: returns seconds.
     """
+
+    shows_incidents = True
 
     def __init__(
         self,
@@ -43,6 +54,8 @@ class Terminal:
         self._drawn = -math.inf
         self._said = ""
         self._row = Row()
+        self._cell: Any = None
+        self._noticed: deque[Incident] = deque(maxlen=_MOST_NOTICED)
 
     def start(self, run: RunStart) -> None:
         """Reserve a part of the screen."""
@@ -55,6 +68,9 @@ class Terminal:
         if screen.is_terminal and not screen.is_dumb_terminal and not screen.is_jupyter:
             self._live = Live(console=screen, auto_refresh=False)
             self._live.start()
+        elif screen.is_jupyter and is_installed("IPython"):
+            self._display: Any = import_module("IPython.display")
+            self._cell = self._display.display(self._display.HTML(""), display_id=True)
         else:
             self._print(self._title)
 
@@ -62,10 +78,10 @@ class Terminal:
         """Draw, if it is time."""
         now = self._clock()
         self._progress.step(row, now)
-        if self._live is not None and now - self._drawn >= _DRAW_EVERY_S:
+        if self._draws and now - self._drawn >= _DRAW_EVERY_S:
             self._drawn = now
             self._draw()
-        elif self._live is None and now - self._drawn >= _LINE_EVERY_S:
+        elif not self._draws and now - self._drawn >= _LINE_EVERY_S:
             self._drawn = now
             self._say()
 
@@ -84,6 +100,10 @@ class Terminal:
         if incident.severity == "info":
             return
         self._progress.noticed(incident)
+        if self._cell is not None:
+            self._noticed.append(incident)
+            self._draw()
+            return
         kind = (incident.cause, incident.severity, incident.stepped, incident.restored)
         if self._row.goes_on(kind, incident.step):
             if self._row.is_due:
@@ -101,17 +121,25 @@ class Terminal:
     def close(self) -> None:
         """Leave the last state on the screen."""
         self._sum_up()
-        if self._live is not None:
+        if self._draws:
             self._draw()
-            self._live.stop()
         else:
             self._say()
+        if self._live is not None:
+            self._live.stop()
 
     def _sum_up(self) -> None:
         if summary := self._row.summary():
             self._print(f"  {summary}")
 
+    @property
+    def _draws(self) -> bool:
+        return self._live is not None or self._cell is not None
+
     def _draw(self) -> None:
+        if self._cell is not None:
+            self._cell.update(self._display.HTML(notebook_chart(self._progress, self._title, self._noticed)))
+            return
         assert self._live is not None
         width, plain = self._console.width, self._console.options.ascii_only
         picture = display.live(self._progress, title=self._title, width=width, unicode=not plain)
@@ -125,3 +153,38 @@ class Terminal:
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+_MOST_NOTICED = 5
+_WIDTH, _HEIGHT = 300, 70
+
+
+def notebook_chart(progress: Progress, title: str, noticed: Sequence[Incident] = ()) -> str:
+    """Return the run as HTML for a notebook: three small charts, the numbers in a line, the last incidents."""
+    row = progress.row
+    now = (row.loss, row.grad_norm, row.lr) if row is not None else (math.nan,) * 3
+    trails = (progress.loss.values, progress.norm.values, progress.lr.values)
+    names = ("loss", "gradient norm", "learning rate")
+    charts = "".join(_chart(*one) for one in zip(names, trails, now, strict=True))
+    cards = "".join(
+        f"<div>step {incident.step}: <b>{html.escape(incident.cause)}</b>, {html.escape(incident.done)}. "
+        f"{html.escape(incident.evidence)}</div>"
+        for incident in noticed
+    )
+    said = html.escape(f"{title}: {display.line(progress)}")
+    return f'<div style="font:13px sans-serif"><div>{said}</div><div style="display:flex">{charts}</div>{cards}</div>'
+
+
+def _chart(name: str, values: Sequence[float], now: float) -> str:
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    spread = high - low or 1.0
+    points = " ".join(
+        f"{i / max(len(values) - 1, 1) * _WIDTH:.1f},{_HEIGHT - 4 - (value - low) / spread * (_HEIGHT - 8):.1f}"
+        for i, value in enumerate(values)
+    )
+    line = f'<polyline points="{points}" fill="none" stroke="#3b6fb6" stroke-width="1.5"/>'
+    text = f"{name} {now:.4g} (lowest {min(low, now):.3g}, highest {max(high, now):.3g})"
+    return (
+        f'<figure style="margin:4px 12px 4px 0"><figcaption style="opacity:.7">{text}</figcaption>'
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{name}">{line}</svg></figure>'
+    )

@@ -183,10 +183,12 @@ class Tracking:
     Args:
         log: the run log.
         sinks: sends to sinks; None without any.
+        shown: whether a sink shows incidents on the screen; the logger then has them at level INFO, not twice there.
     """
 
-    def __init__(self, log: Tracker, sinks: Broadcast | None = None) -> None:
-        self._log = log
+    def __init__(self, log: Tracker, sinks: Broadcast | None = None, *, shown: bool = False) -> None:
+        self.log = self._log = log
+        self._shown = shown
         self._sinks = sinks
         self._advised: set[tuple[str, tuple[str, ...]]] = set()
         """Causes, and actions taken, whose advice has been given: it is given once."""
@@ -246,7 +248,7 @@ class Tracking:
         if not routine and diagnosis.advice and heard not in self._advised:
             self._advised.add(heard)
             advice = f"; try: {diagnosis.advice}"
-        self._repeats.tell(outcome, logging.INFO if routine else logging.WARNING, advice)
+        self._repeats.tell(outcome, logging.INFO if routine or self._shown else logging.WARNING, advice)
 
     def close(self) -> None:
         """Write what is left."""

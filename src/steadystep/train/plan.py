@@ -175,19 +175,23 @@ class Summary:
     trained: int
     """Steps of this process; the others were before the resume."""
     final_loss: float
-    """Last training loss."""
+    """Median training loss of the last tenth of the run, as in every other view."""
     validation: float | None
     """Last validation loss."""
     best_validation: float | None
-    """Best validation loss."""
+    """Best validation loss, those before a resume included."""
     incidents: int
-    """Number of incidents."""
+    """Number of incidents; those close together and of one cause count once."""
     stopped_early: bool
     """Whether early stopping ended the run."""
     seconds: float
     """Duration of this process."""
     diagnosis: tuple[str, ...]
     """Causes from `Guard.diagnose`."""
+    interventions: int = 0
+    """Number of incidents in which the guard changed something."""
+    verdict: str = ""
+    """The verdict on the run as `steadystep diagnose` and the report give it."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON: non-finite numbers as text."""

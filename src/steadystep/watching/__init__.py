@@ -6,6 +6,7 @@
 The decision falls in a pre-hook of the optimizer. A refused step is one without gradients: docs/adr/0004.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, final
@@ -19,7 +20,7 @@ from steadystep._utils.rng import RngState
 from steadystep.config import Config
 from steadystep.detectors import Detector, LossScale
 from steadystep.engine import arguments
-from steadystep.engine.ownership import IN_BACKWARD, check_watched, inside_backward, needs_closure
+from steadystep.engine.ownership import IN_BACKWARD, WATCHERS, check_watched, inside_backward, needs_closure
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
 from steadystep.optimizers import CombinedOptimizer, each_of
@@ -46,6 +47,7 @@ def watch(
     schedulers: Sequence[Any] = (),
     detectors: Sequence[Detector] = (),
     find_loss: bool = True,
+    hparams: Mapping[str, Any] | None = None,
 ) -> "Watcher":
     """Guard a loop that calls `loss.backward()` and `optimizer.step()` itself, without changing it.
 
@@ -73,17 +75,10 @@ def watch(
         detectors: additional detectors.
         find_loss: observe the loop's `backward` calls. With False, give each loss with `watcher.loss(loss)`; clipping
             by the loop is then not seen.
+        hparams: hyperparameters to log, see `Guard`.
     """
-    return Watcher(
-        model,
-        optimizer,
-        config=config,
-        run_dir=run_dir,
-        scaler=scaler,
-        schedulers=schedulers,
-        detectors=detectors,
-        find_loss=find_loss,
-    )
+    more: dict[str, Any] = {"scaler": scaler, "schedulers": schedulers, "detectors": detectors, "hparams": hparams}
+    return Watcher(model, optimizer, config=config, run_dir=run_dir, find_loss=find_loss, **more)
 
 
 @final
@@ -108,6 +103,7 @@ class Watcher:
         find_loss: bool = True,
         signs_scaling: bool = True,
         tell: Callable[[Outcome], None] | None = None,
+        hparams: Mapping[str, Any] | None = None,
     ) -> None:
         check_watched(model, optimizer)
         settings = arguments.checked_settings(Config.load(config))
@@ -118,11 +114,12 @@ class Watcher:
         one = arguments.torch_optimizer(optimizer)
         extra = (*detectors, LossScale()) if scaler is not None and scaler.is_enabled() else tuple(detectors)
         # why force: a watcher writes no checkpoints that another process could write over
-        self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True)
+        self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True, hparams=hparams)
         """The guard, for `diagnose()`, `validate()`, `keep()` and `state_dict()`; the loop steps."""
         self.outcome: Outcome | None = None
         """Outcome of the last step."""
         self.guard._foreign = True
+        WATCHERS[self.guard] = weakref.ref(self)
         self._optimizer = one
         parts = self.guard._parts
         self._recorder = self._recorded(model, why_not(one, scaler, finds_loss=find_loss))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from steadystep.actions import Around
-from steadystep.engine.ownership import ByHand, by_hand
+from steadystep.engine.closures import ByHand, by_hand
 from steadystep.errors import MisuseError
 from steadystep.records import Outcome, Plan
 from tests.unit.actions.parts import FOUND, Bench

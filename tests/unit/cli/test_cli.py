@@ -24,15 +24,41 @@ def test_version_and_help() -> None:
     assert "Example: steadystep demo" in steadystep("demo", "--help").stdout
 
 
-def test_help_does_not_import_torch() -> None:
+CHEAP = (
+    *(["--help"], ["--version"], [], ["wrong"], ["train"], ["train", "--help"], ["train", "missing.yaml"]),
+    *(["train", "wrong.yaml"], ["replay", "missing", "--factory", "a:b"], ["replay", "missing"]),
+    *(["find-lr", "missing"], ["examine", "missing"], ["examine", "missing:make"], ["bench", "missing"]),
+    *(["demo", "--steps", "3"], ["diagnose", "missing"], ["compare", "a", "b"], ["report", "missing"]),
+    *(["dashboard", "missing"], ["check", "missing.py"], ["mcp", "missing"], ["train", "--new", "new-"]),
+)
+
+
+@pytest.mark.slow
+def test_a_mistake_is_found_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text("task: gpt\ntraining: {total_step: 3}\n")
     code = (
-        "import sys; sys.argv = ['steadystep', '--help']\n"
+        "import sys\n"
         "from steadystep.cli.app import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print('torch' in sys.modules)"
+        f"for arguments in {CHEAP!r}:\n"
+        "    sys.argv = ['steadystep', *arguments]\n"
+        "    try:\n        main()\n    except SystemExit:\n        pass\n"
+        "    if 'torch' in sys.modules:\n        sys.exit(f'torch was imported by {arguments}')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_names_of_tasks_are_known_without_torch() -> None:
+    from steadystep.cli import TASK_NAMES
+    from steadystep.lab.tasks import TASKS
+
+    assert set(TASK_NAMES) == set(TASKS)
+
+
+def test_the_shell_can_complete_it() -> None:
+    done = steadystep(_STEADYSTEP_COMPLETE="complete_bash", COMP_WORDS="steadystep diag", COMP_CWORD="1")
+    assert done.stdout.split() == ["diagnose"]
 
 
 @pytest.mark.parametrize("arguments", [("dmeo",), ("demo", "--steps", "0"), ("demo", "--steps", "many"), ("demo", "x")])
@@ -73,6 +99,7 @@ def test_find_lr_on_a_built_in_task() -> None:
     assert 1e-4 < told["suggested"] < 10.0
     shown = steadystep("find-lr", "clusters", "--steps", "40").stdout
     assert "suggested:" in shown
+    assert f"<- suggested {told['suggested']:.2e}" in shown
     assert "verdict:" in shown
 
 

@@ -20,6 +20,7 @@ VERBS = {
     "diagnose": ("Diagnose", [["missing.csv"], [".", "--column", "loss"]]),
     "examine": ("Examine", [["nothing"], ["gpt", "--steps", "1"]]),
     "find-lr": ("Sweep", [["nothing"], ["gpt", "--steps", "1"]]),
+    "mcp": ("Serve", [["missing"], ["--port"]]),
     "replay": ("Re-run", [["missing", "--factory", "a:b"], ["missing"]]),
     "report": ("Write", [["missing"], ["missing.csv", "--column", "="]]),
     "train": ("Train", [["missing.yaml"], []]),

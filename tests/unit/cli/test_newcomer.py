@@ -58,8 +58,11 @@ def test_one_that_was_not_refused_is(run_dir: Path, tmp_path: Path) -> None:
 def test_diagnose_tells_what_the_guard_did_and_not_what_one_would_have_done(run_dir: Path) -> None:
     done = CliRunner().invoke(app, ["diagnose", str(run_dir), "--notes"])
     assert done.exit_code == 0
-    assert "step 82: non-finite-input; update skipped." in done.output
-    assert "try: the guard skipped the update; clean the data" in done.output
+    assert "steps 52, 82, 139: non-finite-input, 3 times" in done.output  # alike: told once
+    assert done.output.count("done:   update skipped") == 1
+    assert "origin: " in done.output
+    assert f"replay: steadystep replay {run_dir}/incidents/incident-000052-skip --factory " in done.output
+    assert "try:    the guard skipped the update; clean the data" in done.output
     assert "would have" not in done.output
     assert "--notes" not in done.output
 

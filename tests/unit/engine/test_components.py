@@ -144,17 +144,17 @@ class TestSinks:
         sink: Any = object()
         settings = config(monitoring={"sink_frequency": 7, "log_frequency": 9})
         for folder, name in ((tmp_path / "mine", "mine"), (None, "run")):
-            components.tracking(settings, folder, model, [sink]).close()
+            components.tracking(settings, folder, model, [sink], {"lr": 0.1}).close()
             (sinks, run), more = shown.pop()
             assert sinks == [sink]
             assert (run.name, run.run_dir, run.parameters) == (name, folder, 3 * 4 + 4)
-            assert run.settings["mode"] == "autopilot"
+            assert (run.settings["mode"], run.hparams) == ("autopilot", {"lr": 0.1})
             assert more == {"every": 7, "layers_every": 9}
         (((folder,), more),) = logs
         assert folder == tmp_path / "mine"
         assert more["parameters"] == {"0.weight": 12, "0.bias": 4}
-        assert (more["layers_every"], more["settings"]["mode"]) == (9, "autopilot")
-        components.tracking(settings, None, model, []).close()
+        assert (more["layers_every"], more["settings"]["mode"], more["hparams"]) == (9, "autopilot", {"lr": 0.1})
+        components.tracking(settings, None, model, [], {}).close()
         assert not shown
 
 

@@ -122,12 +122,13 @@ def test_what_the_run_showed_is_part_of_the_story() -> None:
 
 
 def test_the_passes_of_an_examination_are_not_the_runs() -> None:
-    """The guard counts no attempt, logs no loss and keeps its diagnosis."""
+    """The guard counts no attempt and logs no loss; its diagnosis is the examination's until the next step."""
     job = untrained()
     guard = guarded(job)
-    before = (guard.attempts, guard.updates, guard.state_dict(), guard.diagnose())
-    guard.examine(num_steps=12)
-    assert (guard.attempts, guard.updates, guard.state_dict(), guard.diagnose()) == before
+    before, seen = (guard.attempts, guard.updates, guard.state_dict()), guard.diagnose()
+    examined = guard.examine(num_steps=12)
+    assert (guard.attempts, guard.updates, guard.state_dict()) == before
+    assert guard.diagnose() == examined.causes != seen
 
 
 @pytest.mark.parametrize("precision", ["bf16"])

@@ -12,8 +12,9 @@ from steadystep.checkpoints.store import CheckpointStore
 from steadystep.cli.app import app
 from steadystep.errors import ConfigError
 from steadystep.lab.tasks import TASKS
-from steadystep.train import RunPlan, prepare_folder, resolve, train
+from steadystep.train import RunPlan, resolve, train
 from steadystep.train.job import make
+from steadystep.train.loop import prepare_folder
 from tests.loops import assert_same
 
 FILE = """

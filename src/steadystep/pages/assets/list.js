@@ -25,7 +25,7 @@ function columnOf(id) {
 
 function nameCell(run) {
   const link = make("a", { href: `/run?name=${encodeURIComponent(run.key)}`, text: run.key });
-  return make("td", { class: "name" }, make("span", { class: `dot ${run.state}`, title: run.state }), make("span", {}, link, " ", make("small", { text: run.state })));
+  return make("td", { class: "name" }, make("span", { class: `dot ${run.dot}`, title: run.state }), make("span", {}, link, " ", make("small", { text: run.state })));
 }
 
 // Two digits of base 36 for each column: its lowest and highest value, in order.

@@ -1,13 +1,14 @@
 """Sinks for the trackers people use, by class and by the names that a settings file uses. Each needs its extra."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from steadystep.errors import ConfigError
 from steadystep.tracking.sink import Sink, is_installed
-from steadystep.tracking.sinks.servers import MLflow, WandB
+from steadystep.tracking.sinks.servers import MLflow, Trackio, WandB
 from steadystep.tracking.sinks.tensorboard import TensorBoard
 
-__all__ = ["MLflow", "TensorBoard", "WandB", "default_sinks", "named_sinks"]
+__all__ = ["MLflow", "TensorBoard", "Trackio", "WandB", "alert_sinks", "default_sinks", "named_sinks"]
 
 
 def _terminal() -> Sink:
@@ -20,6 +21,7 @@ _MAKERS: dict[str, Callable[[], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "mlflow": MLflow,
+    "trackio": Trackio,
     "console": _terminal,
 }
 
@@ -28,7 +30,7 @@ def named_sinks(names: Sequence[str], *, has_folder: bool) -> list[Sink]:
     """Return one sink for each name.
 
     Args:
-        names: any of "tensorboard", "wandb", "mlflow" and "console".
+        names: any of "tensorboard", "wandb", "mlflow", "trackio" and "console".
         has_folder: whether there is a `run_dir`.
 
     Raises:
@@ -42,3 +44,12 @@ def named_sinks(names: Sequence[str], *, has_folder: bool) -> list[Sink]:
 def default_sinks(*, has_folder: bool) -> list[Sink]:
     """Return a `TensorBoard` sink if it is installed and `has_folder` is true, else none."""
     return [TensorBoard()] if has_folder and is_installed("tensorboard") else []
+
+
+def alert_sinks(asked: Any) -> list[Sink]:
+    """Return the sink for `monitoring.alerts`, if any are asked for."""
+    if not asked:
+        return []
+    from steadystep.tracking.alerts import Alerts  # late: it imports an HTTP client, and few want it
+
+    return [Alerts(asked)]

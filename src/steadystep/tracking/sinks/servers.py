@@ -1,7 +1,8 @@
-"""MLflow and Weights & Biases.
+"""MLflow, Weights & Biases and Trackio.
 
 MLflow: a server where one is set (`MLFLOW_TRACKING_URI`), else a database in the run's folder. Weights & Biases: where
-to, and whether at all over the network, is W&B's own setting (`WANDB_MODE=offline`).
+to, and whether at all over the network, is W&B's own setting (`WANDB_MODE=offline`). Trackio: a database on this
+machine (`TRACKIO_DIR`), or a Space where one is given.
 """
 
 import json
@@ -89,7 +90,7 @@ class MLflow:
         artifacts = (run.run_dir / "mlflow").resolve().as_uri() if run.run_dir and self._local else None
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment, artifacts)
         made = self._client.create_run(experiment, run_name=run.name)
-        settings = [("parameters", run.parameters), *dotted(run.settings)]
+        settings = [("parameters", run.parameters), *dotted(run.hparams), *dotted(run.settings)]
         params = [self._entities.Param(_clean(name), json.dumps(value)[:500]) for name, value in settings]
         self._client.log_batch(made.info.run_id, params=params)
         if run.run_dir is not None:
@@ -122,7 +123,7 @@ def _clean(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
 
 
-_WANDB_ID = "wandb-id"
+_WANDB_ID, _TRACKIO_ID = "wandb-id", "trackio-id"
 
 
 @final
@@ -146,7 +147,7 @@ class WandB:
         self._wandb = import_module("wandb")
         folder = {} if run.run_dir is None else {"dir": str(run.run_dir)}
         options = {"name": run.name, "id": _identity(run.run_dir), "resume": "allow", **folder, **self._options}
-        config = {"parameters": run.parameters, **run.settings}
+        config = {"parameters": run.parameters, **run.hparams, **run.settings}
         self._run = self._wandb.init(project=self._project, config=config, **options)
         if self._run is None:
             raise ConfigError("wandb.init returned no run")
@@ -187,11 +188,65 @@ class WandB:
             self._run.finish()
 
 
-def _identity(folder: Path | None) -> str:
+@final
+class Trackio:
+    """Sink that logs to a Trackio run of its own; a resumed process continues it.
+
+    Args:
+        project: name of the project.
+        **options: any other argument of `trackio.init`, such as `space_id`.
+    """
+
+    def __init__(self, project: str = "steadystep", **options: Any) -> None:
+        need("trackio")
+        self._project = project
+        self._options = {"resume": "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False, **options}
+        self._trackio: Any = None
+        self._run: Any = None
+
+    def start(self, run: RunStart) -> None:
+        """Begin or continue the run."""
+        self._trackio = import_module("trackio")
+        name = f"{run.name}-{_identity(run.run_dir, _TRACKIO_ID)}"
+        config = dict(dotted({"parameters": run.parameters, **run.hparams, **run.settings}))
+        options = {"name": name, "config": config, **self._options}
+        self._run = self._trackio.init(project=self._project, **options)
+
+    def step(self, row: StepRow) -> None:
+        """Log one point per curve."""
+        scale = {} if row.scale is None else {"scale": row.scale}
+        curves = {"loss/train": row.loss, "grad/norm": row.grad_norm, "lr": row.lr}
+        self._run.log({**curves, **scale, **row.metrics}, step=row.step)
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log one point per metric."""
+        names = {"val_loss": "loss/validation"}
+        points = {names.get(name, f"validation/{name}"): value for name, value in metrics.items()}
+        self._run.log(points, step=step)
+
+    def layers(self, step: int, norms: Mapping[str, float]) -> None:
+        """Log one curve per layer."""
+        self._run.log({f"grad/layer/{name}": norm for name, norm in norms.items()}, step=step)
+
+    def histograms(self, sample: GradientSample) -> None:
+        """Do nothing: the curves per layer say as much."""
+
+    def incident(self, incident: Incident) -> None:
+        """Log a point and a text."""
+        text = self._trackio.Markdown(incident_card(incident))
+        self._run.log({f"incidents/{incident.cause}": 1, "incidents/text": text}, step=incident.step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._run is not None:
+            self._run.finish()
+
+
+def _identity(folder: Path | None, file: str = _WANDB_ID) -> str:
     """The same for every process that works in a folder."""
     if folder is None:
         return uuid4().hex[:8]
-    path = folder / _WANDB_ID
+    path = folder / file
     if not path.exists():
         path.write_text(uuid4().hex[:8])
     return path.read_text().strip()

@@ -110,7 +110,7 @@ class TensorBoard:
             name: EventFile(folder / name, step=run.step)
             for name in (".", "Loss_Combined_train", "Loss_Combined_validation")
         }
-        about = {"parameters": run.parameters, **run.settings}
+        about = {"parameters": run.parameters, "hparams": dict(run.hparams), **run.settings}
         self._main.text(run.step, "Settings", "```\n" + json.dumps(about, indent=2, default=str) + "\n```")
 
     def step(self, row: StepRow) -> None:
