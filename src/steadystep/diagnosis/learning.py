@@ -233,8 +233,17 @@ def _learns(facts: Facts, found: Progress) -> Diagnosis:
     return _fine(facts, f"{_numbers(facts)}{base}")
 
 
+NOT_JUDGED = "no sign of trouble, learning not judged"
+
+
+def has_learned(facts: Facts) -> bool:
+    """Whether the run has learned something, by half of its loss or below the best constant prediction."""
+    found = progress(facts)
+    return learns(facts) or (found is not None and found.gained and found.beats_base)
+
+
 def _unjudged(facts: Facts) -> Diagnosis:
-    return _fine(facts, f"no sign of trouble, learning not judged: {_why_not(facts)}; {_numbers(facts)}")
+    return _fine(facts, f"{NOT_JUDGED}: {_why_not(facts)}; {_numbers(facts)}")
 
 
 def _fine(facts: Facts, evidence: str) -> Diagnosis:

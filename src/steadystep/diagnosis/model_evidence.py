@@ -3,7 +3,7 @@
 from statistics import median
 
 from steadystep.diagnosis.facts import Facts, names
-from steadystep.diagnosis.learning import JUDGED_AFTER, below_constant, is_judged, learns, progress, stuck
+from steadystep.diagnosis.learning import JUDGED_AFTER, below_constant, has_learned, is_judged, learns, progress, stuck
 from steadystep.diagnosis.measured import is_bias
 from steadystep.records import DetectorName
 
@@ -23,9 +23,7 @@ def never_trained(facts: Facts) -> str:
     seen = facts.measured
     missing = seen.untouched(facts.structure) if seen.touched and facts.trace.num_updates >= _LONG else ()
     total = len(facts.structure.trained)
-    found = progress(facts)
-    learned = learns(facts) or (found is not None and found.gained and found.beats_base)  # spare parts are no fault
-    if not missing or len(missing) < _MANY * total or learned:
+    if not missing or len(missing) < _MANY * total or has_learned(facts):  # spare parts are no fault
         return ""
     return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})"
 

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from steadystep.config import Config
 from steadystep.diagnosis.causes import Cause, Fault
+from steadystep.diagnosis.learning import NOT_JUDGED, has_learned
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
@@ -43,10 +44,12 @@ def examine_guarded(
     settings = {"max_grad_norm": config.training.max_grad_norm, **options}
     done = examine(model, optimizer, under_precision, batches, **settings)
     history = parts.run_history
-    seen_as_is = proven(history.facts())
+    facts, seen = history.facts(), history.diagnose()
+    seen_as_is = proven(facts)
     if any(float(group["lr"]) < 0.5 * float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups):
         seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
-    story = one_story(history.diagnose(), done.causes, seen_as_is)
+    tried = credible(seen[0], done.causes, learned=has_learned(facts))
+    story = one_story(seen, tried, seen_as_is)
     parts.progress.examined = parts.progress.attempts, story
     return replace(done, causes=story)
 
@@ -69,8 +72,38 @@ _REFUTED_BY_LEARNING = frozenset(
     }
 )
 """What a run that can be seen to learn does not have, whatever its curve looks like."""
+_OF_STRUCTURE: frozenset[str] = frozenset(
+    {
+        *(Cause.ZERO_GRADIENT, Fault.WRONG_OPTIMIZER_PARAMS, Fault.SOFTMAX_AXIS, Fault.WRONG_LOSS),
+        *(Fault.BATCH_DEPENDENCE, Fault.EVAL_MODE, Fault.FROZEN_PARAMETERS),
+    }
+)
+"""Read off the program itself: they hold whatever the loss means."""
+_NOT_WHERE_IT_LEARNED: frozenset[str] = frozenset(
+    {
+        *(Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, Cause.FLAT_REWARD, Fault.OUTPUT_INDEPENDENT_OF_INPUT),
+        *(Fault.LABELS_SHUFFLED, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS, Fault.FROZEN_PARAMETERS),
+    }
+)
 _WEAK = frozenset({Fault.LABELS_SHUFFLED})
 """Concluded where nothing else explains that nothing is learned."""
+
+
+def credible(seen: Diagnosis, tried: Sequence[Diagnosis], *, learned: bool) -> Sequence[Diagnosis]:
+    """Return what experiments may claim about a run in which nothing was seen to be wrong.
+
+    Args:
+        seen: the first diagnosis of the run.
+        tried: those of experiments.
+        learned: the run itself has shown that it learns.
+    """
+    if seen.cause != Cause.HEALTHY:
+        return tried
+    if NOT_JUDGED in seen.evidence:  # trials go by the level of the loss too, which says nothing here
+        tried = [d for d in tried if (d.fault or d.cause) in _OF_STRUCTURE]
+    if learned:
+        tried = [d for d in tried if (d.fault or d.cause) not in _NOT_WHERE_IT_LEARNED]
+    return tried or [seen]
 
 
 def one_story(

@@ -3,7 +3,7 @@
 import pytest
 
 from steadystep import Diagnosis
-from steadystep.engine.experiments import one_story
+from steadystep.engine.experiments import credible, one_story
 
 
 def of(*names: str) -> list[Diagnosis]:
@@ -68,3 +68,24 @@ def test_no_experiment_refutes_what_was_seen_as_it_is() -> None:
     assert [diagnosis.cause for diagnosis in told] == ["zero-gradient", "learning-rate-too-low"]
     told = one_story(of("unscaled-data"), of("clipping-too-tight", "unscaled-data"), {("unscaled-data", "")})
     assert [diagnosis.cause for diagnosis in told] == ["unscaled-data", "clipping-too-tight"]
+
+
+UNJUDGED = Diagnosis(evidence="no sign of trouble, learning not judged: the loss of a policy says little")
+INDEPENDENT = Diagnosis(cause="no-learning", fault="output-independent-of-input")
+TWICE = Diagnosis(cause="no-learning", fault="wrong-loss")
+UNTRAINED = Diagnosis(cause="zero-gradient")
+SLOW = Diagnosis(cause="learning-rate-too-low")
+
+
+@pytest.mark.parametrize(
+    ("seen", "learned", "kept"),
+    [
+        (UNJUDGED, False, [TWICE, UNTRAINED]),
+        (Diagnosis(), True, [TWICE, UNTRAINED]),
+        (Diagnosis(), False, [INDEPENDENT, TWICE, UNTRAINED, SLOW]),
+        (SLOW, True, [INDEPENDENT, TWICE, UNTRAINED, SLOW]),
+    ],
+)
+def test_a_run_that_learns_is_not_talked_ill(seen: Diagnosis, learned: bool, kept: list[Diagnosis]) -> None:
+    assert list(credible(seen, [INDEPENDENT, TWICE, UNTRAINED, SLOW], learned=learned)) == kept
+    assert list(credible(UNJUDGED, [SLOW], learned=learned)) == [UNJUDGED]
