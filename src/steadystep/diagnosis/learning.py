@@ -23,6 +23,7 @@ _LEAST_GAIN = 0.02  # of the level; below, a change of the loss is not called le
 _SIGMAS = 3.0
 _BLUR = 0.2  # of the level: with more noise than this nothing is concluded from the level, as with heavy-tailed targets
 _TARGETS = ("label", "labels", "target", "targets", "y")
+_OF_A_POLICY = frozenset({"actor", "critic", "policy"})
 _REWARDS = ("reward", "return", "advantage")
 _CLASSES = ("cross-entropy", "nll", "nll from probabilities")
 _BINARY = ("bce with logits", "bce")
@@ -105,8 +106,9 @@ def is_judged(facts: Facts) -> bool:
 
 
 def is_policy(facts: Facts) -> bool:
-    """Whether rewards come with the batches or the metrics."""
-    return facts.measured.rewarded or reward(facts) is not None
+    """Whether rewards come with the batches or the metrics, or a part of the model is named like a policy's."""
+    named = any(not _OF_A_POLICY.isdisjoint(name.split(".")) for name in facts.structure.trained)
+    return named or facts.measured.rewarded or reward(facts) is not None
 
 
 def reward(facts: Facts) -> BatchPart | None:

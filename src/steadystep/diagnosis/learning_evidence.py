@@ -103,7 +103,7 @@ def noted(detector: str) -> Callable[[Facts], str]:
 def carries_over(facts: Facts) -> str:
     """The gradients of an update are still there when the next backward pass begins."""
     loop = facts.measured.loop
-    if not loop.never_clears:
+    if not loop.never_clears or facts.opposed:  # why: the loss of one network leaves gradients in the other
         return ""
     total = loop.carried + loop.renewed
     return f"after {loop.carried} of {total} updates the next backward pass was added to gradients that had been used"

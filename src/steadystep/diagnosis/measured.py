@@ -10,6 +10,7 @@ from steadystep.records import BatchStats, OutputStats, Probe, Signals, Structur
 
 _MATCH = 2e-3  # of the loss: the loss function is found out by its value
 _SUM = 1e-3
+_EXACT = 1e-4  # a further term, as the policy's beside a critic's, shows as more than rounding
 _TARGET = "['target']"
 _PAIRS = 8
 _OFTEN = 64  # steps at which parameters without a gradient are looked for, at the start
@@ -79,7 +80,7 @@ class OutputTrail:
             return None
         factors = [loss / value for loss, value in self.pairs if value > 0.0]
         usual = sorted(factors)[len(factors) // 2] if len(factors) == len(self.pairs) else 0.0
-        return usual if usual > 0.0 and all(abs(f - usual) <= 0.01 * usual for f in factors) else None
+        return usual if usual > 0.0 and all(abs(f - usual) <= _EXACT * usual for f in factors) else None
 
     def mistake(self, fault: str) -> str:
         """The evidence for a fault that the loss functions show, where they do at nearly every probe."""

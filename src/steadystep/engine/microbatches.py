@@ -12,7 +12,6 @@ from steadystep._utils.rng import RngState
 from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
-from steadystep.diagnosis.measured import LoopHabits
 from steadystep.engine.closures import BatchClosure, Closure, RepeatableClosure
 from steadystep.engine.microbatch_group import Draws, Group, MicroBatch, OnlyTheLoss, called, checked_loss
 from steadystep.engine.reruns import GroupReruns
@@ -80,7 +79,8 @@ class MicroBatchRunner:
         self._offered: tuple[RecordedMicroBatch, ...] = ()
         self.given_losses = False
         """The loop computes its losses itself."""
-        self.habits = LoopHabits()
+        self.began_clear = False
+        """The gradients of the last update were gone when this group began."""
 
     def __enter__(self) -> None:
         if self.busy:
@@ -110,9 +110,10 @@ class MicroBatchRunner:
             for parameter in self._trained.parameters:
                 if parameter.grad is not None:
                     self._optimizer.zero_grad()
+                    self.began_clear = False
                     break
             else:
-                self.habits.renewed += 1
+                self.began_clear = True
         self._state = "collecting"
         recipe = None
         if isinstance(work, Tensor):

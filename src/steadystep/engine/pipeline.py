@@ -47,7 +47,6 @@ class Pipeline:
         self._budget, self._recovery, self._tracer = parts.budget, parts.recovery, parts.nan_tracer
         self._history, self._log, self._ranks = parts.run_history, parts.log, parts.ranks
         self._run_state, self._data, self._checksums = parts.run_state, parts.run_state.data, parts.checksums
-        self._runner.habits = parts.run_history.loop
         self._samples = parts.gradient_samples if parts.log.wants_samples else None
 
     def collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
@@ -88,6 +87,7 @@ class Pipeline:
             given = any(member.batch is not None for member in self._group.members)
             return self.record(self._updater.drop(progress.attempts, not_repeatable(given=given)))
         view = self.measure(range(len(self._group.members)))
+        self._history.loop.renewed += self._runner.began_clear
         if view.signals.bit_flips:
             view = self._recomputed(view)
         if self._samples is not None and self._samples.due(view.signals.step):

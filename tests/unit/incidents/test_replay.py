@@ -263,6 +263,6 @@ def test_the_command(
     assert steadystep(str(run(lie=NAN)), "--factory", "my_training:make")[0] == 0
     code, told, complaint = steadystep("nowhere", "--factory", "my_training:make")
     assert (code, told) == (2, "")
-    assert complaint.startswith("error: nowhere: no such file or directory")
+    assert complaint.startswith("error: nowhere: no such folder")
     assert steadystep(path)[0] == 2
     assert "Example: steadystep replay" in steadystep("--help")[1]
