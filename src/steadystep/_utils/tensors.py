@@ -253,3 +253,13 @@ def read_mixed(scalars: Sequence[Tensor], flat: Sequence[Tensor]) -> list[float]
     values = read_together(torch.stack([scalar.to(away[0].device) for scalar in away]), flat)
     read = iter(values)
     return [float(s) if s.is_cpu else next(read) for s in scalars] + values[len(away) :]  # sync: none on the host
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Its elements fill one stretch of memory, in whatever order."""
+    size = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1 and stride != size:
+            return False
+        size *= length
+    return True

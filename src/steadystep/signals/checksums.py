@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import is_writable, local_part
+from steadystep._utils.tensors import is_dense, is_writable, local_part
 from steadystep._utils.text import plain_name
 from steadystep.records import BitFlip
 
@@ -29,6 +29,7 @@ SAMPLED_EVERY, _SAMPLED_AT = 16, 5  # steps; each time the other half of the ten
 _SMALL = 1 << 15  # bytes: below, a copy costs no more than two sums
 _MOST_BITS = 4  # in one tensor: memory that fails changes a few, code that writes changes many
 _MOST_WORDS = 2
+_NAMED_EVERY = 64  # times: to ask a model for its parameters takes as long as to add them up
 _EDITS = 3  # times, after which a tensor is known to be written by the program
 
 
@@ -174,6 +175,7 @@ class Checksums:
         self.armed = False
         """There is something to compare with."""
         self._memory: dict[str, _Memory] = {}
+        self._named, self._takes = self._parameters(), 0
         self._sums: list[_Sums] = []
         self._of_buffers: list[_Sums] = []
         self._edits: dict[str, int] = {}
@@ -184,6 +186,9 @@ class Checksums:
     def take(self, step: int) -> None:
         """The state is that of an update: remember it."""
         half = None if self._full else step // SAMPLED_EVERY % 2
+        if self._takes % _NAMED_EVERY == 0:
+            self._named = self._parameters()
+        self._takes += 1
         self._sums = self._taken([*self._weights(), *self._state()], half)
         # why not sampled: the forward pass writes them, so they are read before it, which is a second host read
         self._of_buffers = self._taken(list(self._buffers()), None) if self._full else []
@@ -204,6 +209,7 @@ class Checksums:
         """Let go of all tensors."""
         self.drop()
         self._memory.clear()
+        self._takes = 0
 
     @torch.no_grad()
     def verify(self, *, everything: bool = False) -> None:
@@ -249,7 +255,7 @@ class Checksums:
                 if (
                     not tensor.numel()
                     or self._edits.get(name, 0) >= _EDITS
-                    or not (is_writable(tensor) and _is_dense(tensor))
+                    or not (is_writable(tensor) and is_dense(tensor))
                 ):
                     continue
                 memory = self._memory[name] = _Memory(name, tensor)
@@ -259,35 +265,28 @@ class Checksums:
             by_device.setdefault(tensor.device, []).append(memory)
         return [_Sums(members) for members in by_device.values()]
 
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [(plain_name(name), parameter) for name, parameter in self._model.named_parameters()]
+
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._model.named_parameters():
-            yield plain_name(name), local_part(parameter)
+        for name, parameter in self._named:
+            yield name, local_part(parameter)
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in self._model.named_buffers():
             yield plain_name(name), buffer
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self._named:
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and type(held := local_part(value)) is Tensor:
-                    yield f"{key} of {plain_name(name)}", held
+                    yield f"{key} of {name}", held
 
 
 def _flat(tensor: Tensor) -> Tensor:
     """Its elements in the order of memory, sharing it; through `.data`, which leaves the version counter alone."""
     plain = torch.view_as_real(tensor.data) if tensor.is_complex() else tensor.data
     return plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Its elements fill one stretch of memory, in whatever order."""
-    size = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length > 1 and stride != size:
-            return False
-        size *= length
-    return True
 
 
 def _rests(members: Sequence[_Memory]) -> Tensor:
