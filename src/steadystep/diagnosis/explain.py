@@ -154,8 +154,15 @@ def explain(signals: Signals, findings: tuple[Finding, ...], setup: Setup = UNKN
         damage=case.damage,
         findings=findings,
         evidence="; ".join([*map(sentence, findings), *_counterfactual_evidence(signals)]),
-        advice=advise(cause, as_measured(setup, signals)),
+        advice=_about_memory(signals) or advise(cause, as_measured(setup, signals)),
     )
+
+
+def _about_memory(signals: Signals) -> str:
+    """Advice after bits that flipped and are in place again."""
+    if not signals.bit_flips or not all(flip.repaired for flip in signals.bit_flips):
+        return ""
+    return "the guard put it back; if it happens again, check the memory of this machine (ECC counters, a memory test)"
 
 
 def advised(diagnosis: Diagnosis, signals: Signals, plan: Plan, setup: Setup = UNKNOWN_SETUP) -> Diagnosis:
@@ -167,7 +174,7 @@ def advised(diagnosis: Diagnosis, signals: Signals, plan: Plan, setup: Setup = U
         plan: what was done.
         setup: what is known of the settings of the run.
     """
-    if not plan.actions:
+    if not plan.actions or _about_memory(signals):
         return diagnosis
     return replace(diagnosis, advice=advise(Cause(diagnosis.cause), as_measured(setup, signals), plan))
 

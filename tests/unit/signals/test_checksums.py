@@ -173,6 +173,7 @@ def test_a_run_with_flips_ends_with_the_bits_of_the_run_without(how: str) -> Non
     found = [outcome for outcome in outcomes if outcome.signals is not None and outcome.signals.bit_flips]
     assert len(found) == 6
     assert all(outcome.stepped and outcome.diagnosis.cause == "damaged-weights" for outcome in found)
+    assert all("check the memory of this machine" in outcome.diagnosis.advice for outcome in found)
 
 
 def test_an_update_that_cannot_be_computed_again_is_refused() -> None:
