@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,16 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.chdir(here)
 
 
-@pytest.mark.parametrize(("command", "shown"), [case for case in QUICK if "dashboard" not in case.id])
+LONG = [f"examine faulty_jobs:{name}" for name in ("rate_too_high", "raw_features", "no_mask", "old_head")]
+
+
+def _marked(case: Any) -> Any:
+    """Of five examinations, eight seconds each, one is quick enough to show that the page is true."""
+    is_long = any(command in case.id for command in LONG)
+    return pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) if is_long else case
+
+
+@pytest.mark.parametrize(("command", "shown"), [_marked(case) for case in QUICK if "dashboard" not in case.id])
 def test_a_command_does_what_is_shown(command: str, shown: tuple[str, ...], desk: Path) -> None:
     if "--new" in command:
         (desk / "my_run.py").unlink()

@@ -115,6 +115,7 @@ def test_asked_after_the_last_step_it_saves_and_ends_too(nursery: Nursery, rare:
     assert (again.result["began"], again.result["parts"]) == (12, rare.parts)
 
 
+@pytest.mark.slow
 def test_asked_while_a_checkpoint_is_written_and_a_finished_run_has_nothing_left(
     nursery: Nursery, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_run_ends_with_a_verdict_in_its_log(tmp_path: Path, caplog: pytest.Log
     assert run.notes == ()
 
 
+@pytest.mark.slow
 def test_the_end_of_the_program_is_the_end_of_a_run_too() -> None:
     script = """
 import torch

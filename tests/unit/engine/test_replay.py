@@ -116,6 +116,7 @@ def test_damage_from_outside_costs_nothing(damage: Callable[[nn.Module], None], 
 
 @settings(max_examples=8)
 @given(at=st.integers(62, 100), optimizer=st.sampled_from(["AdamW", "SGD", "RMSprop"]), size=st.sampled_from([1, 2]))
+@pytest.mark.slow
 def test_whenever_it_happens_it_ends_with_the_same_bits(at: int, optimizer: str, size: int) -> None:
     config = {"training": {"gradient_accumulation_steps": size, "max_grad_norm": 1.0}}
     steps = STEPS * size
