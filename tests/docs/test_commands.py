@@ -65,7 +65,7 @@ def typed_here(command: str) -> subprocess.CompletedProcess[str]:
     """The same in this process: one of its own imports torch, for seconds."""
     with pytest.MonkeyPatch.context() as patch, quiet_log():
         patch.setenv("COLUMNS", _surroundings()["COLUMNS"])
-        patch.setattr("webbrowser.open", lambda address: True)
+        patch.setattr("typer.launch", lambda address: 0)
         patch.syspath_prepend(str(Path.cwd()))
         words = shlex.split(command)[1:]
         patch.setattr(sys, "argv", ["steadystep", *words])

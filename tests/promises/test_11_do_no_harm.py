@@ -21,7 +21,10 @@ def name_of(run: Run) -> str:
     return f"{run.index}-{run.task}-{run.optimizer}-{run.face}"
 
 
-@pytest.mark.parametrize("run", HEALTHY, ids=name_of)
+@pytest.mark.parametrize(
+    "run",
+    [pytest.param(run, id=name_of(run), marks=() if i < 2 else pytest.mark.slow) for i, run in enumerate(HEALTHY)],
+)
 def test_a_healthy_run_is_never_touched(run: Run) -> None:
     row = row_of(run)
     assert row["identical"], line_of(row | {"code": ""})
