@@ -18,11 +18,12 @@ TASKS: dict[str, Program] = {
     "infonce": InfoNCE(),
 }
 QUICK = [
-    ("blobs, Adam", "warmup"),
-    ("blobs, SGD", "warmup-cosine"),
-    ("makemore", "triangular"),
     ("blobs, Adam", "restarts"),
     ("blobs, SGD", "one-cycle"),
+    *(
+        pytest.param(task, schedule, marks=pytest.mark.slow)
+        for task, schedule in (("blobs, Adam", "warmup"), ("blobs, SGD", "warmup-cosine"), ("makemore", "triangular"))
+    ),
 ]
 OWN: dict[str, dict[str, Any]] = {
     "count": {"warmup_steps": 200},

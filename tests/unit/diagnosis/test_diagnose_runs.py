@@ -388,7 +388,7 @@ FAULTS: dict[str, tuple[Callable[[int], Run], str]] = {
 MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize("seed", [0, 1, MORE[1]])
+@pytest.mark.parametrize("seed", [0, *MORE])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_runs_are_called_healthy(name: str, seed: int) -> None:
     run = HEALTHY[name](seed).go()
