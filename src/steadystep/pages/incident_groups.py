@@ -1,7 +1,6 @@
 """Incidents as one tells them: what happened again and again in one stretch is one story."""
 
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from steadystep.runs.reading import Mark as Mark
 from steadystep.runs.run import LayerNorms, Run, Series
 
 _AROUND = 50  # steps before and after that "usual" is taken from
-_RANKS = re.compile(r"\branks? (\d{1,6}(?:, \d{1,6})*(?: and \d{1,6}(?!\d| more))?)")
 _LARGEST_RECORD = 10_000_000  # bytes
 
 
@@ -71,10 +69,8 @@ class IncidentGroup:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that its findings name."""
-        said = " ".join(text for i in self.incidents for text in (i.evidence, i.done, *(f[2] for f in i.findings)))
-        named = (number for found in _RANKS.findall(said) for number in re.findall(r"\d+", found))
-        return tuple(sorted({int(number) for number in named}))
+        """The ranks it was found on."""
+        return tuple(sorted({rank for incident in self.incidents for rank in incident.ranks}))
 
     @property
     def acted(self) -> bool:

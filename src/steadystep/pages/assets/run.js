@@ -4,6 +4,18 @@ function island(id) {
   return node ? JSON.parse(node.textContent) : null;
 }
 
+// In the page, the steps of a line are the first and the distances between them, or one distance for all.
+function withSteps(data) {
+  for (const { panels } of [data, ...Object.values(data.near)]) {
+    for (const line of panels.flatMap((panel) => panel.lines)) {
+      const { from, by } = line.x;
+      let step = from;
+      line.x = line.y.map((_, i) => (step += i ? by[i - 1] ?? by : 0));
+    }
+  }
+  return data;
+}
+
 class RunPage {
   constructor(data) {
     this.group = new Group();
@@ -92,10 +104,10 @@ function startPrinting() {
 function startRun() {
   startCopying(document);
   startPrinting();
-  document.querySelectorAll("table.sortable").forEach(startSorting);
+  document.querySelectorAll("table.sortable").forEach((table) => startSorting(table));
   const data = island("run-data");
   if (!data) return null;
-  const page = new RunPage(data);
+  const page = new RunPage(withSteps(data));
   document.addEventListener("toggle", (event) => {
     if (event.target.classList?.contains("case") && event.target.open) closeLook(event.target, page);
   }, true);
