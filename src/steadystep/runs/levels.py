@@ -51,7 +51,7 @@ def _trailing(values: Floats, share: float) -> Floats:
 
 
 def _quantiles(values: Floats, share: float) -> list[float]:
-    """As `np.quantile` of the finite points before each, bit for bit: its overhead is most of a short run's diagnosis."""
+    """As `np.quantile` of the finite points before each, bit for bit: its overhead was most of a diagnosis."""
     found, kept = [], sorted(values[: FEWEST - 1].tolist())
     for i in range(FEWEST, len(values)):
         insort(kept, float(values[i - 1]))
