@@ -12,9 +12,9 @@ import numpy as np
 
 from steadystep._utils.checklist import ChecklistItem
 from steadystep._utils.text import NOTHING, count, number, share, short
-from steadystep.pages.charts import left_out, panels
+from steadystep.pages.charts import left_out, panels, thin
 from steadystep.pages.heat import heats
-from steadystep.pages.incident_groups import Headline, IncidentGroup, Mark, episodes, headline
+from steadystep.pages.incident_groups import Headline, IncidentGroup, Mark, Unguarded, episodes, headline
 from steadystep.pages.overlay import differences, look, overlay, parallel
 from steadystep.pages.site import self_contained
 from steadystep.runs.checklist import checklist
@@ -107,6 +107,16 @@ def charts(
         "restarts": list(run.restarts),
         "unit": run.step_unit,
         "heats": heats(run, told, first=first, last=last),
+        "unguarded": {e.first: _unguarded(e.unguarded) for e in told if e.unguarded is not None},
+    }
+
+
+def _unguarded(found: Unguarded) -> dict[str, Any]:
+    """Lines for the charts of one incident, by panel."""
+    pairs = (("loss", found.loss), ("norm", found.norm))
+    return {
+        key: {"name": "without the guard", "role": "without", **thin(series, buckets=200).for_json()}
+        for key, series in pairs
     }
 
 

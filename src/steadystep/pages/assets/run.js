@@ -64,7 +64,8 @@ async function closeLook(details, page) {
   box.append(wide);
   const [first, last] = [Number(details.dataset.first), Number(details.dataset.last)];
   const margin = Math.max(40, (last - first) * 0.5);
-  const range = [Math.max(first - margin, 0), last + margin];
+  const unguarded = page.data.unguarded?.[first] || {};
+  const range = [Math.max(first - margin, 0), Math.max(last + margin, unguarded.loss?.x.at(-1) ?? 0)];
   const data = await page.near(range[0], range[1], first);
   const near = new Group();
   near.show({ marks: page.data.marks, restarts: page.data.restarts, unit: page.data.unit }, range);
@@ -72,6 +73,7 @@ async function closeLook(details, page) {
     const panel = data.panels.find((one) => one.key === key);
     if (!panel || (key === "lr" && !panel.ghosts?.length)) continue;
     const lines = panel.lines.filter(({ role }) => !role.includes("typical"));
+    if (unguarded[key]) lines.push(unguarded[key]);
     const holder = make("div", { class: "panel" });
     wide.append(holder);
     new Chart(holder, { ...panel, lines, title: `${panel.title} around it` }, near, { height: 140, bare: true });
