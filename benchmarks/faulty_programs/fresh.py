@@ -1,0 +1,14 @@
+"""A fourth set, written after the rules by an author who had not read them."""
+
+from .fresh_bandits import BANDITS
+from .fresh_generative import GENERATIVE
+from .fresh_language import LANGUAGE
+from .fresh_pairs import PAIRS
+from .fresh_rl import CART
+from .fresh_series import SERIES
+from .fresh_tables import TABLES
+from .fresh_text import TEXT
+from .fresh_vision import VISION
+from .program import Program
+
+FRESH: tuple[Program, ...] = VISION + LANGUAGE + TEXT + CART + BANDITS + GENERATIVE + PAIRS + SERIES + TABLES
