@@ -117,13 +117,13 @@ def speakers(seed: int, count: int = 900, width: int = 24) -> Split:
     return split(x + 0.15 * torch.randn(x.shape, generator=g), y)
 
 
-def tides(seed: int, count: int = 1400, length: int = 16) -> Split:
+def tides(seed: int, count: int = 1400, length: int = 16, first: float = 1.6) -> Split:
     """Windows of a noisy second-order recurrence, and the value that follows each."""
     g = generator(seed)
     noise = torch.randn(count + length + 1, generator=g)
     wave = [0.0, 0.5]
     for value in noise[2:]:
-        wave.append(1.6 * wave[-1] - 0.8 * wave[-2] + 0.5 * float(value))
+        wave.append(first * wave[-1] - 0.8 * wave[-2] + 0.5 * float(value))
     series = torch.tensor(wave)
     windows = (series / series.std()).unfold(0, length + 1, 1)
     return split(windows[:, :-1].contiguous(), windows[:, -1].contiguous())

@@ -46,7 +46,8 @@ def codes_without_a_way_back(faulty: bool, seed: int) -> Setup:
 
     def loss(batch: Tensor) -> Tensor:
         again, gap = model(batch)
-        return F.mse_loss(again, batch) * 10 + gap
+        total: Tensor = F.mse_loss(again, batch) * 10 + gap
+        return total
 
     def score() -> float:
         with evaluating(model):
@@ -106,7 +107,8 @@ def rewarded_for_divergence(faulty: bool, seed: int) -> Setup:
         again, mean, log_variance = model(*batch)
         error = F.binary_cross_entropy_with_logits(again, batch[0], reduction="sum") / 64
         apart = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum() / 64
-        return error + sign * apart
+        total: Tensor = error + sign * apart
+        return total
 
     return Setup(
         model=model,

@@ -177,7 +177,8 @@ class _Experts(nn.Module):
     def forward(self, pairs: Tensor) -> Tensor:
         x = torch.cat([self.user(pairs[:, 0]), self.item(pairs[:, 1])], dim=1)
         opinions = torch.cat([expert(x) for expert in self.experts], dim=1)
-        return (self.gate(x).softmax(self.axis) * opinions).sum(1)
+        logits: Tensor = (self.gate(x).softmax(self.axis) * opinions).sum(1)
+        return logits
 
 
 @program(
@@ -214,7 +215,8 @@ class _Molecules(nn.Module):
             heard = torch.zeros_like(x).index_add(0, edges[0], x[edges[1]])
             x = layer(torch.cat([x, heard], dim=1))
         atoms = torch.cat([start, x], dim=1).view(count, -1, 20)
-        return self.head(atoms.sum(1)).squeeze(1)
+        value: Tensor = self.head(atoms.sum(1))
+        return value.squeeze(1)
 
 
 @program(

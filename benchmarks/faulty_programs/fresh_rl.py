@@ -90,7 +90,7 @@ def minibatch_of_one(faulty: bool, seed: int) -> Setup:
         g = generator(seed)
         while True:
             rolled = {name: t.flatten(0, 1) for name, t in _drive(lambda s: model(s)[0], g, 5, 13).items()}
-            for rows in torch.randperm(65, generator=g).split(16):
+            for rows in torch.split(torch.randperm(65, generator=g), 16):
                 yield {name: t[rows] for name, t in rolled.items()}
 
     def loss(batch: Rollout) -> Tensor:
@@ -98,7 +98,8 @@ def minibatch_of_one(faulty: bool, seed: int) -> Setup:
         advantage = (batch["return"] - value).detach()
         if faulty or len(advantage) > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        return F.mse_loss(value, batch["return"]) - (_chosen(logits, batch["action"]) * advantage).mean()
+        policy = -(_chosen(logits, batch["action"]) * advantage).mean()
+        return F.mse_loss(value, batch["return"]).add(policy)
 
     return Setup(
         model=model,
@@ -182,7 +183,8 @@ def gain_of_the_last_layer(faulty: bool, seed: int) -> Setup:
         advantage = (batch["return"] - value).detach()
         entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
         policy = -(_chosen(logits, batch["action"]) * advantage).mean()
-        return policy + 0.5 * F.mse_loss(value, batch["return"]) - 0.003 * entropy
+        total: Tensor = policy + 0.5 * F.mse_loss(value, batch["return"]) - 0.003 * entropy
+        return total
 
     return Setup(
         model=model,

@@ -228,6 +228,7 @@ def mask_flipped_on_its_own(faulty: bool, seed: int) -> Setup:
     "softmax-axis",
     "wrong-loss",
     story="log_softmax(dim=-1) normalizes over the width of the image instead of over the classes.",
+    source="hfslyc/AdvSemiSeg#73",
 )
 def softmax_over_the_width(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
