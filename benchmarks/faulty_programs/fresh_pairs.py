@@ -23,7 +23,6 @@ def _neighbors(model: nn.Module, x: Tensor, y: Tensor, x_test: Tensor, y_test: T
 @program(
     "metric",
     "constant-targets",
-    "wrong-loss",
     story="Whether two recordings are of one speaker is asked with `is`, of two tensors: it is never the case.",
     loss_tells=False,
 )
@@ -70,7 +69,7 @@ def _alike(model: nn.Module, x: Tensor, y: Tensor) -> float:
 @program(
     "metric",
     "wrong-loss",
-    "labels-shuffled",
+    "output-independent-of-input",
     story="CosineEmbeddingLoss wants 1 and -1 and gets 1 and 0: pairs of different digits cost nothing.",
     source="https://sachinruk.github.io/programming_tips/cosine-embedding-loss.html (explains the target as 1 and 0)",
     loss_tells=False,

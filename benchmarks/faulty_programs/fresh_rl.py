@@ -237,7 +237,6 @@ def replay_of_the_first_rows(faulty: bool, seed: int) -> Setup:
 @program(
     "imitation",
     "constant-inputs",
-    "output-independent-of-input",
     story="The simulator returns the same array at every step; all stored observations show the last moment.",
     source="openai/baselines#418",
 )

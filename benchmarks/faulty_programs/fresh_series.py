@@ -167,7 +167,6 @@ class _Forecast(nn.Module):
     "series",
     "output-independent-of-input",
     "constant-inputs",
-    "zero-gradient",
     story="Layer normalization over the last axis, which has one entry per moment, leaves zeros.",
 )
 def normalized_one_by_one(faulty: bool, seed: int) -> Setup:
@@ -260,7 +259,6 @@ def a_hundred_thousandth_of_the_weights(faulty: bool, seed: int) -> Setup:
 @program(
     "audio",
     "eval-mode",
-    "unscaled-data",
     story="The batch normalization of a network that was never trained is frozen, as if it were a pretrained one.",
     source="kazuto1011/deeplab-pytorch#48",
 )

@@ -25,7 +25,6 @@ def _tasks(count: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
     "metalearning",
     "learning-rate-too-high",
     "exploding-gradient",
-    "non-finite",
     story="The inner step of each task uses a rate of 2 instead of 0.02: adapting overshoots.",
 )
 def inner_step_too_long(faulty: bool, seed: int) -> Setup:

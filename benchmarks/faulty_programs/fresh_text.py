@@ -122,7 +122,6 @@ class _Answer(nn.Module):
 @program(
     "text",
     "batch-dependence",
-    "output-independent-of-input",
     story="MultiheadAttention gets (batch, words, width) and takes the first axis for time: questions ask each other.",
     source="dhimasryan/MOSA-Net-Cross-Domain#10",
 )
@@ -163,7 +162,6 @@ class _Bag(nn.Module):
     "text",
     "learning-rate-too-low",
     "frozen-parameters",
-    "vanishing-gradient",
     story="Each layer below the head gets a hundredth of the rate above it, down to the embedding: 0.01 ** depth.",
 )
 def a_hundredth_per_layer(faulty: bool, seed: int) -> Setup:

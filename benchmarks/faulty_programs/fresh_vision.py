@@ -83,7 +83,6 @@ def boxes_in_pixels(faulty: bool, seed: int) -> Setup:
     "detection",
     "learning-rate-too-high",
     "exploding-gradient",
-    "non-finite",
     story="The rate was chosen for eight devices with 32 images each and is used on one with eight.",
     source="pytorch/vision#1230",
 )
@@ -138,7 +137,6 @@ def prior_in_every_bias(faulty: bool, seed: int) -> Setup:
 @program(
     "detection",
     "constant-targets",
-    "wrong-loss",
     story="Anchors are in pixels and boxes from 0 to 1: none overlaps enough, and every cell is background.",
     source="ultralytics/yolov3#1673",
     loss_tells=False,
