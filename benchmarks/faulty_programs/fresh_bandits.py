@@ -26,7 +26,7 @@ def _likely(logits: Tensor, action: Tensor) -> Tensor:
     "rl",
     "entropy-collapse",
     "learning-rate-too-high",
-    story="Every offer pays 10 to 12 and nothing is subtracted: what is tried first becomes ever more probable.",
+    story="Every offer pays 40 to 42 and nothing is subtracted: what is tried first becomes ever more probable.",
     loss_tells=False,
 )
 def always_some_reward(faulty: bool, seed: int) -> Setup:
@@ -37,7 +37,7 @@ def always_some_reward(faulty: bool, seed: int) -> Setup:
     held = torch.randn(500, 6, generator=generator(seed + 4))
 
     def worth(x: Tensor) -> Tensor:
-        return 10 + 2 * torch.sigmoid(x @ taste)
+        return 40 + 2 * torch.sigmoid(x @ taste)
 
     def batches() -> Iterator[Turn]:
         g = generator(seed)

@@ -233,7 +233,6 @@ def gradient_penalty_of_two_thousand(faulty: bool, seed: int) -> Setup:
     "wrong-optimizer-params",
     "frozen-parameters",
     story="weight_norm is applied after the optimizer was made: it holds the old weights, the layers have new ones.",
-    same_start=False,
 )
 def weights_normalized_too_late(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

@@ -237,7 +237,7 @@ def replay_of_the_first_rows(faulty: bool, seed: int) -> Setup:
 @program(
     "imitation",
     "constant-inputs",
-    story="The simulator returns the same array at every step; all stored observations show the last moment.",
+    story="The simulator returns the same array at every step; all stored observations show the next start.",
     source="openai/baselines#418",
 )
 def observations_share_memory(faulty: bool, seed: int) -> Setup:
@@ -259,6 +259,7 @@ def observations_share_memory(faulty: bool, seed: int) -> Setup:
                 seen.append(shown if faulty else shown.clone())
                 done.append(expert(state))
                 state, _ = _move(state, _sampled(torch.zeros(1, 3), g))
+            shown.copy_(_starts(1, g)[0])  # the next episode begins
             yield torch.stack(seen), torch.cat(done)
 
     def score() -> float:
