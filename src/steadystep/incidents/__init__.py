@@ -47,7 +47,7 @@ __all__ = [
 __getattr__ = old_names(__name__)
 
 
-ReplayFactory = Callable[[], tuple[nn.Module, Callable[..., Any]]]
+ReplayFactory = Callable[[], tuple[Any, ...]]
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ALIKE = 1e-2  # of loss and norm: another machine adds in another order
 
@@ -86,7 +86,7 @@ def replay(bundle: Path, factory: ReplayFactory, *, precision: str | None = None
     Args:
         bundle: folder of one incident.
         factory: returns (model, closure), the closure being the one given to `Guard.step`: it is called with the batch
-            if the bundle holds one, else without arguments.
+            if the bundle holds one, else without arguments. An optimizer and batches may follow; see `without_guard`.
         precision: "fp32", "bf16" or "fp16" instead of the recorded one, to test whether it would have survived.
         device: where to run. Default: where the factory puts the model.
 
@@ -101,7 +101,7 @@ def replay(bundle: Path, factory: ReplayFactory, *, precision: str | None = None
     chosen = recorded if precision is None else precision
     if chosen not in _DTYPES:
         raise ConfigError(f"precision {chosen!r} is unknown: use one of {', '.join(_DTYPES)}")
-    model, closure = _made(factory)
+    model, closure, *_ = _made(factory)
     _loaded(model, kept)
     if device is not None:
         model = model.to(_device(device))
@@ -155,12 +155,12 @@ def _loaded(model: nn.Module, kept: Bundle) -> None:
         raise CheckpointError(f"{kept.path / 'state'} does not contain the state of a step ({what})") from error
 
 
-def _made(factory: ReplayFactory) -> tuple[nn.Module, Callable[..., Any]]:
+def _made(factory: ReplayFactory) -> tuple[Any, ...]:
     try:
         made: Any = factory()
     except Exception as error:
         raise ConfigError(f"the factory raised {type(error).__name__}: {error}") from error
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
+    if isinstance(made, tuple) and 2 <= len(made) <= 4 and isinstance(made[0], nn.Module) and callable(made[1]):
         return made
     raise ConfigError(f"the factory must return (model, closure), it returned {_described(made)}")
 
