@@ -94,7 +94,7 @@ def run(kind: str, seed: int, *, inside: bool, flips: bool) -> tuple[bytes, Coun
 def stored(store: Path | None, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `make` gives, or gave when it was run before."""
     lines = store.read_text().splitlines() if store is not None and store.exists() else []
-    known = {line["key"]: line for line in map(json.loads, lines)}
+    known: dict[str, dict[str, Any]] = {line["key"]: line for line in map(json.loads, lines)}
     if key not in known:
         known[key] = {"key": key, **make()}
         if store is not None:

@@ -1,7 +1,7 @@
 """Matrix products that come out wrong: how many harmful ones are seen before they cost 1 % of the loss.
 
-    python -m benchmarks.wrong_matmuls                 100 trials of each kind, every 20th step computed twice
-    python -m benchmarks.wrong_matmuls --store FILE    what is in FILE is not run again: a line of JSON for each trial
+    python benchmarks/wrong_matmuls.py                 100 trials of each kind, every 20th step computed twice
+    python benchmarks/wrong_matmuls.py --store FILE    what is in FILE is not run again: a line of JSON for each trial
 
 From a random step between 90 and 119 on, of 180, a random bit of a random element of the output of a random matrix
 product flips: once, in one of ten forward passes, or in every one, each time another one, also when a step is computed
@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.bit_flips import network, optimizers, stored
 from torch import Tensor, nn
 
+from bit_flips import network, optimizers, stored
 from steadystep import Guard
 from steadystep.engine import recompute
+from steadystep.errors import TrainingHalted
 
 STEPS, AT, LATEST, MORE = 180, 90, 119, 1.01
 RATES = {"once": 0.0, "one pass in ten": 0.1, "every pass": 1.0}
@@ -70,9 +71,9 @@ def run(seed: int, rate: float | None, every: int | None) -> tuple[list[float], 
         unit.active = rate is not None and step >= start
         try:
             outcome = guard.step(lambda x=x: nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long()))
-            loud = [found for found in outcome.findings if found.severity != "info"]
-        except Exception as error:  # the run has ended: what it said counts
-            loud = [error]
+            loud, ended = any(found.severity != "info" for found in outcome.findings), False
+        except TrainingHalted:  # what it said counts
+            loud = ended = True
         unit.active = False
         if loud and seen is None and step >= start:
             seen = step
@@ -82,7 +83,7 @@ def run(seed: int, rate: float | None, every: int | None) -> tuple[list[float], 
         with torch.no_grad():
             losses.append(float(nn.functional.cross_entropy(model(held), (held.sum(1) > 0).long())))
         model.train()
-        if loud and isinstance(loud[0], Exception):
+        if ended:
             losses += [losses[-1]] * (STEPS - AT - len(losses))
             break
     guard.close()
