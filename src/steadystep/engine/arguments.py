@@ -202,6 +202,8 @@ def checked_settings(config: Config) -> Config:
         "training.fp32_modules": bool(config.training.fp32_modules),
         "monitoring.save_checkpoints": bool(config.monitoring.save_checkpoints),
     }
+    if config.monitoring.recompute_every:
+        raise ConfigError("watch: monitoring.recompute_every needs a closure: remove it, or use guard.step(closure)")
     named = [key for key, is_set in theirs.items() if is_set]
     if named:
         raise ConfigError(

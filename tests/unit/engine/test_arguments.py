@@ -189,6 +189,7 @@ def test_torchs_optimizer_is_found_inside_of_others() -> None:
         {"training": {"gradient_accumulation_steps": 2}},
         {"training": {"fp32_modules": ["*norm*"]}},
         {"monitoring": {"save_checkpoints": True}},
+        {"monitoring": {"recompute_every": 10}},
     ],
 )
 def test_what_the_loop_does_itself_cannot_be_asked_for(settings: dict[str, Any]) -> None:
