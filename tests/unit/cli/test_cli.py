@@ -126,3 +126,25 @@ def test_find_lr_names_the_nearest_task() -> None:
     assert done.returncode == 2
     assert "clusters" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+REFUSED = """
+import contextlib, io, sys
+from steadystep.cli.app import main
+
+for words in ("train", "train nope.yaml", "replay nope --factory a:b", "find-lr nope", "examine nope:x", "bench nope",
+              "diagnose nope", "report nope", "compare nope no", "compare one", "dashboard nope"):
+    sys.argv, said = ["steadystep", *words.split()], io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            main()
+        except SystemExit as ended:
+            assert ended.code == 2, words
+    assert said.getvalue().startswith("error: ") and said.getvalue().count("\\n") == 1, said.getvalue()
+    heavy = {"torch", "scipy", "starlette"} & set(sys.modules)
+    assert not heavy, (words, heavy)
+"""
+
+
+def test_a_wrong_word_is_refused_in_one_line_before_anything_heavy_is_imported() -> None:
+    subprocess.run([sys.executable, "-c", REFUSED], check=True)
