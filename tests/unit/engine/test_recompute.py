@@ -238,3 +238,14 @@ def test_parameters_outside_the_optimizer_keep_their_gradient() -> None:
 def test_a_negative_interval_is_refused() -> None:
     with pytest.raises(ConfigError, match="recompute_every"):
         Config.load({"monitoring": {"recompute_every": -1}})
+
+
+def test_buffers_are_those_that_the_step_began_with() -> None:
+    model = net()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), config={"monitoring": {"recompute_every": 1}})
+    for _ in range(4):
+        x = torch.randn(8, 6)
+        guard.step(lambda x=x: model(x).square().mean())
+    twice = guard._pipeline._twice
+    assert (twice._clean, twice._bounds) == (3, None)  # bit for bit, running statistics included
+    guard.close()
