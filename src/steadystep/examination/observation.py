@@ -27,7 +27,8 @@ from steadystep.examination.repairs import restart
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
 from steadystep.signals.batch_stats import Copies
-from steadystep.signals.loss_calls import LossCall, class_dim
+from steadystep.signals.loss_calls import LossCall
+from steadystep.signals.losses import class_dim
 
 CLASSES = ("cross_entropy", "nll_loss")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.examination.observation import Observation, targets_of
 from steadystep.records import Diagnosis
-from steadystep.signals.loss_calls import (
+from steadystep.signals.losses import (
     SOFTMAX_AXIS,
     WRONG_LOSS,
     class_dim,

@@ -1,11 +1,15 @@
-"""Which loss a run is trained with: common losses of an output and its targets.
+"""Which loss a run is trained with, and whether it fits what it is called with.
 
-A loss that equals the loss of the step tells what it is.
+A common loss of an output and its targets that equals the loss of the step tells what it is.
 """
+
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from steadystep.signals.loss_calls import LossCall, Origin
 
 OF = " of "
 """Between the kind of a loss and the tensor that it is of."""
@@ -18,6 +22,9 @@ KINDS = {
     "l1_loss": "l1",
     "huber_loss": "huber",
     "smooth_l1_loss": "huber",
+    "soft_margin_loss": "soft margin",
+    "hinge_embedding_loss": "hinge embedding",
+    "poisson_nll_loss": "poisson",
 }
 """What the loss functions of torch are called here."""
 _IGNORED = -100
@@ -87,3 +94,121 @@ def _log(values: Tensor) -> Tensor:
 def _broadcast(values: Tensor, target: Tensor) -> Tensor:
     """The mean of (o_i - t_j)² over all pairs."""
     return values.square().mean() - 2.0 * values.mean() * target.mean() + target.square().mean()
+
+
+def is_distribution(values: Tensor, dim: int) -> bool:
+    """Whether the numbers along a dimension are shares that add up to one."""
+    if not values.is_floating_point() or values.dim() <= dim or values.shape[dim] < 2:
+        return False
+    near = torch.isclose(values.sum(dim), torch.ones((), dtype=values.dtype, device=values.device), atol=1e-3)
+    return bool((values >= 0).all() and near.all())  # sync: examined
+
+
+def class_dim(given: Tensor) -> int:
+    """Where `cross_entropy`, `nll_loss` expect the classes."""
+    return 1 if given.dim() > 1 else 0
+
+
+def is_log_distribution(values: Tensor, dim: int) -> bool:
+    """Whether they are logarithms of such shares."""
+    return values.is_floating_point() and is_distribution(values.exp(), dim)
+
+
+_DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_BOUNDED = ("sigmoid", "softmax")
+_UNFIT = (*_BOUNDED, "relu", "tanh")
+WRONG_LOSS, SOFTMAX_AXIS = "wrong-loss", "softmax-axis"
+INNER_SOFTMAX = "inner softmax-axis"
+"""A softmax inside of the model that cannot be meant: a fault where the run does not learn."""
+
+
+def mistakes(
+    calls: Sequence[LossCall],
+    differences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    softmaxes: Sequence[Origin] = (),
+    size: int = 0,
+) -> Iterator[tuple[str, str]]:
+    """What shapes and the functions called show to be wrong, as fault and evidence: no number is read.
+
+    Args:
+        calls: of loss functions.
+        differences: shapes of subtractions whose result is larger than both sides.
+        softmaxes: all of the pass.
+        size: samples of the batch; 0 where it is unknown.
+    """
+    for made in softmaxes:
+        inner = _inner_axis(made, size)
+        if inner:
+            yield INNER_SOFTMAX, inner
+    for call in calls:
+        over = _wrong_axis(call)
+        if over:
+            yield SOFTMAX_AXIS, over
+        twice = _activation_twice(call)
+        if twice:
+            yield WRONG_LOSS, twice
+    pairs = [
+        (tuple(c.given.shape), tuple(c.target.shape)) for c in calls if c.name in _DISTANCES and c.target is not None
+    ]
+    for left, right in (*pairs, *differences):
+        if _spreads(left, right):
+            yield (
+                WRONG_LOSS,
+                f"outputs and targets of shapes {left} and {right}: broadcasting compares every output with every "
+                "target, and the best answer is their mean",
+            )
+
+
+def _spreads(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    """(N, 1) against (N,), or the same with more dimensions in front."""
+    short, long = sorted((left, right), key=len)
+    if len(long) != len(short) + 1 or not short or short[0] < 2:
+        return False
+    return long == (*short, 1) or long == (short[0], 1, *short[1:])
+
+
+def _inner_axis(made: Origin, size: int) -> str:
+    """A softmax anywhere in the model that is over one element, or over the samples."""
+    shape = made.shape
+    if made.dim is None or len(shape) < 2:
+        return ""
+    if shape[made.dim] == 1:
+        return f"a {made.name} over dimension {made.dim} of shape {shape}, which has one element, gives 1 everywhere"
+    if made.dim == 0 and shape[0] == size > 1 and shape[1] != size:
+        return f"a {made.name} over dimension 0 of shape {shape}: over the samples of the batch"
+    return ""
+
+
+def _wrong_axis(call: LossCall) -> str:
+    """A softmax over one unit, over the samples, or over positions instead of classes."""
+    made = call.origin
+    while made is not None and "softmax" not in made.name:
+        made = made.before
+    if made is None or made.dim is None:
+        return ""
+    shape, dims = made.shape, len(made.shape)
+    if shape[made.dim] == 1:
+        return f"a {made.name} over a single unit is constant (shape {shape}, dim {made.dim})"
+    over_batch = made.dim == 0 and dims > 1
+    if over_batch and dims == 2 and shape[0] == shape[1] and call.target is not None and call.target.dim() == 1:
+        over_batch = False  # similarities of a batch with itself may be normalized either way
+    over_other = call.name in ("cross_entropy", "nll_loss") and made.dim not in (dims - 1, 1)
+    if over_batch or over_other:
+        return f"a {made.name} over dimension {made.dim} of shape {shape}: over samples instead of classes"
+    return ""
+
+
+def _activation_twice(call: LossCall) -> str:
+    """Loss functions that apply an activation themselves, or need another one."""
+    made = call.origin
+    if made is None:
+        return ""
+    if call.name == "cross_entropy" and made.name in _BOUNDED:
+        return f"cross_entropy applies a softmax to what a {made.name} has made"
+    if call.name == "binary_cross_entropy_with_logits" and made.name in (*_BOUNDED, "logsigmoid", "log_softmax"):
+        return f"binary_cross_entropy_with_logits applies a sigmoid to what a {made.name} has made"
+    if call.name == "binary_cross_entropy" and made.before is not None and made.before.name in _UNFIT:
+        return f"binary_cross_entropy gets the {made.name} of a {made.before.name}"
+    if call.name in ("nll_loss", "kl_div") and made.name in (*_UNFIT, "softplus"):
+        return f"{call.name} wants log-probabilities and gets what a {made.name} has made"
+    return ""

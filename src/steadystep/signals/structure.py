@@ -14,6 +14,8 @@ _PLAIN = ("SGD", "ASGD", "LBFGS")
 _PLANNED = ("initial_lr", "max_lr")
 _MOST_NODES = 20_000  # of a graph that is searched
 _TURNS = ("TBackward0", "TransposeBackward0", "PermuteBackward0")
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
 
@@ -28,6 +30,7 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
     kinds = {type(one).__name__ for one in each}
     dropouts = {name: module.p for name, module in model.named_modules() if _is_dropout(module)}
     most = max(dropouts.values(), default=0.0)
+    layers = {id(m.weight): m.weight for m in model.modules() if isinstance(m, _LAYERS)}
     return Structure(
         trained=tuple(name for name, _ in trained),
         sizes=tuple(p.numel() for _, p in trained),
@@ -45,6 +48,10 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
         coarse=sum(p.dtype is bfloat16 for _, p in trained),
         norms=sum(isinstance(module, _MODES[0]) and module.training for module in model.modules()),
         modes=sum(_has_modes(module) for module in model.modules()),
+        fan_ins=tuple(p[0].numel() if id(p) in layers and len(p) else 0 for _, p in trained),
+        table_rows=max((m.num_embeddings for m in model.modules() if isinstance(m, _TABLES)), default=0),
+        last_frozen=bool(named) and not named[-1][1].requires_grad,
+        momentum=max((_number(g.get("momentum", 0.0), 0.0) for g in optimizer.param_groups), default=0.0),
     )
 
 
@@ -98,6 +105,25 @@ def untrained_heads(loss: Tensor, model: nn.Module, held: Container[int]) -> tup
     return ()
 
 
+def left_out(loss: Tensor, model: nn.Module, held: Container[int]) -> dict[str, tuple[str, ...]]:
+    """Fields of `OutputStats`: parameters that the loss depends on and that no optimizer holds."""
+    return {"untrained": untrained_heads(loss, model, held), "unheld": unheld_leaves(loss, model, held)}
+
+
+def unheld_leaves(loss: Tensor, model: nn.Module, held: Container[int]) -> tuple[str, ...]:
+    """Parameters of the model that the loss depends on and that no optimizer holds."""
+    named = {id(p): plain_name(name) for name, p in model.named_parameters() if id(p) not in held}
+    waiting: list[Any] = [loss.grad_fn] if named and loss.grad_fn is not None else []
+    seen, found = set(waiting), set()
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        found.add(id(getattr(node, "variable", None)))
+        new = [below for below, _ in node.next_functions if below is not None and below not in seen]
+        seen.update(new)
+        waiting += new
+    return tuple(name for key, name in named.items() if key in found)
+
+
 def _last_layers(loss: Tensor) -> list[list[nn.Parameter]]:
     """The parameters of each node of the graph between which and the loss there are no others."""
     waiting: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
@@ -115,3 +141,14 @@ def _last_layers(loss: Tensor) -> list[list[nn.Parameter]]:
         seen.update(new)
         waiting += new
     return found
+
+
+def is_batch_first(given: Tensor, batch: list[tuple[str, Tensor]]) -> bool:
+    """Whether the first dimension is that of the samples: so say the inputs and the targets of the batch."""
+    if len(batch) < 2:
+        return False
+    inputs, targets = batch[0][1], batch[-1][1]
+    rows = len(inputs)
+    one_label_each = targets.dim() == 1 and len(targets) == rows
+    as_given = inputs.dim() > 1 and tuple(given.shape[:2]) == tuple(inputs.shape[:2])
+    return one_label_each and as_given and given.shape[1] != rows
