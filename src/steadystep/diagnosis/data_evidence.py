@@ -17,7 +17,7 @@ from steadystep.records import BatchPart, BatchStats
 _ENOUGH_BATCHES = 6
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
 _SEVERAL = 0.8  # nats: more than two classes, as two may be the sides of an adversary
-_TWO = 0.2  # nats, of a loss of classes and no other term
+_TWO = 0.05  # nats, of a loss of classes and no other term
 _TINY, _WIDE = 1e-3, 50.0  # standard deviations of targets that layers are not made for
 _FAR = 100.0  # the size of targets that a network has to grow to first
 _ONE_KIND = 0.1  # of the entropy of all labels is left inside a batch
@@ -50,9 +50,10 @@ def one_kind_per_batch(facts: Facts) -> str:
     part = target(facts)
     if part is None or not supervised(facts) or part.rows < 8 or num_batches(facts) < _ENOUGH_BATCHES or facts.opposed:
         return ""
-    if facts.going_well:  # classes in turn on purpose, as in continual learning
+    jumps = _is_of_classes(facts) and part.entropy > _TWO and _jumps(facts)
+    if facts.going_well and not jumps:  # classes in turn on purpose, as in continual learning
         return ""
-    several = part.entropy > _SEVERAL or (_is_of_classes(facts) and part.entropy > _TWO and not learns(facts))
+    several = part.entropy > _SEVERAL or jumps
     if not several or part.entropy_within > _ONE_KIND * part.entropy:
         return ""
     return (
@@ -173,10 +174,12 @@ def leaked_target(facts: Facts) -> str:
     sequence = ids.whole and len(ids.shape) == 1 and ids.shape[0] >= 8 and ids.entropy > 1.5
     if not sequence or not (batch.shifted or len(batch.parts) == 1) or facts.trace.num_updates > 2000:
         return ""
-    if found.end > 0.1 * ids.entropy:
+    last = facts.measured.outputs.last
+    if found.end > 0.1 * ids.entropy or last is None or not last.ahead:  # a rule without noise is learned as well
         return ""
     updates = facts.trace.num_updates
-    return f"after {updates} updates the loss is {found.end:.3g}; the entropy of the tokens is {ids.entropy:.3g}"
+    low = f"after {updates} updates the loss is {found.end:.3g}; the entropy of the tokens is {ids.entropy:.3g}"
+    return f"{low}; positions see later ones ({last.ahead})"
 
 
 def tiny_targets(facts: Facts) -> str:
@@ -214,6 +217,12 @@ def outside_of_domain(facts: Facts) -> str:
     if kind == "poisson" and part.smallest < 0.0:
         return f"{seen}, and a Poisson loss is made for counts"
     return ""
+
+
+def _jumps(facts: Facts) -> bool:
+    """Late losses are next to nothing but for a few: those where another class begins."""
+    late = sorted(facts.trace.losses[len(facts.trace.losses) // 2 :])
+    return len(late) >= 32 and (late[-1] > 20.0 * late[len(late) // 2] or not learns(facts))
 
 
 def _is_of_classes(facts: Facts) -> bool:

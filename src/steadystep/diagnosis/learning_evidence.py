@@ -163,6 +163,12 @@ def idle(facts: Facts) -> str:
     return f"the gradient was exactly zero in {share:.0%} of the later steps"
 
 
+def vanishing(facts: Facts) -> str:
+    """A gradient that shrinks from layer to layer; one that is exactly zero is cut off, and is another matter."""
+    seen = facts.warned.get(DetectorName.VANISHING_GRADIENT)
+    return "" if seen is None or not seen.worst else told(seen)
+
+
 def unreached(facts: Facts) -> str:
     """Weights without a gradient; that of a bias alone may cancel out, as in a hinge loss of two sides."""
     seen = facts.warned.get(DetectorName.ZERO_GRADIENT)

@@ -64,7 +64,7 @@ class OutputTrail:
         if self.count < 3:
             return "", ""
         if best and self.matches[best] >= 0.8 * self.count:
-            kind, _, part = best.partition(" of ")
+            kind, _, part = best.rpartition(" of ")
             return kind, part
         return (self.last.kind, _TARGET) if self.last is not None and self._factor is not None else ("", "")
 

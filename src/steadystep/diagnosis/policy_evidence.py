@@ -91,6 +91,6 @@ def _change_of_reward(facts: Facts) -> tuple[float, float, float] | None:
 
 
 def no_signal(facts: Facts) -> str:
-    """A policy whose loss and gradient are exactly zero: what it is to learn from has cancelled out."""
-    share = facts.idle_share if is_policy(facts) else 0.0
+    """A policy without any gradient from the start: what it is to learn from has cancelled out."""
+    share = facts.idle_share if is_policy(facts) and not any(facts.trace.first_norms) else 0.0
     return f"the gradient of the policy was exactly zero in {share:.0%} of the later steps" if share > 0.5 else ""

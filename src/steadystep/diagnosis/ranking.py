@@ -42,7 +42,7 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.SATURATION, 1.0, _unless_it_learns(warned(DetectorName.SATURATED_UNITS))),
     EvidenceRule(Cause.EMBEDDING_GROWTH, 1.0, warned(DetectorName.EMBEDDING_GROWTH)),
     EvidenceRule(Cause.ATTENTION_LOGIT_GROWTH, 1.0, warned(DetectorName.ATTENTION_LOGIT_GROWTH)),
-    EvidenceRule(Cause.VANISHING_GRADIENT, 1.2, warned(DetectorName.VANISHING_GRADIENT)),
+    EvidenceRule(Cause.VANISHING_GRADIENT, 1.2, learning_evidence.vanishing),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.0, learning_evidence.unreached),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.1, learning_evidence.idle),
     EvidenceRule(Cause.POOR_INITIALISATION, 2.5, learning_evidence.weights_at_zero),
@@ -118,7 +118,6 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.NO_LEARNING, Fault.WRONG_OPTIMIZER_PARAMS, model_evidence.in_no_optimizer, 2.8),
     _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.outside_the_model, 2.7),
     _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.rate_of_zero, 2.6),
-    _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.frozen_head, 2.6),
     _seen(Cause.ZERO_GRADIENT, None, model_evidence.behind_no_grad, 2.6),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.quick_decay, 2.4),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.growing_rate),
@@ -165,6 +164,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.NO_LEARNING, 1.2, output_evidence.collapsed_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
     EvidenceRule(Cause.SUSPICIOUS_PERFECTION, 1.2, data_evidence.leaked_target, fault=Fault.TARGET_LEAK),
     EvidenceRule(Cause.NO_LEARNING, 1.1, model_evidence.mostly_frozen, fault=Fault.FROZEN_PARAMETERS),
+    EvidenceRule(Cause.NO_LEARNING, 1.05, model_evidence.frozen_head, fault=Fault.FROZEN_PARAMETERS),
     EvidenceRule(Cause.NO_LEARNING, 1.0, data_evidence.unrelated_targets, fault=Fault.LABELS_SHUFFLED),
 )
 """Rules that name the particular fault. They count when a diagnosis is asked for, not for reports during a run."""

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from steadystep.config import Config
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.diagnosis.learning import NOT_JUDGED, has_learned
+from steadystep.diagnosis.learning import NOT_JUDGED, hardly_learned, has_learned
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
@@ -41,14 +41,19 @@ def examine_guarded(
         with parts.precision.autocast():
             return compute(batch)
 
+    if parts.precision.casts:
+        under_precision.plain = compute  # type: ignore[attr-defined]
     settings = {"max_grad_norm": config.training.max_grad_norm, **options}
     done = examine(model, optimizer, under_precision, batches, **settings)
     history = parts.run_history
     facts, seen = history.facts(), history.diagnose()
     seen_as_is = proven(facts)
-    if any(float(group["lr"]) < 0.5 * float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups):
+    rates = sorted(facts.trace.lrs)
+    if rates and rates[len(rates) // 2] < 0.1 * facts.structure.announced:
         seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
-    tried = credible(seen[0], done.causes, learned=has_learned(facts))
+    if hardly_learned(facts) and done.causes[0].evidence.startswith("the model has learned"):
+        seen_as_is |= {(d.cause, d.fault) for d in seen}  # why: what it has learned is next to nothing
+    tried = credible(seen[0], done.causes, learned=has_learned(facts) and not hardly_learned(facts))
     story = one_story(seen, tried, seen_as_is)
     parts.progress.examined = parts.progress.attempts, story
     return replace(done, causes=story)
@@ -85,6 +90,8 @@ _NOT_WHERE_IT_LEARNED: frozenset[str] = frozenset(
         *(Fault.LABELS_SHUFFLED, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS, Fault.FROZEN_PARAMETERS),
     }
 )
+_WITHOUT_GRADIENT = frozenset({Fault.WRONG_LOSS, Fault.SOFTMAX_AXIS, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS})
+"""Reasons for a gradient of zero."""
 _WEAK = frozenset({Fault.LABELS_SHUFFLED})
 """Concluded where nothing else explains that nothing is learned."""
 
@@ -126,6 +133,10 @@ def one_story(
         kept = [d for d in faulty if (d.cause, d.fault) in proven or d.cause not in _REFUTED_BY_LEARNING]
         return tuple(kept) or tuple(tried)
     sure = {d.cause + d.fault for d in seen[:1] if (d.cause, d.fault) in proven or d.cause in _OF_THE_LOOP}
+    if "(tried" in tried[0].advice:  # a repair that works says more than an effect that was seen
+        sure -= {Cause.NO_LEARNING + Fault.OUTPUT_INDEPENDENT_OF_INPUT}
+    if tried[0].fault in _WITHOUT_GRADIENT:
+        sure -= {Cause.ZERO_GRADIENT.value}
     tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]

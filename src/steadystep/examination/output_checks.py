@@ -1,6 +1,7 @@
 """Mistakes between outputs, targets and loss that a few passes show."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.examination.observation import Observation, targets_of
 from steadystep.records import Diagnosis
 from steadystep.signals.losses import (
+    INNER_SOFTMAX,
     SOFTMAX_AXIS,
     WRONG_LOSS,
     class_dim,
@@ -83,6 +85,37 @@ def _out_of_reach(o: Observation) -> Diagnosis | None:
                 "leave the last activation out, or scale the targets to its range",
             )
     return None
+
+
+def _outside_of_domain(o: Observation) -> Diagnosis | None:
+    """Targets that the loss function is not defined for, or of which it hears one class only."""
+    advice = "give the labels as the loss expects them: 0 and 1 for binary cross-entropy, -1 and 1 for margin losses"
+    targets, name = targets_of(o), o.calls[0].name if o.calls else ""
+    low, high = (0.0, 0.0) if targets is None else (float(targets.min()), float(targets.max()))  # sync: examined
+    binary = name.startswith("binary_cross_entropy") and (low < -0.01 or high > 1.01)
+    margin = name in ("soft_margin_loss", "hinge_embedding_loss") and low > -0.5 and low != high
+    if binary or margin:
+        return no_learning(Fault.WRONG_LOSS, f"{name} gets targets between {low:g} and {high:g}", advice)
+    if o.deaf is None or o.is_adversarial:
+        return None
+    what = f"samples with the target {o.deaf[1]:g} have no gradient at all, only those with {o.deaf[0]:g} do"
+    return no_learning(Fault.WRONG_LOSS, what, advice)
+
+
+def suspects(o: Observation) -> Iterator[Diagnosis]:
+    """What cannot be meant, but is a fault only where the job does not learn."""
+    for fault, what in mistakes((), (), o.passes[0].softmaxes, o.passes[0].num_samples):
+        if fault == INNER_SOFTMAX:
+            advice = "take the softmax over the dimension that has the things to choose from"
+            yield no_learning(Fault.SOFTMAX_AXIS, what, advice)
+            break
+    call, targets = o.calls[0] if o.calls else None, targets_of(o)
+    made = None if call is None else call.origin
+    if call is None or made is None or targets is None or call.name not in _DISTANCES or made.name != "softmax":
+        return
+    if bool(((targets == 0) | (targets == 1)).all()):  # sync: examined
+        what = f"the loss is {call.name} between a softmax and labels, and its gradient vanishes where it is wrong"
+        yield no_learning(Fault.WRONG_LOSS, what, "use cross_entropy, on logits")
 
 
 def _wrong_sign(o: Observation) -> Diagnosis | None:
@@ -206,6 +239,7 @@ OUTPUT_CHECKS = (
     _copied,
     _blocked,
     _out_of_reach,
+    _outside_of_domain,
     _wrong_sign,
     _certain,
     _blind,

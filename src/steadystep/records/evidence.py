@@ -124,6 +124,8 @@ class OutputStats(Record):
     """Parameters of the model that the loss depends on and that no optimizer holds; None where it is unknown."""
     unlinked: tuple[str, ...] = ()
     """Parameters in an optimizer that were computed with under `no_grad` only."""
+    ahead: str = ""
+    """How a position of a sequence comes to see what it should predict, where it does."""
     activation: str = ""
     """The activation that made what the first loss function got, as in "softmax"."""
     kind: str = ""

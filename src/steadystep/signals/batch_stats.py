@@ -285,7 +285,8 @@ class BatchStatistics:
 
 def _binary(means: Tensor) -> Tensor:
     shares = means.clamp(0.0, 1.0)
-    return (torch.special.entr(shares) + torch.special.entr(1.0 - shares)).mean()
+    entropy: Tensor = (torch.special.entr(shares) + torch.special.entr(1.0 - shares)).mean()
+    return entropy
 
 
 def _entropy(counts: Tensor) -> Tensor:

@@ -42,6 +42,8 @@ _KEEPS_ORDER = frozenset({"clamp", "clamp_min", "log1p"})
 _LOGGED = {"softmax": "log_softmax", "sigmoid": "logsigmoid"}
 _SQUARES, _ABSOLUTES = frozenset({"square", "pow", "__pow__"}), frozenset({"abs", "__abs__"})
 _KEEPS_KIND = frozenset({"mean", "sum", "mul", "__mul__", "__rmul__", "div", "__truediv__"})
+_MASKS = frozenset({"masked_fill", "masked_fill_", "where", "tril", "triu"})
+_ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 _CUTS = frozenset({"detach", "detach_", "tolist", "numpy", "item"})
 _OPTIONS = ("ignore_index", "label_smoothing", "log_target", "reduction")
 _OTHER_NAMES = {"sigmoid_": "sigmoid", "tanh_": "tanh", "relu_": "relu", "special_expit": "sigmoid"}
@@ -103,6 +105,9 @@ class LossRecorder(TorchFunctionMode):
         """What the loss functions returned, with its graph."""
         self.cuts: list[str] = []
         """Functions that took a result out of the graph, where it had several elements and a gradient."""
+        self.ahead = ""
+        """The call by which a position of a sequence sees later ones, if there is one without a mask."""
+        self._masked = False
         self.softmaxes: list[Origin] = []
         """Every softmax, wherever it is."""
         self._used: dict[bool, dict[int, nn.Parameter]] = {False: {}, True: {}}
@@ -125,6 +130,7 @@ class LossRecorder(TorchFunctionMode):
         given = args[0] if args else kwargs.get("input")
         if isinstance(result, Tensor | tuple):
             self._use((*args, *kwargs.values()), result)
+            self._look_ahead(name, args, kwargs)
         if not isinstance(given, Tensor):
             return
         if name in LOSSES:
@@ -144,6 +150,19 @@ class LossRecorder(TorchFunctionMode):
             for p in each if isinstance(each, list | tuple) else (each,):
                 if isinstance(p, nn.Parameter) and p.requires_grad and first is not None and first.is_floating_point():
                     self._used[first.requires_grad][id(p)] = p
+
+    def _look_ahead(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Attention over whole sequences without a mask, and recurrences in both directions."""
+        given = args[0] if args else None
+        square = isinstance(given, Tensor) and given.dim() > 1 and given.shape[-1] == given.shape[-2] > 3
+        masks = name in _MASKS or (name in ("add", "__add__", "__iadd__") and isinstance(args[1], Tensor))
+        self._masked = self._masked or (masks and square)
+        mask = kwargs.get("attn_mask", args[3] if name == "scaled_dot_product_attention" and len(args) > 3 else None)
+        is_open = name in _ATTENTION and mask is None and not kwargs.get("is_causal")
+        if is_open or (name == "softmax" and square and not self._masked):
+            self.ahead = name
+        elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and len(args) > 7 and args[7] is True:
+            self.ahead = f"bidirectional {name}"
 
     @property
     def unlinked(self) -> list[nn.Parameter]:

@@ -104,6 +104,15 @@ def is_distribution(values: Tensor, dim: int) -> bool:
     return bool((values >= 0).all() and near.all())  # sync: examined
 
 
+def without_ignored(call: LossCall) -> Tensor:
+    """The target of a call, with the label that it ignores as the usual one, -100."""
+    assert call.target is not None
+    ignored = call.options.get("ignore_index", _IGNORED)
+    if ignored == _IGNORED or call.target.is_floating_point():
+        return call.target
+    return torch.where(call.target == ignored, _IGNORED, call.target)
+
+
 def class_dim(given: Tensor) -> int:
     """Where `cross_entropy`, `nll_loss` expect the classes."""
     return 1 if given.dim() > 1 else 0

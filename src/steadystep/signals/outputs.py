@@ -16,13 +16,12 @@ from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_l
 from steadystep.signals.batch_stats import BatchStatistics, Copies, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
-from steadystep.signals.losses import KINDS, OF, losses_of, mistakes
+from steadystep.signals.losses import KINDS, OF, losses_of, mistakes, without_ignored
 from steadystep.signals.structure import count_leaves, has_frozen_statistics, is_batch_first, left_out
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
 _MOST = 1 << 20  # elements of an output that are measured
-_IGNORED = -100
 _PROBES = 6  # batches that make a record where only those of probes are known
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -89,12 +88,14 @@ class Outputs(ForwardHooks):
         size = len(self._batch[0][1]) if self._batch else 0
         wrong = dict.fromkeys(mistakes(heard.calls, heard.differences, heard.softmaxes, size))
         self._called = {"mistakes": tuple(wrong), "cuts": tuple(heard.cuts[:3]), "terms": len(heard.calls)}
-        self._called["unlinked"] = self._held_of(heard)
+        self._called |= {"unlinked": self._held_of(heard), "ahead": heard.ahead}
         if call is None or call.target is None or not call.target.dim() or call.target.is_complex():
             return
         self._count_target(call)
         target = call.target
         first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
+        if first is not None and first.data_ptr() == target.data_ptr() and first.numel() == target.numel():
+            self._called["ahead"] = "the target is the input itself"
         if first is not None and len(heard.calls) == 1:
             self._copies.add(first, target)
         if not self._batch:
@@ -104,12 +105,8 @@ class Outputs(ForwardHooks):
 
     def _count_target(self, call: LossCall) -> None:
         """What the loss compares with, over all probes."""
-        target = call.target
-        assert target is not None
+        target = without_ignored(call)
         known = self._target
-        ignored = call.options.get("ignore_index", _IGNORED)
-        if ignored != _IGNORED and not target.is_floating_point():
-            target = torch.where(target == ignored, _IGNORED, target)
         if known is None or (known.shape != tuple(target.shape[1:]) and not known.flat):
             self._target = known = PartStats(TARGET, target, flat=known is not None)
         known.add(target)
