@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.config import Config
-from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.diagnosis.learning import NOT_JUDGED, hardly_learned, has_learned
+from steadystep.diagnosis.causes import EXPLAINED, Cause, Fault
+from steadystep.diagnosis.learning import NOT_JUDGED, hardly_learned, has_learned, is_judged
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
 from steadystep.errors import UnsupportedError
 from steadystep.examination import Examination, examine
+from steadystep.examination.experiments import HAS_LEARNED
 from steadystep.optimizers import CombinedOptimizer
 from steadystep.records import Diagnosis
 
@@ -51,9 +52,10 @@ def examine_guarded(
     rates = sorted(facts.trace.lrs)
     if rates and rates[len(rates) // 2] < 0.1 * facts.structure.announced:
         seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
-    if hardly_learned(facts) and done.causes[0].evidence.startswith("the model has learned"):
-        seen_as_is |= {(d.cause, d.fault) for d in seen}  # why: what it has learned is next to nothing
-    tried = credible(seen[0], done.causes, learned=has_learned(facts) and not hardly_learned(facts))
+    if done.causes[0].evidence.startswith(HAS_LEARNED):
+        seen_as_is |= {(d.cause, d.fault) for d in seen}  # why: no trial got any further, so none refutes the run
+    judged = is_judged(facts) and not facts.measured.loop.turns
+    tried = credible(seen[0], done.causes, learned=has_learned(facts) and not hardly_learned(facts), judged=judged)
     story = one_story(seen, tried, seen_as_is)
     parts.progress.examined = parts.progress.attempts, story
     return replace(done, causes=story)
@@ -80,7 +82,7 @@ _REFUTED_BY_LEARNING = frozenset(
 _OF_STRUCTURE: frozenset[str] = frozenset(
     {
         *(Cause.ZERO_GRADIENT, Fault.WRONG_OPTIMIZER_PARAMS, Fault.SOFTMAX_AXIS, Fault.WRONG_LOSS),
-        *(Fault.BATCH_DEPENDENCE, Fault.EVAL_MODE, Fault.FROZEN_PARAMETERS),
+        *(Fault.BATCH_DEPENDENCE, Fault.EVAL_MODE, Fault.FROZEN_PARAMETERS, Cause.ENTROPY_COLLAPSE),
     }
 )
 """Read off the program itself: they hold whatever the loss means."""
@@ -96,16 +98,18 @@ _WEAK = frozenset({Fault.LABELS_SHUFFLED})
 """Concluded where nothing else explains that nothing is learned."""
 
 
-def credible(seen: Diagnosis, tried: Sequence[Diagnosis], *, learned: bool) -> Sequence[Diagnosis]:
-    """Return what experiments may claim about a run in which nothing was seen to be wrong.
+def credible(seen: Diagnosis, tried: Sequence[Diagnosis], *, learned: bool, judged: bool = True) -> Sequence[Diagnosis]:
+    """Return what experiments may claim about a run, most of all where nothing was seen to be wrong.
 
     Args:
         seen: the first diagnosis of the run.
         tried: those of experiments.
         learned: the run itself has shown that it learns.
+        judged: the level of the loss says something: not that of a policy or an adversary.
     """
     if seen.cause != Cause.HEALTHY:
-        return tried
+        kept = [d for d in tried if judged or (d.fault or d.cause) in _OF_STRUCTURE]
+        return kept or [seen]
     if NOT_JUDGED in seen.evidence:  # trials go by the level of the loss too, which says nothing here
         tried = [d for d in tried if (d.fault or d.cause) in _OF_STRUCTURE]
     if learned:
@@ -143,5 +147,7 @@ def one_story(
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
     by_trial = tried[0].fault in _WEAK
     first = [d for d in others if unknown or d.cause + d.fault in sure]
+    effects = EXPLAINED.get(seen[0].fault or seen[0].cause, ()) if seen else ()
+    first += [d for d in others if d is seen[0] and d not in first and (tried[0].fault or tried[0].cause) in effects]
     first += [d for d in others if by_trial and d not in first and d is seen[0] and d.fault not in _WEAK]
     return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))

@@ -22,6 +22,7 @@ from steadystep.examination.repairs import Repair, repairs, restart, restart_pla
 from steadystep.examination.workbench import Trial, Variation, Workbench, standard_error
 from steadystep.records import Diagnosis
 
+HAS_LEARNED = "the model has learned"
 _CLEARLY, _FAR = 0.1, 0.25  # of the present loss
 _WELL = 0.1  # of the first loss, in one trial
 _BELOW = 0.95  # of the loss of the best constant
@@ -89,18 +90,17 @@ class Experiments:
         knows = self._knows(o, base, fresh, trivial)
         longer = base if knows else self._longer()
         learns = _learns_well(longer, trivial)
-        found = [
-            _repaired_by(repair, trial, longer)
-            for repair, trial in self._repaired(o, longer, fresh, trivial, knows=knows, learns=learns)
-        ]
+        worked = list(self._repaired(o, longer, fresh, trivial, knows=knows, learns=learns))
+        found = [_repaired_by(repair, trial, longer) for repair, trial in worked]
+        best = min((trial.end for repair, trial in worked if not repair.rescaled), default=math.inf)
         if learns and not found:
             return (Diagnosis(evidence=f"it learns; {longer}"),)
         if not learns and _is_better(fresh, longer, margin=_FAR if knows else _CLEARLY):
-            found.insert(0, _worn(o, longer, fresh))
+            found.insert(0 if fresh.end < 2.0 * best else 1, _worn(o, longer, fresh))
         if found:
             return tuple(found)
         if knows:
-            return (Diagnosis(evidence=f"the model has learned: other samples' inputs raise its loss; {base}"),)
+            return (Diagnosis(evidence=f"{HAS_LEARNED}: other samples' inputs raise its loss; {base}"),)
         return self._unexplained(o, longer, trivial)
 
     def _longer(self) -> Trial:

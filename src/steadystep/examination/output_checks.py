@@ -21,6 +21,7 @@ from steadystep.signals.losses import (
 
 _NEIGHBORS = 0.05  # of the spread of the outputs; rounding leaves 1e-6
 _SAME = 1e-6
+_RAW = 20.0  # the mean size of inputs that saturate any layer
 _MOSTLY = 0.5
 _OWN_TARGET = 0.3  # of the change, in the gradient of the sample's own output
 _LATER = 1e-3  # of the spread of the outputs
@@ -160,6 +161,8 @@ def _blind(o: Observation) -> Diagnosis | None:
             "check the padding mask: torch ignores the positions where it is True",
         )
     lifeless = max(o.saturated.values(), default=0.0) > 0.5 or max(o.dead.values(), default=0.0) > 0.9
+    inputs = [t for t in o.passes[0].inputs.values() if t.is_floating_point()]
+    lifeless = lifeless or any(float(t.abs().mean()) > _RAW for t in inputs)  # sync: examined
     if lifeless or o.is_solved:  # inputs or weights far too large make all outputs alike, and trials tell which
         return None
     if o.alike is not None and o.alike > _MOSTLY and not o.is_adversarial and o.on_input_fresh is not None:
