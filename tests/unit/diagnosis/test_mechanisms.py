@@ -121,3 +121,25 @@ def test_text_that_is_learned_by_heart_leaks_only_where_positions_see_later_ones
 def test_a_loss_above_that_of_a_constant_is_not_healthy() -> None:
     high = [900.0 * 0.99**step + 20.0 for step in range(256)]
     assert rank(run(high))[0].cause == "no-learning"
+
+
+def policy(then: float, now: float, **more: Any) -> Facts:
+    """A policy whose rewards had the mean `then` in the first 16 batches, and `now` in the next 8."""
+    measured = Measured()
+    rewards = {"whole": False, "std": 0.5, "largest": 1.0}
+    measured.early = BatchStats(batches=16, parts=(part("['reward']", mean=then, **rewards),))
+    mean = (16 * then + 8 * now) / 24
+    measured.batch = BatchStats(batches=24, parts=(part("['reward']", mean=mean, **rewards),))
+    for _ in range(8):
+        measured.outputs.add(outputs(kind="", terms=0, target=None, **more), 0.1)
+    return facts([-3.0 if more else 0.1] * 256, measured=measured, ratios=(1e-3,) * 8)
+
+
+def test_a_policy_that_earns_less_and_less() -> None:
+    assert first(policy(0.4, 0.1)) == "wrong-loss"
+    assert first(policy(0.1, 0.4)) == first(policy(0.4, 0.39)) == "healthy"
+
+
+def test_a_policy_that_stays_uniform_under_a_loss_of_entropy() -> None:
+    assert first(policy(0.1, 0.1, entropy=1.386)) == "regularisation-too-strong"
+    assert first(policy(0.1, 0.1, entropy=1.2)) == "healthy"
