@@ -32,7 +32,7 @@ _TINY_BATCH = 4
 _VANISHING = 1e-4  # of the largest gradient, by the size of the weights
 _RESCALED = 0.3  # of its own first loss
 _HARDLY = 0.3  # of the best repair
-_EXPLODED = 30.0  # times the loss of a constant
+_ABOVE, _EXPLODED = 3.0, 30.0  # times the loss of a constant
 _FITS = 0.5  # of the loss of one batch
 _UNLEARNED, _KNOWS, _SURELY = 0.05, 0.8, 3.0
 
@@ -174,8 +174,8 @@ class Experiments:
                     if repair.rescaled
                     else _is_better(trial, *others, margin=margin, level=level)
                 )
-                # a loss above that of a constant is no success, however high it was before
-                helps = helps and (repair.rescaled or trivial is None or trial.end < trivial)
+                # a loss far above that of a constant is no success, however high it was before
+                helps = helps and (repair.rescaled or trivial is None or trial.end < _ABOVE * trivial)
                 worked += [(repair, trial)] if helps else []
         best: dict[str, tuple[Repair, Trial]] = {}
         for repair, trial in worked:
