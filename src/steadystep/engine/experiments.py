@@ -54,6 +54,9 @@ def examine_guarded(
         seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
     if done.causes[0].evidence.startswith(HAS_LEARNED):
         seen_as_is |= {(d.cause, d.fault) for d in seen}  # why: no trial got any further, so none refutes the run
+    if seen[0].cause == Cause.HEALTHY and any(facts.trace.first_norms):  # a policy that has nothing left to gain
+        gained = [d for d in done.causes if (d.cause, d.fault) != (Cause.ZERO_GRADIENT, "")]
+        done = replace(done, causes=tuple(gained) or seen)
     judged = is_judged(facts) and not facts.measured.loop.turns
     tried = credible(seen[0], done.causes, learned=has_learned(facts) and not hardly_learned(facts), judged=judged)
     story = one_story(seen, tried, seen_as_is)
