@@ -172,11 +172,12 @@ def unlearned(facts: Facts) -> Progress | None:
 
 def hardly_learned(facts: Facts) -> bool:
     """Whether the loss is known to be near that of a constant prediction still, or has not moved."""
-    found = progress(facts)
-    if unlearned(facts) is not None:
-        return True
-    late = facts.trace.num_updates >= JUDGED_AFTER
-    return late and found is not None and found.base is not None and found.end > _NEAR * found.base
+    found, part = progress(facts), target(facts)
+    # targets between 0 and 1 have a floor of their own
+    soft = part is not None and math.isnan(part.entropy) and facts.measured.outputs.loss[0] in _BINARY
+    late = facts.trace.num_updates >= JUDGED_AFTER and not soft
+    near = late and found is not None and found.base is not None and found.end > _NEAR * found.base
+    return near or unlearned(facts) is not None
 
 
 def base_level(facts: Facts) -> tuple[float | None, str]:

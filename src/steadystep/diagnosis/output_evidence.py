@@ -1,5 +1,6 @@
 """Signs in the outputs: a loss that does not fit them, a softmax over the wrong dimension, outputs all alike."""
 
+import math
 from statistics import fmean
 
 from steadystep.diagnosis.causes import Fault
@@ -170,7 +171,8 @@ def idle_term(facts: Facts) -> str:
         return ""
     base, text = base_of(last.kind, last.target)
     late = fmean(value for _, value in trail.pairs[-ENOUGH_PROBES:])
-    if base is None or late < 0.9 * base or late > 3.0 * base:
+    least = 0.98 if math.isnan(last.target.entropy) and "bce" in last.kind else 0.9  # targets between 0 and 1: a floor
+    if base is None or late < least * base or late > 3.0 * base:
         return ""
     return f"the {last.kind} in the loss is {late:.4g} and {text} {base:.4g}: the rest of the loss keeps it there"
 
