@@ -4,6 +4,7 @@ Nothing here asks for `no_grad`: gradients do not require gradients, and enterin
 Also here: numbers of several devices, read on the host at once.
 """
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -138,19 +139,64 @@ def refuse_unreduced(grads: Iterable[Tensor], what: str) -> None:
             raise UnsupportedError(f"{what} needs gradients that are summed over ranks: redistribute Partial DTensors")
 
 
+def reduced_gradient(parameter: Tensor) -> Tensor:
+    """The gradient of `parameter`, laid out as the parameter is.
+
+    Sequence parallelism leaves one that still waits for its sum over ranks. The optimizer would sum it up, more than
+    once; from here on it is summed.
+    """
+    grad = parameter.grad
+    assert grad is not None
+    if is_sharded([grad]) and any(p.is_partial() for p in cast("DTensor", grad).placements):
+        grad = parameter.grad = like(grad, parameter)
+    return grad
+
+
 def norms_over_ranks(grads: Sequence[Tensor], dtypes: Sequence[torch.dtype | None]) -> list[Tensor]:
-    """The L2 norm of each gradient as a plain tensor, measured in `dtypes`; one collective per mesh and dtype."""
+    """The L2 norm of each gradient as a plain tensor, measured in `dtypes`; one collective per mesh and dtype.
+
+    On several meshes at once, which torch's own clipping refuses, by `norms_on_mesh`.
+    """
     groups: dict[tuple[DeviceMesh | None, torch.dtype, torch.dtype | None], list[int]] = {}
     for position, (grad, dtype) in enumerate(zip(grads, dtypes, strict=True)):
         mesh = cast("DTensor", grad).device_mesh if is_sharded([grad]) else None
         groups.setdefault((mesh, grad.dtype, dtype), []).append(position)
     norms: dict[int, Tensor] = {}
+    mixed = len({mesh for mesh, _, _ in groups}) > 1
     for (mesh, _, dtype), positions in groups.items():
-        each = torch.stack(list(torch._foreach_norm([grads[i] for i in positions], 2.0, dtype)))
+        group = [grads[i] for i in positions]
+        if mesh is not None and mixed:
+            each = norms_on_mesh([cast("DTensor", grad) for grad in group]).to(dtype or group[0].dtype)
+            norms.update(zip(positions, each.to(grads[0].device).unbind(), strict=True))
+            continue
+        each = torch.stack(list(torch._foreach_norm(group, 2.0, dtype)))
         if mesh is not None:
             each = cast("DTensor", each).full_tensor()  # torch's own reduction, so the bits are torch's
         norms.update(zip(positions, each.to(grads[0].device).unbind(), strict=True))
     return [norms[i] for i in range(len(grads))]
+
+
+def norms_on_mesh(grads: Sequence["DTensor"]) -> Tensor:
+    """L2 norms of gradients on one mesh, in fp64: the root of the sum over its ranks of |local part|² ÷ copies.
+
+    One all-reduce per dimension of the mesh.
+    """
+    mesh = grads[0].device_mesh
+    if mesh.get_coordinate() is None:
+        raise UnsupportedError("a parameter is on a mesh that this rank is not part of: pass only those that are")
+    whole = [without_partials(grad) for grad in grads]
+    squares = torch.stack([torch.linalg.vector_norm(local_part(g), 2.0, dtype=torch.float64) for g in whole]).square()
+    squares /= torch.tensor([float(copies_in_mesh(grad)) for grad in whole]).to(squares)
+    for dim in range(mesh.ndim):
+        torch.distributed.all_reduce(squares, group=mesh.get_group(dim))
+    return squares.sqrt()
+
+
+def copies_in_mesh(tensor: Tensor) -> int:
+    """How many ranks of its mesh hold the same part of a DTensor: the size of the dimensions it is replicated over."""
+    spread = cast("DTensor", tensor)
+    replicated = [dim for dim, how in enumerate(spread.placements) if how.is_replicate()]
+    return math.prod(spread.device_mesh.size(dim) for dim in replicated)
 
 
 def largest_over_ranks(peak: Tensor, grads: Iterable[Tensor]) -> Tensor:

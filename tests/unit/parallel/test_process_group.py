@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from steadystep._utils.tensors import layout_of
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.parallel import Once, process_group
+from steadystep.parallel import Once, process_group, replicas
 from steadystep.parallel.process_group import ProcessGroup
 from steadystep.parallel.single_process import SECTIONS
 from steadystep.records import Probe, Signals
@@ -432,7 +432,7 @@ class TestCopy:
         assert alike(run(work, default=default)) == [[[s, s], [s], [s] * 6], 20.0 + s, 10.0 + s, True]
 
     def test_what_is_sharded_has_no_copy(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(process_group, "is_sharded", sharded_matrices)
+        monkeypatch.setattr(replicas, "is_sharded", sharded_matrices)
 
         def work(group: ProcessGroup) -> list[float]:
             model: Any = group._model
