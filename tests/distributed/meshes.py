@@ -36,6 +36,7 @@ from tests.distributed.setting import assert_finite, assert_one_decision, assert
 MODES = {2: ("ddp", "fsdp", "tp", "sp"), 4: ("hsdp", "fsdp tp", "fsdp sp", "submesh")}
 """By ranks. `sp`: tensor and sequence parallelism, with replicated DTensors whose gradients are partial sums."""
 STEPS = 8
+FAULT = 12
 
 
 class Turned(nn.Linear):
@@ -138,10 +139,16 @@ def clipped(mode: str, model: nn.Module, max_norm: float) -> None:
 
 
 def guarded_run(
-    mode: str, *, spoil: Callable[[int, nn.Module, Tensor], Tensor] | None = None, steps: int = STEPS, **settings: Any
+    mode: str,
+    *,
+    spoil: Callable[[int, nn.Module, Tensor], Tensor] | None = None,
+    steps: int = STEPS,
+    dropout: float = 0.0,
+    **settings: Any,
 ) -> tuple[nn.Module, Optimizer, list[steadystep.Outcome]]:
     """`spoil(step, model, x)` breaks something on this rank and returns the batch."""
-    model, optimizer, place = made(mode)
+    model, optimizer, place = made(mode, dropout=dropout)
+    torch.manual_seed(1 + place)
     outcomes = []
     with steadystep.Guard(model, optimizer, **settings) as guard:
         for step in range(steps):
@@ -215,7 +222,60 @@ def assert_consistent(model: nn.Module) -> None:
             assert seen.setdefault(key, value) == value, key
 
 
-CHECKS = {"healthy": healthy, "norms": norms, "nan": nan}
+def replay(mode: str) -> None:
+    """A weight turns NaN on the last rank: all roll back, replay every update and end where a healthy run does."""
+
+    def spoil(step: int, model: nn.Module, x: Tensor) -> Tensor:
+        if step == FAULT and dist.get_rank() == dist.get_world_size() - 1:
+            with torch.no_grad():
+                local_part(next(iter(model.parameters()))).view(-1)[0] = math.nan
+        return x
+
+    settings = {"config": {"recovery": {"trust_steps": 4}}, "steps": FAULT + 4, "dropout": 0.2}
+    whole, slots, _ = guarded_run(mode, **settings)
+    model, optimizer, outcomes = guarded_run(mode, spoil=spoil, **settings)
+    back = outcomes[FAULT]
+    assert (back.restored, back.exact) == (FAULT + 1, True), (back.restored, back.replayed, back.exact, back.plan)
+    assert all(o.stepped for o in outcomes[FAULT + 1 :])
+    assert_one_decision(outcomes)
+    assert_same(tensors_of(whole, slots), tensors_of(model, optimizer))
+    assert_consistent(model)
+
+
+def failing(mode: str) -> None:
+    """A closure that fails on one rank when it is run again, before or after the model: the replay ends on all."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    for early in (True, False):
+        model, optimizer, place = made(mode)
+        outcomes = []
+        replaying = False
+
+        def closure(x: Tensor) -> Tensor:
+            fails = replaying and rank == last and bool(torch.equal(x, batch(6, place)))  # noqa: B023
+            if fails and early:  # noqa: B023
+                raise KeyError("gone")
+            loss = loss_of(model, x)  # noqa: B023
+            if fails:
+                raise KeyError("gone")
+            return loss
+
+        with steadystep.Guard(model, optimizer, config={"recovery": {"trust_steps": 4}}) as guard:
+            for step in range(FAULT + 3):
+                replaying = step == FAULT
+                if step == FAULT and rank == last:
+                    with torch.no_grad():
+                        local_part(next(iter(model.parameters()))).view(-1)[0] = math.nan
+                outcomes.append(guard.step(closure, batch=batch(step, place)))
+        back = outcomes[FAULT]
+        assert back.restored is not None
+        assert back.restored <= 6, back.restored
+        assert all(o.stepped for o in outcomes[FAULT + 1 :])
+        assert_one_decision(outcomes)
+        assert_finite(model, optimizer)
+        assert_consistent(model)
+
+
+CHECKS = {"healthy": healthy, "norms": norms, "nan": nan, "replay": replay, "failing": failing}
 
 
 def one_rank(rank: int, size: int, store: str, names: list[str]) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from steadystep._utils.tensors import device_of, is_sharded
 from steadystep.errors import UnsupportedError
+from steadystep.parallel.lockstep import in_lockstep
 from steadystep.parallel.payload import PayloadLayout, damaged, decode, encode, mark, same_on_all_ranks
 from steadystep.parallel.replicas import Replicas, broadcast, copies_of_all, healthy_rank, odd_ones, reshard
 from steadystep.parallel.single_process import (
@@ -132,6 +133,14 @@ class ProcessGroup:
         """Each averaged over the ranks."""
         return [total / self.size for total in self._summed(numbers)]
 
+    def norms(self, names: Sequence[str], norms: Sequence[float]) -> list[float]:
+        """By the rule of the gradients: |local part|² ÷ copies, added up."""
+        held = dict(zip(names, norms, strict=True)) if norms else {}
+        squares = [held.get(name, 0.0) ** 2 / count for name, count in self._copies.items()]
+        known, *sums = self._summed([float(bool(held)), *squares])
+        whole = dict(zip(self._copies, sums, strict=True))
+        return [math.sqrt(whole[name]) for name in names] if known == self.size else []
+
     def least(self, number: float) -> float:
         """The smallest of all ranks."""
         value = torch.tensor([number], dtype=torch.float64, device=self._device)
@@ -203,6 +212,10 @@ class ProcessGroup:
                 yield
         finally:
             wrapped.require_forward_param_sync = before
+
+    def together(self, work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Two all-reduces of one number for each call."""
+        return in_lockstep(work, self._wrapped or self._model, self.all, undo=self.reshard)
 
     def _refuse_join(self) -> None:
         """A rank that has run out of batches answers DDP's messages there, and would not answer ours."""
