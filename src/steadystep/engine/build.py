@@ -90,7 +90,7 @@ def _build(
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)
     meeting.compare(ranks, sections(config, model, optimizer, extra_detectors), wrong=wrong)
-    repeats = folder is not None or components.replay_buffer_bytes(config, ranks) > 0
+    repeats = folder is not None or components.replay_buffer_bytes(config) > 0
     measuring = measuring_for(config, model, optimizer, ranks, repeats=repeats)
     islands = Fp32Islands(model, list(config.training.fp32_modules))
     try:
@@ -157,10 +157,10 @@ class _Ground:
     ) -> Parts:
         """Everything else."""
         config, ranks, measuring = self.config, self.ranks, self.measuring
-        limits, budget = components.limits(config, ranks), components.budget(config)
+        limits, budget = components.limits(config), components.budget(config)
         structure = partial(structure_of, self.model, self.optimizer)
         history = RunHistory(components.setup(config, self.folder), structure)
-        replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(config, ranks))
+        replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(config))
         run_state = self._run_state()
         rule = clip_rule(config)
         rolled_back = self._rolled_back(rule)

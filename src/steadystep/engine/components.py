@@ -148,7 +148,7 @@ def checkpointing(config: Config, folder: Path | None, loop: LoopState, ranks: R
     return Checkpointing(folder / "checkpoints", loop, every, keep_last=watch.keep_checkpoints, ranks=ranks)
 
 
-def limits(config: Config, ranks: Ranks) -> Limits:
+def limits(config: Config) -> Limits:
     """How deep an intervention cuts and how long it waits."""
     recovery = config.recovery
     return Limits(
@@ -158,11 +158,11 @@ def limits(config: Config, ranks: Ranks) -> Limits:
         lr_mult_again=min(recovery.lr_mult, 0.5) if recovery.lr_mult < 1.0 else 1.0,
         rewarm_steps=recovery.rewarm_steps,
         skips_batches=recovery.skip_batches,
-        replays=replay_buffer_bytes(config, ranks) > 0,
+        replays=replay_buffer_bytes(config) > 0,
     )
 
 
-def replay_buffer_bytes(config: Config, ranks: Ranks) -> float:
+def replay_buffer_bytes(config: Config) -> float:
     """What remembered batches may take; 0 where updates cannot be replayed."""
     remembers = config.mode == "autopilot" and config.training.auto_recovery and config.recovery.snapshots > 0
     wanted = remembers and config.recovery.skip_batches
@@ -179,7 +179,7 @@ def recovery(
     folder: Path | None,
 ) -> Recovery:
     """States in memory, where the settings ask for rollbacks."""
-    bounds = limits(config, ranks)
+    bounds = limits(config)
     if config.mode != "autopilot" or not bounds.rolls_back:
         return NoRecovery()
     snapshots = Snapshots(

@@ -21,7 +21,7 @@ from steadystep._utils.rng import random_numbers_kept
 from steadystep.actions import Updater
 from steadystep.detectors import Detector, sees_every_step
 from steadystep.engine.microbatches import MicroBatchRunner
-from steadystep.parallel import Ranks
+from steadystep.parallel import Ranks, SingleProcess
 from steadystep.records import Signals
 from steadystep.signals.gradients import GradientView
 from steadystep.snapshots.recovery import Recovery
@@ -47,7 +47,7 @@ class Replayer:
     recovery: Recovery
     detectors: Sequence[Detector]
     device: torch.device
-    ranks: Ranks
+    ranks: Ranks = field(default_factory=SingleProcess)
 
     def replay(
         self,

@@ -245,6 +245,28 @@ class TestAgree:
         assert alike(run(work)) == [None, None, mean, None, None, None]
 
 
+class TestNorms:
+    def test_of_weights_over_all_ranks(self, run: Run) -> None:
+        def work(group: ProcessGroup, missing: int | None = None) -> list[float]:
+            agreed(watching(group))
+            held = [] if group.rank == missing else [3.0 + group.rank]
+            return group.norms(["bias"], held)
+
+        assert alike(run(work)) == [pytest.approx(((9 + 16 + 25) / 3) ** 0.5)]  # three copies
+        assert alike(run(lambda group: work(group, missing=1))) == []
+
+    def test_parts_on_a_smaller_mesh_are_counted_by_all(self) -> None:
+        said: list[list[float]] = []
+
+        def summed(numbers: list[float]) -> list[float]:
+            said.append(numbers)
+            return [2.0, 4.0]
+
+        plain = [torch.zeros(1), torch.zeros(1)]
+        assert replicas.copies_of_all(plain, 4, summed) == [4.0, 4.0]
+        assert said == []
+
+
 class TestWishes:
     def test_one_rank_is_enough_and_it_holds_for_one_step(self, run: Run) -> None:
         def work(group: ProcessGroup) -> list[tuple[bool, bool]]:
