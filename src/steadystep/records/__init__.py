@@ -25,6 +25,7 @@ from steadystep.records.signals import (
     BitFlip,
     Counterfactual,
     InputStats,
+    Miscomputation,
     Probe,
     Signals,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Finding",
     "Incident",
     "InputStats",
+    "Miscomputation",
     "Outcome",
     "OutputStats",
     "Plan",

@@ -261,6 +261,8 @@ class Incident:
     """A learning rate that the guard did not use."""
     scaled_to: float | None = None
     """Norm that the gradient was scaled down to."""
+    ranks: tuple[int, ...] = ()
+    """In a distributed run: the ranks it was found on, where they are known."""
 
     @property
     def is_routine(self) -> bool:

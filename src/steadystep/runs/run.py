@@ -157,6 +157,11 @@ class Run:
     def _held_out(self) -> Series:
         return self.validation.get("val_loss", Series())
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether a guard was there that would have intervened."""
+        return self.source == "steadystep" and self.settings.get("mode") in ("autopilot", "careful")
+
     def episodes(self) -> tuple[tuple[Incident, ...], ...]:
         """Return incidents close to each other as one episode, in the order of their first steps."""
         counted = [incident for incident in self.incidents if not incident.is_routine]
