@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -275,7 +276,24 @@ def failing(mode: str) -> None:
         assert_consistent(model)
 
 
-CHECKS = {"healthy": healthy, "norms": norms, "nan": nan, "replay": replay, "failing": failing}
+def resume(mode: str) -> None:
+    """Saved in the middle and loaded by another model: the same bits as a run that was not interrupted."""
+    folder = Path(everywhere(tempfile.mkdtemp())[0])
+    model, optimizer, place = made(mode)
+    with steadystep.Guard(model, optimizer) as guard:
+        for step in range(6):
+            if step == 3:
+                guard.save(folder / "saved")
+            guard.step(lambda x: loss_of(model, x), batch=batch(step, place))
+    whole = tensors_of(model, optimizer)
+    model, optimizer, place = made(mode)
+    with steadystep.Guard.resume(model, optimizer, path=folder / "saved", run_dir=folder / "run") as guard:
+        for step in range(3, 6):
+            guard.step(lambda x: loss_of(model, x), batch=batch(step, place))
+    assert_same(whole, tensors_of(model, optimizer))
+
+
+CHECKS = {"healthy": healthy, "norms": norms, "nan": nan, "replay": replay, "failing": failing, "resume": resume}
 
 
 def one_rank(rank: int, size: int, store: str, names: list[str]) -> None:

@@ -153,8 +153,8 @@ class InMemory:
 
     @property
     def leaves_behind(self) -> bool:
-        """Something that is kept holds tensors, and stays where it was while updates are replayed."""
-        return self._snapshots.leaves_behind
+        """Something that a rank keeps holds tensors, and stays where it was while updates are replayed."""
+        return not self._ranks.all(not self._snapshots.leaves_behind)
 
     def take_along(self, parts: Mapping[str, state.Stateful]) -> None:
         """Let these parts of the guard be rolled back too; before the first state is kept."""
