@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity, profile
 
 import steadystep
 from steadystep import clip
@@ -293,7 +295,67 @@ def resume(mode: str) -> None:
     assert_same(whole, tensors_of(model, optimizer))
 
 
-CHECKS = {"healthy": healthy, "norms": norms, "nan": nan, "replay": replay, "failing": failing, "resume": resume}
+def collectives(mode: str) -> None:
+    """One a step beyond the engine's own; and when a guard is made, one to compare settings and one to count copies."""
+
+    def counted(work: Callable[[], object]) -> Counter[str]:
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            work()
+        return Counter(event.name for event in seen.events() if event.name.startswith("gloo:"))
+
+    steps = 3
+    more = counted(lambda: guarded_run(mode, steps=steps, config={"mode": "careful"}))
+    more.subtract(counted(lambda: plain_run(mode, steps=steps)))
+    small = mode in ("fsdp tp", "fsdp sp", "submesh")  # a mesh smaller than the world
+    assert more["gloo:all_gather"] == 1, more
+    if mode == "sp":  # a partial sum is added up once instead of by each operation of the optimizer
+        assert more["gloo:all_reduce"] <= steps
+    else:
+        assert more["gloo:all_reduce"] == steps + small, more
+
+
+def watched(mode: str) -> None:
+    """`watch`: bit-identical; NaN on each rank refused on all; damaged weights are rolled back, without replay."""
+    plain, rank, size = plain_run(mode), dist.get_rank(), dist.get_world_size()
+    for fault in (None, "batch", "weight"):
+        model, optimizer, place = made(mode)
+        outcomes: list[steadystep.Outcome] = []
+        config = {"recovery": {"trust_steps": 4}}
+        with steadystep.watch(model, optimizer, config=config) as watcher:
+            for step in range(FAULT + 4 if fault == "weight" else STEPS):
+                x = batch(step, place)
+                if fault == "batch" and step == 2 + rank:
+                    x = x * math.nan
+                if fault == "weight" and (step, rank) == (FAULT, size - 1):
+                    with torch.no_grad():
+                        local_part(next(iter(model.parameters()))).view(-1)[0] = math.nan
+                loss_of(model, x).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                outcomes.append(watcher.outcome)
+        assert_one_decision(outcomes)
+        assert_finite(model, optimizer)
+        assert_consistent(model)
+        if fault is None:
+            assert_same(plain, tensors_of(model, optimizer))
+        if fault == "batch":
+            assert [o.step for o in outcomes if not o.stepped] == [2 + each for each in range(size)]
+        if fault == "weight":
+            back = outcomes[FAULT]
+            assert (back.restored is not None, back.replayed) == (True, 0), back
+            assert all(o.stepped for o in outcomes[FAULT + 1 :])
+
+
+CHECKS = {
+    "healthy": healthy,
+    "norms": norms,
+    "nan": nan,
+    "replay": replay,
+    "failing": failing,
+    "resume": resume,
+    "collectives": collectives,
+    "watched": watched,
+}
 
 
 def one_rank(rank: int, size: int, store: str, names: list[str]) -> None:
