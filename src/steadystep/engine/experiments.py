@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from steadystep.config import Config
 from steadystep.diagnosis.causes import EXPLAINED, Cause, Fault
-from steadystep.diagnosis.learning import NOT_JUDGED, hardly_learned, has_learned, is_judged
+from steadystep.diagnosis.learning import NOT_JUDGED, hardly_learned, has_learned, is_judged, supervised
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
@@ -58,7 +58,8 @@ def examine_guarded(
         gained = [d for d in done.causes if (d.cause, d.fault) != (Cause.ZERO_GRADIENT, "")]
         done = replace(done, causes=tuple(gained) or seen)
     judged = is_judged(facts) and not facts.measured.loop.turns
-    tried = credible(seen[0], done.causes, learned=has_learned(facts) and not hardly_learned(facts), judged=judged)
+    learned = has_learned(facts) and not hardly_learned(facts)
+    tried = credible(seen[0], done.causes, learned=learned, judged=judged, known=judged and supervised(facts))
     story = one_story(seen, tried, seen_as_is)
     parts.progress.examined = parts.progress.attempts, story
     return replace(done, causes=story)
@@ -101,7 +102,9 @@ _WEAK = frozenset({Fault.LABELS_SHUFFLED})
 """Concluded where nothing else explains that nothing is learned."""
 
 
-def credible(seen: Diagnosis, tried: Sequence[Diagnosis], *, learned: bool, judged: bool = True) -> Sequence[Diagnosis]:
+def credible(
+    seen: Diagnosis, tried: Sequence[Diagnosis], *, learned: bool, judged: bool = True, known: bool = False
+) -> Sequence[Diagnosis]:
     """Return what experiments may claim about a run, most of all where nothing was seen to be wrong.
 
     Args:
@@ -109,11 +112,12 @@ def credible(seen: Diagnosis, tried: Sequence[Diagnosis], *, learned: bool, judg
         tried: those of experiments.
         learned: the run itself has shown that it learns.
         judged: the level of the loss says something: not that of a policy or an adversary.
+        known: it is that of a loss function that compares outputs with targets, so that trials can be judged by it.
     """
     if seen.cause != Cause.HEALTHY:
         kept = [d for d in tried if judged or (d.fault or d.cause) in _OF_STRUCTURE]
         return kept or [seen]
-    if NOT_JUDGED in seen.evidence:  # trials go by the level of the loss too, which says nothing here
+    if NOT_JUDGED in seen.evidence and not known:  # trials go by the level of the loss too, which says nothing here
         tried = [d for d in tried if (d.fault or d.cause) in _OF_STRUCTURE]
     if learned:
         tried = [d for d in tried if (d.fault or d.cause) not in _NOT_WHERE_IT_LEARNED]
