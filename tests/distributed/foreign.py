@@ -54,7 +54,7 @@ def pipeline(names: bool) -> None:
         stage_module.add_module(f"stage{rank}", layer)
     optimizer = torch.optim.SGD(stage_module.parameters(), lr=0.01)
     if names:  # before there is a stage: known by the names
-        refused("the ranks hold different parameters", lambda: steadystep.watch(stage_module, optimizer))
+        refused("the ranks differ. parameters: stage0.weight", lambda: steadystep.watch(stage_module, optimizer))
         return
     stage = PipelineStage(stage_module, rank, 2, torch.device("cpu"))
     refused("pipeline schedule runs backward by itself", lambda: steadystep.watch(stage_module, optimizer))
