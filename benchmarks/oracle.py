@@ -55,9 +55,11 @@ class Block(nn.Module):
         """[batch, time, width] to the same shape."""
         batch, time, width = x.shape
         heads = self.qkv(self.attn_norm(x)).view(batch, time, 3, self.heads, width // self.heads)
-        mixed = functional.scaled_dot_product_attention(*heads.permute(2, 0, 3, 1, 4), is_causal=True)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attn_out(mixed.transpose(1, 2).reshape(batch, time, width))
-        return x + self.mlp(self.mlp_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
 
 
 class GPT(nn.Module):
@@ -77,7 +79,8 @@ class GPT(nn.Module):
         x = self.bytes(tokens) + self.positions(torch.arange(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 def _init(module: nn.Module) -> None:
@@ -98,7 +101,8 @@ class LSTM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, time] of bytes to logits over the next one."""
-        return self.head(self.cells(self.bytes(tokens))[0])
+        logits: Tensor = self.head(self.cells(self.bytes(tokens))[0])
+        return logits
 
 
 def _text(model: nn.Module, optimizer: Optimizer, *, context: int, seed: int) -> Task:
@@ -181,7 +185,7 @@ def score(task: Task, *, num_steps: int, without: tuple[int, ...] = (), fp16: bo
         task.optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.float16, enabled=fp16):
             loss = task.loss(batch)
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.step(task.optimizer)
         scaler.update()
         left = num_steps - 1 - step
