@@ -30,7 +30,6 @@ class DataPosition:
         """Batches of the present one that were used, and are no longer out."""
         self.is_used = False
         """A step was made with the batch that is out: a state that is saved from now on contains it."""
-        """A step was made with the batch that is out."""
         self._device = device
         self._loader: Any = None
         self._marks = _marks(None)
@@ -41,6 +40,11 @@ class DataPosition:
         """A pass is under way."""
         self.ends: Callable[[], bool] = _never
         """Whether another rank has used its last batch, so that this one must not take more than it."""
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Epoch and number of the batch that is out; None outside of `batches`."""
+        return (self.epoch, self.batch) if self.open else None
 
     @property
     def at_last(self) -> bool:

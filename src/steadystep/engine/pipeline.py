@@ -188,7 +188,8 @@ class Pipeline:
             outcome = self._intervene(view, verdict)
         if remembered and outcome.stepped and not outcome.left_out:
             used = options if outcome.lr_mult == 1.0 else self._lr.times(options, outcome.lr_mult)
-            self._recovery.remember(remembered, outcome, updates=self.progress.updates + 1, options=used)
+            place = self._data.place
+            self._recovery.remember(remembered, outcome, updates=self.progress.updates + 1, options=used, place=place)
         return outcome if case is None else self._tracer.close(outcome, case)
 
     def _intervene(self, view: GradientView, verdict: Verdict) -> Outcome:

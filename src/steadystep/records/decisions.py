@@ -8,7 +8,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from steadystep._deprecated import old_arguments, old_fields
 from steadystep._utils.text import html_card
-from steadystep.records.record import GRAVE, JSON, ActionName, Damage, Record, Severity
+from steadystep.records.record import GRAVE, JSON, ActionName, Damage, Quarantined, Record, Severity
 from steadystep.records.signals import Signals
 
 
@@ -84,8 +84,7 @@ class Plan(Record):
     norm: float | None = None
     """With "rescale": the gradient norm to scale down to."""
     to: int | None = None
-    """With "rollback" and "restore-moments": the step whose state is restored. A rollback without it restores the
-    newest finite checkpoint."""
+    """With "rollback" and "restore-moments": the step whose state is restored; without it, the newest checkpoint."""
     rank: int | None = None
     """With "copy-replica": the rank whose weights and moments all others copy."""
     kept: tuple[str, ...] = ()
@@ -95,8 +94,7 @@ class Plan(Record):
     hold: int | None = None
     """With "cut-lr" and "hold-lr": healthy updates before the limit is lifted; None for the default."""
     until: int | None = None
-    """With "replay": the step of the first sign of the fault. Later updates are replayed only where they go better this
-    time."""
+    """With "replay": the first sign of the fault. Later updates are replayed only where they go better this time."""
     outside: bool = False
     """With "replay": the weights were modified outside the optimizer, so all updates may be replayed."""
     only_whole: bool = False
@@ -148,8 +146,9 @@ class Outcome(Record):
     replayed: int = 0
     """How many of these were replayed from remembered batches."""
     exact: bool = False
-    """Whether the replayed updates were bit-identical up to the first sign of the fault; False where it is not known.
-    Whether the replayed updates were bit-identical up to the first sign of the fault; False where it is not known."""
+    """Whether replayed updates were bit-identical up to the first sign of the fault; False where it is not known."""
+    quarantined: tuple[Quarantined, ...] = ()
+    """Batches that are not in the weights, as far as this step decided about them."""
 
     @classmethod
     def of(
@@ -261,6 +260,10 @@ class Incident:
     """A learning rate that the guard did not use."""
     scaled_to: float | None = None
     """Norm that the gradient was scaled down to."""
+    replayed: int = 0
+    """After a rollback: how many updates were replayed."""
+    quarantined: tuple[Quarantined, ...] = ()
+    """Batches that are not in the weights."""
 
     @property
     def is_routine(self) -> bool:
