@@ -1,6 +1,6 @@
 """Where a loop is in its data, so that it can go on from there."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar, final
 
@@ -59,8 +59,12 @@ class DataPosition:
         loader: Iterable[Batch],
         between: Callable[[], None],
         at_end: Callable[[], object] = lambda: None,
+        skip: Container[int] = (),
     ) -> Iterator[Batch]:
-        """What the loader gives, from where we are. `between` is called when no batch is out, `at_end` in the end."""
+        """What the loader gives, from where we are, without those whose number is in `skip`.
+
+        `between` is called when no batch is out, `at_end` in the end.
+        """
         self._loader = loader
         if self.batch and self._sought is None:  # the last pass was left before its end
             self.epoch, self.batch = self.epoch + 1, 0
@@ -76,6 +80,9 @@ class DataPosition:
                     batch = next(source)
                 except StopIteration:
                     break
+                if self.batch in skip:
+                    self.batch += 1
+                    continue
                 try:
                     yield batch
                 finally:  # the loop asks for more, or leaves: either way this one was used

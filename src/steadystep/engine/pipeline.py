@@ -22,6 +22,7 @@ from steadystep.diagnosis import not_repeatable
 from steadystep.engine.closures import Closure
 from steadystep.engine.judge import Judge
 from steadystep.engine.parts import Parts
+from steadystep.engine.rollback import refused
 from steadystep.engine.verdict import Needs, Verdict, settle
 from steadystep.errors import MisuseError
 from steadystep.records import Action, Outcome, Plan
@@ -185,7 +186,7 @@ class Pipeline:
         elif Action.ROLLBACK in plan.actions:
             outcome = self._rollback.carry_out(plan, view, diagnosis, measure=self.measure)
         else:
-            outcome = self._intervene(view, verdict)
+            outcome = refused(self._intervene(view, verdict), self._data.place)
         if remembered and outcome.stepped and not outcome.left_out:
             used = options if outcome.lr_mult == 1.0 else self._lr.times(options, outcome.lr_mult)
             place = self._data.place

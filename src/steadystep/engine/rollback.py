@@ -213,6 +213,26 @@ def quarantine(left_out: Sequence[RecordedUpdate], cause: str) -> tuple[Quaranti
     )
 
 
+_OF_THE_BATCH = (
+    Cause.BAD_BATCH,
+    Cause.EXPLODING_GRADIENT,
+    Cause.FORWARD_OVERFLOW,
+    Cause.NON_FINITE_GRADIENT,
+    Cause.NON_FINITE_INPUT,
+    Cause.NON_FINITE_LOSS,
+)
+
+
+def refused(outcome: Outcome, place: tuple[int, int] | None) -> Outcome:
+    """A step that was refused for its batch, whose place in the data this is, is in quarantine from now on."""
+    if outcome.stepped or Action.SKIP_STEP not in outcome.plan.actions or outcome.diagnosis.cause not in _OF_THE_BATCH:
+        return outcome
+    epoch, last = place or (None, -1)
+    numbers = tuple(range(last + 1))[-len(outcome.signals.losses or (0,)) :] if outcome.signals is not None else ()
+    entry = Quarantined(step=outcome.step, cause=outcome.diagnosis.cause, epoch=epoch, batches=numbers)
+    return replace(outcome, quarantined=(entry,))
+
+
 def as_carried_out(plan: Plan, *, whole: bool, some: bool, innocent: bool, skips: bool = False) -> Plan:
     """What became of a plan to replay: with all updates replayed there is nothing to recover from.
 

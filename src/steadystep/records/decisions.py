@@ -76,7 +76,6 @@ class Plan(Record):
     """DECIDE: what to do, as data. An empty plan applies the update as it is."""
 
     __pydantic_config__ = JSON
-
     actions: tuple[ActionName, ...] = ()
     """Names of the actions, in order; see `Action`."""
     reason: str = ""
@@ -225,8 +224,7 @@ class Outcome(Record):
         return html_card(f"step {self.step}", rows, tone="bad" if found else "good")
 
 
-_NEAR = 12  # steps between two incidents of the same cause that belong together
-_NEXT = 3  # steps between two grave incidents of different causes: the second follows from the first
+_NEAR, _NEXT = 12, 3  # steps between incidents that belong together: of one cause; of two, both of them grave
 
 
 @final
@@ -264,6 +262,8 @@ class Incident:
     """After a rollback: how many updates were replayed."""
     quarantined: tuple[Quarantined, ...] = ()
     """Batches that are not in the weights."""
+    seconds: float | None = None
+    """Time since the step before, where it was logged."""
 
     @property
     def is_routine(self) -> bool:

@@ -206,6 +206,7 @@ def incident_of(line: Mapping[str, Any], run_dir: Path) -> Incident:
         refused_lr=_refused_lr(diagnosis.get("findings", ()), line.get("plan") or {}),
         scaled_to=float_of((line.get("plan") or {}).get("norm")),
         replayed=line["replayed"] if type(line.get("replayed")) is int else 0,
+        seconds=float_of(line.get("seconds")),
         quarantined=tuple(Quarantined.from_json(json.dumps(each)) for each in line.get("quarantined", ())),
     )
 
