@@ -97,7 +97,7 @@ class RollbackTrial:
     def add(self, *, old_loss: float, current_loss: float) -> RollbackTrialResult:
         """Add one batch: its loss under the earlier and under the current weights."""
         assert self.finding is not None
-        if self._puts_aside(old_loss):
+        if self._puts_aside(old_loss, current_loss):
             self._aside += 1
             return "gathering" if self._aside < _MOST else "cleared"
         self._pairs.append((old_loss, current_loss))
@@ -124,12 +124,14 @@ class RollbackTrial:
             return "gathering"
         return "healing" if count >= _TREND and self._falls() else "cleared"
 
-    def _puts_aside(self, old_loss: float) -> bool:
+    def _puts_aside(self, old_loss: float, current_loss: float) -> bool:
         """The batch is bad under any weights, as all were since the trial began; good ones may follow."""
         finding = self.finding
         if self._pairs or not self._replays or finding is None or finding.detector not in _OF_THE_LOSS:
             return False
-        return math.isfinite(old_loss) and old_loss > finding.limit
+        if finding.baseline is None or not math.isfinite(old_loss) or old_loss <= finding.limit:
+            return False
+        return old_loss - finding.baseline > _SHARE * (current_loss - finding.baseline)
 
     def _falls(self) -> bool:
         """The loss is on its way back, by more than the batches differ."""
