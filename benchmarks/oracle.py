@@ -233,6 +233,7 @@ def main() -> None:
     """Run what is not stored yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", default="320-322", help="one, or the first and the last of a range")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--out", type=Path, default=STORE)
     given = parser.parse_args()
     first, _, last = given.seeds.partition("-")
@@ -243,7 +244,7 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("a", encoding="utf-8") as out:
         for job in (job for seed in range(int(first), int(last or first) + 1) for job in wanted(seed)):
-            if key(job) not in done:
+            if job["task"] in given.tasks and key(job) not in done:
                 out.write(json.dumps({"row": run(job)}) + "\n")
                 out.flush()
 
