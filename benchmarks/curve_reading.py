@@ -8,7 +8,7 @@ import argparse
 import time
 from collections import Counter
 
-from steadystep.lab import CURVE_KINDS, made_up
+from made_up_curves import CURVE_KINDS, made_up
 from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.reading import Reading
 

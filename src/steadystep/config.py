@@ -150,6 +150,12 @@ class MonitoringSettings(Settings):
         description="compare every bit of weights, optimizer state and buffers between updates and put flipped ones "
         "back: full at every step, sampled half of the tensors at every 16th step",
     )
+    recompute_every: Count = Field(
+        0,
+        ge=0,
+        description="steps between two steps that are computed twice and compared bit for bit, which finds errors of "
+        "the hardware while it computes; needs a closure, and costs a forward and backward pass each time; 0 for none",
+    )
     save_checkpoints: Switch | None = Field(
         None, description="write checkpoints to run_dir/checkpoints; default: only with Guard.resume"
     )

@@ -74,3 +74,12 @@ def test_the_example(tmp_path: Path) -> None:
     said = torchrun(str(ROOT / "examples" / "ddp.py"), ranks=2, folder=tmp_path, timeout=240)
     assert "2 ranks, refused [60]" in said
     assert "same: True" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_step_is_computed_again_by_all_ranks_and_the_wrong_one_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    script = str(Path(__file__).parent / "recomputed.py")
+    said = torchrun(script, ranks=2, folder=tmp_path, timeout=240)
+    assert said.count(": ok\n") == 2

@@ -234,6 +234,7 @@ def test_no_setting_is_parsed_and_then_ignored() -> None:
         "monitoring.gradient_history_size": "test_gradient_history_size_is_what_a_norm_is_compared_with",
         "monitoring.explosion_threshold": "test_explosion_threshold_is_when_a_gradient_is_held_back",
         "monitoring.corruption_checks": "test_off_means_off",
+        "monitoring.recompute_every": "test_a_transient_fault_is_reported_and_leaves_no_trace",
         "monitoring.lr_min": "test_lr_min_is_a_warning_below",
         "monitoring.lr_max": "test_lr_max_is_a_warning_above",
         "recovery.incident_bundles": "test_incident_bundles_false_writes_none",

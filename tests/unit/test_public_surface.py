@@ -154,6 +154,7 @@ def test_the_settings() -> None:
             "loss_window_size",
             "lr_max",
             "lr_min",
+            "recompute_every",
             "save_checkpoints",
             "sink_frequency",
             "sinks",

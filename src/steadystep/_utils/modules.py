@@ -86,7 +86,7 @@ def left_as_found(
     if any(nn.parameter.is_lazy(p) for p in weights):
         raise MisuseError("the model has uninitialized lazy parameters: run one forward pass first")
     copies = [TensorCopy(p) for p in weights]
-    parts: list[TensorCopy | _Modules | _Random] = [*copies, _Modules(model), _Random(model, generators)]
+    parts: list[TensorCopy | ModuleState | _Random] = [*copies, ModuleState(model), _Random(model, generators)]
     with gradients_aside(weights):
         try:
             yield
@@ -109,7 +109,7 @@ def gradients_aside(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 
 @final
-class _Modules:
+class ModuleState:
     """Buffers by identity and value, and each module's training mode."""
 
     def __init__(self, model: nn.Module) -> None:

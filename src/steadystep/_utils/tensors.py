@@ -263,3 +263,10 @@ def is_dense(tensor: Tensor) -> bool:
             return False
         size *= length
     return True
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """What its values are: bool, whole, real or complex."""
+    if dtype is torch.bool:
+        return "bool"
+    return "complex" if dtype.is_complex else ("real" if dtype.is_floating_point else "whole")

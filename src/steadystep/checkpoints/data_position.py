@@ -1,13 +1,17 @@
 """Where a loop is in its data, so that it can go on from there."""
 
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar, final
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from steadystep._utils.rng import all_random_state, restore_all
 from steadystep._utils.text import warn
+from steadystep.checkpoints.fit import count
 from steadystep.errors import CheckpointError
 
 Batch = TypeVar("Batch")
@@ -220,3 +224,77 @@ def _set_generator(loader: Any, state: torch.Tensor | None) -> None:
     generator = getattr(loader, "generator", None)
     if isinstance(generator, torch.Generator) and state is not None:
         generator.set_state(state.to("cpu"))
+
+
+def check_place(saved: Mapping[str, Any]) -> None:
+    """Refuse a place in the data that no loop was at."""
+    for key in ("epoch", "batch"):
+        count(saved.get(key), f"data.{key}")
+    _check_marks(saved, "data")
+    began = saved.get("began")
+    if not isinstance(began, Mapping):
+        raise CheckpointError(f"the checkpoint does not match: data.began is a {type(began).__name__}")
+    if began:
+        _check_marks(began, "data.began")
+        if not isinstance(began.get("random"), Mapping):
+            raise CheckpointError("the checkpoint does not match: data.began.random is not a random state")
+        check_random(began["random"], "data.began.random")
+    elif saved["batch"] and saved.get("loader") is None:
+        raise CheckpointError("the checkpoint does not match: it lacks the start of the current epoch")
+    if "loader" not in saved:
+        raise CheckpointError("the checkpoint does not match: data.loader is missing")
+
+
+def _check_marks(saved: Mapping[str, Any], where: str) -> None:
+    if type(saved.get("started")) is not bool:
+        raise CheckpointError(f"the checkpoint does not match: {where}.started is {saved.get('started')!r:.60}")
+    if "generator" not in saved or saved["generator"] is not None:
+        _check_generator(saved.get("generator"), f"{where}.generator")
+    if saved.get("batch_size") is not None:
+        count(saved["batch_size"], f"{where}.batch_size", least=1)
+
+
+_WORDS = 624  # of the Mersenne Twister, in Python and in NumPy
+
+
+def check_random(saved: Mapping[str, Any], where: str = "random") -> None:
+    """Refuse what the generators would take and fail on later, or read beyond their memory with."""
+    try:
+        version, words, gauss = saved["python"]
+        _require(version == 3 and len(words) == _WORDS + 1, f"{where}.python")
+        _require(all(type(word) is int and 0 <= word < 2**32 for word in words), f"{where}.python")
+        _require(words[-1] <= _WORDS, f"{where}.python")
+        _require(gauss is None or (type(gauss) is float and math.isfinite(gauss)), f"{where}.python")
+        _check_numpy(saved["numpy"], f"{where}.numpy")
+        _check_generator(saved["torch"], f"{where}.torch")
+        _require(saved["device"] is None or _is_bytes(saved["device"]), f"{where}.device")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint does not match: {where} is not a random state ({error})") from None
+
+
+def _check_numpy(saved: Mapping[str, Any], where: str) -> None:
+    _require(saved["bit_generator"] == np.random.get_state(legacy=False)["bit_generator"], where)
+    _require(type(saved["has_gauss"]) is int and saved["has_gauss"] in (0, 1), where)
+    _require(type(saved["gauss"]) is float and math.isfinite(saved["gauss"]), where)
+    inner = saved["state"]
+    if saved["bit_generator"] == "MT19937":
+        key, pos = inner["key"], inner["pos"]
+        _require(isinstance(key, np.ndarray) and key.dtype == np.uint32 and key.shape == (_WORDS,), where)
+        _require(type(pos) is int and 0 <= pos <= _WORDS, where)
+
+
+def _check_generator(saved: Any, where: str) -> None:
+    _require(_is_bytes(saved), where)
+    try:
+        torch.Generator().set_state(saved.to("cpu"))
+    except RuntimeError:
+        _require(False, where)
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1
+
+
+def _require(fits: bool, where: str) -> None:
+    if not fits:
+        raise CheckpointError(f"the checkpoint does not match: {where} is not a random state")

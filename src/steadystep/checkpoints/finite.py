@@ -4,7 +4,8 @@ A parameter that held infinity when the run began (a frozen table of logits) doe
 are masks. So a state says which of its tensors are to be finite.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -148,3 +149,43 @@ def _norm(tensor: Tensor) -> Tensor:
 def _without_nan(held: Mapping[str, Tensor], names: Iterable[str]) -> Iterable[str]:
     """Nobody begins with a NaN on purpose."""
     return [name for name in names if not bool(held[name].isnan().any())]  # sync: once, when a guard is made
+
+
+def load_kept(name: str, thing: KeptObject, saved: Any) -> Callable[[], object]:
+    """Load its state; what is returned takes that back.
+
+    Raises:
+        CheckpointError: the object refused it, or took a tensor of another shape than it holds; it is as it was.
+    """
+    before = copy.deepcopy(thing.state_dict())
+    try:
+        thing.load_state_dict(saved)
+        wrong = _other_shape(saved, thing.state_dict())
+    except Exception as error:
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong:
+        thing.load_state_dict(before)
+        raise CheckpointError(f"the checkpoint does not match: its state of {name!r} was rejected ({wrong})")
+    return lambda: thing.load_state_dict(before)
+
+
+def _other_shape(saved: Any, loaded: Any) -> str:
+    """Where a tensor was stretched over one of another shape, as `copy_` does without a word."""
+    held = dict(_tensors(loaded, ""))
+    for place, tensor in _tensors(saved, ""):
+        if place in held and held[place].shape != tensor.shape:
+            return (
+                f"{place} has shape {list(tensor.shape)} in the checkpoint and {list(held[place].shape)} in this model"
+            )
+    return ""
+
+
+def _tensors(value: Any, place: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _tensors(item, f"{place}[{i}]")

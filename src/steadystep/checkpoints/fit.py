@@ -1,18 +1,19 @@
-"""Whether a saved state fits this model and this loop. Everything is looked at before anything is changed."""
+"""Whether a saved state fits this model and this optimizer. All of it is checked before anything is changed."""
 
-import copy
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from steadystep._utils.tensors import type_name
 from steadystep._utils.text import plain_name
 from steadystep.checkpoints.atomic_io import Spread
 from steadystep.errors import CheckpointError
-from steadystep.state import KeptObject
 
 STATE_PARTS = {
     "parameters": Mapping,
@@ -24,7 +25,6 @@ STATE_PARTS = {
     "data": Mapping,
 }
 _MOST = 2**53
-_WORDS = 624  # of the Mersenne Twister, in Python and in NumPy
 
 
 def check_parts(state: Mapping[str, Any]) -> None:
@@ -78,17 +78,8 @@ def check_tensor(name: str, saved: Tensor | Spread, present: Tensor) -> None:
         shapes = f"{list(saved.shape)} in the checkpoint and {list(present.shape)} in this model"
         raise CheckpointError(f"the checkpoint does not match: {name} has the shape {shapes}")
     if type_name(saved.dtype) != type_name(present.dtype):
-        raise CheckpointError(
-            f"the checkpoint does not match: {name} is {saved.dtype} in the checkpoint and "
-            f"{present.dtype} in this model"
-        )
-
-
-def type_name(dtype: torch.dtype) -> str:
-    """What its values are: bool, whole, real or complex."""
-    if dtype is torch.bool:
-        return "bool"
-    return "complex" if dtype.is_complex else ("real" if dtype.is_floating_point else "whole")
+        types = f"{saved.dtype} in the checkpoint and {present.dtype} in this model"
+        raise CheckpointError(f"the checkpoint does not match: {name} is {types}")
 
 
 def owners(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, str, nn.Module]]:
@@ -99,72 +90,6 @@ def owners(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, st
                 yield module._buffers, key, plain_name(f"{path}.{key}" if path else key), module
 
 
-def check_random(saved: Mapping[str, Any], where: str = "random") -> None:
-    """Refuse what the generators would take and fail on later, or read beyond their memory with."""
-    try:
-        version, words, gauss = saved["python"]
-        _require(version == 3 and len(words) == _WORDS + 1, f"{where}.python")
-        _require(all(type(word) is int and 0 <= word < 2**32 for word in words), f"{where}.python")
-        _require(words[-1] <= _WORDS, f"{where}.python")
-        _require(gauss is None or (type(gauss) is float and math.isfinite(gauss)), f"{where}.python")
-        _check_numpy(saved["numpy"], f"{where}.numpy")
-        _check_generator(saved["torch"], f"{where}.torch")
-        _require(saved["device"] is None or _is_bytes(saved["device"]), f"{where}.device")
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint does not match: {where} is not a random state ({error})") from None
-
-
-def _check_numpy(saved: Mapping[str, Any], where: str) -> None:
-    _require(saved["bit_generator"] == np.random.get_state(legacy=False)["bit_generator"], where)
-    _require(type(saved["has_gauss"]) is int and saved["has_gauss"] in (0, 1), where)
-    _require(type(saved["gauss"]) is float and math.isfinite(saved["gauss"]), where)
-    inner = saved["state"]
-    if saved["bit_generator"] == "MT19937":
-        key, pos = inner["key"], inner["pos"]
-        _require(isinstance(key, np.ndarray) and key.dtype == np.uint32 and key.shape == (_WORDS,), where)
-        _require(type(pos) is int and 0 <= pos <= _WORDS, where)
-
-
-def _check_generator(saved: Any, where: str) -> None:
-    _require(_is_bytes(saved), where)
-    try:
-        torch.Generator().set_state(saved.to("cpu"))
-    except RuntimeError:
-        _require(False, where)
-
-
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1
-
-
-def check_place(saved: Mapping[str, Any]) -> None:
-    """Refuse a place in the data that no loop was at."""
-    for key in ("epoch", "batch"):
-        count(saved.get(key), f"data.{key}")
-    _check_marks(saved, "data")
-    began = saved.get("began")
-    if not isinstance(began, Mapping):
-        raise CheckpointError(f"the checkpoint does not match: data.began is a {type(began).__name__}")
-    if began:
-        _check_marks(began, "data.began")
-        if not isinstance(began.get("random"), Mapping):
-            raise CheckpointError("the checkpoint does not match: data.began.random is not a random state")
-        check_random(began["random"], "data.began.random")
-    elif saved["batch"] and saved.get("loader") is None:
-        raise CheckpointError("the checkpoint does not match: it lacks the start of the current epoch")
-    if "loader" not in saved:
-        raise CheckpointError("the checkpoint does not match: data.loader is missing")
-
-
-def _check_marks(saved: Mapping[str, Any], where: str) -> None:
-    if type(saved.get("started")) is not bool:
-        raise CheckpointError(f"the checkpoint does not match: {where}.started is {saved.get('started')!r:.60}")
-    if "generator" not in saved or saved["generator"] is not None:
-        _check_generator(saved.get("generator"), f"{where}.generator")
-    if saved.get("batch_size") is not None:
-        count(saved["batch_size"], f"{where}.batch_size", least=1)
-
-
 def count(value: Any, where: str, *, least: int = 0) -> int:
     """A whole number of things."""
     if type(value) is not int or not least <= value < _MOST:
@@ -172,46 +97,204 @@ def count(value: Any, where: str, *, least: int = 0) -> int:
     return value
 
 
-def _require(fits: bool, where: str) -> None:
+FIT_ADVICE = ("capturable", "differentiable", "foreach", "fused")
+"""Options that say how an update is computed and not which: this program's own stay."""
+
+
+_ADAM = ("step", "exp_avg", "exp_avg_sq")
+
+
+_SLOTS: dict[str, tuple[str, ...]] = {
+    "ASGD": ("step", "eta", "mu", "ax"),
+    "Adadelta": ("step", "square_avg", "acc_delta"),
+    "Adagrad": ("step", "sum"),
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "Adamax": ("step", "exp_avg", "exp_inf"),
+    "NAdam": (*_ADAM, "mu_product"),
+    "RAdam": _ADAM,
+    "RMSprop": ("step", "square_avg"),
+    "Rprop": ("step", "prev", "step_size"),
+    "SGD": (),
+    "SparseAdam": _ADAM,
+}
+"""What torch's own optimizers keep for a parameter that was updated."""
+
+
+_ASKED = (("amsgrad", "max_exp_avg_sq"), ("centered", "grad_avg"))
+
+
+_SCALARS = ("step", "eta", "mu", "mu_product")
+
+
+_SQUARES = ("acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum")
+
+
+_GIVEN = ("params", "initial_lr")
+
+
+_LIKE, _NUMBER = "shaped like the parameter", "a scalar"
+
+
+_ONE = (_LIKE, _NUMBER)  # of a parameter with one element: there is no telling which
+
+
+_MISSING = ...
+
+
+def check_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Refuse the state of another optimizer, or one whose numbers no optimizer could have."""
+    groups, state = saved.get("param_groups"), saved.get("state")
+    if not isinstance(groups, list) or not isinstance(state, Mapping) or not all(isinstance(g, dict) for g in groups):
+        raise _refusal("not the state of an optimizer")
+    _check_groups(groups, optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    options = [group for group in groups for _ in group["params"]]
+    known = _SLOTS.get(type(optimizer).__name__) if type(optimizer).__module__.startswith("torch.optim") else None
+    for number, slots in state.items():
+        if not isinstance(slots, Mapping):
+            raise _refusal(f"the state of parameter {number!r:.40} is a {type(slots).__name__}")
+        if type(number) is int and not 0 <= number < len(parameters):
+            raise _refusal(f"it has moments for parameter {number}, but there are only {len(parameters)}")
+        if known is None:
+            continue
+        if type(number) is not int:
+            raise _refusal(f"it has moments for an unknown parameter {number!r:.40}")
+        _check_slots(number, slots, parameters[number], known, options[number])
+    if known is None:
+        _check_alike(state, optimizer)
+
+
+def _check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    present = optimizer.param_groups
+    counts = [len(group["params"]) if isinstance(group.get("params"), list) else -1 for group in groups]
+    if counts != [len(group["params"]) for group in present]:
+        raise CheckpointError(
+            f"the checkpoint does not match: its optimizer has parameter groups of {counts}, this one has others; "
+            "build it the same way"
+        )
+    numbers = [number for group in groups for number in group["params"]]
+    if not all(type(number) is int for number in numbers) or len(set(numbers)) != len(numbers):
+        raise _refusal("its parameters are not numbered consecutively")
+    for place, (theirs, mine) in enumerate(zip(groups, present, strict=True)):
+        odd = (set(theirs) - set(_GIVEN)) ^ (set(mine) - set(_GIVEN))
+        if odd:
+            names = ", ".join(sorted(map(str, odd)))
+            raise CheckpointError(f"the checkpoint is of a different optimizer: they differ in {names}")
+        for key in theirs.keys() & mine.keys() - {"params"}:
+            _check_option(f"group {place}: {key}", theirs[key], mine[key])
+        if type(theirs.get("initial_lr", 0.0)) not in (int, float, Tensor):
+            raise _refusal(f"group {place}: initial_lr is {theirs['initial_lr']!r:.40}")
+        _check_together(place, theirs, optimizer)
+
+
+def _check_option(where: str, saved: Any, present: Any) -> None:
+    """Of the same kind as here: a number stays a number, a pair a pair."""
+    if isinstance(present, bool) or present is None or isinstance(saved, bool) or saved is None:
+        fits = all(value is None or isinstance(value, bool) for value in (saved, present))
+        fits = fits or saved is None or (present is None and not isinstance(saved, bool))  # unset there, or here
+    elif isinstance(present, tuple | list):
+        fits = isinstance(saved, tuple | list) and len(saved) == len(present)
+        for here, there in zip(present, saved if fits else (), strict=False):
+            _check_option(where, there, here)
+    elif isinstance(present, int | float | Tensor):
+        fits = isinstance(saved, int | float) or (isinstance(saved, Tensor) and saved.numel() == 1)
+        fits = fits and math.isfinite(float(saved))  # sync: on loading, in host memory
+    else:
+        fits = type(saved) is type(present)
     if not fits:
-        raise CheckpointError(f"the checkpoint does not match: {where} is not a random state")
+        raise _refusal(f"{where} is {saved!r:.60}")
 
 
-def load_kept(name: str, thing: KeptObject, saved: Any) -> Callable[[], object]:
-    """Load its state; what is returned takes that back.
-
-    Raises:
-        CheckpointError: the object refused it, or took a tensor of another shape than it holds; it is as it was.
-    """
-    before = copy.deepcopy(thing.state_dict())
+def _check_together(place: int, group: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Have torch's own constructor look at the values; others' may do anything."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim") or kind.__name__ not in _SLOTS:
+        return
+    accepted = inspect.signature(kind).parameters
+    options = {k: v for k, v in group.items() if k in accepted and k not in FIT_ADVICE and k != "params"}
     try:
-        thing.load_state_dict(saved)
-        wrong = _other_shape(saved, thing.state_dict())
-    except Exception as error:
-        wrong = f"{type(error).__name__}: {error}"
-    if wrong:
-        thing.load_state_dict(before)
-        raise CheckpointError(f"the checkpoint does not match: its state of {name!r} was rejected ({wrong})")
-    return lambda: thing.load_state_dict(before)
+        kind([torch.nn.Parameter(torch.zeros(1))], **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise _refusal(f"group {place}: {error}") from None
 
 
-def _other_shape(saved: Any, loaded: Any) -> str:
-    """Where a tensor was stretched over one of another shape, as `copy_` does without a word."""
-    held = dict(_tensors(loaded, ""))
-    for place, tensor in _tensors(saved, ""):
-        if place in held and held[place].shape != tensor.shape:
-            return (
-                f"{place} has shape {list(tensor.shape)} in the checkpoint and {list(held[place].shape)} in this model"
-            )
-    return ""
+def _check_slots(
+    number: int, slots: Mapping[str, Any], parameter: Tensor, known: tuple[str, ...], options: Mapping[str, Any]
+) -> None:
+    where = f"parameter {number}: "
+    asked = {slot for option, slot in _ASKED if options.get(option)}
+    missing = {*known, *asked} - slots.keys() if slots else ()
+    if missing:
+        raise _refusal(f"{where}{', '.join(sorted(missing))} is missing")
+    for name, value in slots.items():
+        if name in _SCALARS:
+            _check_scalar(where + name, value, squared=name in _SQUARES)
+        elif value is not None or name in known:
+            if not isinstance(value, Tensor | Spread):
+                raise _refusal(f"{where}{name!s:.40} is a {type(value).__name__}")
+            if value.shape != parameter.shape:
+                shapes = f"{list(value.shape)} in the checkpoint and {list(parameter.shape)} in this model"
+                raise _refusal(f"{where}{name} has shape {shapes}")
+            if type_name(value.dtype) != type_name(parameter.dtype) and name not in _SQUARES:
+                raise _refusal(f"{where}{name} is {value.dtype}")
+            if name in _SQUARES and isinstance(value, Tensor) and (not value.is_floating_point() or _any_below(value)):
+                raise _refusal(f"{where}{name} is negative or not a real number")
 
 
-def _tensors(value: Any, place: str) -> Iterator[tuple[str, Tensor]]:
+def _check_scalar(where: str, value: Any, *, squared: bool) -> None:
     if isinstance(value, Tensor):
-        yield place, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _tensors(item, f"{place}.{key}" if place else str(key))
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from _tensors(item, f"{place}[{i}]")
+        fits = value.numel() == 1 and value.is_floating_point()
+        value = float(value) if fits else math.nan  # sync: on loading, in host memory
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or (squared and value < 0):
+        raise _refusal(f"{where} is {value!r:.40}")
+
+
+def _any_below(value: Tensor) -> bool:
+    return bool((value < 0).any())  # sync: on loading, in host memory
+
+
+def _check_alike(state: Mapping[Any, Mapping[str, Any]], optimizer: Optimizer) -> None:
+    """What a slot of an unknown optimizer looks like is known from the other parameters of its group.
+
+    One that differs from all others is refused. Where two differ, or few can be compared, there is a reason: low-rank
+    moments of some matrices, quantised ones of the large.
+    """
+    places = [(place, p) for place, group in enumerate(optimizer.param_groups) for p in group["params"]]
+    held = {number: slots for number, slots in state.items() if type(number) is int and slots}
+    names: dict[tuple[int, int], set[str]] = defaultdict(set)
+    for number, slots in held.items():
+        names[places[number][0], places[number][1].dim()] |= slots.keys()
+    seen: dict[tuple[str, int, int], dict[int, str]] = defaultdict(dict)
+    for number, slots in held.items():
+        place, parameter = places[number]
+        for name in names[place, parameter.dim()]:
+            value = slots.get(name, _MISSING)
+            if value is not None and not (parameter.numel() == 1 and _look(value, parameter) in _ONE):
+                seen[name, place, parameter.dim()][number] = _look(value, parameter)
+    for place_of, looks in seen.items():
+        slot = place_of[0]
+        usual, times = Counter(looks.values()).most_common(1)[0]
+        sure = usual == _LIKE or (usual == _NUMBER and slot == "step")
+        if sure and times == len(looks) - 1 >= 2:
+            odd = next(number for number, look in looks.items() if look != usual)
+            raise _refusal(f"parameter {odd}: {slot} is {looks[odd]}, but {usual} for all others")
+
+
+def _look(value: Any, parameter: Tensor) -> str:
+    if value is _MISSING:
+        return "missing"
+    if isinstance(value, Tensor | Spread):
+        if value.shape == parameter.shape:
+            # bytes stand for quantised moments, wider integers for nothing that is known
+            odd = type_name(value.dtype) == "whole" and value.dtype.itemsize > 1
+            return f"{value.dtype}" if odd else _LIKE
+        return _NUMBER if math.prod(value.shape) == 1 else f"a tensor of {list(value.shape)}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _NUMBER
+    return f"a {type(value).__name__}"
+
+
+def _refusal(what: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint's optimizer does not match: {what}")

@@ -13,17 +13,16 @@ from steadystep._utils.rng import all_random_state, restore_all
 from steadystep._utils.tensors import is_expanded
 from steadystep._utils.text import plain_name, warn
 from steadystep.checkpoints.atomic_io import FOLDER, Spread, laid_out, read_spread, room_for
-from steadystep.checkpoints.finite import FINITE, FiniteParts
+from steadystep.checkpoints.data_position import check_place, check_random
+from steadystep.checkpoints.finite import FINITE, FiniteParts, load_kept
 from steadystep.checkpoints.fit import (
+    FIT_ADVICE,
     check_buffers,
+    check_optimizer,
     check_parameters,
     check_parts,
-    check_place,
-    check_random,
-    load_kept,
     owners,
 )
-from steadystep.checkpoints.optimizer_fit import FIT_ADVICE, check_optimizer
 from steadystep.errors import CheckpointError
 from steadystep.optimizers import each_of, gather_state
 from steadystep.parallel import Ranks, SingleProcess

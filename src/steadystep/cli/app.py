@@ -62,6 +62,7 @@ def dashboard(
     host: str = typer.Option("127.0.0.1", help="Address to listen on; other than localhost requires a token."),
     token: str = typer.Option("", help="Access token. Default: generated and printed if one is needed."),
     show: bool = typer.Option(False, "--open", help="Open the page in a browser."),
+    as_json: bool = typer.Option(False, "--json", help="Print the address as JSON, for a program that starts it."),
 ) -> None:
     """Serve all runs of a folder as a live page: status, curves, incidents and comparisons.
 
@@ -84,7 +85,7 @@ def dashboard(
     listening = listen(host, port)
     library = prepare(root)
     where = address(host, listening, shown)
-    typer.echo(f"{where}  (Ctrl-C ends it)")
+    typer.echo(json.dumps({"address": where, "token": shown}) if as_json else f"{where}  (Ctrl-C ends it)")
     if show:
         typer.launch(where)
     try:
@@ -126,6 +127,7 @@ def demo(
     steps: int = typer.Option(700, min=70, help="Optimizer steps of each of the three runs."),
     seed: int = typer.Option(0, min=0, help="Seed of the model and the batches."),
     run_dir: str = typer.Option("runs/demo", help="Folder for logs and pages; a number is appended if it exists."),
+    as_json: bool = typer.Option(False, "--json", help="Print the results as JSON, and the text to stderr."),
 ) -> None:
     """Train a small transformer with three injected faults, unguarded and guarded, and compare the results.
 
@@ -133,7 +135,7 @@ def demo(
     """
     from steadystep.cli.demo import run
 
-    run(steps=steps, seed=seed, run_dir=run_dir)
+    run(steps=steps, seed=seed, run_dir=run_dir, as_json=as_json)
 
 
 @app.command()
@@ -218,6 +220,14 @@ def replay(
     device: str | None = typer.Option(
         None, help="Device for the replay: cpu, cuda, cuda:1, ... Default: as set by the factory."
     ),
+    without: int = typer.Option(
+        0,
+        "--without-guard",
+        min=0,
+        metavar="STEPS",
+        help="Also apply the refused update and take the steps after it; the report draws the result. The factory "
+        "returns the optimizer too.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
     """Re-run an incident from its bundle and locate its origin.
@@ -230,7 +240,8 @@ def replay(
     check_bundle(Path(bundle), factory)
     from steadystep.cli.train import run_replay
 
-    raise typer.Exit(run_replay(bundle, factory=factory, precision=precision, device=device, as_json=as_json))
+    code = run_replay(bundle, factory=factory, precision=precision, device=device, without=without, as_json=as_json)
+    raise typer.Exit(code)
 
 
 for verb in (check, diagnose, report, dashboard, compare, mcp, bench):

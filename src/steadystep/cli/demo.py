@@ -1,18 +1,21 @@
 """`steadystep demo`: the same small transformer three times: healthy, broken in three ways, and broken with a guard."""
 
+import json
 import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, final
 
 import torch
+import typer
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from steadystep._utils.numbers import with_words
 from steadystep._utils.text import quiet_log, state_of
 from steadystep.config import Config, autopilot, observe
 from steadystep.errors import ConfigError
@@ -110,9 +113,9 @@ def num_parameters() -> int:
     return sum(p.numel() for p in GPT(SIZE).parameters())
 
 
-def run(*, steps: int, seed: int, run_dir: str) -> None:
-    """The three runs, with progress, a table and a page at the end."""
-    console = Console(highlight=False)
+def run(*, steps: int, seed: int, run_dir: str, as_json: bool = False) -> None:
+    """The three runs, with progress, a table and a page at the end; for a program, the results as JSON."""
+    console = Console(highlight=False, stderr=as_json)
     folder = _free(Path(run_dir))
     story = Story(steps=steps)
     console.print(_opening(story))
@@ -126,6 +129,9 @@ def run(*, steps: int, seed: int, run_dir: str) -> None:
     console.print(_table(endings, steps=steps))
     console.print(_verdict(endings["guarded"]))
     console.print(_pages(folder), soft_wrap=True)
+    if as_json:
+        told = {arm: {**asdict(end), "diagnoses": [d.cause for d in end.diagnoses]} for arm, end in endings.items()}
+        typer.echo(json.dumps(with_words({"run_dir": str(folder), "steps": steps, "runs": told}), indent=2))
 
 
 def _opening(story: Story) -> str:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, final
@@ -15,12 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steadystep._utils.numbers import with_words
 from steadystep._utils.text import count, nearest_names, number
 from steadystep.cli.diagnose import printable
 from steadystep.diagnosis import Cause
 from steadystep.errors import ConfigError, TrainingHalted
 from steadystep.guard import Guard
 from steadystep.incidents import Replay, load_factory, replay
+from steadystep.incidents.without_guard import WithoutGuard, without_guard
 from steadystep.lab.tasks import FACTORIES
 from steadystep.lr_finder import find_lr
 from steadystep.tracking import Terminal
@@ -125,16 +128,22 @@ def run_find_lr(task: str, *, seed: int, steps: int, as_json: bool) -> None:
 REPRODUCED = 1
 
 
-def run_replay(bundle: str, *, factory: str, precision: str | None, device: str | None, as_json: bool) -> int:
+def run_replay(
+    bundle: str, *, factory: str, precision: str | None, device: str | None, without: int = 0, as_json: bool
+) -> int:
     """Load, run, print; returns the exit code: 0 all is finite this time, 1 it happened again."""
     console = Console(soft_wrap=True, highlight=False)
-    done = replay(Path(bundle), load_factory(factory), precision=precision, device=device)
-    said = _as_json(done) if as_json else "\n".join(map(printable, _as_text(done).split("\n")))
+    make_parts = load_factory(factory)
+    done = replay(Path(bundle), make_parts, precision=precision, device=device)
+    unguarded = without_guard(Path(bundle), make_parts, steps=without) if without else None
+    if unguarded is not None:
+        unguarded.write(Path(bundle))
+    said = _as_json(done, unguarded) if as_json else "\n".join(map(printable, _as_text(done, unguarded).split("\n")))
     console.print(said, markup=False)
     return REPRODUCED if done.reproduces else 0
 
 
-def _as_text(done: Replay) -> str:
+def _as_text(done: Replay, unguarded: WithoutGuard | None) -> str:
     now, origin = done.now, done.now.origin
     lines = [
         f"incident    step {done.step}: {done.what}",
@@ -147,6 +156,11 @@ def _as_text(done: Replay) -> str:
             lines.append(f"            {origin.tensor}")
     elif done.then.phase != "none":
         lines.append(f"origin      then {done.then.place}, {done.then.phase}; now everything is finite")
+    if unguarded is not None:
+        lost = f"loss not finite from step {unguarded.lost_at}"
+        came_to = lost if unguarded.lost_at is not None else f"loss {unguarded.losses[-1]:.6g}"
+        on = ", each with this batch" if unguarded.same_batch else ""
+        lines.append(f"without it  {came_to}, {count(len(unguarded.losses), 'step')} without the guard{on}")
     return "\n".join([*lines, f"verdict     {_verdict(done)}"])
 
 
@@ -160,7 +174,8 @@ def _verdict(done: Replay) -> str:
     return "not reproduced: loss or gradient norm differ"
 
 
-def _as_json(done: Replay) -> str:
+def _as_json(done: Replay, unguarded: WithoutGuard | None) -> str:
+    told = {} if unguarded is None else {"without_guard": with_words(asdict(unguarded))}
     return json.dumps(
         {
             "bundle": str(done.bundle),
@@ -172,6 +187,7 @@ def _as_json(done: Replay) -> str:
             "then": json.loads(done.then.to_json()),
             "now": json.loads(done.now.to_json()),
             "verdict": _verdict(done),
+            **told,
         },
         indent=2,
     )

@@ -2,7 +2,7 @@
 
 from steadystep.detectors.adam_moments import LostMoments, PoisonedMoments, RmsSurprise
 from steadystep.detectors.clip_rate import ClipRate
-from steadystep.detectors.corruption import BitFlips, DamagedState, OddReplica, WeightJump
+from steadystep.detectors.corruption import BitFlips, DamagedState, Miscomputations, OddReplica, WeightJump
 from steadystep.detectors.detector import Cooldown, Detector, has_what_it_needs, occasional, sees_every_step
 from steadystep.detectors.divergence import EarlyDivergence, ShortWarmup, WorseThanBest
 from steadystep.detectors.gradient_build_up import GrowingGradient
@@ -43,6 +43,7 @@ __all__ = [
     "LossSpike",
     "LostMoments",
     "MetricBounds",
+    "Miscomputations",
     "NoLearning",
     "NonFinite",
     "NotHealing",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from steadystep.config import Config
 from steadystep.detectors.adam_moments import LostMoments, PoisonedMoments, RmsSurprise
 from steadystep.detectors.clip_rate import ClipRate
-from steadystep.detectors.corruption import BitFlips, DamagedState, OddReplica, WeightJump
+from steadystep.detectors.corruption import BitFlips, DamagedState, Miscomputations, OddReplica, WeightJump
 from steadystep.detectors.detector import Cooldown, Detector
 from steadystep.detectors.divergence import EarlyDivergence, ShortWarmup, WorseThanBest
 from steadystep.detectors.gradient_build_up import GrowingGradient
@@ -90,6 +90,7 @@ def _for_every_run(config: Config) -> list[Detector]:
         DamagedState(),
         OddReplica(),
         BitFlips(),
+        Miscomputations(),
         SlowDivergence(),
         _rationed(WorseThanBest()),
         _rationed(GrowingGradient()),

@@ -249,3 +249,44 @@ class BitFlips:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: there is no state."""
+
+
+@final
+class Miscomputations:
+    """Reports a step that gave another result when it was computed again.
+
+    A warning where two results agree, which are used; asks for action where the machine cannot be trusted any more.
+    """
+
+    name = "miscomputation"
+    needs = "miscomputations"
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """Return one finding for all ranks concerned."""
+        found = signals.miscomputations
+        if not found:
+            return ()
+        first = found[0]
+        places = ", ".join(f"rank {each.rank} ({each.host})" for each in found)
+        result = "its results cannot be trusted" if first.persistent else "the result that came again is used"
+        more = f" and of {first.count - 1} more" if first.count > 1 else ""
+        named = first.tensors[0] if first.tensors else "a gradient"
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="act" if first.persistent else "warn",
+                value=float(sum(each.bits for each in found)),
+                limit=0.0,
+                what=f"{places}: this step gave different results in {first.runs} computations ({first.bits} bits of "
+                f"the {named}{more}); {result}",
+                where=tuple(dict.fromkeys(name for each in found for name in each.tensors)),
+            ),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: there is no state."""

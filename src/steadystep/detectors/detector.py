@@ -6,7 +6,7 @@ from typing import Any, Protocol, final
 
 from steadystep.records import GRAVE, Finding, Signals
 
-_OCCASIONAL = ("metrics", "batch_rms", "buffer_peaks", "odd_replicas", "bit_flips")
+_OCCASIONAL = ("metrics", "batch_rms", "buffer_peaks", "odd_replicas", "bit_flips", "miscomputations")
 
 
 class Detector(Protocol):
@@ -14,7 +14,7 @@ class Detector(Protocol):
 
     The state is plain JSON; a detector that is saved and loaded continues as if never interrupted. One with an
     attribute `only_probes = True` is called only at steps with a probe; one with `needs = "metrics"` (or "batch_rms",
-    "buffer_peaks", "odd_replicas", "bit_flips") only where the signals contain it.
+    "buffer_peaks", "odd_replicas", "bit_flips", "miscomputations") only where the signals contain it.
     """
 
     name: str
@@ -42,15 +42,15 @@ def sees_every_step(detector: Detector) -> bool:
     return not getattr(detector, "only_probes", False)
 
 
-def occasional(signals: Signals) -> tuple[bool, bool, bool, bool, bool]:
-    """Return which of the optional signals are present: metrics, batch_rms, buffer_peaks, odd_replicas, bit_flips.
+def occasional(signals: Signals) -> tuple[bool, ...]:
+    """Return which of the optional signals are present, in the order of `_OCCASIONAL`.
 
     Args:
         signals: the signals of one step.
     """
     has_batch = signals.batch_rms is not None
-    there = bool(signals.buffer_peaks), bool(signals.odd_replicas), bool(signals.bit_flips)
-    return bool(signals.metrics), has_batch, *there
+    rare = bool(signals.odd_replicas), bool(signals.bit_flips), bool(signals.miscomputations)
+    return bool(signals.metrics), has_batch, bool(signals.buffer_peaks), *rare
 
 
 def has_what_it_needs(detector: Detector, given: tuple[bool, ...]) -> bool:

@@ -6,6 +6,7 @@ from steadystep.diagnosis.facts import UNKNOWN_SETUP, Setup
 from steadystep.records import Action, ActionName, Plan
 
 _BACK = frozenset[ActionName]((Action.ROLLBACK,))
+_STOP = frozenset[ActionName]((Action.STOP,))
 _CUT = frozenset[ActionName]((Action.CUT_LR,))
 _FIND_LR = Tip("steadystep.find_lr shows the usable range")
 _LOWER = Tip("lower the learning rate", Remedy.LOWER_RATE)
@@ -180,6 +181,18 @@ TIPS: dict[Cause, tuple[Tip, ...]] = {
         Tip(
             "all ranks took the same updates and their weights differ: suspect the memory or the accelerator of that "
             "rank, and code that changes weights on some ranks only"
+        ),
+    ),
+    Cause.MISCOMPUTED_STEP: (
+        Tip(
+            "a single one lost nothing: note rank, host and step, and watch for a second one on that machine",
+            unless=_STOP,
+        ),
+        Tip(
+            "take that machine out of the job and give its operators rank, host, step and tensors as named here, to "
+            "test its processor, accelerator and memory; if the closure is no longer repeatable, "
+            "set monitoring.recompute_every: 0 instead",
+            after=_STOP,
         ),
     ),
     Cause.POLICY_DRIFT: (

@@ -83,6 +83,8 @@ class Cause(StrEnum):
     """The weights themselves are damaged."""
     ODD_REPLICA = "odd-replica"
     """Weights differ between ranks."""
+    MISCOMPUTED_STEP = "miscomputed-step"
+    """A step gave another result when it was computed again: the hardware."""
     # the policy
     POLICY_DRIFT = "policy-drift"
     """The policy drifts away from its reference."""

@@ -86,6 +86,7 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     (Cause.SCALE_OVERFLOW, lambda c: c.signals.scaled and not math.isfinite(c.signals.grad_norm)),
     (Cause.NON_FINITE_GRADIENT, lambda c: not math.isfinite(c.signals.grad_norm)),
     (Cause.ODD_REPLICA, _loud(DetectorName.ODD_REPLICA)),
+    (Cause.MISCOMPUTED_STEP, _loud(DetectorName.MISCOMPUTATION)),
     (Cause.DAMAGED_WEIGHTS, _loud(DetectorName.BIT_FLIP, DetectorName.WEIGHT_JUMP)),
     (Cause.LEARNING_RATE_TOO_HIGH, _loud(DetectorName.EARLY_DIVERGENCE)),
     (Cause.BAD_BATCH, _loud(DetectorName.BUFFER_JUMP, DetectorName.INPUT_SCALE)),

@@ -41,6 +41,7 @@ _KNOWN = frozenset(
             DetectorName.SAME_BATCH,
             DetectorName.WEIGHT_JUMP,
             DetectorName.BIT_FLIP,
+            DetectorName.MISCOMPUTATION,
             DetectorName.DAMAGED_STATE,
         ),
         *(

@@ -25,6 +25,7 @@ from steadystep.engine.components import Measuring, clip_rule, measuring_for, te
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
 from steadystep.engine.parts import Parts, RunState
+from steadystep.engine.recompute import Recomputation
 from steadystep.engine.replay import Replayer
 from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
@@ -180,6 +181,7 @@ class _Ground:
             probes=measuring.probes,
             edits=WeightEdits(self.model, measuring.gradients, each_of(self.optimizer), hooked=ranks.size == 1),
             checksums=components.checksums(config, self.model, self.optimizer, ranks),
+            recomputation=Recomputation(config, self.model, measuring, ranks),
             gradient_samples=gradient_samples,
             judge=judge,
             counterfactuals=self._counterfactuals(recovery),

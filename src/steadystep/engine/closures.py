@@ -49,6 +49,10 @@ class RepeatableClosure:
         """The closure and its batch as they were given."""
         return self._bindings.twin() if self._bindings else self.closure, self.batch
 
+    def values(self) -> list[Any]:
+        """What the closure reads from around it."""
+        return [] if self._bindings is None else self._bindings.values()
+
 
 @final
 class BatchClosure:
@@ -107,6 +111,11 @@ class _Bindings:
         for value in (*(value for content in contents for value in content), *names.values()):
             if isinstance(value, types.FunctionType):
                 self._bind(value)
+
+    def values(self) -> list[Any]:
+        """All that is bound."""
+        cells = (value for contents in self._cells.values() for content in contents for value in content)
+        return [*cells, *self._values.values()]
 
     def twin(self) -> types.FunctionType:
         """The function again, reading the bound values."""

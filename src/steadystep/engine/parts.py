@@ -24,6 +24,7 @@ from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.engine.recompute import Recomputation
 from steadystep.engine.reruns import Counterfactuals
 from steadystep.engine.rollback import Rollback, RunProgress
 from steadystep.errors import CheckpointError, MisuseError
@@ -200,6 +201,7 @@ class Parts:
     probes: UpdateProbes
     edits: WeightEdits
     checksums: Checksums
+    recomputation: Recomputation
     gradient_samples: GradientSamples
     # NOTICE, EXPLAIN, DECIDE
     judge: Judge

@@ -22,7 +22,6 @@ from steadystep.diagnosis import not_repeatable
 from steadystep.engine.closures import Closure
 from steadystep.engine.judge import Judge
 from steadystep.engine.parts import Parts
-from steadystep.engine.rollback import refused
 from steadystep.engine.verdict import Needs, Verdict, settle
 from steadystep.errors import MisuseError
 from steadystep.records import Action, Outcome, Plan
@@ -47,7 +46,8 @@ class Pipeline:
         self._lr, self._updater, self._rollback = parts.learning_rate, parts.updater, parts.rollback
         self._budget, self._recovery, self._tracer = parts.budget, parts.recovery, parts.nan_tracer
         self._history, self._log, self._ranks = parts.run_history, parts.log, parts.ranks
-        self._run_state, self._data, self._checksums = parts.run_state, parts.run_state.data, parts.checksums
+        self._run_state, self._data = parts.run_state, parts.run_state.data
+        self._checksums, self._twice = parts.checksums, parts.recomputation
         self._samples = parts.gradient_samples if parts.log.wants_samples else None
 
     def collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
@@ -70,6 +70,8 @@ class Pipeline:
                 if self._recovery.due is not None:
                     self._recovery.begin(step=progress.attempts, updates=progress.updates)
             step, every = progress.attempts, self._probes.every
+            if self._twice.every and step and not step % self._twice.every:
+                self._twice.note(work, batch)
             if (step < every or step % every == 0) and self._probes.due(step):
                 with self._probes.watching(batch, step):
                     member = self._runner.add(work, batch=batch, weight=weight)
@@ -87,7 +89,10 @@ class Pipeline:
         if self._group.stale and not self._runner.reruns.refresh():
             given = any(member.batch is not None for member in self._group.members)
             return self.record(self._updater.drop(progress.attempts, not_repeatable(given=given)))
+        wrong = self._twice.check() if self._twice.ready else ()
         view = self.measure(range(len(self._group.members)))
+        if wrong:
+            view = replace(view, signals=replace(view.signals, miscomputations=wrong))
         self._history.loop.renewed += self._runner.began_clear
         if view.signals.bit_flips:
             view = self._recomputed(view)
@@ -95,20 +100,18 @@ class Pipeline:
             values = self._samples.take(view.signals.names, view.grads)
             self._log.sampled(GradientSample(step=view.signals.step, values=values))
         verdict = self.judge(view)
-        return self.record(self.apply(view, verdict))
+        return self.record(self.apply(view, self._twice.ended(verdict) if wrong else verdict))
 
     def measure(self, kept: Sequence[int]) -> GradientView:
         """The gradients of these micro-batches of the group, as all ranks see them."""
         self._runner.finish(kept)
         members = self._group.members
-        if len(kept) != len(members):
-            members = [members[i] for i in kept]
-        losses, weights, batches = [], [], []
+        members = members if len(kept) == len(members) else [members[i] for i in kept]
+        losses, weights = [], []
         for member in members:
             losses.append(member.loss)
             weights.append(member.weight)
-            if member.batch is not None:
-                batches.append(member.batch)
+        batches = [member.batch for member in members if member.batch is not None]
         return self.measure_losses(
             losses,
             weights,
@@ -186,11 +189,10 @@ class Pipeline:
         elif Action.ROLLBACK in plan.actions:
             outcome = self._rollback.carry_out(plan, view, diagnosis, measure=self.measure)
         else:
-            outcome = refused(self._intervene(view, verdict), self._data.place)
+            outcome = self._rollback.refused(self._intervene(view, verdict), self._data.place)
         if remembered and outcome.stepped and not outcome.left_out:
             used = options if outcome.lr_mult == 1.0 else self._lr.times(options, outcome.lr_mult)
-            place = self._data.place
-            self._recovery.remember(remembered, outcome, updates=self.progress.updates + 1, options=used, place=place)
+            self._recovery.remember(remembered, outcome, self.progress.updates + 1, used, self._data.place)
         return outcome if case is None else self._tracer.close(outcome, case)
 
     def _intervene(self, view: GradientView, verdict: Verdict) -> Outcome:
@@ -203,8 +205,8 @@ class Pipeline:
         if Action.LEAVE_OUT in plan.actions:
             kept, fresh = self._runner.reruns.without_bad(view, self.measure)
             if kept:
-                left_out = tuple(i for i in range(len(view.signals.losses)) if i not in kept)
-                return updater.take(plan, fresh, diagnosis, left_out=left_out)
+                left = tuple(i for i in range(len(view.signals.losses)) if i not in kept)
+                return updater.take(plan, fresh, diagnosis, left_out=left)
             overflow = fresh.signals.scaled and math.isfinite(fresh.signals.loss)
         return updater.refuse(plan, view, diagnosis, overflow=overflow)
 
@@ -287,8 +289,7 @@ class Pipeline:
 
     def close(self, *, save: bool) -> None:
         """Save the last state, write the last lines, and let go of files, hooks and memory."""
-        dropped = self._runner.reset()
-        if dropped:
+        if dropped := self._runner.reset():
             warn(
                 f"the guard was closed with {dropped} micro-batches of an incomplete group, which are dropped: "
                 "call flush() first to use them"

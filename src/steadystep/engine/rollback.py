@@ -27,6 +27,14 @@ from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.recovery import Recovery
 from steadystep.snapshots.replay_buffer import RecordedUpdate
 
+_OF_THE_BATCH = (
+    Cause.BAD_BATCH,
+    Cause.EXPLODING_GRADIENT,
+    Cause.FORWARD_OVERFLOW,
+    Cause.NON_FINITE_GRADIENT,
+    Cause.NON_FINITE_INPUT,
+    Cause.NON_FINITE_LOSS,
+)
 _ABOUT = 8  # steps: how well the beginning of a lasting trouble is known
 
 
@@ -104,6 +112,20 @@ class Rollback:
         outcome = self._restored(plan, view, diagnosis, updates=restored + len(made))
         exact = bool(made) and replayed.exact and not self.recovery.leaves_behind
         return replace(outcome, replayed=len(made), exact=exact, quarantined=quarantined)
+
+    @staticmethod
+    def refused(outcome: Outcome, place: tuple[int, int] | None) -> Outcome:
+        """A step that was refused for its batch, whose place in the data this is, is in quarantine from now on."""
+        if (
+            outcome.stepped
+            or Action.SKIP_STEP not in outcome.plan.actions
+            or outcome.diagnosis.cause not in _OF_THE_BATCH
+        ):
+            return outcome
+        epoch, last = place or (None, -1)
+        numbers = tuple(range(last + 1))[-len(outcome.signals.losses or (0,)) :] if outcome.signals is not None else ()
+        entry = Quarantined(step=outcome.step, cause=outcome.diagnosis.cause, epoch=epoch, batches=numbers)
+        return replace(outcome, quarantined=(entry,))
 
     def _restored(self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, updates: int) -> Outcome:
         if Action.REWARM in plan.actions:
@@ -211,26 +233,6 @@ def quarantine(left_out: Sequence[RecordedUpdate], cause: str) -> tuple[Quaranti
     return tuple(
         Quarantined(step=done.signals.step, cause=cause, epoch=done.epoch, batches=done.places) for done in left_out
     )
-
-
-_OF_THE_BATCH = (
-    Cause.BAD_BATCH,
-    Cause.EXPLODING_GRADIENT,
-    Cause.FORWARD_OVERFLOW,
-    Cause.NON_FINITE_GRADIENT,
-    Cause.NON_FINITE_INPUT,
-    Cause.NON_FINITE_LOSS,
-)
-
-
-def refused(outcome: Outcome, place: tuple[int, int] | None) -> Outcome:
-    """A step that was refused for its batch, whose place in the data this is, is in quarantine from now on."""
-    if outcome.stepped or Action.SKIP_STEP not in outcome.plan.actions or outcome.diagnosis.cause not in _OF_THE_BATCH:
-        return outcome
-    epoch, last = place or (None, -1)
-    numbers = tuple(range(last + 1))[-len(outcome.signals.losses or (0,)) :] if outcome.signals is not None else ()
-    entry = Quarantined(step=outcome.step, cause=outcome.diagnosis.cause, epoch=epoch, batches=numbers)
-    return replace(outcome, quarantined=(entry,))
 
 
 def as_carried_out(plan: Plan, *, whole: bool, some: bool, innocent: bool, skips: bool = False) -> Plan:

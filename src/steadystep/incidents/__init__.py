@@ -3,27 +3,28 @@
 import inspect
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from steadystep._deprecated import old_names
 from steadystep._utils import object_at
+from steadystep._utils.modules import unwrapped
 from steadystep._utils.rng import RngState, random_numbers_kept, restore_torch
 from steadystep._utils.tensors import device_of
+from steadystep._utils.text import nearest_names, plain_name
 from steadystep._utils.tree import mapped
 from steadystep.errors import CheckpointError, ConfigError
 from steadystep.incidents.bundle import Bundle, read_bundle, write_bundle
-from steadystep.incidents.incidents import Incidents
+from steadystep.incidents.incidents import History, Incidents, RefusedStep
 from steadystep.incidents.locate import examine, locate
 from steadystep.incidents.nan_tracer import NaNTracer
 from steadystep.incidents.origin import Examination, Origin
-from steadystep.incidents.refused_step import History, RefusedStep, load_step_state
 from steadystep.records import Outcome
 
 __all__ = [
@@ -46,7 +47,7 @@ __all__ = [
 __getattr__ = old_names(__name__)
 
 
-ReplayFactory = Callable[[], tuple[nn.Module, Callable[..., Any]]]
+ReplayFactory = Callable[[], tuple[Any, ...]]
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ALIKE = 1e-2  # of loss and norm: another machine adds in another order
 
@@ -85,7 +86,7 @@ def replay(bundle: Path, factory: ReplayFactory, *, precision: str | None = None
     Args:
         bundle: folder of one incident.
         factory: returns (model, closure), the closure being the one given to `Guard.step`: it is called with the batch
-            if the bundle holds one, else without arguments.
+            if the bundle holds one, else without arguments. An optimizer and batches may follow; see `without_guard`.
         precision: "fp32", "bf16" or "fp16" instead of the recorded one, to test whether it would have survived.
         device: where to run. Default: where the factory puts the model.
 
@@ -100,7 +101,7 @@ def replay(bundle: Path, factory: ReplayFactory, *, precision: str | None = None
     chosen = recorded if precision is None else precision
     if chosen not in _DTYPES:
         raise ConfigError(f"precision {chosen!r} is unknown: use one of {', '.join(_DTYPES)}")
-    model, closure = _made(factory)
+    model, closure, *_ = _made(factory)
     _loaded(model, kept)
     if device is not None:
         model = model.to(_device(device))
@@ -154,12 +155,12 @@ def _loaded(model: nn.Module, kept: Bundle) -> None:
         raise CheckpointError(f"{kept.path / 'state'} does not contain the state of a step ({what})") from error
 
 
-def _made(factory: ReplayFactory) -> tuple[nn.Module, Callable[..., Any]]:
+def _made(factory: ReplayFactory) -> tuple[Any, ...]:
     try:
         made: Any = factory()
     except Exception as error:
         raise ConfigError(f"the factory raised {type(error).__name__}: {error}") from error
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
+    if isinstance(made, tuple) and 2 <= len(made) <= 4 and isinstance(made[0], nn.Module) and callable(made[1]):
         return made
     raise ConfigError(f"the factory must return (model, closure), it returned {_described(made)}")
 
@@ -229,3 +230,41 @@ def _alike(left: float, right: float) -> bool:
 
 def _described(made: Any) -> str:
     return f"({', '.join(type(m).__name__ for m in made)})" if isinstance(made, tuple) else type(made).__name__
+
+
+def load_step_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Into a model of the same make, strictly.
+
+    Raises:
+        ConfigError: something is missing, left over or of another shape; the message names the first that differs.
+    """
+    model = unwrapped(model)
+    for kind, named in (("parameters", model.named_parameters()), ("buffers", model.named_buffers())):
+        _fill(kind, {plain_name(name): tensor for name, tensor in named}, state[kind])
+    evaluating = set(state["evaluating"])
+    for name, module in model.named_modules():
+        module.training = plain_name(name) not in evaluating
+
+
+@torch.no_grad()
+def _fill(kind: str, here: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+    one = kind[:-1]
+    for name, tensor in kept.items():
+        if name not in here:
+            raise ConfigError(
+                f"{one} {name!r} is in the bundle but not in the factory's model{nearest_names(name, list(here))}"
+            )
+        mine = here[name]
+        if nn.parameter.is_lazy(mine):
+            raise ConfigError(
+                f"{one} {name!r} of the factory's model is lazy: run one batch through the model in the factory"
+            )
+        if mine.shape != tensor.shape:
+            kept_shape, shape = list(tensor.shape), list(mine.shape)
+            raise ConfigError(f"{one} {name!r} has shape {kept_shape} in the bundle and {shape} in the factory's model")
+    for name in here:
+        if name not in kept:
+            raise ConfigError(f"{one} {name!r} of the factory's model is not in the bundle")
+    for name, tensor in kept.items():
+        mine = here[name]
+        mine.data = tensor.to(mine.device, copy=True) if mine.dtype != tensor.dtype else mine.data.copy_(tensor)

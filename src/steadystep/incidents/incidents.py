@@ -2,24 +2,32 @@
 
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadystep._utils.modules import unwrapped
 from steadystep._utils.rng import RngState
-from steadystep._utils.text import warn
+from steadystep._utils.tensors import is_sharded
+from steadystep._utils.text import plain_name, warn
+from steadystep._utils.tree import mapped
 from steadystep.incidents.bundle import HIDDEN, MEGABYTE, Draft, bundles_in, environment, folder_bytes, num_bytes
+from steadystep.incidents.locate import as_before, second_look
 from steadystep.incidents.origin import Examination
-from steadystep.incidents.refused_step import History, RefusedStep, as_before, second_look, step_state
+from steadystep.optimizers import own_state
 from steadystep.precision import Precision
 from steadystep.records import Action, Outcome, Plan
 from steadystep.snapshots.buffers import Buffers
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from steadystep.engine.closures import Closure
 
 _WORDS = {
@@ -30,6 +38,59 @@ _WORDS = {
 }
 _GRAVE = frozenset((Action.STOP, Action.ROLLBACK))
 _APART_STEPS = 200
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedStep:
+    """A refused step that was run again, and the bundle that is being written about it."""
+
+    examination: Examination
+    """Result of the second run."""
+    precision: str
+    """Precision of the step: fp32, bf16 or fp16."""
+    draft: Draft | None = None
+    """The bundle; None if it could not be written."""
+    rank: int = 0
+    """Rank on which it began."""
+    said: str | None = None
+    """Description from that rank; None in a single process."""
+
+
+_WITH_NORMS = 50  # newest steps that keep the norm of every tensor in the file; a large model has thousands
+
+
+@final
+class History:
+    """Ring buffer of outcomes; nothing is copied or formatted until it is written.
+
+    Args:
+        length: number of outcomes to keep.
+    """
+
+    def __init__(self, length: int = 500) -> None:
+        self._past: deque[Outcome] = deque(maxlen=length)
+
+    def note(self, outcome: Outcome) -> None:
+        """Add an outcome; the oldest is dropped."""
+        self._past.append(outcome)
+
+    def __len__(self) -> int:
+        return len(self._past)
+
+    @property
+    def last(self) -> Outcome | None:
+        """The newest outcome."""
+        return self._past[-1] if self._past else None
+
+    def lines(self) -> Iterator[str]:
+        """Yield one line of JSON per outcome, oldest first; `Outcome.from_json` reads them."""
+        old = len(self._past) - _WITH_NORMS
+        for i, outcome in enumerate(self._past):
+            signals = outcome.signals
+            if i < old and signals is not None and signals.norms:
+                outcome = replace(outcome, signals=replace(signals, names=(), norms=()))
+            yield outcome.to_json()
 
 
 @final
@@ -195,3 +256,30 @@ def _whole_or_not_at_all(draft: Draft) -> Iterator[None]:
     except BaseException:
         draft.drop()
         raise
+
+
+def step_state(model: nn.Module, optimizer: Optimizer | None, rng: RngState | None) -> dict[str, Any]:
+    """Alive, not copied: written at once or not at all. Buffers that are not persistent are there too."""
+    model = unwrapped(model)
+    return {
+        "parameters": {plain_name(n): p.detach() for n, p in model.named_parameters() if not nn.parameter.is_lazy(p)},
+        "buffers": {plain_name(n): b.detach() for n, b in model.named_buffers() if not nn.parameter.is_lazy(b)},
+        "evaluating": [plain_name(n) for n, m in model.named_modules() if not m.training],
+        "optimizer": None if optimizer is None else own_state(optimizer),
+        "random": None if rng is None else rng.as_dict(),
+    }
+
+
+def gathered(state: Any, *, keep: bool) -> Any:
+    """The same with whole tensors in place of parts, on the host; all ranks call it, and one of them keeps them.
+
+    One tensor after another, so that an accelerator holds no more than one of them whole.
+    """
+
+    def whole(tensor: Tensor) -> Tensor | None:
+        if not is_sharded([tensor]):
+            return tensor
+        together = cast("DTensor", tensor).full_tensor()
+        return together.cpu() if keep else None  # sync: only in trouble
+
+    return mapped(state, whole)

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from steadystep._utils.modules import gradients_aside
-from steadystep._utils.rng import HostRandom, RngState
+from steadystep._utils.rng import HostRandom, RngState, random_numbers_kept
 from steadystep._utils.tensors import device_of, layout_of, measure
 from steadystep.errors import MisuseError
 from steadystep.incidents.autograd_hooks import BackwardWatch, ForwardWatch
@@ -33,7 +33,11 @@ from steadystep.incidents.origin import (
     of_weights,
     sick_weights,
 )
+from steadystep.precision import Precision
 from steadystep.snapshots.buffers import Buffers
+
+if TYPE_CHECKING:
+    from steadystep.engine.closures import Closure
 
 RunAgain = Callable[[], Any]
 AgreeOnBad = Callable[[bool], bool]
@@ -188,3 +192,60 @@ def _norms(grads: Sequence[Tensor | None]) -> dict[int, float]:
 
 def _described(thing: Any) -> str:
     return f"a tensor of shape {list(thing.shape)}" if isinstance(thing, Tensor) else type(thing).__name__
+
+
+_NO_FUNCTION = (
+    "it cannot be re-run without a function that computes this loss: use guard.step(function), or "
+    "watcher.loss(loss, again=function)"
+)
+
+
+@contextmanager
+def as_before(buffers: Buffers | None) -> Iterator[None]:
+    """Buffers as they were before the forward pass; afterwards as they are now."""
+    if buffers is None:
+        yield
+        return
+    with buffers.untouched():
+        buffers.put_back(outside=False)
+        yield
+
+
+def second_look(
+    model: nn.Module,
+    work: "Closure | None",
+    batch: Any,
+    *,
+    rng: RngState | None = None,
+    precision: Precision | None = None,
+    scale: float = 1.0,
+    agree: AgreeOnBad | None = None,
+) -> Examination:
+    """Run a step again under hooks; whatever the user's code raises becomes part of the answer.
+
+    With `agree` all ranks do so together: see `examine`.
+    """
+    if work is None:
+        origin = of_weights(model, sick_weights(model))
+        return Examination(origin=origin or Origin(what=_NO_FUNCTION))
+
+    def run() -> Any:
+        with nullcontext() if precision is None else precision.autocast():
+            return work() if batch is None else work(batch)
+
+    asked = False
+
+    def all_agree(flag: bool) -> bool:
+        nonlocal asked
+        asked = True
+        return agree is None or agree(flag)
+
+    with random_numbers_kept(device_of(model.parameters())):
+        if rng is not None:
+            rng.restore()
+        try:
+            return examine(model, run, batch=batch, scale=scale, agree=None if agree is None else all_agree)
+        except Exception as error:
+            if agree is not None and not asked:
+                agree(False)  # the others wait for an answer
+            return Examination(origin=Origin(what=f"it could not be re-run: {type(error).__name__}: {error}"))

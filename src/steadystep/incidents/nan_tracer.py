@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, final
 from torch import nn
 from torch.optim import Optimizer
 
-from steadystep.incidents.incidents import Incidents
+from steadystep.incidents.incidents import Incidents, RefusedStep, gathered, step_state
+from steadystep.incidents.locate import as_before, second_look
 from steadystep.incidents.origin import Examination, Origin
-from steadystep.incidents.refused_step import RefusedStep, as_before, gathered, second_look, step_state, whose
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.precision import Precision
 from steadystep.records import Outcome, Plan, Signals
@@ -149,3 +149,20 @@ def _said(origin: Origin, signals: Signals | None) -> str:
     repeated = origin.what or "not reproduced when the step was re-run: suspect the hardware"
     finite = signals is not None and math.isfinite(signals.loss) and math.isfinite(signals.grad_norm)
     return "" if finite else repeated
+
+
+_BAD, _FINE = "!", "."
+
+
+def whose(ranks: Ranks, signals: Signals, found: Examination, said: str) -> tuple[int, str]:
+    """The rank, and what it has to say: one whose own loss was bad, else one where it showed again, else the first.
+
+    All ranks call it, each with what it found.
+    """
+    every = ranks.texts(f"{_FINE if found.finite else _BAD}{said}")
+    again = [rank for rank, text in enumerate(every) if text.startswith(_BAD)]
+    both = [rank for rank in again if rank in signals.bad_ranks]
+    rank = next(iter([*both, *signals.bad_ranks, *again]), 0)
+    text = every[rank][1:]
+    known = bool(again or signals.bad_ranks)
+    return rank, f"rank {rank}: {text}" if known and text else text

@@ -100,6 +100,7 @@ def _name(value: float) -> str:
 _MOST_METRICS = 24
 _GHOSTS = 100  # refused values in a chart
 _TYPICAL = 160  # points of the line through the noise
+_FEWEST_BUCKETS = 100  # of a metric among many
 _SPREAD = 25.0  # times the median at which a linear axis shows nothing but the peak
 
 
@@ -138,10 +139,27 @@ def panels(
         )
     if len(run.scale):
         made.append(_panel("scale", "Loss scale", [line("scale", "lr", run.scale)], axis="factor", log=True))
-    for name, together in _by_name(metrics, held_out).items():
-        lines = [line(label, role, series) for label, role, series in together]
+    named = _by_name(metrics, held_out)
+    fewer = min(buckets, max(_FEWEST_BUCKETS, buckets // max(sum(map(len, named.values())), 1)))
+    for name, together in named.items():
+        lines = [one for label, role, s in together for one in (line(label, role, s, fewer), *_typical(role, s))]
         made.append(_panel(f"m-{name}", name, lines, axis=name, log=any(is_wide(s) for _, _, s in together)))
     return tuple(made)
+
+
+def packed(charts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a page, which has to be small: in place of the steps of a line, the first and the distances."""
+    near = {step: {"panels": list(map(_packed, told["panels"]))} for step, told in charts.get("near", {}).items()}
+    return {**charts, "panels": list(map(_packed, charts["panels"])), "near": near}
+
+
+def _packed(panel: Mapping[str, Any]) -> dict[str, Any]:
+    lines = []
+    for line in panel["lines"]:
+        apart = np.diff(line["x"]).tolist()
+        even = len(set(apart)) == 1
+        lines.append({**line, "x": {"from": line["x"][0] if line["x"] else 0, "by": apart[0] if even else apart}})
+    return {**panel, "lines": lines}
 
 
 def _refused_rates(run: Run) -> Series:

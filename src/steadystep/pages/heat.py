@@ -1,6 +1,5 @@
 """Layers over time, as a picture: the logarithm, because layers differ by orders of magnitude."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from steadystep.pages.incident_groups import IncidentGroup
 from steadystep.runs.run import LayerNorms, Run
 
 _COLUMNS, _ROWS = 240, 64
+_FEWEST_COLUMNS, _CELLS = 120, 20_000  # of all pictures of a page
 _FEW = 8  # rows of a picture that hides more than it shows
 _LEVELS = 36 * 36 - 1  # two digits of base 36
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -28,15 +28,20 @@ def heats(
     troubled = {incident.step for incident in run.incidents}
     movers = {e.first: e.mover for e in told if e.mover}
     made = []
+    shown = [norms for _, _, _, field in _KINDS if (norms := getattr(run, field)) is not None and norms.names]
+    rows = sum(len(_together_names(norms.names)[1]) for norms in shown)
+    columns = min(max(_CELLS // max(rows, 1), _FEWEST_COLUMNS), _COLUMNS)
     for key, title, about, field in _KINDS:
-        picture = heat(_within(getattr(run, field), first, last), troubled=troubled)
+        picture = heat(_within(getattr(run, field), first, last), troubled=troubled, columns=columns)
         if picture is not None:
             at = _places(movers, run.layers, picture["names"]) if key == "norm" else []
             made.append({"key": key, "title": title, "about": about, **_packed(picture), "movers": at})
     return made
 
 
-def heat(layers: LayerNorms | None, *, troubled: Collection[int] = ()) -> dict[str, Any] | None:
+def heat(
+    layers: LayerNorms | None, *, troubled: Collection[int] = (), columns: int = _COLUMNS
+) -> dict[str, Any] | None:
     """Rows of log10 norms; a column is one logged step, or several neighbors and their largest norms.
 
     A column lasts until the next one begins, at "x". "bad" marks cells with infinity, and with NaN at one of the
@@ -47,7 +52,7 @@ def heat(layers: LayerNorms | None, *, troubled: Collection[int] = ()) -> dict[s
     names, norms = _together(layers.names, np.atleast_2d(layers.norms))
     many = len(layers.steps)
     # why by rows and not by steps: every step around an incident is logged, and keeps a column of its own
-    starts = np.unique(np.linspace(0, many, min(many, _COLUMNS), endpoint=False).astype(np.int64))
+    starts = np.unique(np.linspace(0, many, min(many, columns), endpoint=False).astype(np.int64))
     finite = np.isfinite(norms)
     cells = np.maximum.reduceat(np.where(finite, norms, -np.inf), starts, axis=0)
     worse = np.isin(layers.steps, list(troubled))[:, None]
@@ -109,15 +114,20 @@ def _together(names: tuple[str, ...], norms: NDArray[np.float64]) -> tuple[tuple
 
 
 def _together_names(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Tensors of one module as one row, going up the names until there are few enough; neighbors where that fails."""
+    """Names cut to as many parts as give few enough rows, the same for all; neighbors where that hides too much."""
     named, groups = names, names
-    while len(groups) > _ROWS:
-        short = {name: re.sub(r"\.?[^.]+$", "", name) or name for name in groups}
-        fewer = tuple(dict.fromkeys(short.values()))
-        if fewer == groups or len(fewer) < _FEW:
-            short = dict(zip(groups, _neighbors(groups), strict=True))
-            fewer = tuple(dict.fromkeys(short.values()))
-        named, groups = tuple(short[name] for name in named), fewer
+    for parts in range(max(name.count(".") for name in names), 0, -1):
+        if len(groups) <= _ROWS:
+            break
+        shorter = tuple(".".join(name.split(".")[:parts]) for name in names)
+        fewer = tuple(dict.fromkeys(shorter))
+        if len(fewer) < _FEW:
+            break
+        named, groups = shorter, fewer
+    if len(groups) > _ROWS:
+        short = dict(zip(groups, _neighbors(groups), strict=True))
+        named = tuple(short[name] for name in named)
+        groups = tuple(dict.fromkeys(named))
     return named, groups
 
 

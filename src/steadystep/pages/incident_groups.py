@@ -1,17 +1,17 @@
 """Incidents as one tells them: what happened again and again in one stretch is one story."""
 
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
-from steadystep._utils.text import NOTHING, number, text_of
+from steadystep._utils.numbers import from_json
+from steadystep._utils.text import NOTHING, count, number, text_of
 from steadystep.errors import SteadystepError
 from steadystep.records import GRAVE, SEVERITIES, Incident, severity_rank
 from steadystep.runs.diagnosis import REPLAY
@@ -19,10 +19,11 @@ from steadystep.runs.diagnosis import Headline as Headline
 from steadystep.runs.diagnosis import headline as headline
 from steadystep.runs.reading import Mark as Mark
 from steadystep.runs.run import LayerNorms, Run, Series
+from steadystep.tracking.log_format import step_of
 
 _AROUND = 50  # steps before and after that "usual" is taken from
-_RANKS = re.compile(r"\branks? (\d{1,6}(?:, \d{1,6})*(?: and \d{1,6}(?!\d| more))?)")
 _LARGEST_RECORD = 10_000_000  # bytes
+_MOST_UNGUARDED = 2000  # steps
 
 
 @final
@@ -38,6 +39,24 @@ class Change:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unguarded:
+    """What `steadystep replay --without-guard` found: the same steps with nothing that holds an update back."""
+
+    loss: Series
+    norm: Series
+    same_batch: bool
+
+    @property
+    def said(self) -> str:
+        """In a clause."""
+        lost = self.loss.steps[~np.isfinite(self.loss.values)]
+        came_to = f"not finite from step {lost[0]:,}" if len(lost) else number(float(self.loss.values[-1]))
+        on = ", each with the batch of the incident" if self.same_batch else ""
+        return f"loss {came_to} after {count(len(self.loss), 'step')}{on}"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentGroup:
     """One or more incidents close to each other, of the same cause or one out of the other."""
 
@@ -49,6 +68,8 @@ class IncidentGroup:
     changes: tuple[Change, ...] = ()
     replay: str = ""
     """The command that runs it again, where a bundle was written."""
+    unguarded: Unguarded | None = None
+    """The same steps without the guard, where somebody has asked for them."""
     samples: tuple[int, ...] = ()
     """Indices in the dataset of the samples in the refused batch, where the bundle has them."""
     mover: str = ""
@@ -71,10 +92,8 @@ class IncidentGroup:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that its findings name."""
-        said = " ".join(text for i in self.incidents for text in (i.evidence, i.done, *(f[2] for f in i.findings)))
-        named = (number for found in _RANKS.findall(said) for number in re.findall(r"\d+", found))
-        return tuple(sorted({int(number) for number in named}))
+        """The ranks it was found on."""
+        return tuple(sorted({rank for incident in self.incidents for rank in incident.ranks}))
 
     @property
     def acted(self) -> bool:
@@ -116,21 +135,39 @@ def _episode(run: Run, group: Sequence[Incident]) -> IncidentGroup:
         changes=tuple(_change(name, series, first, last, refused.get(name)) for name, series in rows if len(series)),
         mover=first_mover(run.layers, first, last) if gravest(group) in GRAVE else "",
         samples=next((found for i in group if i.bundle and (found := _samples(i.bundle, str(run.path)))), ()),
+        unguarded=next((tried for i in group if i.bundle and (tried := _unguarded(i.bundle, str(run.path)))), None),
         replay=next((REPLAY.format(shlex.quote(i.bundle)) for i in group if i.bundle), ""),
     )
 
 
 @cache  # a bundle does not change
 def _samples(bundle: str, folder: str) -> tuple[int, ...]:
-    """From a bundle inside the folder of the run; nothing from anywhere else."""
+    found = _record(bundle, "incident.json", folder).get("samples", ())
+    return tuple(found) if isinstance(found, list) and all(type(one) is int for one in found) else ()
+
+
+def _unguarded(bundle: str, folder: str) -> Unguarded | None:
+    told = _record(bundle, "without_guard.json", folder)
     try:
-        file = (Path(bundle) / "incident.json").resolve()
-        if not file.is_relative_to(Path(folder).resolve()):
-            return ()
-        found = json.loads(text_of(file, largest=_LARGEST_RECORD)).get("samples", ())
-        return tuple(int(one) for one in found)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, SteadystepError):
-        return ()
+        first, losses = step_of(told["step"]), [from_json(value) for value in told["loss"][:_MOST_UNGUARDED]]
+        norms = [from_json(value) for value in told["norm"][: len(losses)]]
+        steps = np.arange(first, first + len(losses))
+        both = [Series(steps, np.array(values, dtype=np.float64)) for values in (losses, norms)]
+        return Unguarded(loss=both[0], norm=both[1], same_batch=bool(told.get("same_batch"))) if losses else None
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _record(bundle: str, name: str, folder: str) -> dict[str, Any]:
+    """A file of a bundle inside the folder of the run; nothing from anywhere else."""
+    try:
+        file = (Path(bundle) / name).resolve()
+        if not file.is_relative_to(Path(folder).resolve()) or not file.is_file():
+            return {}
+        found = json.loads(text_of(file, largest=_LARGEST_RECORD))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError, SteadystepError):
+        return {}
 
 
 _LEVEL_ROWS, _LEAD = 20, 5  # logged rows that a level is taken from; steps before an incident that are all logged

@@ -12,9 +12,9 @@ import numpy as np
 
 from steadystep._utils.checklist import ChecklistItem
 from steadystep._utils.text import NOTHING, count, number, share, short
-from steadystep.pages.charts import left_out, panels
+from steadystep.pages.charts import left_out, panels, thin
 from steadystep.pages.heat import heats
-from steadystep.pages.incident_groups import Headline, IncidentGroup, episodes, headline
+from steadystep.pages.incident_groups import Headline, IncidentGroup, Mark, Unguarded, episodes, headline
 from steadystep.pages.overlay import differences, look, overlay, parallel
 from steadystep.pages.site import self_contained
 from steadystep.runs.checklist import checklist
@@ -36,6 +36,8 @@ class View:
     verdict: Headline
     facts: tuple[tuple[str, str, str], ...]
     """Name, value, a word about it."""
+    signs: tuple[tuple[Mark, tuple[int, ...]], ...]
+    """What the curves show: one of each kind, and the steps of the others."""
     episodes: tuple[IncidentGroup, ...]
     more_episodes: int
     checklist: tuple[ChecklistItem, ...]
@@ -58,6 +60,7 @@ def view(run: Run, verdict: Headline, *, buckets: int = 1000, near: bool = True)
         source=run.source,
         verdict=verdict,
         facts=tuple(_facts(run)),
+        signs=_alike(verdict.signs),
         episodes=shown,
         more_episodes=len(told) - len(shown),
         checklist=checklist(run),
@@ -94,7 +97,9 @@ def charts(
         }
         for e in ranked[:_MOST_MARKS]
     ]
-    signs = [{"kind": s.kind, "severity": s.severity, "step": s.step, "until": s.until} for s in verdict.signs]
+    # why none of a recovered run: its incidents are marked, and the first and the last NaN may be far apart
+    shaded = () if verdict.healthy else verdict.signs
+    signs = [{"kind": s.kind, "severity": s.severity, "step": s.step, "until": s.until} for s in shaded]
     return {
         "panels": panels(run, buckets=buckets, first=first, last=last),
         "marks": sorted(marks, key=lambda mark: mark["step"]),
@@ -102,7 +107,24 @@ def charts(
         "restarts": list(run.restarts),
         "unit": run.step_unit,
         "heats": heats(run, told, first=first, last=last),
+        "unguarded": {e.first: _unguarded(e.unguarded) for e in told if e.unguarded is not None},
     }
+
+
+def _unguarded(found: Unguarded) -> dict[str, Any]:
+    """Lines for the charts of one incident, by panel."""
+    pairs = (("loss", found.loss), ("norm", found.norm))
+    return {
+        key: {"name": "without the guard", "role": "without", **thin(series, buckets=200).for_json()}
+        for key, series in pairs
+    }
+
+
+def _alike(signs: Sequence[Mark]) -> tuple[tuple[Mark, tuple[int, ...]], ...]:
+    groups: dict[tuple[str, str, str], list[Mark]] = {}
+    for sign in signs:
+        groups.setdefault((sign.kind, sign.severity, sign.advice), []).append(sign)
+    return tuple((first, tuple(sign.step for sign in rest)) for first, *rest in groups.values())
 
 
 def _near(run: Run, told: tuple[IncidentGroup, ...], buckets: int) -> dict[int, Any]:

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from steadystep._utils import text
+from steadystep.pages.charts import packed
 from steadystep.runs.curve import Curve
 from steadystep.runs.run import Run
 from steadystep.version import __version__
@@ -33,6 +34,11 @@ _SCRIPT = (
     "live.js",
     "list.js",
 )
+# What a page that stands alone does without.
+_SPARED = {
+    "report.html": frozenset({"many.js", "live.js", "list.js", "list.css"}),
+    "compare.html": frozenset({"strip.js", "heat.js", "live.js", "list.js"}),
+}
 
 
 @cache
@@ -45,24 +51,26 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(number=text.number, island=island)
+    made.filters.update(number=text.number, island=island, packed=packed)
     made.globals.update(version=__version__, count=text.count)
     return made
 
 
 @cache
-def style() -> str:
+def style(without: frozenset[str] = frozenset()) -> str:
     """All of the style; dark by choice, and where the system is and nothing was chosen."""
     dark = _asset("dark.css")
     unchosen = dark.replace('[data-theme="dark"]', ":not([data-theme])")
     both = f"{dark}@media (prefers-color-scheme: dark) {{\n{unchosen}}}"
-    return "\n".join([both, *map(_asset, _STYLE)])
+    return "\n".join([both, *(_asset(name) for name in _STYLE if name not in without)])
 
 
 @cache
-def script() -> str:
+def script(without: frozenset[str] = frozenset()) -> str:
     """All of the script, in one closed scope."""
-    return '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in _SCRIPT) + "\n})();\n"
+    parts = [_asset(name) for name in _SCRIPT if name not in without]
+    start = "startRun();" if "live.js" in without else "startLive(startRun());\nstartList();"
+    return '"use strict";\n(() => {\n' + "\n".join([*parts, "startTheme();", start]) + "\n})();\n"
 
 
 def island(data: Any) -> Markup:
@@ -79,11 +87,13 @@ def island(data: Any) -> Markup:
 
 def self_contained(template: str, **context: Any) -> str:
     """A page with its style and script inside, which may run this very script and nothing else."""
+    spared = _SPARED.get(template, frozenset())
+    styled, run = style(spared), script(spared)
     policy = (
-        f"default-src 'none'; script-src '{_hash(script())}'; style-src '{_hash(style())}'; "
+        f"default-src 'none'; script-src '{_hash(run)}'; style-src '{_hash(styled)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    inside = {"policy": policy, "style": Markup(style()), "script": Markup(script())}
+    inside = {"policy": policy, "style": Markup(styled), "script": Markup(run)}
     return environment().get_template(template).render(**inside, **context)
 
 

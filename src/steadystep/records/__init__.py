@@ -26,6 +26,7 @@ from steadystep.records.signals import (
     BitFlip,
     Counterfactual,
     InputStats,
+    Miscomputation,
     Probe,
     Signals,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Finding",
     "Incident",
     "InputStats",
+    "Miscomputation",
     "Outcome",
     "OutputStats",
     "Plan",

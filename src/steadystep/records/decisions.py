@@ -46,7 +46,6 @@ class Diagnosis(Record):
     """EXPLAIN: the probable cause of the findings, and how far the damage reached."""
 
     __pydantic_config__ = JSON
-
     cause: str = "healthy"
     """Value of a `steadystep.diagnosis.Cause`; "healthy" if nothing is wrong."""
     fault: str = ""
@@ -115,7 +114,6 @@ class Outcome(Record):
     """ACT: what was done with one step."""
 
     __pydantic_config__ = JSON
-
     step: int
     """The optimizer step, counted from 0; refused steps count."""
     reading: _Reading
@@ -264,6 +262,8 @@ class Incident:
     """Batches that are not in the weights."""
     seconds: float | None = None
     """Time since the step before, where it was logged."""
+    ranks: tuple[int, ...] = ()
+    """In a distributed run: the ranks it was found on, where they are known."""
 
     @property
     def is_routine(self) -> bool:

@@ -120,6 +120,7 @@ class DetectorName:
     LOSS_SCALE: Final = "loss-scale"
     LOSS_SPIKE: Final = "loss-spike"
     LOST_MOMENTS: Final = "lost-moments"
+    MISCOMPUTATION: Final = "miscomputation"
     METRIC_BOUNDS: Final = "metric-bounds"
     NO_LEARNING: Final = "no-learning"
     NON_FINITE: Final = "non-finite"

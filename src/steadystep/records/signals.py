@@ -102,6 +102,29 @@ class BitFlip(Record):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Miscomputation(Record):
+    """One rank on which the same step, computed again, gave another result."""
+
+    __pydantic_config__ = JSON
+
+    rank: int
+    """The rank; 0 in a single process."""
+    host: str
+    """Name of its machine."""
+    tensors: tuple[str, ...]
+    """What differs, such as "loss" or "gradient of layers.0.weight"; the first eight."""
+    count: int
+    """Number of tensors that differ."""
+    bits: int
+    """Number of bits that differ in all of them."""
+    runs: int
+    """How often the step was computed."""
+    persistent: bool
+    """Whether no two results agreed, or it has happened three times in 100 checks; otherwise it was transient."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counterfactual(Record):
     """Loss of the current batches under earlier and under current weights, with the same random numbers.
 
@@ -193,6 +216,8 @@ class Signals(Record):
     """In a distributed run: weights that differ between ranks, each as "name on rank 3"."""
     bit_flips: tuple[BitFlip, ...] = ()
     """Bits that changed by themselves since the last update, where they were checked."""
+    miscomputations: tuple[Miscomputation, ...] = ()
+    """Ranks on which this step was computed wrongly, where it was computed again."""
     healthy_rank: int | None = None
     """With `odd_replicas`: a rank whose weights agree with those of most ranks, where most agree."""
 

@@ -71,7 +71,8 @@ def diagnose(run: Run, *, guard: bool = True) -> Reading:
 
     Args:
         run: from `open_run` or `steadystep.tracking.read`.
-        guard: also report what a guard would have done at each step; False is quicker for a long log.
+        guard: also report what a guard would have done at each step, where none was there; False is quicker for a
+            long log.
     """
     curve = Curve.of(run)
     objective = unjudged_objective(run) or ("a loss of both signs" if curve.signed else "")
@@ -79,7 +80,7 @@ def diagnose(run: Run, *, guard: bool = True) -> Reading:
         found = _found(curve, objective)
         plans: tuple[PlannedAction, ...] = ()
         notes = run.notes
-        if guard and len(curve.raw) >= FEWEST_POINTS:
+        if guard and len(curve.raw) >= FEWEST_POINTS and not run.is_guarded:
             replayed = hypothetical_run(curve)
             plans = tuple(plan for plan in replayed.plans if not objective or plan.reason.startswith("non-finite"))
             if not replayed.whole:

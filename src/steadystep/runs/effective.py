@@ -7,6 +7,7 @@ in the final weights. A skipped step costs one, a rollback all updates that were
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, final
 
 from steadystep.records import Incident
@@ -128,3 +129,11 @@ def duration(start: Mapping[str, Any], end: Mapping[str, Any] | None) -> float |
     if not isinstance(began, int | float) or not isinstance(ended, int | float) or not began <= ended < math.inf:
         return None
     return float(ended - began)
+
+
+def changed_at(path: Path) -> float:
+    """Return when a log was last written; 0 where it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

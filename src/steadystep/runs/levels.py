@@ -1,5 +1,6 @@
 """What a curve usually is at each point and how far it strays, from the points before it. Numpy, O(n)."""
 
+from bisect import insort
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -37,8 +38,8 @@ def trailing_noise(values: Floats) -> Floats:
 def _trailing(values: Floats, share: float) -> Floats:
     count = len(values)
     found = np.full(count, np.nan)
-    for i in range(FEWEST, min(count, WINDOW + _STRIDE)):
-        found[i] = np.quantile(values[max(0, i - WINDOW) : i], share)
+    first = min(count, WINDOW + _STRIDE)
+    found[FEWEST:first] = _quantiles(values[:first], share)
     if count > WINDOW + _STRIDE:
         place = int(share * (WINDOW - 1) + 0.5)
         windows = sliding_window_view(values, WINDOW)[_STRIDE::_STRIDE]
@@ -46,6 +47,20 @@ def _trailing(values: Floats, share: float) -> Floats:
         spread = np.repeat(levels, _STRIDE)[: count - WINDOW - _STRIDE]
         found[WINDOW + _STRIDE : WINDOW + _STRIDE + len(spread)] = spread
         found[WINDOW + _STRIDE + len(spread) :] = levels[-1]
+    return found
+
+
+def _quantiles(values: Floats, share: float) -> list[float]:
+    """As `np.quantile` of the finite points before each, bit for bit: its overhead was most of a diagnosis."""
+    found, kept = [], sorted(values[: FEWEST - 1].tolist())
+    for i in range(FEWEST, len(values)):
+        insort(kept, float(values[i - 1]))
+        if i > WINDOW:
+            kept.remove(float(values[i - 1 - WINDOW]))
+        place = share * (len(kept) - 1)
+        low = kept[int(place)]
+        high, part = kept[min(int(place) + 1, len(kept) - 1)], place - int(place)
+        found.append(low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part))
     return found
 
 

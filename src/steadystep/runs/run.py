@@ -14,7 +14,7 @@ from steadystep._utils import RunStatus, run_status
 from steadystep._utils.text import html_card, number
 from steadystep.records import Incident
 from steadystep.records.decisions import episodes
-from steadystep.runs.effective import EffectiveTime, effective_time
+from steadystep.runs.effective import EffectiveTime, changed_at, effective_time
 
 Source = Literal["steadystep", "tensorboard", "csv", "transformers", "text"]
 StepUnit = Literal["step", "row", "epoch"]
@@ -160,6 +160,11 @@ class Run:
     def _held_out(self) -> Series:
         return self.validation.get("val_loss", Series())
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether a guard was there that would have intervened."""
+        return self.source == "steadystep" and self.settings.get("mode") in ("autopilot", "careful")
+
     def episodes(self) -> tuple[tuple[Incident, ...], ...]:
         """Return incidents close to each other as one episode, in the order of their first steps."""
         counted = [incident for incident in self.incidents if not incident.is_routine]
@@ -254,15 +259,8 @@ class Run:
             now: seconds since 1970. Default: the clock.
         """
         if changed is None and self.source == "steadystep":
-            changed = _changed(self.path if self.path.is_file() else self.path / "run.jsonl")
+            changed = changed_at(self.path if self.path.is_file() else self.path / "run.jsonl")
         return run_status(self.ended, self.end, self.process, changed or 0.0, now)
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 Floats = NDArray[np.float64]

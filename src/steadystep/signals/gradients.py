@@ -1,9 +1,15 @@
-"""The gradients an optimizer is about to use, with names, in the order `model.parameters()` gives them."""
+"""The gradients an optimizer is about to use, with names, in the order `model.parameters()` gives them.
 
-from collections.abc import Iterator
+Also here: what a whole step computes, as it is compared with the same step computed again.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -143,3 +149,91 @@ class Probing(Protocol):
     def cancel(self) -> None:
         """What was measured no longer holds."""
         ...
+
+
+_AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one computation of a step has left behind."""
+
+    losses: list[Tensor]
+    names: tuple[str, ...]
+    grads: list[Tensor | None]
+    buffers: dict[str, Tensor]
+    sums: list[list[Tensor]]
+    """With several ranks: over the bits of each gradient of this rank, before they were averaged."""
+
+    def items(self) -> dict[str, Tensor | None]:
+        """Everything that is compared, by name."""
+        losses = {"loss" if not i else f"loss of micro-batch {i}": loss for i, loss in enumerate(self.losses)}
+        grads = zip((f"gradient of {name}" for name in self.names), self.grads, strict=True)
+        return {**losses, **dict(grads), **self.buffers}
+
+    def same(self, other: "StepResult") -> bool:
+        """Bit for bit."""
+        mine, others = self.items(), other.items()
+        return all(_equal(tensor, others.get(name)) for name, tensor in mine.items()) and all(
+            _equal_sums(a, b) for a, b in zip(self.sums, other.sums, strict=True)
+        )
+
+    def near(self, other: "StepResult", bounds: Sequence[float]) -> bool:
+        """Within `bounds`, by which `distances` may differ."""
+        return all(far <= bound for far, bound in zip(self.distances(other), bounds, strict=True))
+
+    def distances(self, other: "StepResult") -> list[float]:
+        """Of losses as a share of each, of gradients as a share of the norm of all; infinite if not comparable."""
+        losses = [(_distance(a, b), _distance(a, a * 0)) for a, b in zip(self.losses, other.losses, strict=True)]
+        whole = math.hypot(*(_distance(grad, grad * 0) for grad in self.grads if grad is not None))
+        far = [(_distance(a, b), whole) for a, b in zip(self.grads, other.grads, strict=True)]
+        shares = [a / b if b > 0.0 else a and math.inf for a, b in (*losses, *far)]
+        return [share if math.isfinite(share) else math.inf for share in shares]
+
+    def differing(self, other: "StepResult") -> dict[str, int]:
+        """Bits that differ, of each tensor that does."""
+        others = other.items()
+        bits = {name: _differing(tensor, others.get(name)) for name, tensor in self.items().items()}
+        return {name: count for name, count in bits.items() if count}
+
+    def is_local(self, name: str, other: "StepResult") -> bool:
+        """Whether it differs on this rank by itself, and not only in what was averaged."""
+        grads = [f"gradient of {each}" for each in self.names]
+        return name not in grads or not _equal_sums(self.sums[grads.index(name)], other.sums[grads.index(name)])
+
+
+def _equal_sums(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def add_bits(sums: list[Tensor], grad: Tensor) -> None:
+    """Note the sum over the bits of a gradient: a hook."""
+    sums.append(_bits(grad).sum(dtype=torch.int64))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
+    return plain.view(_AS_INTEGERS[plain.element_size()])
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and torch.equal(_bits(one), _bits(other))  # sync: at a cadence
+
+
+def _differing(one: Tensor | None, other: Tensor | None) -> int:
+    """Bits; all of a tensor that is there only once."""
+    if one is None or other is None or one.shape != other.shape:
+        there = one if one is not None else other
+        return 0 if there is None else 8 * there.nbytes
+    changed = (_bits(one) ^ _bits(other)).contiguous().cpu().numpy().reshape(-1).view(np.uint8)  # sync: in trouble
+    return int(np.unpackbits(changed[changed != 0]).sum())
+
+
+def _distance(one: Tensor | None, other: Tensor | None) -> float:
+    if one is None or other is None or one.shape != other.shape:
+        return 0.0 if one is other else math.inf
+    return float((one.detach().double() - other.detach().double()).norm())  # sync: at a cadence

@@ -15,8 +15,7 @@ from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_l
 from steadystep.signals.batch_stats import BatchStatistics, Copies, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder, mistakes
-from steadystep.signals.losses import KINDS, OF, losses_of
-from steadystep.signals.structure import count_leaves, has_frozen_statistics, untrained_heads
+from steadystep.signals.structure import KINDS, OF, count_leaves, has_frozen_statistics, losses_of, untrained_heads
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""

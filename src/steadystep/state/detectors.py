@@ -281,6 +281,7 @@ DETECTORS: dict[str, Any] = {
     "non-finite": NonFiniteState,
     "not-healing": NotHealingState,
     "bit-flip": NothingState,
+    "miscomputation": NothingState,
     "odd-replica": NothingState,
     "oscillation": OscillationState,
     "poisoned-moments": PoisonedMomentsState,

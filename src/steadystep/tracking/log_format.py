@@ -155,6 +155,7 @@ def did(outcome: Outcome) -> str:
     return ", ".join(done) or "updated"
 
 
+_MOST_RANKS = 64
 _MOST_NAMES = 16  # of the tensors a finding is about: a NaN is often in all of them
 
 
@@ -178,6 +179,8 @@ def incident_line(outcome: Outcome, run_dir: Path) -> dict[str, Any]:
         line["lr_mult"] = outcome.lr_mult
     if outcome.origin:
         line["origin"] = outcome.origin
+    if ranks := ranks_of(outcome):
+        line["ranks"] = list(ranks)
     if bundle is not None:
         line["bundle"] = str(bundle.relative_to(run_dir) if bundle.is_relative_to(run_dir) else bundle)
     return line
@@ -208,6 +211,7 @@ def incident_of(line: Mapping[str, Any], run_dir: Path) -> Incident:
         replayed=line["replayed"] if type(line.get("replayed")) is int else 0,
         seconds=float_of(line.get("seconds")),
         quarantined=tuple(Quarantined.from_json(json.dumps(each)) for each in line.get("quarantined", ())),
+        ranks=tuple(map(step_of, line.get("ranks", ()))),
     )
 
 
@@ -243,7 +247,17 @@ def incident_from(outcome: Outcome) -> Incident:
         scaled_to=outcome.plan.norm,
         replayed=outcome.replayed,
         quarantined=outcome.quarantined,
+        ranks=ranks_of(outcome),
     )
+
+
+def ranks_of(outcome: Outcome) -> tuple[int, ...]:
+    """Ranks whose own loss, batch or weights were found wrong at this step, at most 64 of them."""
+    if outcome.signals is None:
+        return ()
+    odd = (name.rpartition(" on rank ")[2].split(", ") for name in outcome.signals.odd_replicas)
+    named = {int(number) for numbers in odd for number in numbers if number.isdecimal()}
+    return tuple(sorted(named.union(outcome.signals.bad_ranks)))[:_MOST_RANKS]
 
 
 def _short(diagnosis: dict[str, Any]) -> dict[str, Any]:

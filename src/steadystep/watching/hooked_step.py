@@ -16,7 +16,7 @@ from steadystep.diagnosis.advice import advise
 from steadystep.engine.ownership import no_loss_seen
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
-from steadystep.incidents.refused_step import RefusedStep
+from steadystep.incidents import RefusedStep
 from steadystep.optimizers import each_of
 from steadystep.records import Action, Diagnosis, Outcome, Plan
 from steadystep.signals.gradients import GradientView

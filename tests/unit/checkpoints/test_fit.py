@@ -12,20 +12,19 @@ import torch._dynamo  # every optimizer imports it: here, so that it is not walk
 from torch import Tensor, nn
 
 from steadystep._utils.rng import all_random_state
+from steadystep._utils.tensors import type_name
 from steadystep.checkpoints.atomic_io import Spread
+from steadystep.checkpoints.data_position import check_place, check_random
+from steadystep.checkpoints.finite import load_kept
 from steadystep.checkpoints.fit import (
     check_buffers,
+    check_optimizer,
     check_parameters,
     check_parts,
-    check_place,
-    check_random,
     check_tensor,
     count,
-    load_kept,
     owners,
-    type_name,
 )
-from steadystep.checkpoints.optimizer_fit import check_optimizer
 from steadystep.errors import CheckpointError
 
 CPU = torch.device("cpu")

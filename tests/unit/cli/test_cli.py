@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,22 @@ def test_demo_tells_the_story_without_control_codes_in_a_pipe(tmp_path: Path) ->
     for name in ("report.html", "compare.html"):
         assert str(tmp_path / "demo" / name) in said
         assert "</html>" in (tmp_path / "demo" / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_demo_and_dashboard_for_a_program(tmp_path: Path) -> None:
+    done = steadystep("demo", "--steps", "70", "--run-dir", str(tmp_path / "demo"), "--json")
+    told = json.loads(done.stdout)
+    assert told["steps"] == 70
+    assert told["runs"].keys() == {"no fault", "unguarded", "guarded"}
+    assert told["runs"]["guarded"]["finite"] is True
+    command = [sys.executable, "-m", "steadystep", "dashboard", str(tmp_path), "--port", "0", "--token", "t", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        where = json.loads(server.stdout.readline())
+        server.send_signal(signal.SIGINT)
+    assert where["address"].startswith("http://127.0.0.1:")
+    assert where["token"] == "t"
 
 
 @pytest.mark.slow

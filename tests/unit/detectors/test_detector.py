@@ -9,7 +9,7 @@ from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.detectors.build import beta2_of, build_detectors, decay_of, is_scale_free
 from steadystep.detectors.detector import Cooldown, Runs, has_what_it_needs, occasional, sees_every_step
-from steadystep.records import BitFlip, Finding, Probe, Signals
+from steadystep.records import BitFlip, Finding, Miscomputation, Probe, Signals
 from tests.unit.detectors.feeding import row, said
 
 
@@ -91,25 +91,34 @@ class TestCooldown:
 
 
 def test_which_signals_most_runs_never_have() -> None:
-    assert occasional(row(0)) == (False, False, False, False, False)
-    assert occasional(row(0, metrics={"a": 1.0})) == (True, False, False, False, False)
-    assert occasional(row(0, batch_rms=0.0)) == (False, True, False, False, False)
-    assert occasional(row(0, buffer_peaks=(1.0,))) == (False, False, True, False, False)
-    assert occasional(row(0, odd_replicas=("w",))) == (False, False, False, True, False)
     flip = BitFlip(tensor="w", index=0, bit=0, repaired=True)
-    assert occasional(row(0, bit_flips=(flip,))) == (False, False, False, False, True)
+    wrong = Miscomputation(rank=0, host="h", tensors=("w",), count=1, bits=1, runs=3, persistent=False)
+    given = {
+        "metrics": {"a": 1.0},
+        "batch_rms": 0.0,
+        "buffer_peaks": (1.0,),
+        "odd_replicas": ("w",),
+        "bit_flips": (flip,),
+        "miscomputations": (wrong,),
+    }
+    assert tuple(given) == KINDS
+    assert occasional(row(0)) == (False,) * 6
+    for position, (kind, value) in enumerate(given.items()):
+        assert occasional(row(0, **{kind: value})) == tuple(i == position for i in range(6))
 
 
-@pytest.mark.parametrize("position", range(5))
+KINDS = ("metrics", "batch_rms", "buffer_peaks", "odd_replicas", "bit_flips", "miscomputations")
+
+
+@pytest.mark.parametrize("position", range(6))
 def test_who_is_asked(position: int) -> None:
-    kind = ("metrics", "batch_rms", "buffer_peaks", "odd_replicas", "bit_flips")[position]
     needy, other = Says(), Says()
-    needy.needs, other.needs = kind, "loss"  # type: ignore[attr-defined]
-    only = tuple(i == position for i in range(5))
+    needy.needs, other.needs = KINDS[position], "loss"  # type: ignore[attr-defined]
+    only = tuple(i == position for i in range(6))
     assert has_what_it_needs(needy, only)
     assert not has_what_it_needs(needy, tuple(not given for given in only))
     for detector in (other, Says()):
-        assert has_what_it_needs(detector, (False,) * 5)
+        assert has_what_it_needs(detector, (False,) * 6)
 
 
 class TestRuns:

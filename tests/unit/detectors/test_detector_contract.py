@@ -27,6 +27,7 @@ from steadystep.detectors import (
     LossSpike,
     LostMoments,
     MetricBounds,
+    Miscomputations,
     NonFinite,
     NotHealing,
     PoisonedMoments,
@@ -74,6 +75,7 @@ FACTORIES: dict[str, Callable[[], Detector]] = {
 # These speak of probes and of long stretches, which their own tests have.
 SILENT: dict[str, Callable[[], Detector]] = {
     "bit-flip": BitFlips,
+    "miscomputation": Miscomputations,
     "kl-blow-up": KlBlowUp,
     "entropy-collapse": EntropyCollapse,
     "flat-reward": FlatReward,

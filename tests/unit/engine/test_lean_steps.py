@@ -21,7 +21,7 @@ from tests.loops import batches, squared
 
 def test_a_detector_without_what_it_needs_is_unmoved() -> None:
     needy = [detector for detector in build_detectors(Config()) if getattr(detector, "needs", "")]
-    wanted = {"metrics", "batch_rms", "buffer_peaks", "odd_replicas", "bit_flips"}
+    wanted = {"metrics", "batch_rms", "buffer_peaks", "odd_replicas", "bit_flips", "miscomputations"}
     assert {detector.needs for detector in needy} == wanted  # type: ignore[attr-defined]
     for detector in needy:
         before = detector.state_dict()

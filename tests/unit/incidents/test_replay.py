@@ -1,6 +1,8 @@
 """An incident again: from a bundle, in a model made anew."""
 
 import json
+import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +16,14 @@ from steadystep._utils.rng import RngState
 from steadystep.cli import train as command
 from steadystep.cli.app import main
 from steadystep.errors import ConfigError
+from steadystep.guard import Guard
 from steadystep.incidents import Incidents, load_factory, replay
+from steadystep.incidents.without_guard import without_guard
+from steadystep.pages.incident_groups import episodes
+from steadystep.pages.report import report_page
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Outcome, Plan, Signals
+from steadystep.tracking import read
 
 NAN = float("nan")
 Made = tuple[nn.Module, Callable[..., Any]]
@@ -266,3 +273,91 @@ def test_the_command(
     assert complaint.startswith("error: nowhere: no such folder")
     assert steadystep(path)[0] == 2
     assert "Example: steadystep replay" in steadystep("--help")[1]
+
+
+def data() -> list[Tensor]:
+    """The sixth batch is too large."""
+    random = torch.Generator().manual_seed(1)
+    return [torch.randn(16, 4, generator=random) * (1e25 if i == 5 else 1.0) for i in range(9)]
+
+
+def job() -> tuple[nn.Module, Callable[[Tensor], Tensor], torch.optim.Optimizer, list[Tensor]]:
+    """Model, closure, optimizer, and the batches after the sixth."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return model, lambda x: (model(x) - x.sum(1, keepdim=True)).square().mean(), optimizer, data()[6:]
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> tuple[Path, list[float]]:
+    """The bundle of a guarded run, and the losses of the same run without a guard."""
+    model, closure, optimizer, _ = job()
+    losses = []
+    for x in data():
+        loss = closure(x)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    model, closure, optimizer, _ = job()
+    settings = {"training": {"max_grad_norm": 1.0}, "monitoring": {"sinks": []}}
+    with Guard(model, optimizer, run_dir=tmp_path / "run", config=settings) as guard:
+        found = [guard.step(closure, batch=x) for x in data()]
+    bundles = [Path(outcome.incident) for outcome in found if outcome.incident]
+    assert [bundle.name for bundle in bundles] == ["incident-000005-skip"]
+    return bundles[0], losses
+
+
+def test_without_the_guard_it_is_the_plain_loop(refused: tuple[Path, list[float]]) -> None:
+    bundle, losses = refused
+    done = without_guard(bundle, job, steps=4)
+    assert done.step == 5
+    assert not done.same_batch
+    assert list(map(str, done.losses)) == list(map(str, losses[5:9])), "bit for bit, NaN included"
+    assert done.lost_at is None or not math.isfinite(losses[done.lost_at])
+    again = without_guard(bundle, lambda: job()[:3], steps=3)
+    assert again.same_batch
+    assert again.losses[0] == done.losses[0]
+
+
+def test_the_report_draws_what_the_command_found(
+    refused: tuple[Path, list[float]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, losses = refused
+    monkeypatch.setattr(command, "load_factory", lambda _: job)
+    run = read(bundle.parent.parent)
+    assert "not tried: add <code>--without-guard 20</code>" in report_page(run)
+    with pytest.raises(SystemExit):
+        _replay(monkeypatch, str(bundle), "--factory", "m:make", "--without-guard", "4", "--json")
+    told = json.loads(capsys.readouterr().out)["without_guard"]
+    assert told["losses"][0] == str(losses[5]) == "inf"
+    (group,) = (e for e in episodes(run) if e.first == 5)
+    assert group.unguarded is not None
+    assert group.unguarded.loss.steps.tolist() == [5, 6, 7, 8]
+    page = report_page(run)
+    assert "not tried" not in page
+    assert '"name":"without the guard"' in page
+    (bundle / "without_guard.json").write_text('{"step": 5, "loss": ["<b>"], "norm": [1]}')
+    assert episodes(run)[0].unguarded is None, "anything else is no line"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: job()[:2], "must return (model, closure, optimizer)"),
+        (lambda: (*job()[:2], torch.optim.Adam([nn.Parameter(torch.ones(1))])), "optimizer does not fit"),
+        (lambda: (job()[0], lambda x: 1 / 0, job()[2]), "the closure raised ZeroDivisionError"),
+    ],
+)
+def test_a_factory_that_does_not_fit_is_a_clear_error(
+    refused: tuple[Path, list[float]], make: Callable[[], Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        without_guard(refused[0], make)
+
+
+def _replay(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["steadystep", "replay", *arguments])
+    main()

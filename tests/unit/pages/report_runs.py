@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,35 @@ def made_run(
         "end": "finished",
     }
     return Run(**{**run, **changes})
+
+
+def long_run(steps: int = 200_000, incidents: int = 40, **changes: Any) -> Run:
+    """A long training of 24 blocks with incidents, layer norms of three kinds and two metrics."""
+    random = np.random.default_rng(0)
+    run = made_run(steps, troubled=False, name="long")
+    loss, norm, told = run.loss.values, run.grad_norm.values, list[Incident]()
+    places = np.sort(random.choice(np.arange(steps // 100, steps - steps // 100), incidents, replace=False)).tolist()
+    for k, at in enumerate(places):
+        if k % 4:
+            loss[at], norm[at] = 9.0, 40.0
+            spike = {"cause": "exploding-gradient", "severity": "act", "done": "gradient scaled down to 0.7"}
+            told.append(
+                made_incident(at, **spike, evidence="the gradient norm is 57 times its usual 0.7", scaled_to=0.7)
+            )
+        else:
+            loss[at : at + 3] = norm[at : at + 3] = np.nan
+            told += [made_incident(at + i, stepped=False, restored=at - 20, bundle=f"runs/a/x-{at}") for i in range(3)]
+    parts = ("attn.qkv.weight", "attn.out.weight", "mlp.up.weight", "mlp.down.weight", "ln1.weight", "ln2.weight")
+    blocks = tuple(f"blocks.{i}" for i in range(24))
+    names = ("embed.weight", *(f"{block}.{part}" for block in blocks for part in parts), "head.weight")
+    logged = np.unique(np.concatenate([np.arange(0, steps, 100), *(np.arange(at - 5, at + 6) for at in places)]))
+
+    def layers(names: tuple[str, ...]) -> LayerNorms:
+        return LayerNorms(steps=logged, names=names, norms=np.exp(random.normal(0, 1, (len(logged), len(names)))))
+
+    measured = {name: Series(run.loss.steps, random.normal(0.5, 0.01, steps)) for name in ("accuracy", "tokens/s")}
+    made = {"incidents": tuple(told), "layers": layers(names), "updates": layers(names), "logits": layers(blocks)}
+    return replace(run, **{**made, "metrics": measured, "clipped": run.loss.steps[::10], **changes})
 
 
 def made_incident(step: int, **changes: Any) -> Incident:

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steadystep.lab import CURVE_KINDS, CurveKind, made_up
 from steadystep.pages.site import sparkline
 from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.reading import Pattern, PlannedAction, Reading
 from steadystep.runs.run import Run, Series
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+from made_up_curves import CURVE_KINDS, CurveKind, made_up
 
 N = 600
 T = np.arange(N) / N

@@ -259,3 +259,14 @@ def test_slow_steps_are_readable_within_a_second(tmp_path: Path, monkeypatch: py
         log.record(Outcome(step=step + 1, reading=1.0, stepped=True, signals=signals))
         assert len(read(tmp_path).loss) == (0 if step < 2 else 3)
     log.close()
+
+
+def test_the_ranks_of_an_incident_are_in_its_record(tmp_path: Path) -> None:
+    odd = ("0.weight on rank 1, 4", "0.bias on some rank")
+    signals = Signals(step=7, loss=math.nan, losses=(math.nan,), grad_norm=math.nan, bad_ranks=(3,), odd_replicas=odd)
+    finding = Finding(detector="non-finite", step=7, severity="critical", value=math.nan, limit=1.0, what="on rank 9")
+    outcome = Outcome.of(Plan(), signals, Diagnosis(cause="unknown", findings=(finding,)), stepped=False)
+    log = RunLog(tmp_path, layers_every=100)
+    log.record(outcome)
+    log.close()
+    assert read(tmp_path).incidents[0].ranks == (1, 3, 4)

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from steadystep.lab.tasks.classification import CLUSTERS, DEEP_MLP, DIGITS_CNN, DIGITS_MLP, EPOCHS, MOONS, RESTARTS
-from steadystep.lab.tasks.other_losses import AUTOENCODER, FLAT, GRPO, POLICY, REGRESSION
-from steadystep.lab.tasks.task import Task, TaskInfo
+from steadystep.lab.tasks.task import AUTOENCODER, FLAT, GRPO, POLICY, REGRESSION, Task, TaskInfo
 from steadystep.lab.tasks.text import ELMAN, GPT_BAD_INIT, GPT_POST_LN, GPT_TASK, RNN
 
 _JUDGED = (GPT_TASK, CLUSTERS, REGRESSION, AUTOENCODER, POLICY, GRPO, FLAT, RNN, EPOCHS, RESTARTS)

@@ -199,7 +199,7 @@ class Chart extends Track {
           drawn.push(make("circle", { class: "dots held-out", cx: this.placeX(line.x[i]), cy: placeY(value), r: 2.2 }));
         });
       }
-      for (const [step] of line.bad) {
+      for (const [step] of line.role === "without" ? line.bad.slice(0, 1) : line.bad) {
         const x = this.placeX(step);
         drawn.push(make("path", { class: `bad ${this.group.legend ? line.role : ""}`, d: `M${x - 3} ${top - 3}l6 6m0 -6l-6 6` }));
       }

@@ -280,7 +280,3 @@ function startList() {
     return list.take(told);
   })();
 }
-
-startTheme();
-startLive(startRun());
-startList();

@@ -4,6 +4,18 @@ function island(id) {
   return node ? JSON.parse(node.textContent) : null;
 }
 
+// In the page, the steps of a line are the first and the distances between them, or one distance for all.
+function withSteps(data) {
+  for (const { panels } of [data, ...Object.values(data.near)]) {
+    for (const line of panels.flatMap((panel) => panel.lines)) {
+      const { from, by } = line.x;
+      let step = from;
+      line.x = line.y.map((_, i) => (step += i ? by[i - 1] ?? by : 0));
+    }
+  }
+  return data;
+}
+
 class RunPage {
   constructor(data) {
     this.group = new Group();
@@ -52,7 +64,8 @@ async function closeLook(details, page) {
   box.append(wide);
   const [first, last] = [Number(details.dataset.first), Number(details.dataset.last)];
   const margin = Math.max(40, (last - first) * 0.5);
-  const range = [Math.max(first - margin, 0), last + margin];
+  const unguarded = page.data.unguarded?.[first] || {};
+  const range = [Math.max(first - margin, 0), Math.max(last + margin, unguarded.loss?.x.at(-1) ?? 0)];
   const data = await page.near(range[0], range[1], first);
   const near = new Group();
   near.show({ marks: page.data.marks, restarts: page.data.restarts, unit: page.data.unit }, range);
@@ -60,6 +73,7 @@ async function closeLook(details, page) {
     const panel = data.panels.find((one) => one.key === key);
     if (!panel || (key === "lr" && !panel.ghosts?.length)) continue;
     const lines = panel.lines.filter(({ role }) => !role.includes("typical"));
+    if (unguarded[key]) lines.push(unguarded[key]);
     const holder = make("div", { class: "panel" });
     wide.append(holder);
     new Chart(holder, { ...panel, lines, title: `${panel.title} around it` }, near, { height: 140, bare: true });
@@ -92,10 +106,10 @@ function startPrinting() {
 function startRun() {
   startCopying(document);
   startPrinting();
-  document.querySelectorAll("table.sortable").forEach(startSorting);
+  document.querySelectorAll("table.sortable").forEach((table) => startSorting(table));
   const data = island("run-data");
   if (!data) return null;
-  const page = new RunPage(data);
+  const page = new RunPage(withSteps(data));
   document.addEventListener("toggle", (event) => {
     if (event.target.classList?.contains("case") && event.target.open) closeLook(event.target, page);
   }, true);

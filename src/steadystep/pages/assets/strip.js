@@ -1,5 +1,5 @@
 // The incidents of a run, once for all charts: it stays in view while one scrolls through them. One lane per rank below.
-const NEAR_PIXELS = 11;
+const NEAR_PIXELS = 16;
 
 class Strip extends Track {
   constructor(box, group) {
