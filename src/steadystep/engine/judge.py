@@ -227,6 +227,8 @@ class Judge:
     def _begin(self, suspected: Finding, known: list[State]) -> Generator[Ask, Any, None]:
         """Suspect it, if there is a state that a rollback could restore."""
         replays = self.limits.replays
+        if suspected.detector == DetectorName.SAME_BATCH and not replays:
+            return  # what came after it would be lost
         if not known or not self.trial.begin(suspected, state=known[-1].step, lr=known[-1].lr, replays=replays):
             return
         if suspected.detector == DetectorName.WEIGHT_JUMP:

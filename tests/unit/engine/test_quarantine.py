@@ -31,13 +31,11 @@ def data(spoil: Spoil) -> list[Batch]:
 
 
 def train(
-    spoil: Spoil, *, without: tuple[int, ...] = (), run_dir: Path | None = None, mode: str = "autopilot"
+    spoil: Spoil, *, without: tuple[int, ...] = (), run_dir: Path | None = None, **config: Any
 ) -> tuple[steadystep.Guard, nn.Module, list[Outcome]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
-    guard = steadystep.Guard(
-        model, torch.optim.Adam(model.parameters(), lr=0.01), config={"mode": mode}, run_dir=run_dir
-    )
+    guard = steadystep.Guard(model, torch.optim.Adam(model.parameters(), lr=0.01), config=config, run_dir=run_dir)
 
     def loss(batch: Batch) -> Tensor:
         return functional.mse_loss(model(batch[0]), batch[1])
@@ -134,6 +132,13 @@ def test_harder_data_that_stays_is_no_fault() -> None:
 
     worlds = [wrong_labels(batch) if step >= FIRST else batch for step, batch in enumerate(data(untouched))]
     outcomes = [guard.step(loss, batch=batch) for batch in worlds]
+    assert all(outcome.restored is None for outcome in outcomes)
+    assert guard.quarantined == ()
+
+
+def test_without_replay_nothing_is_undone() -> None:
+    """What came after the bad batches would be lost with them."""
+    guard, _, outcomes = train(constant, recovery={"replay_memory_mb": 0})
     assert all(outcome.restored is None for outcome in outcomes)
     assert guard.quarantined == ()
 
