@@ -123,7 +123,7 @@ class Rollback:
         ):
             return outcome
         epoch, last = place or (None, -1)
-        numbers = tuple(range(last + 1))[-len(outcome.signals.losses or (0,)) :] if outcome.signals is not None else ()
+        numbers = tuple(range(last + 1)[-len(outcome.signals.losses or (0,)) :]) if outcome.signals is not None else ()
         entry = Quarantined(step=outcome.step, cause=outcome.diagnosis.cause, epoch=epoch, batches=numbers)
         return replace(outcome, quarantined=(entry,))
 
