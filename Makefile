@@ -36,13 +36,13 @@ browser:
 		|| echo "no Chromium, and it cannot be installed from here: the browser tests are skipped"
 
 test: $(STAMP) browser ## the tests CI runs
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-fast: $(STAMP) ## the tests of what changed since main, and a core; under a minute
 	$(BIN)/python tools/changed_tests.py
 
 test-all: $(STAMP) browser ## every test, the slow ones too, and new random examples
-	STEADYSTEP_HYPOTHESIS=search $(BIN)/python -m pytest -n 2
+	STEADYSTEP_HYPOTHESIS=search $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

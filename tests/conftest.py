@@ -20,6 +20,15 @@ settings.register_profile("mutants", parent=settings.get_profile("ci"), max_exam
 settings.load_profile(os.environ.get("STEADYSTEP_HYPOTHESIS", "ci"))
 
 
+# why: importing every test walks a growing heap for garbage again and again, a third of the time that collecting takes
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _imports_are_no_garbage() -> None:
     # why: each test collects garbage afterwards; what the imports made (torch!) need not be walked each time

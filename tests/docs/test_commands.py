@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from steadystep._utils.text import quiet_log
+from steadystep.cli.app import app
 
 ROOT = Path(__file__).parent.parent.parent
 BY_HAND = {
@@ -47,15 +50,31 @@ def _bare(line: str) -> str:
     return re.sub(r"\s+# .*", "", line).strip()
 
 
-QUICK = [
+QUICK = [  # what several pages show is typed once
     pytest.param(command, shown, id=f"{name}: {command}")
-    for name, command, shown in commands()
+    for (command, shown), name in {(command, shown): name for name, command, shown in reversed(commands())}.items()
     if not any(re.fullmatch(pattern, command) for pattern in BY_HAND)
-]
+][::-1]
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", command], cwd=folder, env=_surroundings(), capture_output=True, text=True)
+
+
+def typed_here(command: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process: one of its own imports torch, for seconds."""
+    with pytest.MonkeyPatch.context() as patch, quiet_log():
+        patch.setenv("COLUMNS", _surroundings()["COLUMNS"])
+        patch.setattr("typer.launch", lambda address: 0)
+        patch.syspath_prepend(str(Path.cwd()))
+        words = shlex.split(command)[1:]
+        patch.setattr(sys, "argv", ["steadystep", *words])
+        result = CliRunner().invoke(app, words)
+    for name in ("faulty_jobs", "training", "my_run"):  # modules of that folder
+        sys.modules.pop(name, None)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return subprocess.CompletedProcess(command, result.exit_code, result.stdout, result.stderr)
 
 
 def _surroundings() -> dict[str, str]:
@@ -103,11 +122,14 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.chdir(here)
 
 
-LONG = [f"examine faulty_jobs:{name}" for name in ("rate_too_high", "raw_features", "no_mask", "old_head")]
+LONG = [
+    *(f"examine faulty_jobs:{name}" for name in ("rate_too_high", "raw_features", "no_mask", "old_head")),
+    *("python examples/base_loop.py", "python examples/guard.py"),  # tests/examples runs both
+]
 
 
 def _marked(case: Any) -> Any:
-    """Of five examinations, eight seconds each, one is quick enough to show that the page is true."""
+    """Of five examinations one is quick enough to show that the page is true."""
     is_long = any(command in case.id for command in LONG)
     return pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) if is_long else case
 
@@ -117,7 +139,10 @@ def test_a_command_does_what_is_shown(command: str, shown: tuple[str, ...], desk
     if "--new" in command:
         (desk / "my_run.py").unlink()
         (desk / "my_run.yaml").unlink()
-    done = run(command, desk)
+    # `check src/` stands for all that the command is installed under its name
+    done = (
+        run(command, desk) if command == "steadystep check src/" or command.startswith("diff") else typed_here(command)
+    )
     # 1: `check`, `examine` and `replay` have found something, `diff` a difference
     finds = command.startswith(("diff ", "steadystep replay")) or "/faulty/" in command or "check train.py" in command
     finds = finds or "examine faulty_jobs:" in command

@@ -37,26 +37,31 @@ def sample(task: str, schedule: str, optimizer: str, face: str, num_steps: int, 
     return run
 
 
+# One of each face in `make test`, the others are slow.
 HEALTHY = [
     sample("tabular", "own-cosine", "adamw", "guard-closure", 300),
-    sample("vae", "own-wsd", "rmsprop", "guard-closure", 250),
-    sample("contrastive", "own-plateau", "adamax", "guard-closure", 300),
     sample("digits", "restarts", "sgd-momentum", "guard-loss", 150),
-    sample("dqn", "own-linear", "adam", "guard-loss", 300),
-    sample("regression", "one-cycle", "nadam", "watch", 400),
     sample("gan", "constant", "adagrad", "watch", 200),
-    sample("lora", "by-hand", "lion", "watch", 300),
     sample("diffusion", "hf-cosine", "adamw-fused", "trainer", 250),
     sample("gnn", "lambda", "adafactor", "lightning", 250),
     sample("lstm", "cyclic", "lamb", "accelerate", 250),
+]
+MORE_HEALTHY = [
+    sample("vae", "own-wsd", "rmsprop", "guard-closure", 250),
+    sample("contrastive", "own-plateau", "adamax", "guard-closure", 300),
+    sample("dqn", "own-linear", "adam", "guard-loss", 300),
+    sample("regression", "one-cycle", "nadam", "watch", 400),
+    sample("lora", "by-hand", "lion", "watch", 300),
     sample("ppo", "step", "amsgrad", "guard-closure", 200),
 ]
 FAULTY = [
-    sample("tabular", "constant", "adamw", "guard-closure", 200, "nan-gradient"),
     sample("regression", "step", "sgd-momentum", "guard-loss", 200, "gradients-1000-for-15"),
     sample("contrastive", "lambda", "sgd", "watch", 200, "nan-weight"),
-    sample("diffusion", "hf-cosine", "adam", "trainer", 200, "nan-batches-5"),
     sample("regression", "constant", "adam", "lightning", 200, "lr-100-for-20"),
+]
+MORE_FAULTY = [
+    sample("tabular", "constant", "adamw", "guard-closure", 200, "nan-gradient"),
+    sample("diffusion", "hf-cosine", "adam", "trainer", 200, "nan-batches-5"),
     sample("lora", "constant", "rmsprop", "accelerate", 200, "flipped-bit"),
 ]
 
@@ -65,14 +70,19 @@ def name_of(run: Run) -> str:
     return "-".join(part for part in (run.task, run.schedule, run.optimizer, run.face, run.fault) if part)
 
 
-@pytest.mark.parametrize("run", HEALTHY, ids=name_of)
+def quick_and_slow(quick: list[Run], slow: list[Run]) -> list:
+    cases = [pytest.param(run, id=name_of(run)) for run in quick]
+    return cases + [pytest.param(run, id=name_of(run), marks=pytest.mark.slow) for run in slow]
+
+
+@pytest.mark.parametrize("run", quick_and_slow(HEALTHY, MORE_HEALTHY))
 def test_a_healthy_run_is_left_alone(run: Run) -> None:
     row = row_of(run)
     assert row["fit"]
     assert row["ok"], line_of(row | {"code": ""})
 
 
-@pytest.mark.parametrize("run", FAULTY, ids=name_of)
+@pytest.mark.parametrize("run", quick_and_slow(FAULTY, MORE_FAULTY))
 def test_a_faulty_run_never_ends_worse_for_being_guarded(run: Run) -> None:
     row = row_of(run)
     assert row["fit"]

@@ -8,7 +8,12 @@ from tests.seen.twins import Way, assert_untouched, compare
 LARGE, SMALL, FEW = NoisyRegression(0.05, 0.3, 32), NoisyRegression(0.03, 0.1, 32), NoisyRegression(0.03, 0.1, 16)
 
 
-@pytest.mark.parametrize(("program", "seed"), [(LARGE, 1), (SMALL, 2), (FEW, 1)], ids=["large", "small", "few"])
+SLOW = pytest.mark.slow
+CASES = [pytest.param(LARGE, 1, id="large", marks=SLOW), pytest.param(SMALL, 2, id="small", marks=SLOW)]
+CASES += [pytest.param(FEW, 1, id="few")]
+
+
+@pytest.mark.parametrize(("program", "seed"), CASES)
 def test_a_noisy_regression_is_left_alone(program: NoisyRegression, seed: int) -> None:
     """4-32-32-1 tanh, SGD 0.9, 1,200 steps: lr 0.05 with noise 0.3, lr 0.03 with noise 0.1, batches of 32 and 16.
 

@@ -17,7 +17,12 @@ OBJECTIVES: dict[str, Program] = {
 SHORT: dict[str, Program] = OBJECTIVES | {"sum vae": SumVAE(300), "infonce": InfoNCE(300)}
 
 
-@pytest.mark.parametrize("name", SHORT)
+QUICK = ("student", "sum vae")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SHORT]
+)
 def test_a_healthy_objective_is_left_alone(name: str) -> None:
     """1,200 steps (300 of those that are green), one seed, closures; settings above."""
     assert_untouched(compare(SHORT[name], [1]))

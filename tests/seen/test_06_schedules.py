@@ -18,11 +18,12 @@ TASKS: dict[str, Program] = {
     "infonce": InfoNCE(),
 }
 QUICK = [
-    ("blobs, Adam", "warmup"),
-    ("blobs, SGD", "warmup-cosine"),
-    ("makemore", "triangular"),
     ("blobs, Adam", "restarts"),
     ("blobs, SGD", "one-cycle"),
+    *(
+        pytest.param(task, schedule, marks=pytest.mark.slow)
+        for task, schedule in (("blobs, Adam", "warmup"), ("blobs, SGD", "warmup-cosine"), ("makemore", "triangular"))
+    ),
 ]
 OWN: dict[str, dict[str, Any]] = {
     "count": {"warmup_steps": 200},
@@ -37,7 +38,9 @@ def test_a_learning_rate_set_by_hand_is_left_alone(task: str, schedule: str) -> 
     assert_untouched(compare(TASKS[task], [0], by_hand=schedule))
 
 
-@pytest.mark.parametrize(("task", "own"), [("blobs, Adam", "count"), ("blobs, SGD", "share")])
+@pytest.mark.parametrize(
+    ("task", "own"), [pytest.param("blobs, Adam", "count", marks=pytest.mark.slow), ("blobs, SGD", "share")]
+)
 def test_the_guards_own_schedule_is_no_trouble(task: str, own: str) -> None:
     """`training.warmup_steps` and what follows; the plain twin sets the same rates by hand."""
     assert_untouched(compare(TASKS[task], [0], config={"training": OWN[own]}))

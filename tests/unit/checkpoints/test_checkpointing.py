@@ -247,7 +247,8 @@ def test_the_first_three_are_named() -> None:
 def test_parameters_that_are_infinite_or_huge_on_purpose() -> None:
     model = nn.ParameterDict(spoiled(good=1.0, inf=INF, nan=NAN, huge=1e30))
     model["both"] = nn.Parameter(torch.tensor([INF, NAN]))
-    model["fp16"] = nn.Parameter(torch.tensor([60000.0], dtype=torch.float16))
+    model["fp16"] = nn.Parameter(torch.tensor([60000.0, 60000.0], dtype=torch.float16))
+    model["fp64"] = nn.Parameter(torch.tensor([1e100], dtype=torch.float64))
     model["empty"] = nn.Parameter(torch.zeros(0))
     model["meta"] = nn.Parameter(torch.ones(1, device="meta"))
     parts = FiniteParts(model, lambda: ["x"])

@@ -260,3 +260,29 @@ def test_workers_that_stay_are_started_where_they_were_started(used: int) -> Non
     saved, numbers = whole.saved(), all_random_state(CPU)
     expected = list(source)
     assert list(resumed(saved, numbers).batches(Workers(), nothing)) == expected
+
+
+class OnlyLoads(Drawn):
+    """Half of the two methods: its state was never asked for, so none may be given to it."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError(state)
+
+
+class OnlySaves(Drawn):
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": 2}
+
+
+@pytest.mark.parametrize("kind", [Drawn, OnlyLoads, OnlySaves])
+def test_a_loader_that_cannot_load_is_drawn_from_again(kind: type[Drawn]) -> None:
+    position = DataPosition(CPU)
+    source = position.batches(kind(), nothing)
+    for _ in range(2):
+        next(source)
+        position.is_used = True
+    saved, numbers = position.saved(), all_random_state(CPU)
+    assert saved["loader"] is None
+    expected = list(source)
+    again = resumed({**saved, "loader": {"at": 2}}, numbers)  # as a loader with a state would have written it
+    assert list(again.batches(kind(), nothing)) == expected

@@ -436,3 +436,15 @@ def test_the_odd_one_out_is_named_by_its_number() -> None:
         state = {number: {"m": torch.ones(3, 2) if number == odd else torch.ones(2, 3)} for number in range(4)}
         with pytest.raises(CheckpointError, match=f"parameter {odd}: m"):
             check_optimizer({**optimizer.state_dict(), "state": state}, optimizer)
+
+
+def test_a_buffer_without_a_shape_takes_any() -> None:
+    model = nn.Sequential(nn.LazyBatchNorm1d())
+    saved = dict(nn.Sequential(nn.BatchNorm1d(3)).named_buffers())
+    assert list(check_buffers(saved, model)) == []
+
+
+def test_a_scalar_is_negative_only_where_it_counts_nothing() -> None:
+    optimizer, saved = stepped("ASGD")
+    assert not refused(check_optimizer, with_value(saved, ("state", 0, "mu"), -0.5), optimizer)
+    assert refused(check_optimizer, with_value(saved, ("state", 0, "step"), -0.5), optimizer)

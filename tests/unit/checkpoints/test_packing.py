@@ -273,3 +273,10 @@ def test_a_tree_without_end_is_refused() -> None:
         tree = [tree]
     with pytest.raises(CheckpointError, match="RecursionError"):
         unpack(Packed(tree, {}))
+
+
+@pytest.mark.parametrize("kind", ["str", "bytes"])
+def test_texts_with_foreign_letters_are_refused_and_not_cleaned(kind: str) -> None:
+    assert unpack(Packed({"$": kind, "v": "YWJj"}, {})) in ("abc", b"abc")
+    with pytest.raises(CheckpointError):
+        unpack(Packed({"$": kind, "v": "YW*Jj"}, {}))

@@ -388,7 +388,7 @@ FAULTS: dict[str, tuple[Callable[[int], Run], str]] = {
 MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize("seed", [0, 1, MORE[1]])
+@pytest.mark.parametrize("seed", [0, *MORE])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_runs_are_called_healthy(name: str, seed: int) -> None:
     run = HEALTHY[name](seed).go()
@@ -396,8 +396,13 @@ def test_healthy_runs_are_called_healthy(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *MORE])
-@pytest.mark.parametrize("task", ["classes", "regression"])
-@pytest.mark.parametrize("kind", ["pixels", "features"])
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        *(("classes", "features"), ("regression", "pixels")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("classes", "pixels"), ("regression", "features"))),
+    ],
+)
 @pytest.mark.parametrize(
     ("norm", "first"), [(nn.BatchNorm1d, False), (nn.LayerNorm, False), (nn.BatchNorm1d, True), (nn.LayerNorm, True)]
 )

@@ -27,14 +27,13 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize("name", ["watch", "Guard"])
-def test_the_first_access_imports_nothing_heavy_and_draws_no_number(name: str) -> None:
+def test_the_first_access_imports_nothing_heavy_and_draws_no_number() -> None:
     code = f"""
 import random, sys
 random.seed(0)
 before = random.getstate()
 import steadystep
-steadystep.{name}
+steadystep.watch, steadystep.Guard
 assert random.getstate() == before
 print([name for name in {HEAVY} if name in sys.modules])
 """
@@ -82,7 +81,7 @@ def test_attaching_leaves_every_random_state(attach: Callable[..., None], tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's compiler, about torch's own scripting
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_compiled_step_does_not_trace_the_watcher(whole: bool) -> None:
     """`optimizer.step` alone, or the whole step of the loop, which torch breaks at `backward`."""
     torch._dynamo.reset()
