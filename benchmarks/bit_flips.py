@@ -2,16 +2,21 @@
 
     python -m benchmarks.bit_flips                    10,000 flips over weights, optimizer state and buffers, all bits
     python -m benchmarks.bit_flips --healthy 200000   healthy steps of loops that change their weights on purpose
+    python -m benchmarks.bit_flips --store FILE       what is in FILE is not run again: a line of JSON for each run
 
 Every fourth step of a run gets one flip, at a random bit of a random element of a random tensor: half of them between
 two steps, half inside the closure, after the forward pass. A run is compared, bit for bit, with the same run without.
 """
 
 import argparse
+import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +27,7 @@ from steadystep import Guard
 
 STEPS, EVERY = 200, 4
 FULL = {"monitoring": {"corruption_checks": "full"}}
+TWICE = {"monitoring": {"corruption_checks": "full", "recompute_every": 50}}
 
 
 def network(seed: int) -> nn.Sequential:
@@ -85,7 +91,26 @@ def run(kind: str, seed: int, *, inside: bool, flips: bool) -> tuple[bytes, Coun
     return b"".join(t.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for t in state), made, seen
 
 
-def flipped(count: int) -> None:
+def stored(store: Path | None, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` gives, or gave when it was run before."""
+    lines = store.read_text().splitlines() if store is not None and store.exists() else []
+    known: dict[str, dict[str, Any]] = {line["key"]: line for line in map(json.loads, lines)}
+    if key not in known:
+        known[key] = {"key": key, **make()}
+        if store is not None:
+            with store.open("a") as file:
+                file.write(json.dumps(known[key]) + "\n")
+    return known[key]
+
+
+def pair(kind: str, seed: int, *, inside: bool) -> dict[str, Any]:
+    """One run with flips, and whether it ends with the bits of the run without."""
+    clean, _, _ = run(kind, seed, inside=inside, flips=False)
+    bits, made, seen = run(kind, seed, inside=inside, flips=True)
+    return {"made": made, "seen": seen, "same": bits == clean}
+
+
+def flipped(count: int, store: Path | None) -> None:
     """Print seen of made, and runs that end with the bits of the run without flips."""
     print(f"{'optimizer':10} {'when':8} {'flips':>6} {'seen':>6} {'runs':>5} {'same bits':>9}")
     per_cell = -(-count // (6 * (STEPS // EVERY)))
@@ -95,42 +120,51 @@ def flipped(count: int) -> None:
             seen: Counter[str] = Counter()
             same = 0
             for seed in range(per_cell):
-                clean, _, _ = run(kind, seed, inside=inside, flips=False)
-                bits, one_made, one_seen = run(kind, seed, inside=inside, flips=True)
-                made, seen, same = made + one_made, seen + one_seen, same + (bits == clean)
+                make = partial(pair, kind, seed, inside=inside)
+                one = stored(store, f"{kind} {'inside' if inside else 'between'} {seed}", make)
+                made, seen, same = made + Counter(one["made"]), seen + Counter(one["seen"]), same + one["same"]
             when = "inside" if inside else "between"
             print(
                 f"{kind:10} {when:8} {made.total():6} {seen.total():6} {per_cell:5} {same:9}  {dict(made)}", flush=True
             )
 
 
-def healthy(steps: int) -> None:
+def healthy(steps: int, store: Path | None) -> None:
     """Print what is found in loops that swap averages in and out, prune, reset, load, clamp and use schedulers."""
-    found = refused = total = 0
+    total: Counter[str] = Counter()
     for seed in range(-(-steps // 2000)):
-        model = network(seed)
-        each = optimizers(("AdamW", "SGD", "Muon")[seed % 3], model)
-        guard = Guard(model, each, config=FULL)
-        schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 2000) for one in each]
-        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))  # type: ignore[no-untyped-call]
-        data = torch.Generator().manual_seed(seed)
-        for step in range(2000):
-            x = torch.randn(16, 10, generator=data)
-            y = (x.sum(1) > 0).long()
+        one = stored(store, f"healthy {seed}", partial(healthy_run, seed))
+        total += Counter({name: one[name] for name in ("steps", "found", "refused")})
+        print(f"{total['steps']} steps, {total['found']} with a finding, {total['refused']} refused", flush=True)
 
-            def closure(x: Tensor = x, y: Tensor = y, model: nn.Module = model) -> Tensor:
-                return nn.functional.cross_entropy(model(x), y)
 
-            outcome = guard.step(closure)
-            found += outcome.signals is not None and bool(outcome.signals.bit_flips)
-            refused += not outcome.stepped
-            total += 1
-            for schedule in schedules:
-                schedule.step()
-            average.update_parameters(model)
-            edit(model, average, step, kind=seed % 6)
-        guard.close()
-        print(f"{total} steps, {found} with a finding, {refused} refused", flush=True)
+def healthy_run(seed: int) -> dict[str, Any]:
+    """Two thousand steps."""
+    found = refused = total = 0
+    model = network(seed)
+    each = optimizers(("AdamW", "SGD", "Muon")[seed % 3], model)
+    guard = Guard(model, each, config=TWICE)
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 2000) for one in each]
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))  # type: ignore[no-untyped-call]
+    data = torch.Generator().manual_seed(seed)
+    for step in range(2000):
+        x = torch.randn(16, 10, generator=data)
+        y = (x.sum(1) > 0).long()
+
+        def closure(x: Tensor = x, y: Tensor = y, model: nn.Module = model) -> Tensor:
+            return nn.functional.cross_entropy(model(x), y)
+
+        outcome = guard.step(closure)
+        signals = outcome.signals
+        found += signals is not None and bool(signals.bit_flips or signals.miscomputations)
+        refused += not outcome.stepped
+        total += 1
+        for schedule in schedules:
+            schedule.step()
+        average.update_parameters(model)
+        edit(model, average, step, kind=seed % 6)
+    guard.close()
+    return {"steps": total, "found": found, "refused": refused}
 
 
 @torch.no_grad()
@@ -160,10 +194,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--healthy", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--store", type=Path, help="file of finished runs")
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    healthy(args.healthy) if args.healthy else flipped(args.flips)
+    healthy(args.healthy, args.store) if args.healthy else flipped(args.flips, args.store)
 
 
 if __name__ == "__main__":

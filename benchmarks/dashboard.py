@@ -25,6 +25,14 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 FIRST_PAINT = "performance.getEntriesByType('paint').find(one => one.name === 'first-contentful-paint')?.startTime"
 
 
+# What a person does with the list, each with the layout that follows from it.
+ACTS = {
+    "a letter in the filter": "get('filter').value = String(i % 10); get('filter').dispatchEvent(new Event('input'))",
+    "sort by a column": "document.querySelector('th[data-sort=loss] button').click()",
+    "group by state": "get('group').value = i % 2 ? '' : 'state'; get('group').dispatchEvent(new Event('change'))",
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
@@ -57,7 +65,7 @@ def write(folder: Path, steps: int, seed: int) -> int:
     for at in range(steps - steps // 8, 0, -steps // 8):
         told = {"kind": "incident", "step": at, "stepped": True, "done": "scaled down", "diagnosis": diagnosis}
         lines.insert(at + 1, json.dumps(told))
-    lines.insert(0, json.dumps({"kind": "start", "steadystep": "0.1.0", "settings": {}}))
+    lines.insert(0, json.dumps({"kind": "start", "steadystep": "0.1.0", "settings": {"mode": "autopilot"}}))
     return (folder / "run.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -78,6 +86,8 @@ def measure(root: Path, looks: int) -> Iterator[tuple[str, list[float]]]:
             yield "behind a growing log", delays(browser, site, root / "run-00" / "run.jsonl", looks)
             yield "all runs read and judged after", [all_read(browser, site)]
             yield "list: first paint", [painted(browser, site) for _ in range(looks)]
+            for name, script in ACTS.items():
+                yield f"list: {name}", acted(browser, site, script, looks)
         finally:
             browser.close()
             server.send_signal(signal.SIGINT)
@@ -93,6 +103,21 @@ def painted(browser: Browser, address: str) -> float:
         took = page.evaluate(FIRST_PAINT)
     page.context.close()
     return float(took)
+
+
+def acted(browser: Browser, site: str, script: str, looks: int) -> list[float]:
+    """Milliseconds from the event until the rows are laid out."""
+    page = browser.new_page()
+    page.goto(site)
+    page.locator(".run").first.wait_for()
+    page.wait_for_timeout(1500)  # all rows have come
+    timed = (
+        "(i) => { const get = (id) => document.getElementById(id); const began = performance.now(); "
+        f"{script}; document.body.offsetHeight; return performance.now() - began }}"
+    )
+    found = [float(page.evaluate(timed, i)) for i in range(looks)]
+    page.close()
+    return found
 
 
 def all_read(browser: Browser, site: str) -> float:

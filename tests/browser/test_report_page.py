@@ -1,5 +1,7 @@
 """The report from disk, with the network switched off."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 
 from steadystep.pages.incident_groups import Headline
 from steadystep.pages.report import report_page
-from tests.unit.pages.report_runs import made_run
+from tests.unit.pages.report_runs import long_run, made_run
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +133,41 @@ def test_the_report_fits_a_phone(open_page: Any, report: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.locator("[data-panel=loss] svg").bounding_box()["y"] < page.locator(".facts").bounding_box()["y"]
     assert Path(page.url.removeprefix("file://")).stat().st_size < 300_000
+
+
+def test_the_line_without_the_guard_is_drawn_in_its_incident(open_page: Any, tmp_path: Path) -> None:
+    bundle = tmp_path / "incidents" / "incident-001500-skip"
+    bundle.mkdir(parents=True)
+    found = {"format": 1, "step": 1500, "loss": [9.0, 50.0, "nan", "nan"], "norm": [40.0, 90.0, "nan", "nan"]}
+    (bundle / "without_guard.json").write_text(json.dumps(found))
+    run = made_run(3000, path=tmp_path)
+    first, *others = run.incidents
+    run = replace(run, incidents=(replace(first, bundle=str(bundle)), *others))
+    (tmp_path / "report.html").write_text(report_page(run))
+    page = open_page((tmp_path / "report.html").as_uri())
+    page.locator("#case-1500 summary").click()
+    case = page.locator("#case-1500")
+    case.locator("path.curve.without").first.wait_for()
+    assert case.locator("path.curve.without").count() == 2
+    assert "loss not finite from step 1,502 after 4 steps" in case.inner_text()
+    assert case.locator(".key.without").first.inner_text() == "without the guard"
+    case.locator(".key.without").first.click()
+    assert case.locator("path.curve.without").count() == 1
+    case.locator(".near svg").first.hover(position={"x": 300, "y": 50})
+
+
+def test_a_run_of_200_000_steps_opens_zooms_and_names_ranks(open_page: Any, tmp_path: Path) -> None:
+    run = long_run()
+    told = tuple(replace(one, ranks=(i % 3,)) for i, one in enumerate(run.incidents))
+    page_file = tmp_path / "long.html"
+    page_file.write_text(report_page(replace(run, incidents=told)))
+    assert page_file.stat().st_size < 300_000
+    page = open_page(page_file.as_uri())
+    assert page.locator("#strip .label").inner_text() == "Incidents, by rank"
+    assert page.locator("#strip text").all_text_contents() == ["rank 0", "rank 1", "rank 2"]
+    svg = page.locator("[data-panel=loss] .plot svg")
+    svg.hover(position={"x": svg.bounding_box()["width"] - 3, "y": 80})
+    assert page.locator("[data-panel=loss] .at").inner_text() == "step 199,999", "the steps are unpacked"
+    svg.focus()
+    page.keyboard.press("+")
+    assert page.locator("#reset-zoom").is_visible()

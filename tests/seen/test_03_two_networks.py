@@ -13,13 +13,13 @@ from tests.seen.tasks import GAN, mlp, ring
 from tests.seen.twins import Way, assert_untouched, compare
 
 
-@pytest.mark.parametrize("way", ["guard", "watch"])
+@pytest.mark.parametrize("way", [pytest.param("guard", marks=pytest.mark.slow), "watch"])
 def test_a_dqn_is_left_alone(way: Way) -> None:
     """CartPole, 120-84, Adam 1e-3, batches of 128, the target copied every 100 of 400 updates."""
     assert_untouched(compare(DQN(400), [1], way))
 
 
-@pytest.mark.parametrize("way", ["guard", "watch"])
+@pytest.mark.parametrize("way", ["guard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_a_gan_is_left_alone(way: Way) -> None:
     """Eight Gaussians on a ring, 64-64 MLPs, Adam 1e-3 (0.5, 0.999), batches of 64; one guard for each player."""
     assert_untouched(compare(GAN(400), [0], way))

@@ -6,7 +6,7 @@ from tests.seen.broken import nan_weights, train
 from tests.seen.twins import lost_updates
 
 
-@pytest.mark.parametrize("at", [1000, 1300, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at", [1000, *(pytest.param(at, marks=pytest.mark.slow) for at in (1300, 3000))])
 def test_two_snapshots_lose_170_updates_at_most(at: int) -> None:
     """A small classifier, Adam 3e-3, no batch=; one weight becomes NaN at step 1,000, 1,300 or 3,000."""
     outcomes = train(at + 50, fault=nan_weights(at), config={"recovery": {"snapshots": 2}})

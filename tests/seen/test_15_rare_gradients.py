@@ -6,7 +6,7 @@ from tests.seen.tasks import RareReward
 from tests.seen.twins import Way, compare
 
 
-@pytest.mark.parametrize("way", ["guard", "watch"])
+@pytest.mark.parametrize("way", [pytest.param("guard", marks=pytest.mark.slow), "watch"])
 def test_rare_gradients_are_mentioned_a_few_times_at_most(way: Way) -> None:
     """Regression, SGD 0.05, 1,000 steps of which every tenth has a loss; the others are exactly zero."""
     pair = compare(RareReward(), [0], way)[0]

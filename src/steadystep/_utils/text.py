@@ -249,3 +249,17 @@ def _about_guard(guard: Any) -> list[tuple[str, object]]:
     folder = getattr(getattr(guard._parts.log, "log", None), "path", None)
     told += [("run_dir", folder.parent)] if folder is not None else []
     return [*told, ("state", "closed")] if guard._closed else told
+
+
+def is_folder(place: Path) -> bool:
+    """Whether it is a folder and not a file; ConfigError for anything else."""
+    try:
+        if place.is_dir():
+            return True
+        if place.is_file():
+            return False
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL in it
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{str(place)[:80]!r}: not a path ({why})") from None
+    what = "not a regular file" if place.exists() else "no such file or directory"
+    raise ConfigError(f"{place}: {what}")

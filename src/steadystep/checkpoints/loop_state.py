@@ -70,6 +70,8 @@ class LoopState:
         self._waiting: dict[str, Any] = {}
         """States of things that are not kept yet, by name."""
         self._warned = False
+        self.verify: Callable[[], object] | None = None
+        """Called before the state is read."""
         self._left: list[str] = []
         """Buffers that a checkpoint has in another shape, and that the model makes itself."""
 
@@ -89,6 +91,8 @@ class LoopState:
             warn(
                 f"the checkpoint contains a state of {names}, and nothing is registered under that name: see guard.keep"
             )
+        if self.verify is not None:
+            self.verify()
         self._ranks.reshard()
         gather_state(self._optimizer)
         own = {"random": all_random_state(self._device), "data": self._position.saved()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from steadystep._utils.text import install
+from steadystep._utils.text import install, is_folder
 from steadystep.cli import check_bundle, check_task
 from steadystep.cli.bench import bench
 from steadystep.cli.check import check
@@ -33,6 +33,8 @@ def report(
 
     Example: steadystep report runs/a --open
     """
+    place, asked = Path(run), by_role(column)
+    is_folder(place)  # before anything is imported for it
     from rich.console import Console
 
     from steadystep.pages.report import report_page
@@ -40,7 +42,6 @@ def report(
     from steadystep.runs.diagnosis import headline
     from steadystep.runs.open import find_runs, open_run
 
-    place, asked = Path(run), by_role(column)
     find_runs(run)  # before anything else is asked of such a path
     target = Path(out) if out else (place / "report.html" if place.is_dir() else place.with_suffix(".report.html"))
     with Console(stderr=True).status("reading the run ..."):
@@ -71,14 +72,14 @@ def dashboard(
 
     Example: steadystep dashboard runs --open
     """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"{root}: no such folder; runs are written by Guard(..., run_dir=...) or `steadystep train`")
     try:
         from steadystep.pages.server import address, is_loopback, listen, new_token, prepare, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: {install('dashboard')}") from None
 
-    root = Path(folder)
-    if not root.is_dir():
-        raise ConfigError(f"{root}: no such folder; runs are written by Guard(..., run_dir=...) or `steadystep train`")
     if token and not (token.isascii() and token.isprintable()):
         raise ConfigError("--token: use plain letters and digits only, because it is part of a URL")
     shown = token or (None if is_loopback(host) else new_token())

@@ -4,16 +4,18 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from steadystep._utils.numbers import with_words
 from steadystep.errors import ConfigError
-from steadystep.lab.bench import Results, run, stored
-from steadystep.lab.bench.study import Choice, JobResult, Study
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from steadystep.lab.bench import Results
+    from steadystep.lab.bench.study import Choice, JobResult, Study
 
 
 def bench(
@@ -57,8 +59,8 @@ _DRAWN = (".png", ".svg", ".pdf")
 
 
 def show(
-    study: Study,
-    choice: Choice,
+    study: "Study",
+    choice: "Choice",
     *,
     out: Path,
     num_workers: int | None,
@@ -68,6 +70,10 @@ def show(
     figure: Path | None,
 ) -> int:
     """Run a study or read what is stored, and tell; the exit code."""
+    from rich.console import Console
+
+    from steadystep.lab.bench import run, stored
+
     _check_figure(study, figure)
     aside = Console(stderr=True, highlight=False)
     if only_stored:
@@ -88,7 +94,7 @@ def show(
     return 1 if results.failed else 0
 
 
-def _check_figure(study: Study, figure: Path | None) -> None:
+def _check_figure(study: "Study", figure: Path | None) -> None:
     """Before hours of work, not after."""
     if figure is None:
         return
@@ -103,7 +109,7 @@ def _check_figure(study: Study, figure: Path | None) -> None:
     pyplot()
 
 
-def _tell(study: Study, results: Results, *, as_json: bool) -> None:
+def _tell(study: "Study", results: "Results", *, as_json: bool) -> None:
     if as_json:
         told = {
             **results.header.as_dict(),
@@ -114,6 +120,8 @@ def _tell(study: Study, results: Results, *, as_json: bool) -> None:
         }
         sys.stdout.write(json.dumps(with_words(told)) + "\n")
         return
+    from rich.console import Console
+
     console = Console(highlight=False)
     if results.rows:
         console.print(study.table(results.rows))
@@ -126,7 +134,9 @@ def _tell(study: Study, results: Results, *, as_json: bool) -> None:
 class _Screen:
     """A bar on a terminal, else a line now and then, with the time that is left."""
 
-    def __init__(self, console: Console, name: str) -> None:
+    def __init__(self, console: "Console", name: str) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
         self._console, self._name = console, name
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -146,7 +156,7 @@ class _Screen:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def watch(self, made: int, total: int, done: JobResult | None) -> None:
+    def watch(self, made: int, total: int, done: "JobResult | None") -> None:
         """One job more, or a new round of them."""
         now = time.monotonic()
         if done is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from steadystep._utils.text import number
+from steadystep._utils.text import is_folder, number
 from steadystep.cli.diagnose import Columns, by_role
 from steadystep.errors import ConfigError
 
@@ -32,6 +32,10 @@ def compare(
 
     Example: steadystep compare runs/a runs/b --out both.html
     """
+    if len(runs) < 2:
+        raise ConfigError("compare needs at least two runs")
+    for run in runs:
+        is_folder(Path(run))  # before anything is imported for it
     from rich.console import Console
 
     from steadystep.pages.report import compare_page

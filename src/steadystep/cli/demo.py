@@ -1,4 +1,4 @@
-"""`steadystep demo`: the same small transformer three times: healthy, broken in three ways, and broken with a guard."""
+"""`steadystep demo`: the same small transformer three times: healthy, broken in four ways, and broken with a guard."""
 
 import json
 import math
@@ -17,9 +17,9 @@ from rich.table import Table
 
 from steadystep._utils.numbers import with_words
 from steadystep._utils.text import quiet_log, state_of
-from steadystep.config import Config, autopilot, observe
+from steadystep.config import Config, MonitoringSettings, observe
 from steadystep.errors import ConfigError
-from steadystep.faults import Fault, flipped_bit, scaled_gradients, scaled_lr
+from steadystep.faults import Fault, bad_weight, flipped_bit, scaled_gradients, scaled_lr
 from steadystep.guard import Guard
 from steadystep.lab.tasks.text import GPT, GPTSize, TopicsText
 from steadystep.records import Action, Diagnosis, Outcome
@@ -27,10 +27,11 @@ from steadystep.records import Action, Diagnosis, Outcome
 SIZE = GPTSize()
 BATCH_SIZE = 16
 LEARNING_RATE = 3e-3
-BROKEN = "norm.weight"
+BROKEN, DAMAGED = "norm.weight", "head.weight"
 
 Arm = Literal["no fault", "unguarded", "guarded"]
 OnOutcome = Callable[[Outcome], None]
+_FULL = MonitoringSettings(corruption_checks="full")
 _ARMS: tuple[Arm, ...] = ("no fault", "unguarded", "guarded")
 
 
@@ -53,16 +54,22 @@ class Story:
         return range(start, start + self.steps // 35)
 
     @property
-    def flip_at(self) -> int:
-        """One bit of one weight flips."""
+    def small_flip_at(self) -> int:
+        """One bit of the mantissa of one weight flips."""
+        return self.steps * 2 // 7
+
+    @property
+    def write_at(self) -> int:
+        """Something else writes into a weight."""
         return self.steps * 32 // 35
 
     def faults(self, model: GPT, optimizer: torch.optim.Optimizer) -> tuple[Fault, ...]:
-        """The exercise, and two nastier ones."""
+        """The exercise, one that no loss shows, and two nastier ones."""
         return (
+            flipped_bit(model, steps={self.small_flip_at}, parameter=DAMAGED, element=1000, bit=20),
             scaled_gradients(model, steps={self.spike_at}, factor=10.0),
             scaled_lr(optimizer, steps=self.leap, factor=100.0),
-            flipped_bit(model, steps={self.flip_at}, parameter=BROKEN),
+            bad_weight(model, steps={self.write_at}, value=3e38, parameter=BROKEN, element=0),
         )
 
 
@@ -85,7 +92,7 @@ def live(story: Story, arm: Arm, *, seed: int, run_dir: Path, watch: OnOutcome) 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     text = TopicsText(context=SIZE.context, batch_size=BATCH_SIZE, seed=seed)
     faults = () if arm == "no fault" else story.faults(model, optimizer)
-    config: Config = autopilot() if arm == "guarded" else observe()
+    config: Config = Config(mode="autopilot", monitoring=_FULL) if arm == "guarded" else observe()
     started = time.perf_counter()
     with Guard(model, optimizer, config=config, run_dir=run_dir) as guard:
         for step in range(story.steps):
@@ -137,9 +144,10 @@ def run(*, steps: int, seed: int, run_dir: str, as_json: bool = False) -> None:
 def _opening(story: Story) -> str:
     return (
         f"A transformer of {num_parameters():,} parameters is trained on Python's help texts for {story.steps} "
-        f"steps.\n  step {story.spike_at}  all gradients are multiplied by 10\n  step {story.leap[0]}  a schedule "
-        f"error: the learning rate is multiplied by 100 for {len(story.leap)} steps\n  step {story.flip_at}  one "
-        "bit flips in one weight, as failing memory does\n"
+        f"steps.\n  step {story.small_flip_at}  one bit of the mantissa of one weight flips, as in failing memory"
+        f"\n  step {story.spike_at}  all gradients are multiplied by 10\n  step {story.leap[0]}  a schedule "
+        f"error: the learning rate is multiplied by 100 for {len(story.leap)} steps\n  step {story.write_at}  one "
+        "weight is overwritten with 3e38, as a stray write does\n"
     )
 
 
@@ -184,7 +192,8 @@ class _Screen:
     def watch(self, outcome: Outcome) -> None:
         """One step more."""
         self._bar.update(self._task, advance=1, loss=f"loss {outcome.loss:.3f}")
-        if not outcome.plan.proceeds:
+        flipped = self._arm == "guarded" and outcome.signals is not None and outcome.signals.bit_flips
+        if flipped or not outcome.plan.proceeds:
             self._show(outcome)
         if self._arm == "unguarded" and outcome.loss != outcome.loss and not self._lost:
             self._lost = True
@@ -216,6 +225,8 @@ def _done(outcome: Outcome) -> str:
         return f"rolled back to {state_of(plan.to)}{again}{eased}"
     if Action.HOLD_LR in plan.actions:
         return f"updated with the last accepted learning rate, {plan.lr:.2g}"
+    if outcome.signals is not None and outcome.signals.bit_flips and outcome.stepped:
+        return "bit put back and the gradients computed again: nothing lost"
     if plan.norm is not None:
         return f"gradient scaled down to {plan.norm:.3g}, then updated"
     return "update skipped"

@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steadystep._utils.text import is_folder
 from steadystep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,13 +76,14 @@ def diagnose(
     Example: steadystep diagnose train.log
     Example: steadystep diagnose log.csv --column loss=my_loss --column step=iter
     """
+    asked = by_role(column)
+    is_folder(Path(path))  # before anything is imported for it
     from rich.console import Console
 
     from steadystep.runs.diagnosis import diagnose as read_curves
     from steadystep.runs.diagnosis import headline
     from steadystep.runs.open import find_runs, open_runs
 
-    asked = by_role(column)
     found = find_runs(path)
     failed = False
     readings: list[tuple[Run, Reading, Headline]] = []

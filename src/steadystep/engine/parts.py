@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor
 
-from steadystep._utils.text import logger
+from steadystep._utils.text import logger, warn
 from steadystep.actions import Around, Updater
 from steadystep.checkpoints.checkpoint import write_checkpoint
 from steadystep.checkpoints.checkpointing import Checkpointing, read_any, store_at
@@ -222,6 +222,15 @@ class Parts:
     lock: RunLock | None
     stateful: dict[str, Stateful]
     """What is saved. Precision first: it is the only part that may refuse a state."""
+
+    def __post_init__(self) -> None:
+        self.run_state.loop.verify = self._verify
+
+    def _verify(self) -> None:
+        """A flipped bit does not reach a checkpoint, as far as it was checked since the last update."""
+        for flip in self.checksums.verify(everything=True) if self.checksums.armed else ():
+            done = "was put back" if flip.repaired else "could not be put back"
+            warn(f"before a checkpoint: bit {flip.bit} of element {flip.index} of {flip.tensor} flipped, and {done}")
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Continue from what `Guard.state_dict` returned; an open group and all snapshots are dropped."""

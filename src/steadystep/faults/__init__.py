@@ -1,5 +1,6 @@
 """Fault injection for any loop: deterministic by step; hooks are removed after each step."""
 
+from steadystep.faults.bits import flipped_bit
 from steadystep.faults.fault import NO_FAULT, Fault, on_rank, since, together
 from steadystep.faults.kinds import KINDS, parse
 from steadystep.faults.optimizer import (
@@ -20,7 +21,6 @@ from steadystep.faults.tensors import (
     bad_weight,
     constant_data,
     dead_relus,
-    flipped_bit,
     frozen_layer,
     scaled_data,
     shuffled_labels,

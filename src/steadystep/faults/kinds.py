@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from steadystep._utils.text import nearest_names
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
+from steadystep.faults import bits, tensors
 from steadystep.faults import options as read
-from steadystep.faults import tensors
 from steadystep.faults.fault import Fault, on_rank, together
 from steadystep.faults.optimizer import (
     OVERFLOW,
@@ -104,15 +104,9 @@ KINDS: dict[str, FaultKind] = {
         options={"value": _VALUE, "parameter": _PARAMETER, "element": _ELEMENT},
     ),
     "bit-flip": FaultKind(
-        about="flip one bit of a weight, permanently",
-        make=lambda g, o: tensors.flipped_bit(g.model, steps=g.steps, seed=g.seed, **o),
-        options={
-            "parameter": _PARAMETER,
-            "element": _ELEMENT,
-            "bit": Option(
-                read=read.bit, default=None, about="bit number from the lowest, 'top' of the exponent, or 'any'"
-            ),
-        },
+        about="flip one bit: of a weight, permanently, or of what `target` names",
+        make=lambda g, o: bits.flipped_bit(g.model, steps=g.steps, seed=g.seed, optimizer=g.optimizer, **o),
+        options={"parameter": _PARAMETER, "element": _ELEMENT, **bits.OPTIONS},
     ),
     "frozen-layer": FaultKind(
         about="freeze a layer: no gradients, no updates",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, final
 
 from torch import nn
 
@@ -98,14 +98,39 @@ def names(value: object) -> tuple[str, ...]:
     return tuple(several)
 
 
-def bit(value: object) -> int | Literal["any"] | None:
-    """A position from the lowest bit, "top" of the exponent, or "any"."""
+def bit(value: object) -> int | str | None:
+    """A position from the lowest bit, "top" of the exponent, or where it is drawn from."""
     if value == "top":
         return None
-    if value == "any":
-        return "any"
+    if isinstance(value, str) and value in ("any", "sign", "exponent", "mantissa"):
+        return value
     if not is_whole(value) or not 0 <= value < 64:
-        raise ValueError("expected a bit from 0 to 63, 'top' or 'any'")
+        raise ValueError("expected a bit from 0 to 63, 'top', 'sign', 'exponent', 'mantissa' or 'any'")
+    return value
+
+
+def one_of(*words: str) -> Callable[[object], str]:
+    """A reader of one of these words."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(f"expected one of {', '.join(words)}")
+        return value
+
+    return read
+
+
+def stuck_at(value: object) -> int | None:
+    """0 or 1; None for a bit that flips."""
+    if value is not None and (not is_whole(value) or value not in (0, 1)):
+        raise ValueError("expected 0 or 1")
+    return value
+
+
+def switch(value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
     return value
 
 

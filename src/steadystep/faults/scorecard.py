@@ -31,6 +31,8 @@ SCORECARD_TRIALS: tuple[Mapping[str, Any], ...] = (
     {"kind": "fp16-underflow", "for": 20},
     {"kind": "bad-weight"},
     {"kind": "bit-flip"},
+    {"kind": "bit-flip", "bit": "mantissa"},
+    {"kind": "bit-flip", "target": "matmul", "transient": True},
     {"kind": "frozen-layer", "for": "ever"},
     {"kind": "zeroed-layer"},
     {"kind": "dead-relus"},

@@ -4,12 +4,12 @@ import copy
 import math
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from steadystep.errors import MisuseError, UnsupportedError
+from steadystep.errors import MisuseError
 from steadystep.faults.fault import (
     Element,
     Fault,
@@ -145,40 +145,6 @@ def stale_batch(*, steps: Container[int]) -> Fault:
     return Fault(name="stale-batch", steps=WithEves(steps), change_batch=change)
 
 
-_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def flipped_bit(
-    model: nn.Module,
-    *,
-    steps: Container[int],
-    parameter: str | int | None = 0,
-    element: int | None = 0,
-    bit: int | Literal["any"] | None = None,
-    seed: int = 0,
-) -> Fault:
-    """Flip one bit of one weight before the step; the damage stays.
-
-    Args:
-        model: the model.
-        steps: the steps it happens at.
-        parameter: name or position; None draws it from `seed` and the step.
-        element: position in the parameter; None draws it.
-        bit: position of the bit; "any" draws it. Default: the top bit of the exponent, which makes any weight below 2
-            huge (or, from 1 on, infinite or NaN).
-        seed: seed of the draws.
-    """
-    place = Element(model, parameter=parameter, element=element, seed=seed)
-
-    @contextmanager
-    def flipped(step: int) -> Iterator[None]:
-        target, number = place.at(step)
-        flip(target, number, draw(seed, step, "bit", 8 * target.element_size()) if bit == "any" else bit)
-        yield
-
-    return Fault(name="flipped-bit", steps=steps, around=flipped)
-
-
 def bad_weight(
     model: nn.Module,
     *,
@@ -207,20 +173,6 @@ def bad_weight(
         yield
 
     return Fault(name="bad-weight", steps=steps, around=spoilt)
-
-
-@torch.no_grad()
-def flip(tensor: torch.Tensor, element: int, bit: int | None = None) -> None:
-    """Flip one bit in place, counted from the lowest; None is the top bit of the exponent."""
-    size = tensor.element_size()
-    if not tensor.is_floating_point() or size not in _WHOLE:
-        raise UnsupportedError(f"bits can be flipped in real numbers of 2, 4 or 8 bytes; this is {tensor.dtype}")
-    which = size * 8 - 2 if bit is None else bit
-    if not 0 <= which < size * 8:
-        raise UnsupportedError(f"no bit {which} in a number of {size} bytes")
-    bits = tensor.data.view(_WHOLE[size])
-    where = torch.unravel_index(torch.tensor(element % tensor.numel()), bits.shape)
-    bits[where] ^= 1 << which
 
 
 def frozen_layer(model: nn.Module, *, steps: Container[int], layer: str | int | None = 0, seed: int = 0) -> Fault:

@@ -70,13 +70,15 @@ def _noise_of_turns(values: NDArray[np.float64], used: int) -> float | None:
 def differing(settings: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each setting that is not the same everywhere: its name, and its value in every run.
 
+    A run whose log contains no settings at all differs in none.
+
     >>> differing([{"training": {"lr": 1e-3, "seed": 1}}, {"training": {"lr": 3e-3, "seed": 1}}])
     (('training.lr', ('0.001', '0.003')),)
     """
     flat = [{k: NOTHING if v is None else str(v) for k, v in dotted(one)} for one in settings]
     names = dict.fromkeys(name for one in flat for name in one)
-    rows = [(name, tuple(one.get(name, NOTHING) for one in flat)) for name in names]
-    return tuple((name, values) for name, values in rows if len(set(values)) > 1)
+    differ = [name for name in names if len({one.get(name, NOTHING) for one in flat if one}) > 1]
+    return tuple((name, tuple(one.get(name, NOTHING) for one in flat)) for name in differ)
 
 
 _CLEAR = 2.0  # standard errors of the difference

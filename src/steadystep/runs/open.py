@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from steadystep._utils.text import is_folder
 from steadystep.errors import ConfigError
 from steadystep.runs.csv_and_databases import is_database, read_csv, read_database
 from steadystep.runs.gathering import encoding_of
@@ -35,7 +36,7 @@ def open_run(path: str | Path, columns: Mapping[str, str] | None = None) -> Run:
         ConfigError: it cannot be read; the message names the reason and what to try.
     """
     place = Path(path)
-    if _is_folder(place):
+    if is_folder(place):
         found = find_runs(place)
         if len(found) > 1:
             names = ", ".join(str(run.relative_to(place)) for run in found[:5])
@@ -76,7 +77,7 @@ def open_runs(path: str | Path, columns: Mapping[str, str] | None = None) -> tup
     """
     place, asked = Path(path), dict(columns or {})
     check_roles(asked)
-    if not _is_folder(place):
+    if not is_folder(place):
         return _open_file(place, asked)
     found = find_runs(place)
     if found[0] != place:
@@ -93,7 +94,7 @@ def find_runs(path: str | Path) -> tuple[Path, ...]:
         ConfigError: there is none.
     """
     place = Path(path)
-    if not _is_folder(place):
+    if not is_folder(place):
         return (place,)
     try:
         found = _runs_in(place)
@@ -102,19 +103,6 @@ def find_runs(path: str | Path) -> tuple[Path, ...]:
     if not found:
         raise ConfigError(f"{place}: no log in this folder; supported are {_FORMS}")
     return found
-
-
-def _is_folder(place: Path) -> bool:
-    try:
-        if place.is_dir():
-            return True
-        if place.is_file():
-            return False
-    except (OSError, ValueError) as error:  # a name too long, or with a NUL in it
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{str(place)[:80]!r}: not a path ({why})") from None
-    what = "not a regular file" if place.exists() else "no such file or directory"
-    raise ConfigError(f"{place}: {what}")
 
 
 def _runs_in(place: Path) -> tuple[Path, ...]:

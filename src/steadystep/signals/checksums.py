@@ -212,11 +212,13 @@ class Checksums:
         self._takes = 0
 
     @torch.no_grad()
-    def verify(self, *, everything: bool = False) -> None:
+    def verify(self, *, everything: bool = False) -> tuple[BitFlip, ...]:
         """Before a forward pass, which writes buffers: compare these now; `everything` before a state is kept."""
         groups = [*self._of_buffers, *(self._sums if everything else ())]
-        if any(bool(sums.differ()) for sums in groups):  # sync: one per device, before a forward pass that is checked
-            self._waiting += self._found(groups, used=False)
+        differ = any(bool(sums.differ()) for sums in groups)  # sync: one per device, before a pass that is checked
+        found = self._found(groups, used=False) if differ else ()
+        self._waiting += found
+        return found
 
     @torch.no_grad()
     def compare(self) -> list[Tensor]:

@@ -15,7 +15,6 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any, Literal, final
 from urllib.parse import urlsplit
 
@@ -168,7 +167,8 @@ class Alerts:
         rows = list(self._rows)
         if not mult or self._is_stalled or len(rows) < _FEWEST_ROWS:
             return
-        usual = statistics.median(b - a for a, b in pairwise(rows))
+        apart = max(1, len(rows) // 4)  # why several: rows of quick steps arrive in bursts
+        usual = statistics.median((b - a) / apart for a, b in zip(rows, rows[apart:], strict=False))
         silent = self._clock() - rows[-1]
         if silent > max(least, mult * usual):
             self._is_stalled = True

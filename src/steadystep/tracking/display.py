@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from steadystep._utils.text import number
 from steadystep.records import Incident
 from steadystep.tracking.sink import StepRow
 
@@ -121,13 +122,13 @@ def line(progress: Progress) -> str:
     if row is None:
         return ""
     said = [f"step {progress.done}" + (f"/{progress.total}" if progress.total else "")]
-    said += [f"loss {row.loss:.4f}", f"norm {row.grad_norm:.3g}", f"lr {row.lr:.2e}"]
+    said += [f"loss {number(row.loss)}", f"norm {row.grad_norm:.3g}", f"lr {row.lr:.2e}"]
     if progress.speed is not None:
         said.append(_speed(progress.speed))
     if progress.seconds_left is not None:
         said.append(f"{_duration(progress.seconds_left)} left")
     if progress.validation is not None:
-        said.append(f"validation {progress.validation:.4f}")
+        said.append(f"validation {number(progress.validation)}")
     if progress.incidents:
         said.append(f"{_counted(progress.incidents.total(), 'incident')}")
     return "  ".join(said)
@@ -184,12 +185,12 @@ def _numbers(progress: Progress, room: int) -> RenderableType:
     table.add_column(style="cyan", no_wrap=True)
     row = progress.row
     if row is not None:
-        table.add_row("loss", Text(f"{row.loss:.4f}", style="bold"), _trail(progress.loss.values, room))
+        table.add_row("loss", Text(number(row.loss), style="bold"), _trail(progress.loss.values, room))
         table.add_row("grad norm", f"{row.grad_norm:.3g}", _trail(progress.norm.values, room))
         table.add_row("learning rate", f"{row.lr:.2e}", _trail(progress.lr.values, room))
     if progress.validation is not None and progress.best is not None:
-        best = f"best {progress.best[0]:.4f} before step {progress.best[1]:,}"
-        table.add_row("validation", f"{progress.validation:.4f}", Text(best, style="default"))
+        best = f"best {number(progress.best[0])} before step {progress.best[1]:,}"
+        table.add_row("validation", number(progress.validation), Text(best, style="default"))
     count = progress.incidents.total()
     if progress.last is not None:
         last = Text(

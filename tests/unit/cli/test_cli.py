@@ -77,8 +77,9 @@ def test_demo_tells_the_story_without_control_codes_in_a_pipe(tmp_path: Path) ->
     assert "\x1b" not in done.stdout
     said = " ".join(done.stdout.split())
     assert "step 150 all gradients are multiplied by 10 step 168 a schedule error" in said
-    assert "step 192 one bit flips" in said
-    assert "step 150 the gradient norm is" in said
+    assert "step 192 one weight is overwritten with 3e38" in said
+    assert "step 60 bit 20 of element 1000 of head.weight flipped between two updates, and was put back" in said
+    assert "bit put back and the gradients computed again: nothing lost" in said
     assert "the last accepted learning rate, 0.003" in said
     assert "cause damaged-weights" in said
     assert "rolled back to step" in said
@@ -125,3 +126,25 @@ def test_find_lr_names_the_nearest_task() -> None:
     assert done.returncode == 2
     assert "clusters" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+REFUSED = """
+import contextlib, io, sys
+from steadystep.cli.app import main
+
+for words in ("train", "train nope.yaml", "replay nope --factory a:b", "find-lr nope", "examine nope:x", "bench nope",
+              "diagnose nope", "report nope", "compare nope no", "compare one", "dashboard nope"):
+    sys.argv, said = ["steadystep", *words.split()], io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            main()
+        except SystemExit as ended:
+            assert ended.code == 2, words
+    assert said.getvalue().startswith("error: ") and said.getvalue().count("\\n") == 1, said.getvalue()
+    heavy = {"torch", "scipy", "starlette"} & set(sys.modules)
+    assert not heavy, (words, heavy)
+"""
+
+
+def test_a_wrong_word_is_refused_in_one_line_before_anything_heavy_is_imported() -> None:
+    subprocess.run([sys.executable, "-c", REFUSED], check=True)

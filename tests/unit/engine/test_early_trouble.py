@@ -25,7 +25,7 @@ def regression(
     return Guard(model, optimizer, config=config), model
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, pytest.param(torch.optim.AdamW, marks=pytest.mark.slow)])
 def test_600_of_600_steps_clipped_tenfold_are_said_with_advice(
     kind: type[torch.optim.Optimizer], caplog: pytest.LogCaptureFixture
 ) -> None:

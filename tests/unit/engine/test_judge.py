@@ -53,6 +53,19 @@ class TestQuestions:
         assert isinstance(said, Verdict)
         assert "rollback" in said.plan.actions
 
+    @pytest.mark.parametrize("taken", [False, True])
+    def test_a_sudden_zero_asks_for_the_weights(self, taken: bool) -> None:
+        """Also where two optimizers take turns, whose resting losses are no finding."""
+        judge = judge_of(Speaks("no-learning", "warn", 64) if taken else Speaks("x", "warn"))
+        judge.turns = SimpleNamespace(mark=object(), count=0, take=lambda: None, are_taken=taken)  # type: ignore
+        said: Any = None
+        for step in range(65):
+            norms = (0.0, 1.0) if step == 64 else (1.0, 1.0)
+            signals = Signals(step=step, loss=1.0, grad_norm=1.0, lr=0.1, names=("a", "b"), norms=norms)
+            said = judge.judge(signals, updates=step)
+            assert isinstance(said, Verdict) == (step < 64)
+        assert said.ask.what == "weight-norms"
+
     def test_what_is_settled_is_not_asked_again(self) -> None:
         verdict = Verdict(WELL)
         assert settle(verdict, lambda ask: pytest.fail(str(ask))) is verdict

@@ -284,6 +284,15 @@ class TestFlippedBits:
         assert seen.signals.bit_flips == (replace(flip, used=False) if again else flip,)
         assert (seen is view) is not again
 
+    def test_one_that_stays_spoils_them_again(self) -> None:
+        mended = BitFlip(tensor="w", index=0, bit=1, repaired=True, used=True)
+        given = parts()
+        view = GradientView(
+            replace(SIGNALS, bit_flips=(mended, replace(mended, repaired=False))), [], layout_of([]), [], None
+        )
+        assert Pipeline(given)._recomputed(view) is view
+        given.runner.reruns.repeat.assert_not_called()
+
     def test_they_are_compared_with_the_read_of_the_step(self) -> None:
         given = parts()
         given.checksums.armed = True

@@ -99,6 +99,7 @@ def test_what_was_counted_is_logged_when_the_guard_is_dropped(caplog: pytest.Log
     assert incidents(caplog) == ["step 0", "… repeated 3 times (steps 1-3)"]
 
 
+@pytest.mark.slow
 def test_what_was_counted_is_logged_when_the_program_ends(tmp_path: Path) -> None:
     program = """
 import logging, math, torch, steadystep

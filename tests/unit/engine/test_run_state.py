@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep.checkpoints.checkpointing import read_any
-from steadystep.engine.parts import BestWeights, RunState
+from steadystep.engine.parts import BestWeights, Parts, RunState
 from steadystep.errors import CheckpointError, MisuseError
 from steadystep.parallel import SingleProcess
 from steadystep.policy import EarlyStopping
@@ -222,3 +222,11 @@ class TestSave:
         assert checkpoints.asked == [("save", 5, 4, True)]
         with pytest.raises(CheckpointError, match="nowhere"):
             run_state(Checkpoints(path=tmp_path / "nowhere"))[0].save(None, 5, 4)
+
+
+@pytest.mark.parametrize("verdict", [None, "healthy"])
+def test_only_a_run_that_is_long_enough_gets_a_verdict(verdict: str | None) -> None:
+    run: Any = SimpleNamespace(
+        run_history=SimpleNamespace(verdict=lambda: verdict), diagnose=lambda: ("first", "second")
+    )
+    assert Parts.verdict(run) == (None if verdict is None else "first")

@@ -25,7 +25,7 @@ from steadystep.faults import (
     scaled_lr,
     since,
 )
-from steadystep.faults.tensors import flip
+from steadystep.faults.bits import flip
 
 STEP = 3
 Made = Callable[[nn.Module, torch.optim.Optimizer], Fault]

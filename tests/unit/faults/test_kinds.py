@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from steadystep.errors import ConfigError
 from steadystep.faults import KINDS, NO_FAULT, Fault, parse
 from tests.loops import assert_same, full_state
 
@@ -308,3 +309,73 @@ def test_the_drift_is_in_the_loss_alone() -> None:
     above = [a[0] - b[0] for a, b in zip(loop.seen, clean.seen, strict=True)]
     assert above == pytest.approx([0] * STEP + [0.5, 1.0, 0.0], abs=1e-6)
     assert_same(loop.state, clean.state)
+
+
+def bits_of(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, int]:
+    """Bits that differ, by name; of what is fp32."""
+    real = {name: value for name, value in before.items() if value.dtype == torch.float32}
+    flips = {name: value.view(torch.int32) ^ after[name].view(torch.int32) for name, value in real.items()}
+    counts = {name: sum(bin(int(x) & 0xFFFFFFFF).count("1") for x in bits.flatten()) for name, bits in flips.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+@pytest.mark.parametrize(
+    ("target", "name"), [("moment", "3.weight"), ("buffer", "1.running_var"), ("weight", "0.bias")]
+)
+def test_what_is_stored_loses_one_bit(target: str, name: str) -> None:
+    loop = Loop(spec("bit-flip", target=target, parameter=name, bit="any")).run(0, STEP)
+    before = loop.state
+    with loop.fault.at(STEP):
+        (hit,) = bits_of(before, loop.state).items()
+    assert hit[1] == 1
+    assert ("model." in hit[0]) == (target != "moment")
+    assert (name in hit[0]) == (target != "moment")
+
+
+@pytest.mark.parametrize("target", ["gradient", "activation", "matmul"])
+def test_what_is_computed_is_hit_each_time_or_once(target: str) -> None:
+    clean = Loop().run(0, STEP).compute(STEP)
+    often = Loop(spec("bit-flip", target=target, parameter=-1, bit="sign")).run(0, STEP)
+    once = Loop(spec("bit-flip", target=target, parameter=-1, bit="sign", transient=True)).run(0, STEP)
+    with often.fault.at(STEP):
+        spoilt = repr(often.compute(STEP))
+        assert repr(often.compute(STEP)) == spoilt != repr(clean)
+    with once.fault.at(STEP):
+        assert repr(once.compute(STEP)) == spoilt
+        assert repr(once.compute(STEP)) == repr(clean)
+    assert repr(often.compute(STEP)) == repr(clean)
+
+
+@pytest.mark.parametrize("where", ["sign", "exponent", "mantissa"])
+def test_a_part_of_the_number_is_drawn_from(where: str) -> None:
+    low, high = {"sign": (31, 31), "exponent": (23, 30), "mantissa": (0, 22)}[where]
+    for seed in range(20):
+        loop = Loop(spec("bit-flip", parameter="3.weight", element=0, bit=where), seed)
+        before = int(loop.model[3].weight.data.view(torch.int32)[0, 0]) & 0xFFFFFFFF
+        with loop.fault.at(STEP):
+            after = int(loop.model[3].weight.data.view(torch.int32)[0, 0]) & 0xFFFFFFFF
+        assert low <= (before ^ after).bit_length() - 1 <= high
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_stuck_bit_stays_what_it_is(value: int) -> None:
+    loop = Loop(spec("bit-flip", parameter="3.weight", element=0, bit=22, stuck=value))
+    for step in (STEP, STEP + 1):
+        with loop.fault.at(step):
+            assert int(loop.model[3].weight.data.view(torch.int32)[0, 0]) >> 22 & 1 == value
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"target": "wire"}, "expected one of weight, moment"),
+        ({"stuck": 2}, "expected 0 or 1"),
+        ({"transient": 1}, "expected true or false"),
+        ({"transient": True}, "a weight is stored"),
+        ({"target": "buffer", "parameter": "1.running_vor"}, "did you mean '1.running_var'"),
+        ({"target": "matmul", "parameter": "2"}, "no matmul '2' among 2"),
+    ],
+)
+def test_a_flip_that_cannot_be(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Loop(spec("bit-flip", **more))

@@ -15,10 +15,10 @@ from torch import nn
 
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 from steadystep.faults import KINDS, NO_FAULT, Fault, parse, scaled_data, shuffled_labels, together
+from steadystep.faults.bits import flip
 from steadystep.faults.fault import Element, draw, pick_layer
 from steadystep.faults.kinds import COMMON, declared
 from steadystep.faults.options import read_when
-from steadystep.faults.tensors import flip
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1, momentum=0.9)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steadystep._utils.text import NOTHING
 from steadystep.errors import ConfigError
 from steadystep.pages.report import compare_page
 from steadystep.runs.comparison import compare, curve_level, differing
@@ -131,3 +132,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert Path("x.html").stat().st_size > 20_000
     assert steadystep("compare", "a") == 2
     assert "at least two runs" in capsys.readouterr().err
+
+
+def test_a_log_without_settings_differs_in_none() -> None:
+    known = [{"lr": 1e-3, "seed": 1}, {}, {"lr": 1e-2, "seed": 1}]
+    assert differing(known) == (("lr", ("0.001", NOTHING, "0.01")),)
+    assert differing(known[:2]) == ()

@@ -1,6 +1,8 @@
 """Every flipped bit between two updates is found, named and put back; what the program writes is left alone."""
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from steadystep import Guard
+from steadystep.checkpoints.checkpoint import read_checkpoint
 from steadystep.records import BitFlip, Outcome
 from steadystep.signals.checksums import SAMPLED_EVERY, Checksums
 
@@ -215,3 +218,28 @@ def test_an_announced_edit_stays_and_a_snapshot_never_holds_a_flip() -> None:
     with guard._recovery.weights_of(guard._recovery.states[-1]):
         assert torch.equal(net.weight, clean)
     guard.close()
+
+
+@pytest.mark.parametrize("how", ["save", "close", "cadence"])
+def test_a_flip_does_not_reach_a_checkpoint(how: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(100, 100)
+    x = torch.randn(4, 100)
+    watch = {"corruption_checks": "full", "save_checkpoints": True, "checkpoint_frequency": 2}
+    guard = Guard(net, torch.optim.AdamW(net.parameters()), config={"monitoring": watch}, run_dir=tmp_path)
+    for _ in range(2):
+        guard.step(lambda: net(x).square().mean())
+    clean = net.weight.detach().clone()
+    flip(net.weight, 17, 3)
+    written: dict[str, Callable[[], Any]] = {
+        "save": lambda: guard.save(tmp_path / "own"),
+        "close": guard.close,
+        "cadence": lambda: guard.step(lambda: net(x).square().mean()),
+    }
+    with pytest.warns(UserWarning, match="checkpoint: bit 3 of element 17 of weight flipped, and was put back"):
+        outcome = written[how]()
+    if how == "cadence":
+        assert len(outcome.signals.bit_flips) == 1  # and is told with the step
+    guard.close()
+    path = outcome if how == "save" else tmp_path / "checkpoints" / "step-00000002"
+    assert torch.equal(read_checkpoint(path).state["parameters"]["weight"], clean)

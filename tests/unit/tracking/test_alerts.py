@@ -83,6 +83,20 @@ def test_a_stall_is_reported_once_and_its_end_too(inbox: list[Alert]) -> None:
     assert [alert.level for alert in inbox] == ["critical", "info", "info"]
 
 
+def test_rows_that_arrive_in_bursts_do_not_shorten_the_usual_time(inbox: list[Alert]) -> None:
+    clock = Clock()
+    alerts = sink(inbox, clock=clock, stall_mult=10.0, stall_min_s=1.0)
+    for step in range(50):
+        clock.now = 20.0 * (step // 4)
+        alerts.step(StepRow(step=step, loss=1.0, grad_norm=1.0, lr=0.1))
+    clock.now += 45.0
+    alerts.check()
+    clock.now += 20.0
+    alerts.check()
+    alerts.close()
+    assert [alert.text for alert in inbox] == ["a: no step for 65 s after step 49 (usually 5 s apart)"]
+
+
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[Any]]]:
     received: list[Any] = []

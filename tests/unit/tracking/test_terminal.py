@@ -58,11 +58,11 @@ def test_in_a_log_file_there_are_plain_lines_now_and_then() -> None:
     lines = seen.text.splitlines()
     assert not CONTROL.search(seen.text)
     assert lines[0] == "a [bold]run, 1,234 parameters"
-    assert lines[1].startswith("step 1/1000  loss 2.5000  norm 0.5  lr 1.00e-03")
+    assert lines[1].startswith("step 1/1000  loss 2.5  norm 0.5  lr 1.00e-03")
     progress = [line for line in lines if line.startswith("step ")]
     assert len(progress) == 8  # one in ten seconds, and the last
     assert progress[-1] == (
-        "step 500/1000  loss 2.5000  norm 0.5  lr 1.00e-03  8 steps/s  0:01:02 left  validation 2.2500  1 incident"
+        "step 500/1000  loss 2.5  norm 0.5  lr 1.00e-03  8 steps/s  0:01:02 left  validation 2.25  1 incident"
     )
     assert "! step 300: exploding-gradient (act)" in lines
     assert "    done     gradient scaled down to 0.721" in lines
@@ -82,9 +82,9 @@ def test_on_a_terminal_it_is_drawn_twice_a_second_and_incidents_are_cards() -> N
         "81/1,000 steps",
         "8 steps/s",
         "0:01:55 left",
-        "2.5000",
+        "2.5",
         "1.00e-03",
-        "best 2.2500",
+        "best 2.25",
         "last: step 100",
     ):
         assert part in last
