@@ -109,27 +109,26 @@ def one_ranks_nan(kind: str) -> None:
 
 
 def going_back(kind: str) -> None:
-    """Weights damaged on every rank; all go back to the same state, at once."""
+    """Weights damaged on every rank; all go back to the same state at once, and replay every update since."""
     model, optimizer = made(kind)
     config = {
         "training": {"stability_monitoring": False},
         "recovery": {"trust_steps": 4},
     }
     guard = steadystep.Guard(model, optimizer, config=config, detectors=[Says(at=30)])
-    outcomes, states = [], {}
+    outcomes = []
     for step in range(36):
         if step == 30:
             with torch.no_grad():
                 local_part(list(model.parameters())[-2]).mul_(30.0)
         x = batch(step, dist.get_rank())
         outcomes.append(guard.step(lambda x: squared(model, x), batch=x))
-        states[step] = {k: v for k, v in tensors_of(model, optimizer).items() if "running" not in k}
     assert_one_decision(outcomes)
-    back = outcomes[30]
-    assert back.restored is not None
-    weights = {k: v for k, v in states[30].items() if "num_batches" not in k}
-    assert_same(weights, {k: states[back.restored - 1][k] for k in weights})
+    assert (outcomes[30].restored, outcomes[30].exact) == (31, True)
     assert all(o.stepped for o in outcomes[31:])
+    healthy, slots, _, other = guarded_run(kind, steps=36, config=config)
+    assert_same(tensors_of(healthy, slots), tensors_of(model, optimizer))
+    other.close()
     if kind == "ddp":
         assert_replicas(model, optimizer)
     guard.close()
@@ -153,7 +152,7 @@ def a_micro_batch_is_left_out_everywhere(kind: str) -> None:
 
 
 def a_flipped_bit_is_found(kind: str) -> None:
-    """On one rank, in one weight: the run goes back to where all ranks had the same."""
+    """On one rank, in one weight: the run goes back to where all ranks had the same, and replays what followed."""
     if kind == "fsdp":
         return  # there are no copies
     model, optimizer = made(kind)
@@ -172,9 +171,12 @@ def a_flipped_bit_is_found(kind: str) -> None:
     back = outcomes[40]
     assert back.diagnosis.cause == "odd-replica"
     assert "0.weight" in back.diagnosis.evidence
-    assert back.restored is not None
-    assert back.restored <= 20
+    assert back.restored == 41
+    assert back.replayed > 20
     assert_replicas(model, optimizer)
+    healthy, slots, _, other = guarded_run(kind, steps=44, config={"recovery": {"trust_steps": 4}})
+    assert_same(tensors_of(healthy, slots), tensors_of(model, optimizer))
+    other.close()
     guard.close()
 
 

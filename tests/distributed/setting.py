@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -121,8 +122,13 @@ def assert_finite(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def decisions(outcomes: list[steadystep.Outcome]) -> list[tuple[object, ...]]:
-    """Everything that was decided, and what it was decided from."""
-    return [(o.step, o.stepped, o.plan, o.diagnosis.cause, repr(o.signals), o.origin, o.restored) for o in outcomes]
+    """Everything that was decided, and what it was decided from; what a rank knows of its own batch is its own."""
+    own = {"outputs": None, "batch": None, "initial": None}
+    seen = [None if o.signals is None else replace(o.signals, **own) for o in outcomes]
+    return [
+        (o.step, o.stepped, o.plan, o.diagnosis.cause, repr(s), o.origin, o.restored, o.replayed, o.exact)
+        for o, s in zip(outcomes, seen, strict=True)
+    ]
 
 
 def assert_one_decision(outcomes: list[steadystep.Outcome]) -> None:

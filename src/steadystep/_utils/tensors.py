@@ -4,6 +4,7 @@ Nothing here asks for `no_grad`: gradients do not require gradients, and enterin
 Also here: numbers of several devices, read on the host at once.
 """
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from steadystep.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -138,28 +138,24 @@ def refuse_unreduced(grads: Iterable[Tensor], what: str) -> None:
             raise UnsupportedError(f"{what} needs gradients that are summed over ranks: redistribute Partial DTensors")
 
 
-def norms_over_ranks(grads: Sequence[Tensor], dtypes: Sequence[torch.dtype | None]) -> list[Tensor]:
-    """The L2 norm of each gradient as a plain tensor, measured in `dtypes`; one collective per mesh and dtype."""
-    groups: dict[tuple[DeviceMesh | None, torch.dtype, torch.dtype | None], list[int]] = {}
-    for position, (grad, dtype) in enumerate(zip(grads, dtypes, strict=True)):
-        mesh = cast("DTensor", grad).device_mesh if is_sharded([grad]) else None
-        groups.setdefault((mesh, grad.dtype, dtype), []).append(position)
-    norms: dict[int, Tensor] = {}
-    for (mesh, _, dtype), positions in groups.items():
-        each = torch.stack(list(torch._foreach_norm([grads[i] for i in positions], 2.0, dtype)))
-        if mesh is not None:
-            each = cast("DTensor", each).full_tensor()  # torch's own reduction, so the bits are torch's
-        norms.update(zip(positions, each.to(grads[0].device).unbind(), strict=True))
-    return [norms[i] for i in range(len(grads))]
+def reduced_gradient(parameter: Tensor) -> Tensor:
+    """The gradient of `parameter`, laid out as the parameter is.
+
+    Sequence parallelism leaves one that still waits for its sum over ranks. The optimizer would sum it up, more than
+    once; from here on it is summed.
+    """
+    grad = parameter.grad
+    assert grad is not None
+    if is_sharded([grad]) and any(p.is_partial() for p in cast("DTensor", grad).placements):
+        grad = parameter.grad = like(grad, parameter)
+    return grad
 
 
-def largest_over_ranks(peak: Tensor, grads: Iterable[Tensor]) -> Tensor:
-    """The largest of all ranks' `peak`, over every mesh the gradients live on."""
-    from torch.distributed.tensor import DTensor, Partial
-
-    for mesh in dict.fromkeys(cast("DTensor", g).device_mesh for g in grads if is_sharded([g])):
-        peak = DTensor.from_local(peak, mesh, [Partial("max")] * mesh.ndim, run_check=False).full_tensor()
-    return peak
+def copies_in_mesh(tensor: Tensor) -> int:
+    """How many ranks of its mesh hold the same part of a DTensor: the size of the dimensions it is replicated over."""
+    spread = cast("DTensor", tensor)
+    replicated = [dim for dim, how in enumerate(spread.placements) if how.is_replicate()]
+    return math.prod(spread.device_mesh.size(dim) for dim in replicated)
 
 
 def without_partials(tensor: Tensor) -> Tensor:
@@ -187,16 +183,6 @@ def spread_like(local: Tensor, model: Tensor) -> Tensor:
     return DTensor.from_local(
         local, spread.device_mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
     )
-
-
-def l2_over_ranks(local: Tensor, model: Tensor) -> Tensor:
-    """L2 norms of what all ranks hold, from `local` ones; `model` says over which ranks the parts are spread."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
-    spread = cast("DTensor", model)
-    placements = [Replicate() if p.is_replicate() else Partial("sum") for p in spread.placements]
-    squares = local.double().square()  # why: in fp32 the square of a norm of 1e20 is infinite
-    return DTensor.from_local(squares, spread.device_mesh, placements, run_check=False).full_tensor().sqrt()
 
 
 def host_room(

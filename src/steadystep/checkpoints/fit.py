@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import type_name
+from steadystep._utils.tensors import local_part, type_name
 from steadystep._utils.text import plain_name
 from steadystep.checkpoints.atomic_io import Spread
 from steadystep.errors import CheckpointError
@@ -64,10 +64,10 @@ def check_buffers(saved: Mapping[str, Any], model: nn.Module) -> Iterator[str]:
         elif not isinstance(held, Tensor):
             raise CheckpointError(f"the checkpoint does not match: {name} is a {type(held).__name__}")
         elif present is not None and not nn.parameter.is_lazy(present):
-            if remade and present.shape != held.shape:
+            if remade and local_part(present).shape != held.shape:
                 yield name
             else:
-                check_tensor(name, held, present)
+                check_tensor(name, held, local_part(present))
 
 
 def check_tensor(name: str, saved: Tensor | Spread, present: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep._utils.rng import all_random_state, restore_all
-from steadystep._utils.tensors import is_expanded
+from steadystep._utils.tensors import is_expanded, local_part
 from steadystep._utils.text import plain_name, warn
 from steadystep.checkpoints.atomic_io import FOLDER, Spread, laid_out, read_spread, room_for
 from steadystep.checkpoints.data_position import check_place, check_random
@@ -206,8 +206,8 @@ class LoopState:
                 owner[key] = saved.to(self._device, copy=True)
             elif is_expanded(present) and present.shape == saved.shape:  # it cannot be copied into
                 owner[key] = saved.to(present, copy=True)
-            elif present.shape == saved.shape:
-                present.copy_(saved)
+            elif local_part(present).shape == saved.shape:
+                local_part(present).copy_(saved)
 
     def _place(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """In the data; as many ranks as saved it each used their own part of a pass."""
@@ -272,7 +272,8 @@ class LoopState:
 
     def _buffers(self) -> dict[str, Tensor]:
         found = {name: owner[key] for owner, key, name, _ in owners(self._model)}
-        return {name: buffer.detach() for name, buffer in found.items() if buffer is not None}
+        # why the part here: each rank writes its own buffers
+        return {name: local_part(buffer).detach() for name, buffer in found.items() if buffer is not None}
 
 
 def _optimizer_as_it_is(optimizer: Optimizer) -> Callable[[], object]:

@@ -16,6 +16,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from steadystep._utils import tensors
 from steadystep._utils.tensors import Layout, dense_values, layout_of, measure, total_norm, total_norm_in_half
+from steadystep.clip.over_ranks import largest_over_ranks, norms_over_ranks
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 
 Params = Iterable[Parameter] | Iterable[tuple[str, Parameter]] | Parameter
@@ -77,7 +78,7 @@ def measured(grads: list[Tensor], *, rounded: bool = False) -> Measured:
     if tensors.is_sharded(grads):
         parts = [tensors.local_part(grad) for grad in grads]
         upcast = [None if rounded or grad.dtype not in _HALVES else torch.float32 for grad in grads]
-        return Measured(grads, parts, layout_of(parts), tensors.norms_over_ranks(grads, upcast))
+        return Measured(grads, parts, layout_of(parts), norms_over_ranks(grads, upcast))
     norms_of = _rounded_norms if rounded else measure
     layout = _layout_if_alike(grads)
     if layout is not None:
@@ -283,7 +284,7 @@ def _largest(seen: Measured) -> Tensor:
     peaks = [torch.linalg.vector_norm(v, torch.inf) for v in filled]
     # why: a rank whose shards are all empty takes part in the collective like every other
     peak = torch.stack([p.to(peaks[0].device) for p in peaks]).max() if peaks else torch.zeros(())
-    return tensors.largest_over_ranks(peak, seen.grads) if seen.parts is not seen.grads else peak
+    return largest_over_ranks(peak, seen.grads) if seen.parts is not seen.grads else peak
 
 
 def _check_limit(key: str, value: object) -> None:

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from steadystep._utils import numbers, tensors
 from steadystep._utils.text import alike
 from steadystep.clip.global_norm import ClipReport, Params, measured, multiply_each_, named
+from steadystep.clip.over_ranks import l2_over_ranks
 from steadystep.errors import ConfigError, UnsupportedError
 
 
@@ -247,7 +248,7 @@ def _summed(units: list[_Units]) -> tuple[float, float, float]:
     for key, members in groups.items():
         summaries = [unit.summary() for unit in members]
         local = torch.linalg.vector_norm(torch.stack([s.to(summaries[0].device) for s in summaries]), dim=0)
-        totals.append(local if key is None else tensors.l2_over_ranks(local, members[0].norms))
+        totals.append(local if key is None else l2_over_ranks(local, members[0].norms))
     if not totals:
         return 0.0, 0.0, 0.0
     together = torch.linalg.vector_norm(torch.stack([t.to(totals[0].device) for t in totals]), dim=0)

@@ -1,24 +1,24 @@
-"""Signs in the data: targets, inputs, batches and rewards, and a loss no better than a constant prediction."""
+"""Signs in the data: targets, inputs and batches, and a loss no better than a constant prediction."""
 
-import math
-
-from steadystep.diagnosis.facts import Facts, told
+from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.learning import (
     JUDGED_AFTER,
     is_policy,
     learns,
     progress,
-    reward,
     stuck,
     supervised,
     target,
+    unlearned,
 )
 from steadystep.diagnosis.output_evidence import first_and_last
-from steadystep.records import BatchPart, BatchStats, DetectorName
+from steadystep.records import BatchPart, BatchStats
 
 _ENOUGH_BATCHES = 6
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
 _SEVERAL = 0.8  # nats: more than two classes, as two may be the sides of an adversary
+_TWO = 0.05  # nats, of a loss of classes and no other term
+_TINY, _WIDE = 1e-3, 50.0  # standard deviations of targets that layers are not made for
 _FAR = 100.0  # the size of targets that a network has to grow to first
 _ONE_KIND = 0.1  # of the entropy of all labels is left inside a batch
 _TINY_BATCH = 4
@@ -48,11 +48,13 @@ def ignored_targets(facts: Facts) -> str:
 def one_kind_per_batch(facts: Facts) -> str:
     """Labels that hardly differ inside a batch, and differ between batches."""
     part = target(facts)
-    if part is None or not supervised(facts) or part.rows < 8 or _batches(facts) < _ENOUGH_BATCHES or facts.opposed:
+    if part is None or not supervised(facts) or part.rows < 8 or num_batches(facts) < _ENOUGH_BATCHES or facts.opposed:
         return ""
-    if facts.going_well:  # classes in turn on purpose, as in continual learning
+    jumps = _is_of_classes(facts) and part.entropy > _TWO and _jumps(facts)
+    if facts.going_well and not jumps:  # classes in turn on purpose, as in continual learning
         return ""
-    if not part.entropy > _SEVERAL or part.entropy_within > _ONE_KIND * part.entropy:
+    several = part.entropy > _SEVERAL or jumps
+    if not several or part.entropy_within > _ONE_KIND * part.entropy:
         return ""
     return (
         f"a batch of {part.rows} holds hardly more than one class: the entropy of its labels is "
@@ -114,8 +116,8 @@ def far_targets(facts: Facts) -> str:
 
 def raw_inputs(facts: Facts) -> str:
     """Inputs far from unit scale, and a loss that stays at the level of a constant prediction."""
-    inputs, found = facts.inputs, stuck(facts)
-    if inputs is None or found is None or not found.at_base or max(abs(inputs.mean), inputs.std) < 20.0:
+    inputs, found = facts.inputs, unlearned(facts)
+    if inputs is None or found is None or found.base is None or max(abs(inputs.mean), inputs.std) < 20.0:
         return ""
     return f"inputs have mean {inputs.mean:.3g} and standard deviation {inputs.std:.3g}; {found}"
 
@@ -126,10 +128,15 @@ def constant_inputs(facts: Facts) -> str:
     if stuck(facts) is None or first is None or last is None or first.shape[0] < 2:
         return ""
     batch, wanted = facts.measured.batch, target(facts)
+    ids = [p for p in (() if batch is None else batch.parts) if p.shape and p.whole and p is not wanted]
+    rows = facts.structure.table_rows
+    same = [p.name for p in ids if 0 < p.values <= 2 and p.values < 0.2 * rows]
+    if same and len(same) == len(ids) and num_batches(facts) >= _ENOUGH_BATCHES:
+        return f"of the {rows} rows of the embedding, {', '.join(same)} has asked for {ids[0].values} in all batches"
     parts = [p for p in (() if batch is None else batch.parts) if p.shape and not p.whole and p is not wanted]
     empty = [part.name for part in parts if part.smallest == part.largest]
-    if empty and _batches(facts) >= _ENOUGH_BATCHES:
-        return f"{', '.join(empty)} of the batch holds a single number in all {_batches(facts)} batches"
+    if empty and num_batches(facts) >= _ENOUGH_BATCHES:
+        return f"{', '.join(empty)} of the batch holds a single number in all {num_batches(facts)} batches"
     if first.input_spread == last.input_spread == 0.0:
         return f"all {last.shape[0]} inputs of a batch are the same"
     return ""
@@ -167,42 +174,61 @@ def leaked_target(facts: Facts) -> str:
     sequence = ids.whole and len(ids.shape) == 1 and ids.shape[0] >= 8 and ids.entropy > 1.5
     if not sequence or not (batch.shifted or len(batch.parts) == 1) or facts.trace.num_updates > 2000:
         return ""
-    if found.end > 0.1 * ids.entropy:
+    last = facts.measured.outputs.last
+    if found.end > 0.1 * ids.entropy or last is None or not last.ahead:  # a rule without noise is learned as well
         return ""
     updates = facts.trace.num_updates
-    return f"after {updates} updates the loss is {found.end:.3g}; the entropy of the tokens is {ids.entropy:.3g}"
+    low = f"after {updates} updates the loss is {found.end:.3g}; the entropy of the tokens is {ids.entropy:.3g}"
+    return f"{low}; positions see later ones ({last.ahead})"
 
 
-def flat_reward(facts: Facts) -> str:
-    """Every reward is the same."""
-    part = reward(facts)
-    if part is None or part.smallest != part.largest or _batches(facts) < _ENOUGH_BATCHES:
+def tiny_targets(facts: Facts) -> str:
+    """Targets so small that errors, gradients and updates are next to nothing."""
+    part, found = target(facts), progress(facts)
+    if part is None or part.whole or found is None or found.base is None or not supervised(facts):
         return ""
-    return f"every reward in {_batches(facts)} batches is {part.smallest:g}"
+    size = max(abs(part.mean), part.std)
+    if not 0.0 < size < _TINY or found.end < 0.1 * found.base or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    return f"targets have mean {part.mean:.3g} and standard deviation {part.std:.3g}; {found}"
 
 
-def certain_policy(facts: Facts) -> str:
-    """A policy that has become certain, while its reward has not risen."""
-    first, last = first_and_last(facts)
-    part, early = reward(facts), facts.measured.early
-    then = None if part is None or early is None else _named(early, part.name)
-    if first is None or last is None or part is None or early is None or then is None or not first.entropy > 0.3:
+def wide_targets(facts: Facts) -> str:
+    """Targets that spread over hundreds, and a loss no better than with a constant prediction."""
+    part, found = target(facts), unlearned(facts)
+    if part is None or part.whole or found is None or found.base is None or not supervised(facts) or part.std < _WIDE:
         return ""
-    if last.entropy > 0.1 * first.entropy:
+    return f"targets have mean {part.mean:.3g} and standard deviation {part.std:.3g}; {found}"
+
+
+def outside_of_domain(facts: Facts) -> str:
+    """Targets that the loss function is not defined for."""
+    kind, part = facts.measured.outputs.loss[0], target(facts)
+    last = facts.measured.outputs.last
+    if not kind and last is not None:
+        kind, part = last.kind, last.target
+    if part is None or _looks(facts) < 3 or part.smallest == part.largest:
         return ""
-    if facts.idle_share > 0.5:
-        share = f"the gradient was exactly zero in {facts.idle_share:.0%} of the later steps"
-        return f"the entropy of the policy fell from {first.entropy:.3g} to {last.entropy:.3g}; {share}"
-    before, count = then.mean, early.batches
-    more = _batches(facts) - count
-    if more < 3:
-        return ""
-    now = (part.mean * _batches(facts) - before * count) / more
-    if now - before > 2.0 * part.std / math.sqrt(more * part.rows):
-        return ""
-    return (
-        f"the entropy of the policy fell from {first.entropy:.3g} to {last.entropy:.3g}; the mean reward went from "
-        f"{before:.3g} to {now:.3g}"
+    seen = f"targets are between {part.smallest:g} and {part.largest:g}"
+    if kind in ("bce", "bce with logits") and (part.smallest < -0.01 or part.largest > 1.01):
+        return f"{seen}, and binary cross-entropy is made for 0 to 1: beyond, it falls without end"
+    if kind in ("soft margin", "hinge embedding") and part.smallest > -0.5:
+        return f"{seen}, and a margin loss is made for -1 and 1: at 0 there is no gradient"
+    if kind == "poisson" and part.smallest < 0.0:
+        return f"{seen}, and a Poisson loss is made for counts"
+    return ""
+
+
+def _jumps(facts: Facts) -> bool:
+    """Late losses are next to nothing but for a few: those where another class begins."""
+    late = sorted(facts.trace.losses[len(facts.trace.losses) // 2 :])
+    return len(late) >= 32 and (late[-1] > 20.0 * late[len(late) // 2] or not learns(facts))
+
+
+def _is_of_classes(facts: Facts) -> bool:
+    last = facts.measured.outputs.last
+    return facts.measured.outputs.loss[0] in ("cross-entropy", "nll", "bce", "bce with logits") and (
+        last is not None and last.terms <= 1
     )
 
 
@@ -212,18 +238,6 @@ def copied_target(facts: Facts) -> str:
     if trail.last is None or not trail.last.copied or is_policy(facts) or facts.opposed or trail.count < 4:
         return ""
     return f"{trail.last.copied} is the target at all {trail.count} probes"
-
-
-def large_rewards(facts: Facts) -> str:
-    """Rewards of many hundreds, and gradients that are clipped or units that saturate for it."""
-    part = reward(facts)
-    if part is None or max(abs(part.mean), part.std) < 5.0 * _FAR:
-        return ""
-    signs = (DetectorName.CLIP_RATE, DetectorName.SATURATED_UNITS)
-    seen = next((facts.warned[sign] for sign in signs if sign in facts.warned), None)
-    if seen is None:
-        return ""
-    return f"rewards have mean {part.mean:.3g} and standard deviation {part.std:.3g}; {told(seen)}"
 
 
 def small_normed_batch(facts: Facts) -> str:
@@ -244,12 +258,19 @@ def _looks(facts: Facts) -> int:
     """Batches in which the targets were measured."""
     part, outputs = target(facts), facts.measured.outputs
     heard = part is not None and outputs.last is not None and part is outputs.last.target
-    return outputs.count if heard else _batches(facts)
+    return outputs.count if heard else num_batches(facts)
 
 
-def _batches(facts: Facts) -> int:
+def num_batches(facts: Facts) -> int:
+    """Batches that were measured."""
     return 0 if facts.measured.batch is None else facts.measured.batch.batches
 
 
-def _named(batch: BatchStats, name: str) -> BatchPart | None:
+def named(batch: BatchStats, name: str) -> BatchPart | None:
+    """The part of this name."""
     return next((part for part in batch.parts if part.name == name), None)
+
+
+def enough_batches(facts: Facts) -> bool:
+    """Whether so many were measured that a constant is one."""
+    return num_batches(facts) >= _ENOUGH_BATCHES

@@ -19,6 +19,7 @@ TOO_SHORT = 50
 JUDGED_AFTER = 100
 """Updates before a loss that stands at the level of a constant prediction counts."""
 _FEW = 16  # samples
+_NEAR = 0.8  # of the loss of a constant prediction
 _LEAST_GAIN = 0.02  # of the level; below, a change of the loss is not called learning
 _SIGMAS = 3.0
 _BLUR = 0.2  # of the level: with more noise than this nothing is concluded from the level, as with heavy-tailed targets
@@ -156,6 +157,29 @@ def below_constant(facts: Facts) -> bool:
     return found is not None and found.base is not None and not found.beats_base and late
 
 
+def worse_than_constant(facts: Facts) -> Progress | None:
+    """A loss that is clearly above that of the best constant prediction, after many updates."""
+    found = progress(facts)
+    if found is None or found.base is None or facts.trace.num_updates < JUDGED_AFTER:
+        return None
+    return found if found.end - found.base > max(_SIGMAS * found.end_error, 0.1 * found.base) else None
+
+
+def unlearned(facts: Facts) -> Progress | None:
+    """A run that is known to be no better than a constant prediction, at rest or not, or has not moved."""
+    return stuck(facts) or worse_than_constant(facts)
+
+
+def hardly_learned(facts: Facts) -> bool:
+    """Whether the loss is known to be near that of a constant prediction still, or has not moved."""
+    found, part = progress(facts), target(facts)
+    # targets between 0 and 1 have a floor of their own
+    soft = part is not None and math.isnan(part.entropy) and facts.measured.outputs.loss[0] in _BINARY
+    late = facts.trace.num_updates >= JUDGED_AFTER and not soft
+    near = late and found is not None and found.base is not None and found.end > _NEAR * found.base
+    return near or unlearned(facts) is not None
+
+
 def base_level(facts: Facts) -> tuple[float | None, str]:
     """The loss of the best constant prediction, and what it is called."""
     kind, part = facts.measured.outputs.loss[0], target(facts)
@@ -169,8 +193,8 @@ def base_of(kind: str, part: BatchPart) -> tuple[float | None, str]:
     """The same, for a kind of loss and its target."""
     if kind in _CLASSES and part.entropy > 0.02:
         return part.entropy, "the entropy of the labels"
-    if kind in _BINARY and part.largest <= 1.0 and part.entropy > 0.02:
-        return part.entropy, "the entropy of the labels"
+    if kind in _BINARY and 0.0 <= part.smallest < part.largest <= 1.0 and part.binary > 0.02:
+        return part.binary, "the entropy of the labels"
     if kind == "mse" and part.variance > 0.0:
         return part.variance, "the variance of the targets"
     if kind == "sum of squares" and part.variance > 0.0:
@@ -211,7 +235,7 @@ def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
         return Diagnosis(evidence=_numbers(facts))
     if found is None or not is_judged(facts):
         return _unjudged(facts)
-    if _stands_still(facts, found):
+    if updates >= _LONG and supervised(facts) and (_stands_still(facts, found) or worse_than_constant(facts)):
         return Diagnosis(
             cause=Cause.NO_LEARNING.value,
             evidence=f"not learning, cause unknown: in {updates} updates {found}; {_moves(facts)}",
@@ -226,8 +250,7 @@ def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
 
 def _stands_still(facts: Facts, found: Progress) -> bool:
     """The loss is where it began after many updates of the usual size, and not below a constant prediction."""
-    moved = facts.ratio is not None and facts.ratio >= _USUAL_UPDATE and supervised(facts)
-    return moved and found.stood_still and facts.trace.num_updates >= _LONG
+    return facts.ratio is not None and facts.ratio >= _USUAL_UPDATE and found.stood_still
 
 
 def _learns(facts: Facts, found: Progress) -> Diagnosis:

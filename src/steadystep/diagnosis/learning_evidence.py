@@ -9,6 +9,7 @@ from typing import final
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import Facts, Occurrences, guessing, names, told
 from steadystep.diagnosis.learning import is_policy, progress
+from steadystep.diagnosis.measured import is_bias
 from steadystep.records import DetectorName
 
 _LARGE_UPDATE = 0.1  # of the weights, in one step; a thousandth is usual
@@ -52,7 +53,7 @@ _KNOWN = frozenset(
             DetectorName.RMS_SURPRISE,
             DetectorName.LOSS_SCALE,
         ),
-        DetectorName.LOST_MOMENTS,
+        *(DetectorName.LOST_MOMENTS, DetectorName.ODD_REPLICA, DetectorName.SHORT_WARMUP),
         *(
             DetectorName.DEAD_UNITS,
             DetectorName.SATURATED_UNITS,
@@ -113,7 +114,7 @@ def carries_over(facts: Facts) -> str:
 def clears(facts: Facts) -> str:
     """Gradients are known to be cleared, so that nothing can add up."""
     loop = facts.measured.loop
-    known = loop.renewed >= max(4, facts.trace.num_updates - 2) and not loop.carried
+    known = loop.renewed >= max(4, 0.9 * facts.trace.num_updates) and not loop.carried
     return "gradients are cleared after each update" if known else ""
 
 
@@ -161,6 +162,20 @@ def idle(facts: Facts) -> str:
     if share <= 0.5:
         return ""
     return f"the gradient was exactly zero in {share:.0%} of the later steps"
+
+
+def vanishing(facts: Facts) -> str:
+    """A gradient that shrinks from layer to layer; one that is exactly zero is cut off, and is another matter."""
+    seen = facts.warned.get(DetectorName.VANISHING_GRADIENT)
+    return "" if seen is None or not seen.worst else told(seen)
+
+
+def unreached(facts: Facts) -> str:
+    """Weights without a gradient; that of a bias alone may cancel out, as in a hinge loss of two sides."""
+    seen = facts.warned.get(DetectorName.ZERO_GRADIENT)
+    if seen is None or (seen.names and all(map(is_bias, seen.names))):
+        return ""
+    return told(seen)
 
 
 def done(facts: Facts) -> str:

@@ -47,7 +47,7 @@ class OutputTrail:
             for sign, key in ((1.0, name), (-1.0, f"negative {name}")):
                 if abs(sign * value - loss) <= _MATCH * abs(loss):
                     self.matches[key] = self.matches.get(key, 0) + 1
-            if name.endswith(_TARGET):
+            if name == f"{outputs.kind} of {_TARGET}":
                 self.pairs = [*self.pairs, (loss, value)][-_PAIRS:]
         for fault in {fault for fault, _ in outputs.mistakes}:
             self.wrong[fault] = self.wrong.get(fault, 0) + 1
@@ -64,7 +64,7 @@ class OutputTrail:
         if self.count < 3:
             return "", ""
         if best and self.matches[best] >= 0.8 * self.count:
-            kind, _, part = best.partition(" of ")
+            kind, _, part = best.rpartition(" of ")
             return kind, part
         return (self.last.kind, _TARGET) if self.last is not None and self._factor is not None else ("", "")
 
@@ -125,6 +125,8 @@ class LoopHabits:
     """Updates after which they had been cleared by then."""
     emptied: int = 0
     """Updates after which the optimizer lost its moments."""
+    turns: int = 0
+    """Updates whose parameters with a gradient were all others than those of the update before."""
 
     @property
     def never_clears(self) -> bool:
@@ -183,6 +185,7 @@ class Measured:
             return
         self._looks += 1
         if self._looks <= _OFTEN or not self._looks % _SELDOM:
+            self.loop.turns += self.done is not None and set(self.done).isdisjoint(names)
             self.touched.update(names)
             self.done = names
 
@@ -200,7 +203,7 @@ class Measured:
             "touched": sorted(self.touched),
             "updated": sorted(self.updated),
             "rewarded": self.rewarded,
-            "loop": [self.loop.carried, self.loop.renewed, self.loop.emptied],
+            "loop": [self.loop.carried, self.loop.renewed, self.loop.emptied, self.loop.turns],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,7 +215,7 @@ class Measured:
         self.touched, self.updated = set(state["touched"]), set(state["updated"])
         self.rewarded = bool(state["rewarded"])
         loop = self.loop  # why in place: a watcher holds it too
-        loop.carried, loop.renewed, loop.emptied = state.get("loop") or (0, 0, 0)
+        loop.carried, loop.renewed, loop.emptied, loop.turns = (*(state.get("loop") or ()), 0, 0, 0, 0)[:4]
 
 
 _MOST_PROBES = 128

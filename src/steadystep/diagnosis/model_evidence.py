@@ -3,7 +3,16 @@
 from statistics import median
 
 from steadystep.diagnosis.facts import Facts, names
-from steadystep.diagnosis.learning import JUDGED_AFTER, below_constant, has_learned, is_judged, learns, progress, stuck
+from steadystep.diagnosis.learning import (
+    JUDGED_AFTER,
+    below_constant,
+    hardly_learned,
+    has_learned,
+    is_judged,
+    learns,
+    progress,
+    stuck,
+)
 from steadystep.diagnosis.measured import is_bias
 from steadystep.records import DetectorName
 
@@ -13,6 +22,8 @@ _NO_RATE = 1e-3  # of the largest learning rate
 _HIGH_DROPOUT = 0.9
 _SHRUNK = 0.5
 _LARGE_BIAS = 2.0
+_LARGE_GAIN, _SMALL_GAIN = 4.0, 0.05  # of weights, times the root of their inputs
+_QUICK_DECAY = 0.02  # of the weights per update
 _LONG = 50  # updates
 _SPACING = 2e-3  # half of the distance of two bfloat16 numbers
 _BROKEN = ("damaged-weights", "forward-overflow")
@@ -28,6 +39,64 @@ def never_trained(facts: Facts) -> str:
     return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})"
 
 
+def behind_no_grad(facts: Facts) -> str:
+    """Parameters in the optimizer that the forward pass uses under `no_grad`, in a run that learns little."""
+    last, seen = facts.measured.outputs.last, facts.measured
+    blind = () if last is None else tuple(n for n in last.unlinked if n not in seen.touched)
+    if not blind or facts.trace.num_updates < _LONG or learns(facts):
+        return ""
+    return f"{len(blind)} parameters in the optimizer are used under no_grad only ({names(blind)})"
+
+
+def frozen_head(facts: Facts) -> str:
+    """The last layer has `requires_grad` off, and what is left learned nothing."""
+    parts = facts.structure
+    if not parts.last_frozen or not parts.trained or facts.measured.loop.turns or not hardly_learned(facts):
+        return ""
+    return f"the last layer ({parts.last}) has requires_grad off, as have {parts.frozen} parameters in all"
+
+
+def unusual_gains(facts: Facts) -> str:
+    """Most layers began with weights far too large or far too small for their inputs, and nothing was learned."""
+    first, parts = facts.measured.initial, facts.structure
+    if first is None or not hardly_learned(facts):
+        return ""
+    sizes = dict(zip(first.names, first.rms, strict=False))
+    gains = {n: sizes[n] * f**0.5 for n, f in zip(parts.trained, parts.fan_ins, strict=False) if f > 3 and n in sizes}
+    large = [n for n, gain in gains.items() if gain > _LARGE_GAIN]
+    small = [n for n, gain in gains.items() if gain < _SMALL_GAIN]
+    odd = large if len(large) >= len(small) else small
+    if not odd or 2 * len(odd) < len(gains):
+        return ""
+    return (
+        f"the weights of {len(odd)} of {len(gains)} layers began at {gains[odd[0]]:.2g} / sqrt(inputs); 0.6 to 1.4 is "
+        f"typical ({names(odd)})"
+    )
+
+
+def growing_rate(facts: Facts) -> str:
+    """A schedule that takes the learning rate far beyond where it was meant to be, and still raises it."""
+    lrs, base = facts.trace.lrs, facts.structure.announced
+    if len(lrs) < 32 or not base > 0.0 or not lrs[-1] > 10.0 * base or lrs[-1] < 0.99 * max(lrs):
+        return ""
+    if lrs[len(lrs) // 2] >= 0.5 * lrs[-1]:
+        return ""
+    if not (facts.incidents or facts.warned or facts.noted) and learns(facts):
+        return ""
+    return f"the schedule began at a learning rate of {base:.3g} and has raised it to {lrs[-1]:.3g}"
+
+
+def quick_decay(facts: Facts) -> str:
+    """Decay that takes more from the weights in a few dozen updates than a run puts there."""
+    parts, rate = facts.structure, max(facts.trace.lrs, default=0.0)
+    if parts.scale_free and not parts.decoupled:
+        return ""
+    share = rate * parts.weight_decay
+    if not share > _QUICK_DECAY or learns(facts) or progress(facts) is None or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    return f"weight decay of {parts.weight_decay:g} at a rate of {rate:g} takes {share:.1%} of the weights per update"
+
+
 def rate_of_zero(facts: Facts) -> str:
     """Parameter groups with a learning rate of 0, in a run that learns little."""
     still = tuple(name for name in facts.structure.rate_zero if name not in facts.measured.updated)
@@ -41,6 +110,8 @@ def rate_of_zero(facts: Facts) -> str:
 def in_no_optimizer(facts: Facts) -> str:
     """Parameters that no optimizer holds: the last layer, or any in a run that learned nothing."""
     unheld, last = facts.structure.unheld, facts.measured.outputs.last
+    if last is not None and last.unheld is not None:  # a target network is left out on purpose
+        unheld = tuple(name for name in unheld if name in last.unheld)
     if not unheld or facts.trace.num_updates < JUDGED_AFTER or facts.opposed:
         return ""
     if last is not None and last.untrained:

@@ -1,5 +1,6 @@
 """Signs in the outputs: a loss that does not fit them, a softmax over the wrong dimension, outputs all alike."""
 
+import math
 from statistics import fmean
 
 from steadystep.diagnosis.causes import Fault
@@ -14,11 +15,13 @@ from steadystep.diagnosis.learning import (
     stuck,
     supervised,
     target,
+    worse_than_constant,
 )
 from steadystep.records import OutputStats
 
 _FAINT = 0.03  # of the outputs
 _MOSTLY_ALIKE = 0.5
+_LOUD = 1e4
 _COLLAPSED = 0.3  # of the spread of the targets
 ENOUGH_PROBES = 3
 """Probes before anything is said of outputs."""
@@ -77,19 +80,99 @@ def wrong_loss(facts: Facts) -> str:
     return facts.measured.outputs.mistake(Fault.WRONG_LOSS)
 
 
+def inner_axis(facts: Facts) -> str:
+    """A softmax inside of the model that is over one element or over the samples, in a run that learns little."""
+    return "" if learns(facts) else facts.measured.outputs.mistake("inner softmax-axis")
+
+
+def distance_of_shares(facts: Facts) -> str:
+    """A distance between a softmax or a sigmoid and labels of 0 and 1, in a run that learns little."""
+    last, found = facts.measured.outputs.last, progress(facts)
+    if last is None or last.target is None or found is None or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    labels = last.target.smallest == 0.0 and last.target.largest == 1.0 and last.target.entropy > 0.0
+    if last.kind not in ("mse", "l1", "huber") or last.activation not in ("softmax", "sigmoid") or not labels:
+        return ""
+    if last.activation == "sigmoid" and stuck(facts) is None:
+        return ""
+    return f"the loss is the {last.kind} of a {last.activation} and of labels, whose gradient vanishes; {found}"
+
+
+def loud_start(facts: Facts) -> str:
+    """Outputs and gradients that were enormous before the first update, and a loss still above a constant's."""
+    found, part, norms = worse_than_constant(facts), target(facts), facts.trace.first_norms
+    if found is None or found.base is None or part is None or not norms or part.std > 50.0 or abs(part.mean) > 50.0:
+        return ""
+    first, inputs = facts.trace.first[0], facts.inputs
+    if inputs is not None and max(abs(inputs.mean), inputs.std) >= 20.0:
+        return ""
+    if first < 100.0 * found.base or norms[0] < 100.0:
+        return ""
+    return f"the first loss was {first:.3g} and its gradient norm {norms[0]:.3g}, with inputs of usual size; {found}"
+
+
+def loud_gradients(facts: Facts) -> str:
+    """A first loss and first gradients thousands of times those at the end, with inputs and targets of usual size."""
+    curve, first, norms = facts.curve, facts.trace.first, facts.trace.norms
+    part, inputs = target(facts), facts.inputs
+    if curve is None or not first or first[0] < _LOUD * max(abs(curve.best), 1.0) or learns(facts):
+        return ""
+    sizes = [max(abs(each.mean), each.std) for each in (part, inputs) if each is not None]
+    early = norms[: max(4, len(norms) // 4)]
+    if max(sizes, default=0.0) >= 20.0 or sorted(early)[len(early) // 2] < _LOUD:
+        return ""
+    return (
+        f"the first loss was {first[0]:.3g} and its gradient norm {norms[0]:.3g}; later losses reach {curve.best:.3g}"
+    )
+
+
+def contracted(facts: Facts) -> str:
+    """Outputs of all samples that run together, where nothing but a loss without a lower bound asks for it."""
+    first, last = first_and_last(facts)
+    if first is None or last is None or not facts.signed or supervised(facts) or is_policy(facts) or facts.opposed:
+        return ""
+    if last.terms or last.calls > 1 or len(last.shape) != 2 or last.shape[1] < 2 or first.input_spread == 0.0:
+        return ""
+    if not last.spread < 0.02 * first.spread:
+        return ""
+    return f"outputs of different samples differed by {first.spread:.3g} at first and by {last.spread:.3g} now"
+
+
+def far_from_outputs(facts: Facts) -> str:
+    """A large loss that does not fall, and outputs far smaller than what such a loss compares them with."""
+    last, found = first_and_last(facts)[1], progress(facts)
+    if last is None or found is None or not found.stood_still or supervised(facts) or last.terms or found.end < 50.0:
+        return ""
+    if not 0.0 < last.rms**2 < 0.01 * found.end or facts.trace.num_updates < 2 * JUDGED_AFTER:
+        return ""
+    return f"{found}, and the outputs have a root mean square of {last.rms:.3g}: what they are compared with is far off"
+
+
+def content_rivals(facts: Facts) -> str:
+    """Two networks that are trained in turns and both have nothing left to gain: they are not rivals."""
+    losses, first = facts.trace.losses, facts.trace.first
+    if facts.measured.loop.turns < 8 or len(losses) < 64 or is_policy(facts) or min(first) <= 0.0:
+        return ""
+    if not max(map(abs, losses[-16:])) < 0.01 * fmean(first):
+        return ""
+    return f"two networks are trained in turns, and the losses of both went to {max(losses[-16:]):.2g}: none opposes"
+
+
 def idle_term(facts: Facts) -> str:
     """One of several terms of the loss is no better than with a constant prediction, while the others are."""
     trail = facts.measured.outputs
     last, curve = trail.last, facts.curve
     if last is None or last.target is None or not last.kind or trail.loss[0] or len(trail.pairs) < ENOUGH_PROBES + 1:
         return ""
-    if is_policy(facts) or facts.opposed or curve is None or facts.trace.num_updates < JUDGED_AFTER or learns(facts):
+    if is_policy(facts) or facts.opposed or curve is None or facts.trace.num_updates < JUDGED_AFTER:
         return ""
-    if not last.spread < _COLLAPSED * last.target.std:  # outputs that follow their inputs may have little to gain
+    size = last.rms if "logits" in last.kind or last.kind == "cross-entropy" else last.target.std
+    if not last.spread < _COLLAPSED * size:  # outputs that follow their inputs may have little to gain
         return ""
     base, text = base_of(last.kind, last.target)
     late = fmean(value for _, value in trail.pairs[-ENOUGH_PROBES:])
-    if base is None or late < 0.9 * base or late > 3.0 * base:
+    least = 0.98 if math.isnan(last.target.entropy) and "bce" in last.kind else 0.9  # targets between 0 and 1: a floor
+    if base is None or late < least * base or late > 3.0 * base:
         return ""
     return f"the {last.kind} in the loss is {late:.4g} and {text} {base:.4g}: the rest of the loss keeps it there"
 
@@ -144,7 +227,8 @@ def out_of_reach(facts: Facts) -> str:
     kind = trail.loss[0]
     if part is None or trail.count < ENOUGH_PROBES or kind not in ("mse", "l1", "huber") or learns(facts):
         return ""
-    if trail.highest > 1.0 or trail.lowest < -1.0 or trail.highest < 0.9:
+    bounded = trail.last is not None and trail.last.activation in ("sigmoid", "softmax", "tanh")
+    if trail.highest > 1.0 or trail.lowest < -1.0 or (trail.highest < 0.9 and not bounded):
         return ""
     if part.mean - 0.5 * part.std <= 1.0 and part.mean + 0.5 * part.std >= trail.lowest:
         return ""

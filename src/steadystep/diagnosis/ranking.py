@@ -8,9 +8,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from steadystep.diagnosis import data_evidence, learning_evidence, model_evidence, output_evidence, step_size_evidence
+from steadystep.diagnosis import (
+    data_evidence,
+    learning_evidence,
+    model_evidence,
+    output_evidence,
+    policy_evidence,
+    step_size_evidence,
+)
 from steadystep.diagnosis.advice import advise
-from steadystep.diagnosis.causes import Cause, Fault
+from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
 from steadystep.diagnosis.facts import Facts, told
 from steadystep.diagnosis.learning import conclude
 from steadystep.diagnosis.learning_evidence import EvidenceRule, EvidenceTest, noted, warned
@@ -35,8 +42,8 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.SATURATION, 1.0, _unless_it_learns(warned(DetectorName.SATURATED_UNITS))),
     EvidenceRule(Cause.EMBEDDING_GROWTH, 1.0, warned(DetectorName.EMBEDDING_GROWTH)),
     EvidenceRule(Cause.ATTENTION_LOGIT_GROWTH, 1.0, warned(DetectorName.ATTENTION_LOGIT_GROWTH)),
-    EvidenceRule(Cause.VANISHING_GRADIENT, 1.2, warned(DetectorName.VANISHING_GRADIENT)),
-    EvidenceRule(Cause.ZERO_GRADIENT, 1.0, warned(DetectorName.ZERO_GRADIENT)),
+    EvidenceRule(Cause.VANISHING_GRADIENT, 1.2, learning_evidence.vanishing),
+    EvidenceRule(Cause.ZERO_GRADIENT, 1.0, learning_evidence.unreached),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.1, learning_evidence.idle),
     EvidenceRule(Cause.POOR_INITIALISATION, 2.5, learning_evidence.weights_at_zero),
     EvidenceRule(Cause.LOSS_SCALE_COLLAPSE, 1.0, warned(DetectorName.LOSS_SCALE)),
@@ -70,6 +77,7 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size_evidence.went_up, level=True),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.7, step_size_evidence.never_recovered, level=True),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.leaped),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, step_size_evidence.unsteady),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.6, step_size_evidence.sharp_attention),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size_evidence.climbed, level=True),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.bold_adam),
@@ -93,12 +101,14 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.MISSING_ZERO_GRAD, None, learning_evidence.carries_over, 3.5),
     _seen(Cause.LOST_MOMENTS, None, learning_evidence.forgets, 3.4),
     _seen(Cause.ZERO_GRADIENT, Fault.ALL_IGNORED_TARGETS, data_evidence.ignored_targets, 4.0),
-    _seen(Cause.FLAT_REWARD, None, data_evidence.flat_reward, 4.0),
+    _seen(Cause.FLAT_REWARD, None, policy_evidence.flat_reward, 4.0),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, data_evidence.constant_targets, 3.6),
     _seen(Cause.NO_LEARNING, Fault.UNSHUFFLED_DATA, data_evidence.one_kind_per_batch, 3.5),
     _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.softmax_over_batch, 3.4),
     _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.wrong_axis, 3.4),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.wrong_loss, 3.3),
+    _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.inner_axis, 3.3),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, data_evidence.outside_of_domain, 3.3),
     _seen(Cause.SUSPICIOUS_PERFECTION, Fault.TARGET_LEAK, data_evidence.copied_target, 3.3),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.wrong_input_of_loss, 3.3),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.activation_twice, 3.2),
@@ -108,6 +118,9 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.NO_LEARNING, Fault.WRONG_OPTIMIZER_PARAMS, model_evidence.in_no_optimizer, 2.8),
     _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.outside_the_model, 2.7),
     _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.rate_of_zero, 2.6),
+    _seen(Cause.ZERO_GRADIENT, None, model_evidence.behind_no_grad, 2.6),
+    _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.quick_decay, 2.4),
+    _seen(Cause.SCHEDULE_ERROR, None, model_evidence.growing_rate),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_dropout, 2.5),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_decay, 2.4),
     _seen(Cause.NO_LEARNING, Fault.OUTPUT_INDEPENDENT_OF_INPUT, output_evidence.constant_outputs, 2.3),
@@ -121,14 +134,26 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.UNSCALED_DATA, Fault.UNSCALED_TARGETS, data_evidence.far_targets),
     _seen(Cause.POOR_INITIALISATION, None, model_evidence.equal_weights),
     _seen(Cause.GRADIENT_UNDERFLOW, Fault.PRECISION, model_evidence.rounded_away),
-    _seen(Cause.UNSCALED_DATA, Fault.UNSCALED_TARGETS, data_evidence.large_rewards),
+    _seen(Cause.UNSCALED_DATA, Fault.UNSCALED_TARGETS, policy_evidence.large_rewards),
     # concluded
+    EvidenceRule(Cause.NO_LEARNING, 1.5, output_evidence.distance_of_shares, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.content_rivals, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.NO_LEARNING, 1.3, policy_evidence.falling_reward, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.NO_LEARNING, 1.3, policy_evidence.uniform_policy, fault=Fault.REGULARISATION_TOO_STRONG),
+    EvidenceRule(Cause.ZERO_GRADIENT, 1.3, policy_evidence.no_signal),
+    EvidenceRule(Cause.POOR_INITIALISATION, 1.6, model_evidence.unusual_gains),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.3, output_evidence.loud_start),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.1, output_evidence.loud_gradients),
+    EvidenceRule(Cause.NO_LEARNING, 1.2, output_evidence.contracted, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.UNSCALED_DATA, 1.0, output_evidence.far_from_outputs, fault=Fault.UNSCALED_TARGETS),
+    EvidenceRule(Cause.UNSCALED_DATA, 1.5, data_evidence.tiny_targets, fault=Fault.UNSCALED_TARGETS),
+    EvidenceRule(Cause.UNSCALED_DATA, 1.4, data_evidence.wide_targets, fault=Fault.UNSCALED_TARGETS),
     EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.faint_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.2, output_evidence.cut_graph),
     EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.idle_term, fault=Fault.REGULARISATION_TOO_STRONG),
     EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, data_evidence.small_normed_batch),
     EvidenceRule(Cause.UNSCALED_DATA, 1.2, data_evidence.raw_inputs),
-    EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.5, data_evidence.certain_policy),
+    EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.5, policy_evidence.certain_policy),
     EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, data_evidence.tiny_batch),
     EvidenceRule(Cause.POOR_INITIALISATION, 1.2, model_evidence.large_biases),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, data_evidence.collapsed),
@@ -139,6 +164,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.NO_LEARNING, 1.2, output_evidence.collapsed_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
     EvidenceRule(Cause.SUSPICIOUS_PERFECTION, 1.2, data_evidence.leaked_target, fault=Fault.TARGET_LEAK),
     EvidenceRule(Cause.NO_LEARNING, 1.1, model_evidence.mostly_frozen, fault=Fault.FROZEN_PARAMETERS),
+    EvidenceRule(Cause.NO_LEARNING, 1.05, model_evidence.frozen_head, fault=Fault.FROZEN_PARAMETERS),
     EvidenceRule(Cause.NO_LEARNING, 1.0, data_evidence.unrelated_targets, fault=Fault.LABELS_SHUFFLED),
 )
 """Rules that name the particular fault. They count when a diagnosis is asked for, not for reports during a run."""
@@ -148,47 +174,6 @@ REFUTED: dict[Cause, EvidenceTest] = {
     Cause.LEARNING_RATE_TOO_HIGH: learning_evidence.hardly_moves,
     Cause.MISSING_ZERO_GRAD: learning_evidence.clears,
 }
-
-_BLOW_UPS: set[str] = {
-    *(Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.NON_FINITE_BUFFER, Cause.FORWARD_OVERFLOW),
-    *(Cause.EXPLODING_GRADIENT, Cause.BAD_BATCH, Cause.DAMAGED_WEIGHTS, Cause.POISONED_MOMENTS, Cause.OSCILLATION),
-    *(Cause.DEAD_UNITS, Cause.SATURATION, Cause.EMBEDDING_GROWTH, Cause.ATTENTION_LOGIT_GROWTH),
-    Cause.CLIPPING_TOO_TIGHT,
-}
-_LIFELESS: set[str] = {Fault.OUTPUT_INDEPENDENT_OF_INPUT, Fault.LABELS_SHUFFLED, Cause.NO_LEARNING}
-_OVERFLOWS: set[str] = {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERFLOW}
-_STANDSTILLS: set[str] = {Cause.ZERO_GRADIENT, Cause.NO_LEARNING, Cause.LEARNING_RATE_TOO_LOW, *_LIFELESS}
-
-# What else a cause accounts for when it is there: those are consequences, and come after it.
-CONSEQUENCES: dict[str, set[str]] = {
-    Cause.MISSING_ZERO_GRAD: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH},
-    Cause.UNSCALED_DATA: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH, Cause.POOR_INITIALISATION},
-    Cause.POOR_INITIALISATION: {*_BLOW_UPS, *_STANDSTILLS, Cause.VANISHING_GRADIENT},
-    Cause.SCHEDULE_ERROR: {*_BLOW_UPS, *_STANDSTILLS, Cause.LEARNING_RATE_TOO_HIGH},
-    Cause.LEARNING_RATE_TOO_HIGH: {*_BLOW_UPS, *_STANDSTILLS, Cause.VANISHING_GRADIENT},
-    Cause.DATA_SHIFT: {Cause.LEARNING_RATE_TOO_HIGH},
-    Cause.CLIPPING_TOO_TIGHT: {Cause.LEARNING_RATE_TOO_LOW},
-    Cause.DAMAGED_WEIGHTS: {Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.NON_FINITE_BUFFER},
-    Cause.GRADIENT_UNDERFLOW: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
-    Cause.VANISHING_GRADIENT: {*_STANDSTILLS},
-    Cause.SATURATION: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
-    Cause.EMBEDDING_GROWTH: {*_OVERFLOWS, Cause.ATTENTION_LOGIT_GROWTH},
-    Cause.ATTENTION_LOGIT_GROWTH: {*_OVERFLOWS},
-    Cause.DEAD_UNITS: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
-    Cause.SUSPICIOUS_PERFECTION: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
-}
-
-
-EXPLAINED: dict[str, set[str]] = {
-    Cause.POOR_INITIALISATION: _LIFELESS,
-    Cause.DEAD_UNITS: _LIFELESS,
-    Cause.ZERO_GRADIENT: _LIFELESS,
-    Cause.SATURATION: _LIFELESS,
-    Fault.CONSTANT_INPUTS: {*_LIFELESS, Cause.UNSCALED_DATA},
-    Fault.SOFTMAX_AXIS: {*_LIFELESS, Fault.WRONG_LOSS},
-    Fault.CONSTANT_TARGETS: _LIFELESS,
-}
-"""What follows by necessity, even where it was seen as it is."""
 
 _VAGUE = (Cause.NO_LEARNING.value, "")
 _ENOUGH = 1.0

@@ -23,6 +23,19 @@ def large_updates(facts: Facts) -> str:
     return _moves(ratio) if ratio is not None and _LARGE_UPDATE <= ratio < _HUGE_UPDATE else ""
 
 
+def unsteady(facts: Facts) -> str:
+    """The loss rises again and again, and nothing has touched the weights but the optimizer."""
+    seen = facts.warned.get(DetectorName.NOT_HEALING)
+    if seen is None or {DetectorName.WEIGHT_JUMP, DetectorName.BIT_FLIP} & facts.warned.keys():
+        return ""
+    signs = (DetectorName.OSCILLATION, DetectorName.SLOW_DIVERGENCE)
+    if not any(sign in facts.noted or sign in facts.warned for sign in signs) or not spikes(facts):
+        return ""
+    momentum = facts.structure.momentum
+    more = f"; a momentum of {momentum:g} adds up {1 / (1 - momentum):.0f} steps" if 0.98 < momentum < 1.0 else ""
+    return f"{told(seen)}; {spikes(facts)}{more}"
+
+
 def leaped(facts: Facts) -> str:
     """The first updates were nearly as large as the weights."""
     ratio = max(facts.ratios[:4], default=0.0)

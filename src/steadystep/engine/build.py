@@ -91,7 +91,7 @@ def _build(
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)
     meeting.compare(ranks, sections(config, model, optimizer, extra_detectors), wrong=wrong)
-    repeats = folder is not None or components.replay_buffer_bytes(config, ranks) > 0
+    repeats = folder is not None or components.replay_buffer_bytes(config) > 0
     measuring = measuring_for(config, model, optimizer, ranks, repeats=repeats)
     islands = Fp32Islands(model, list(config.training.fp32_modules))
     try:
@@ -158,10 +158,10 @@ class _Ground:
     ) -> Parts:
         """Everything else."""
         config, ranks, measuring = self.config, self.ranks, self.measuring
-        limits, budget = components.limits(config, ranks), components.budget(config)
+        limits, budget = components.limits(config), components.budget(config)
         structure = partial(structure_of, self.model, self.optimizer)
         history = RunHistory(components.setup(config, self.folder), structure)
-        replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(config, ranks))
+        replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(config))
         run_state = self._run_state()
         rule = clip_rule(config)
         rolled_back = self._rolled_back(rule)
@@ -207,13 +207,12 @@ class _Ground:
         return saved | {"rollback trial": judge.trial, "sudden zero": judge.sudden_zero}
 
     def _run_state(self) -> RunState:
-        training, ranks, device = self.config.training, self.ranks, self.measuring.device
+        training, ranks, at = self.config.training, self.ranks, self.measuring
         early = EarlyStopping(patience=training.patience if training.early_stopping else None)
-        data = DataPosition(device)
+        data = DataPosition(at.device)
         if ranks.size > 1 and training.gradient_accumulation_steps == 1:
             data.ends = Once(ranks, ranks.any_rank(lambda: data.at_last))
-        finite = self.measuring.finite
-        loop = LoopState(self.model, self.optimizer, self.guard, data, device=device, ranks=ranks, finite=finite)
+        loop = LoopState(self.model, self.optimizer, self.guard, data, device=at.device, ranks=ranks, finite=at.finite)
         checkpoints = components.checkpointing(self.config, self.folder, loop, ranks)
         return RunState(data, loop, early, checkpoints=checkpoints, ranks=ranks)
 
@@ -229,12 +228,11 @@ class _Ground:
     def _recovery(
         self, rolled_back: dict[str, Stateful], data: DataPosition, replay_buffer: ReplayBuffer, limits: Limits
     ) -> Recovery:
-        plateau, measuring = self.learning_rate.plateau, self.measuring
+        plateau, measuring, at = self.learning_rate.plateau, self.measuring, self.measuring.device
         returning = rolled_back | ({} if plateau is None else {"plateau": plateau})
         returning |= {} if limits.skips_batches else {"data": data}
         tensors = TensorState(self.model, self.optimizer, measuring.gradients, infinite=measuring.finite.infinite)
-        device = measuring.device
-        return components.recovery(self.config, tensors, returning, device, self.ranks, replay_buffer, self.folder)
+        return components.recovery(self.config, tensors, returning, at, self.ranks, replay_buffer, self.folder)
 
     def _updater(self, recovery: Recovery, rule: NormRule | TensorEMAClip | None) -> Updater:
         measuring, training, sharded = self.measuring, self.config.training, self.ranks.sharded
@@ -273,14 +271,16 @@ class _Ground:
     def _rollback(
         self, progress: RunProgress, updater: Updater, recovery: Recovery, checkpoints: Checkpoints, limits: Limits
     ) -> Rollback:
-        measuring, detectors = self.measuring, self.detectors
-        runner, device = measuring.runner, measuring.device
+        measuring, runner, device = self.measuring, self.measuring.runner, self.measuring.device
+        seen, ranks = self.detectors, self.ranks
         return Rollback(
             progress=progress,
             updater=updater,
             learning_rate=self.learning_rate,
             recovery=recovery,
-            replayer=Replayer(runner=runner, updater=updater, recovery=recovery, detectors=detectors, device=device),
+            replayer=Replayer(
+                runner=runner, updater=updater, recovery=recovery, detectors=seen, device=device, ranks=ranks
+            ),
             measurer=measuring.measurer,
             buffers=measuring.buffers,
             probing=measuring.probes,

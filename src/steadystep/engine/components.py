@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from steadystep._utils.settings import seconds_in
-from steadystep._utils.text import note, warn
+from steadystep._utils.text import warn
 from steadystep.actions import ByTensors, ByUnits, TensorClip
 from steadystep.checkpoints.checkpointing import Checkpointing, Every
 from steadystep.checkpoints.finite import FiniteParts
@@ -47,7 +47,7 @@ from steadystep.signals import (
 from steadystep.signals.checksums import Checksums
 from steadystep.snapshots import Snapshots
 from steadystep.snapshots.buffers import Buffers
-from steadystep.snapshots.placement import disk_bytes, memory_bytes, without_replay
+from steadystep.snapshots.placement import disk_bytes, memory_bytes
 from steadystep.snapshots.recovery import InMemory, NoRecovery, Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
 from steadystep.snapshots.tensor_state import TensorState
@@ -148,7 +148,7 @@ def checkpointing(config: Config, folder: Path | None, loop: LoopState, ranks: R
     return Checkpointing(folder / "checkpoints", loop, every, keep_last=watch.keep_checkpoints, ranks=ranks)
 
 
-def limits(config: Config, ranks: Ranks) -> Limits:
+def limits(config: Config) -> Limits:
     """How deep an intervention cuts and how long it waits."""
     recovery = config.recovery
     return Limits(
@@ -158,15 +158,14 @@ def limits(config: Config, ranks: Ranks) -> Limits:
         lr_mult_again=min(recovery.lr_mult, 0.5) if recovery.lr_mult < 1.0 else 1.0,
         rewarm_steps=recovery.rewarm_steps,
         skips_batches=recovery.skip_batches,
-        replays=replay_buffer_bytes(config, ranks) > 0,
+        replays=replay_buffer_bytes(config) > 0,
     )
 
 
-def replay_buffer_bytes(config: Config, ranks: Ranks) -> float:
+def replay_buffer_bytes(config: Config) -> float:
     """What remembered batches may take; 0 where updates cannot be replayed."""
-    # why not several ranks: one whose closure fails when it is run again would leave the others waiting
     remembers = config.mode == "autopilot" and config.training.auto_recovery and config.recovery.snapshots > 0
-    wanted = remembers and config.recovery.skip_batches and ranks.size == 1
+    wanted = remembers and config.recovery.skip_batches
     return config.recovery.replay_memory_mb * 1e6 if wanted else 0.0
 
 
@@ -180,11 +179,9 @@ def recovery(
     folder: Path | None,
 ) -> Recovery:
     """States in memory, where the settings ask for rollbacks."""
-    bounds = limits(config, ranks)
+    bounds = limits(config)
     if config.mode != "autopilot" or not bounds.rolls_back:
         return NoRecovery()
-    if ranks.size > 1 and ranks.rank == 0:
-        note(without_replay(config.recovery.trust_steps, f"there are {ranks.size} ranks"))
     snapshots = Snapshots(
         tensor_state,
         count=config.recovery.snapshots,
@@ -250,8 +247,10 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         tables=RowNorms(model),
         outputs=outputs,
     )
-    weights = WeightNorms(gradients, wanted=ranks.size == 1, infinite=finite.without_norm)
+    weights = WeightNorms(gradients, infinite=finite.without_norm)
     peaks = StatePeaks(gradients, optimizer, finite.kept.tensors)
+    measurer = Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs))
+    measurer.over_ranks = ranks.norms if ranks.size > 1 else None
     return Measuring(
         gradients=gradients,
         device=device,
@@ -262,7 +261,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         runner=runner,
         inputs=inputs,
         probes=probes,
-        measurer=Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs)),
+        measurer=measurer,
     )
 
 

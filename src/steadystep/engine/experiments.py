@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.config import Config
-from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.diagnosis.learning import NOT_JUDGED, has_learned
+from steadystep.diagnosis.causes import EXPLAINED, Cause, Fault
+from steadystep.diagnosis.learning import NOT_JUDGED, hardly_learned, has_learned, is_judged
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
 from steadystep.errors import UnsupportedError
 from steadystep.examination import Examination, examine
+from steadystep.examination.experiments import HAS_LEARNED
 from steadystep.optimizers import CombinedOptimizer
 from steadystep.records import Diagnosis
 
@@ -41,14 +42,23 @@ def examine_guarded(
         with parts.precision.autocast():
             return compute(batch)
 
+    if parts.precision.casts:
+        under_precision.plain = compute  # type: ignore[attr-defined]
     settings = {"max_grad_norm": config.training.max_grad_norm, **options}
     done = examine(model, optimizer, under_precision, batches, **settings)
     history = parts.run_history
     facts, seen = history.facts(), history.diagnose()
     seen_as_is = proven(facts)
-    if any(float(group["lr"]) < 0.5 * float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups):
+    rates = sorted(facts.trace.lrs)
+    if rates and rates[len(rates) // 2] < 0.1 * facts.structure.announced:
         seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
-    tried = credible(seen[0], done.causes, learned=has_learned(facts))
+    if done.causes[0].evidence.startswith(HAS_LEARNED):
+        seen_as_is |= {(d.cause, d.fault) for d in seen}  # why: no trial got any further, so none refutes the run
+    if seen[0].cause == Cause.HEALTHY and any(facts.trace.first_norms):  # a policy that has nothing left to gain
+        gained = [d for d in done.causes if (d.cause, d.fault) != (Cause.ZERO_GRADIENT, "")]
+        done = replace(done, causes=tuple(gained) or seen)
+    judged = is_judged(facts) and not facts.measured.loop.turns
+    tried = credible(seen[0], done.causes, learned=has_learned(facts) and not hardly_learned(facts), judged=judged)
     story = one_story(seen, tried, seen_as_is)
     parts.progress.examined = parts.progress.attempts, story
     return replace(done, causes=story)
@@ -75,7 +85,7 @@ _REFUTED_BY_LEARNING = frozenset(
 _OF_STRUCTURE: frozenset[str] = frozenset(
     {
         *(Cause.ZERO_GRADIENT, Fault.WRONG_OPTIMIZER_PARAMS, Fault.SOFTMAX_AXIS, Fault.WRONG_LOSS),
-        *(Fault.BATCH_DEPENDENCE, Fault.EVAL_MODE, Fault.FROZEN_PARAMETERS),
+        *(Fault.BATCH_DEPENDENCE, Fault.EVAL_MODE, Fault.FROZEN_PARAMETERS, Cause.ENTROPY_COLLAPSE),
     }
 )
 """Read off the program itself: they hold whatever the loss means."""
@@ -85,20 +95,24 @@ _NOT_WHERE_IT_LEARNED: frozenset[str] = frozenset(
         *(Fault.LABELS_SHUFFLED, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS, Fault.FROZEN_PARAMETERS),
     }
 )
+_WITHOUT_GRADIENT = frozenset({Fault.WRONG_LOSS, Fault.SOFTMAX_AXIS, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS})
+"""Reasons for a gradient of zero."""
 _WEAK = frozenset({Fault.LABELS_SHUFFLED})
 """Concluded where nothing else explains that nothing is learned."""
 
 
-def credible(seen: Diagnosis, tried: Sequence[Diagnosis], *, learned: bool) -> Sequence[Diagnosis]:
-    """Return what experiments may claim about a run in which nothing was seen to be wrong.
+def credible(seen: Diagnosis, tried: Sequence[Diagnosis], *, learned: bool, judged: bool = True) -> Sequence[Diagnosis]:
+    """Return what experiments may claim about a run, most of all where nothing was seen to be wrong.
 
     Args:
         seen: the first diagnosis of the run.
         tried: those of experiments.
         learned: the run itself has shown that it learns.
+        judged: the level of the loss says something: not that of a policy or an adversary.
     """
     if seen.cause != Cause.HEALTHY:
-        return tried
+        kept = [d for d in tried if judged or (d.fault or d.cause) in _OF_STRUCTURE]
+        return kept or [seen]
     if NOT_JUDGED in seen.evidence:  # trials go by the level of the loss too, which says nothing here
         tried = [d for d in tried if (d.fault or d.cause) in _OF_STRUCTURE]
     if learned:
@@ -126,11 +140,17 @@ def one_story(
         kept = [d for d in faulty if (d.cause, d.fault) in proven or d.cause not in _REFUTED_BY_LEARNING]
         return tuple(kept) or tuple(tried)
     sure = {d.cause + d.fault for d in seen[:1] if (d.cause, d.fault) in proven or d.cause in _OF_THE_LOOP}
+    if "(tried" in tried[0].advice:  # a repair that works says more than an effect that was seen
+        sure -= {Cause.NO_LEARNING + Fault.OUTPUT_INDEPENDENT_OF_INPUT}
+    if tried[0].fault in _WITHOUT_GRADIENT:
+        sure -= {Cause.ZERO_GRADIENT.value}
     tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
     by_trial = tried[0].fault in _WEAK
     first = [d for d in others if unknown or d.cause + d.fault in sure]
+    effects = EXPLAINED.get(seen[0].fault or seen[0].cause, ()) if seen else ()
+    first += [d for d in others if d is seen[0] and d not in first and (tried[0].fault or tried[0].cause) in effects]
     first += [d for d in others if by_trial and d not in first and d is seen[0] and d.fault not in _WEAK]
     return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))

@@ -141,7 +141,7 @@ class Pipeline:
         )
         if self._checksums.armed and (flips := self._checksums.found(self._measurer.ridden)):
             view = replace(view, signals=replace(view.signals, bit_flips=flips))
-        return view if self._ranks.size == 1 else self._ranks.agree(view)
+        return view if self._ranks.size == 1 else self._measurer.weighed(self._ranks.agree(view))
 
     def _recomputed(self, view: GradientView) -> GradientView:
         """The gradients of the group at hand with the bits in place that were flipped while it was computed."""

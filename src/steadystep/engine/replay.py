@@ -22,6 +22,7 @@ from steadystep._utils.rng import random_numbers_kept
 from steadystep.actions import Updater
 from steadystep.detectors import Detector, sees_every_step
 from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.parallel import Ranks, SingleProcess
 from steadystep.records import Signals
 from steadystep.signals.gradients import GradientView
 from steadystep.snapshots.recovery import Recovery
@@ -48,6 +49,7 @@ class Replayer:
     recovery: Recovery
     detectors: Sequence[Detector]
     device: torch.device
+    ranks: Ranks = field(default_factory=SingleProcess)
 
     def replay(
         self,
@@ -63,6 +65,8 @@ class Replayer:
         With `outside` what repeats goes on past the first sign, with `slack` so many steps.
         """
         made: list[RecordedUpdate] = []
+        if not self.ranks.same([len(done.micro_batches) for done in missed]):
+            return Replayed(made, healed=False, exact=False)
         healed, exact, compared, baseline = False, True, 0, _Usual(missed, first_sign)
         with random_numbers_kept(self.device) as kept:
             for done in missed:
@@ -84,7 +88,8 @@ class Replayer:
                     exact = self.recovery.is_as_it_was(done.updates)
             if made and made[-1].is_at_hand and made[-1].micro_batches[-1].recipe.rng is not None:
                 kept.let_go()  # why: the loop goes on after this update, with the numbers that follow its draws
-        return Replayed(made, healed=healed, exact=exact and len(made) >= compared >= _REPEATED)
+        exact = self.ranks.all(exact and len(made) >= compared >= _REPEATED)
+        return Replayed(made, healed=healed, exact=exact)
 
     def sort_out(
         self,
@@ -137,7 +142,7 @@ class Replayer:
         try:
             for work in done.micro_batches:
                 closure, batch = work.recipe.again()
-                self.runner.add(closure, batch=batch, weight=work.weight)
+                self.runner.add(self.ranks.together(closure), batch=batch, weight=work.weight)
             seen = measure(range(len(done.micro_batches)))
         except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
             return None
@@ -203,4 +208,7 @@ def _identical(now: Signals, then: Signals) -> bool:
     """All that both looks have measured: losses, and the norms of gradients, buffers and weights."""
     same = (now.losses, now.grad_norm, now.norms) == (then.losses, then.grad_norm, then.norms)
     weighed = bool(now.weight_norms and then.weight_norms)
-    return same and now.buffer_peaks == then.buffer_peaks and (not weighed or now.weight_norms == then.weight_norms)
+    # why by name: a rollback writes constant buffers too, and then they are looked at for a while
+    peaks = dict(zip(then.buffers, then.buffer_peaks, strict=True))
+    same = same and all(peaks.get(n, p) == p for n, p in zip(now.buffers, now.buffer_peaks, strict=True))
+    return same and (not weighed or now.weight_norms == then.weight_norms)

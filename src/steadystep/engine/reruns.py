@@ -152,7 +152,7 @@ class BatchReruns:
         with self.buffers.untouched(), random_numbers_kept(self.device), where, self.ranks.no_sync():
             self.buffers.put_back()
             with self.precision.autocast():
-                loss = work()
+                loss = self.ranks.together(work)()
             if backward and not self.ranks.sharded and not (self._has_finite_gradient(loss) and self.buffers.finite):
                 return math.inf
             return float(loss.detach())  # sync: only in trouble

@@ -210,7 +210,9 @@ class Rollback:
 
     def _jumped_again(self, view: GradientView, diagnosis: Diagnosis) -> bool:
         """The weights are again where they had jumped to: it was the updates after all."""
-        jump = next(f for f in diagnosis.findings if f.detector == DetectorName.WEIGHT_JUMP)
+        jump = next((f for f in diagnosis.findings if f.detector == DetectorName.WEIGHT_JUMP), None)
+        if jump is None or not jump.where:
+            return False
         now = self.measurer.weights(view.signals).get(jump.where[0], math.nan)
         return jump.baseline is not None and abs(now - jump.value) < abs(now - jump.baseline)
 

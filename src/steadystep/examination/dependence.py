@@ -12,6 +12,7 @@ from steadystep.examination.passes import Pass, recorded_calls, rows
 from steadystep.examination.workbench import Prepare, Workbench
 from steadystep.signals.activations import spread
 
+_MOST_CLASSES, _FEW = 32, 6
 _MOST_PLACES = 12  # positions of a sequence that are changed one by one
 
 
@@ -169,6 +170,26 @@ def share_of_own_target(bench: Workbench, batch: Any, seen: Pass) -> float | Non
     change = (other - plain).float().square().reshape(size, -1).sum(1)
     total = float(change.sum())  # sync: examined
     return float(change[place]) / total if total > 0 and math.isfinite(total) else None
+
+
+def deaf_classes(bench: Workbench, seen: Pass, prepare: Prepare) -> tuple[float, float] | None:
+    """With newly drawn weights: the only class whose samples give a gradient, and one whose samples give none."""
+    found = [t for t in seen.targets.values() if rows(t) == seen.num_samples]
+    if len(found) != 1 or len(torch.unique(found[0])) > _MOST_CLASSES or not bool((found[0] == found[0].round()).all()):
+        return None
+    felt: dict[float, bool] = {}
+    with bench.set_aside():
+        prepare(bench.model, bench.optimizer)
+        for batch in bench.batches[:_FEW]:
+            target = next((t for n, t in tensors_in(batch) if n in seen.targets and rows(t) == rows(found[0])), None)
+            gradient = _output_gradient(bench, batch)
+            if target is None or gradient is None or gradient.shape[: target.dim()] != target.shape:
+                return None
+            sizes = gradient.reshape(*target.shape, -1).abs().amax(-1)
+            for value in torch.unique(target).tolist():  # sync: examined
+                felt[value] = felt.get(value, False) or bool((sizes[target == value] > 0).any())  # sync: examined
+    loud, deaf = [v for v, is_felt in felt.items() if is_felt], [v for v, is_felt in felt.items() if not is_felt]
+    return (loud[0], deaf[0]) if len(loud) == 1 and deaf else None
 
 
 def _other_target(tensor: Tensor, place: int) -> Tensor:

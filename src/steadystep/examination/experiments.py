@@ -13,13 +13,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
+from steadystep.diagnosis.measured import is_bias
 from steadystep.examination.checks import faults_of, partly_reached
 from steadystep.examination.dependence import spread_of_outputs
 from steadystep.examination.observation import Observation, observe, trivial_loss
+from steadystep.examination.output_checks import suspects
 from steadystep.examination.repairs import Repair, repairs, restart, restart_plainly
 from steadystep.examination.workbench import Trial, Variation, Workbench, standard_error
 from steadystep.records import Diagnosis
 
+HAS_LEARNED = "the model has learned"
 _CLEARLY, _FAR = 0.1, 0.25  # of the present loss
 _WELL = 0.1  # of the first loss, in one trial
 _BELOW = 0.95  # of the loss of the best constant
@@ -29,6 +32,7 @@ _TINY_BATCH = 4
 _VANISHING = 1e-4  # of the largest gradient, by the size of the weights
 _RESCALED = 0.3  # of its own first loss
 _HARDLY = 0.3  # of the best repair
+_ABOVE, _EXPLODED = 3.0, 30.0  # times the loss of a constant
 _FITS = 0.5  # of the loss of one batch
 _UNLEARNED, _KNOWS, _SURELY = 0.05, 0.8, 3.0
 
@@ -80,21 +84,23 @@ class Experiments:
         left_out = o.parameters.not_in_optimizer
         if _learns_well(base, trivial) and not left_out:
             return (Diagnosis(evidence=f"it learns; {base}"),)
+        halved = trivial is not None and base.start <= 0.5 * trivial
+        if not halved and (found := list(suspects(o))):
+            return tuple(found)
         knows = self._knows(o, base, fresh, trivial)
         longer = base if knows else self._longer()
         learns = _learns_well(longer, trivial)
-        found = [
-            _repaired_by(repair, trial, longer)
-            for repair, trial in self._repaired(o, longer, fresh, knows=knows, learns=learns)
-        ]
+        worked = list(self._repaired(o, longer, fresh, trivial, knows=knows, learns=learns))
+        found = [_repaired_by(repair, trial, longer) for repair, trial in worked]
+        best = min((trial.end for repair, trial in worked if not repair.rescaled), default=math.inf)
         if learns and not found:
             return (Diagnosis(evidence=f"it learns; {longer}"),)
         if not learns and _is_better(fresh, longer, margin=_FAR if knows else _CLEARLY):
-            found.insert(0, _worn(o, longer, fresh))
+            found.insert(0 if fresh.end < 2.0 * best else 1, _worn(o, longer, fresh))
         if found:
             return tuple(found)
         if knows:
-            return (Diagnosis(evidence=f"the model has learned: other samples' inputs raise its loss; {base}"),)
+            return (Diagnosis(evidence=f"{HAS_LEARNED}: other samples' inputs raise its loss; {base}"),)
         return self._unexplained(o, longer, trivial)
 
     def _longer(self) -> Trial:
@@ -116,37 +122,43 @@ class Experiments:
 
     def _knows(self, o: Observation, base: Trial, fresh: Trial, trivial: float | None) -> bool:
         """Whether the present weights have learned something, as far as held batches tell."""
-        if not all(map(math.isfinite, base.before)):
+        if not base.finite:
             return False
         lead = fresh.start - base.start
         surely = min(_SURELY * standard_error(fresh.before, base.before), 0.5 * abs(fresh.start))
         leads = lead > max(_UNLEARNED * abs(fresh.start), surely)
         if trivial is not None:  # their loss is below that of the best constant, and not so with any weights
             below = base.start < _BELOW * trivial and leads
-            return base.start < _KNOWS * trivial or (below and self._needs_its_inputs(o, base))
+            return base.start < _KNOWS * trivial or (below and self._needs_its_inputs(o))
         if o.passes[0].targets and o.passes[0].num_samples > 1:
-            return leads and self._needs_its_inputs(o, base)
+            return leads and self._needs_its_inputs(o)
         return leads
 
-    def _needs_its_inputs(self, o: Observation, base: Trial) -> bool:
-        """The loss is higher where targets meet the inputs of other samples."""
-        seen = o.passes[0]
+    def _needs_its_inputs(self, o: Observation) -> bool:
         with self._bench.set_aside():
-            mismatched = self._bench.losses(
-                self._bench.held, lambda batch: seen.with_inputs(batch, lambda t: t.roll(1, 0))
-            )
-        worse = fmean(mismatched) - base.start
-        return worse > _UNLEARNED * abs(base.start) and worse > _SURELY * standard_error(mismatched, base.before)
+            return self._follows(o) == 1.0
+
+    def _follows(self, o: Observation) -> float:
+        """1 where the loss of held batches is higher if targets meet the inputs of other samples; else 0."""
+        held, seen = self._bench.held, o.passes[0]
+        if seen.num_samples < 2:
+            return 0.0
+        plain = self._bench.losses(held)
+        turned = self._bench.losses(held, lambda batch: seen.with_inputs(batch, lambda t: t.roll(1, 0)))
+        worse = fmean(turned) - fmean(plain)
+        return float(worse > max(_UNLEARNED * abs(fmean(plain)), _SURELY * standard_error(turned, plain)))
 
     def _repaired(
-        self, o: Observation, base: Trial, fresh: Trial, *, knows: bool, learns: bool
+        self, o: Observation, base: Trial, fresh: Trial, trivial: float | None, *, knows: bool, learns: bool
     ) -> Iterator[tuple[Repair, Trial]]:
         """Repairs that end clearly below where the run is and below what the run does by itself, the best first."""
         worked = []
         margin = _FAR if knows or learns else _CLEARLY
         # a run that has learned nothing stands at the level of a guess, however high it began
         level = math.inf if knows or learns or not base.end > 0 else base.end
-        for repair in repairs(self._bench, o.passes[0], o.parameters.not_in_optimizer):
+        hardly = trivial is not None and base.start > _KNOWS * trivial
+        frozen = o.parameters.frozen if hardly or not knows else ()
+        for repair in repairs(self._bench, o.passes[0], o.parameters.not_in_optimizer, frozen):
             if not self._bench.in_time():
                 break
             if repair.particular if learns else repair.fresh or repair.particular or not knows:
@@ -162,6 +174,8 @@ class Experiments:
                     if repair.rescaled
                     else _is_better(trial, *others, margin=margin, level=level)
                 )
+                # a loss far above that of a constant is no success, however high it was before
+                helps = helps and (repair.rescaled or trivial is None or trial.end < _ABOVE * trivial)
                 worked += [(repair, trial)] if helps else []
         best: dict[str, tuple[Repair, Trial]] = {}
         for repair, trial in worked:
@@ -173,14 +187,21 @@ class Experiments:
         return iter(sorted(best.values(), key=lambda pair: not pair[0].particular and pair[1].gain < _HARDLY * most))
 
     def _unexplained(self, o: Observation, base: Trial, trivial: float | None) -> tuple[Diagnosis, ...]:
+        follows = False  # why not with the present weights: these have seen the held batches
         for name, what, prepare in (
             ("fresh-longer", "with new weights, for longer", restart),
             ("plain-init-longer", "with weights drawn at 1 / sqrt(inputs), for longer", restart_plainly),
         ):
             steps = _LONGER * self._bench.num_steps
-            trial = self._trial(name, what, Variation(prepare=prepare), num_steps=steps)
+            trial = self._trial(
+                name, what, Variation(prepare=prepare), num_steps=steps, at_end=lambda: self._follows(o)
+            )
+            follows = follows or trial.at_end == 1.0
             if _learns_well(trial, trivial) and _is_better(trial, base, margin=_CLEARLY):
                 return (_worn(o, base, trial),)
+        if trivial is not None and o.passes[0].loss > _EXPLODED * trivial and base.end > trivial:
+            what = f"a constant prediction has a loss of {trivial:.4g}, this model began far above; {base}"
+            return (_diagnosis(Cause.EXPLODING_GRADIENT, what),)
         vanishing = _vanishing(o)
         if vanishing:
             return (_diagnosis(Cause.VANISHING_GRADIENT, vanishing),)
@@ -196,7 +217,7 @@ class Experiments:
         if o.passes[0].num_samples <= _TINY_BATCH:
             what = f"batches of {o.passes[0].num_samples}: noise hides what they have in common; {base}"
             return (_diagnosis(Cause.BATCH_SIZE_UNFIT, what),)
-        if o.passes[0].num_samples > 1 and self._needs_its_inputs(o, base):
+        if follows:
             what = "no trial learns, but other samples' inputs raise the loss: targets belong to their inputs"
             return (Diagnosis(evidence=f"{what}; {base}"),)
         if one.finite and one.losses and one.losses[-1] < _FITS * min(one.losses[0], trivial or math.inf):
@@ -270,8 +291,9 @@ def _repaired_by(repair: Repair, trial: Trial, base: Trial) -> Diagnosis:
 
 def _vanishing(o: Observation) -> str:
     sizes, norms = o.parameters.sizes, o.parameters.norms
-    relative = {n: norms[n] / sizes[n] for n in norms if sizes[n] > 0 and math.isfinite(norms[n])}
-    if len(relative) < 4:
+    weights = [n for n in norms if sizes[n] > 0 and math.isfinite(norms[n]) and not is_bias(n)]
+    relative = {n: norms[n] / sizes[n] for n in weights}
+    if len(relative) < 3:
         return ""
     largest = max(relative.values())
     faint = [name for name, value in relative.items() if value < _VANISHING * largest]

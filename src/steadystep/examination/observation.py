@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep._utils.tree import tensors_in
+from steadystep.diagnosis.learning import base_of
 from steadystep.examination.dependence import (
     alike,
     blocked_positions,
+    deaf_classes,
     depends_on_content,
     depends_on_input,
     depends_on_later,
@@ -26,8 +28,9 @@ from steadystep.examination.passes import Pass, observe_passes, over_batches, ro
 from steadystep.examination.repairs import restart
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
-from steadystep.signals.batch_stats import Copies
-from steadystep.signals.loss_calls import LossCall, class_dim
+from steadystep.signals.batch_stats import Copies, PartStats
+from steadystep.signals.loss_calls import LossCall
+from steadystep.signals.losses import KINDS, class_dim, without_ignored
 
 CLASSES = ("cross_entropy", "nll_loss")
 
@@ -62,6 +65,8 @@ class Observation:
     """The share of samples whose output is that of the sample before, with newly drawn weights."""
     copied: str = ""
     """The feature of the input that is the target."""
+    deaf: tuple[float, float] | None = None
+    """The only class that the loss learns from, and one that it does not."""
     reached_fresh: frozenset[str]
     """Parameters that get a gradient with newly drawn weights."""
     dead: dict[str, float]
@@ -138,34 +143,35 @@ def targets_of(o: Observation) -> Tensor | None:
 
 
 def trivial_loss(o: Observation) -> float | None:
-    """The loss of the best constant prediction; None where the loss is not one plain loss function of torch."""
-    if (
-        len(o.calls) != 1
-        or o.calls[0].value is None
-        or not math.isclose(o.calls[0].value, o.passes[0].loss, rel_tol=1e-3)
-    ):
+    """The loss of the best constant prediction, as a guard takes it; None where the loss is not one plain function."""
+    call, factor = (o.calls[0] if len(o.calls) == 1 else None), _factor(o.passes)
+    if call is None or call.target is None or call.weighted or factor is None or not call.target.dim():
         return None
-    call, targets = o.calls[0], targets_of(o)
-    if targets is None or call.weighted or call.options.get("reduction", "mean") != "mean":
-        return None
-    if call.name in CLASSES and not targets.is_floating_point():
-        if call.target is None or len(torch.unique(call.target)) == call.target.numel() > 1:
-            return None  # each sample is its own class, as with negatives from the batch
-        kept = targets[targets != call.options.get("ignore_index", -100)]
-        shares = torch.unique(kept, return_counts=True)[1].double() / max(kept.numel(), 1)
-        smoothing, classes = float(call.options.get("label_smoothing", 0.0)), call.given.shape[class_dim(call.given)]
-        missing = torch.zeros(max(classes - len(shares), 0), dtype=shares.dtype, device=shares.device)
-        shares = torch.cat([shares, missing]) * (1.0 - smoothing) + smoothing / classes
-        shares = shares[shares > 0]
-        return float(-(shares * shares.log()).sum())  # sync: examined
-    if call.name.startswith("binary_cross_entropy") and targets.is_floating_point():
-        p = targets.double().reshape(rows(targets), -1).mean(0).clamp(1e-12, 1 - 1e-12)
-        return float(-(p * p.log() + (1 - p) * (1 - p).log()).mean())  # sync: examined
-    if call.name == "mse_loss":
-        return float(targets.double().var(0, unbiased=False).mean())  # sync: examined
-    if call.name == "l1_loss":
-        return float((targets - targets.median(0).values).abs().double().mean())  # sync: examined
-    return None
+    if call.name in CLASSES and len(torch.unique(call.target)) == call.target.numel() > 1:
+        return None  # each sample is its own class, as with negatives from the batch
+    part = PartStats("", call.target)
+    for seen in o.passes:
+        if len(seen.calls) != 1 or seen.calls[0].target is None or seen.calls[0].target.shape[1:] != part.shape:
+            return None
+        part.add(without_ignored(seen.calls[0]))
+    stats = part.read(iter(part.pending().tolist()))  # sync: examined
+    base, _ = base_of(KINDS.get(call.name, ""), stats)
+    smoothing = float(call.options.get("label_smoothing", 0.0))
+    if base is not None and smoothing:  # exact for labels that are equally frequent
+        base = (1.0 - smoothing) * base + smoothing * math.log(call.given.shape[class_dim(call.given)])
+    return None if base is None else factor * base
+
+
+def _factor(passes: Sequence[Pass]) -> float | None:
+    """The loss as a multiple of its only term, where it is the same one in every pass."""
+    found = []
+    for seen in passes:
+        value = seen.calls[0].value if len(seen.calls) == 1 else None
+        if value is None or not value > 0.0:
+            return None
+        found.append(seen.loss / value)
+    usual = sorted(found)[len(found) // 2]
+    return usual if usual > 0.0 and all(abs(f - usual) <= 1e-3 * usual for f in found) else None
 
 
 def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
@@ -194,6 +200,7 @@ def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
         blocked=blocked_positions(bench, batch, seen),
         alike=alike(bench, batch, seen, prepare=restart),
         copied=_copied(passes),
+        deaf=deaf_classes(bench, seen, prepare=restart),
         reached_fresh=reached(bench, prepare=restart),
         dead=dict(zip(watch.modules, dead, strict=False)),
         saturated=dict(zip(watch.modules, saturated, strict=False)),

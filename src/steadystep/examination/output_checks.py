@@ -1,6 +1,7 @@
 """Mistakes between outputs, targets and loss that a few passes show."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -8,7 +9,8 @@ from torch import Tensor
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.examination.observation import Observation, targets_of
 from steadystep.records import Diagnosis
-from steadystep.signals.loss_calls import (
+from steadystep.signals.losses import (
+    INNER_SOFTMAX,
     SOFTMAX_AXIS,
     WRONG_LOSS,
     class_dim,
@@ -19,6 +21,7 @@ from steadystep.signals.loss_calls import (
 
 _NEIGHBORS = 0.05  # of the spread of the outputs; rounding leaves 1e-6
 _SAME = 1e-6
+_RAW = 20.0  # the mean size of inputs that saturate any layer
 _MOSTLY = 0.5
 _OWN_TARGET = 0.3  # of the change, in the gradient of the sample's own output
 _LATER = 1e-3  # of the spread of the outputs
@@ -85,6 +88,37 @@ def _out_of_reach(o: Observation) -> Diagnosis | None:
     return None
 
 
+def _outside_of_domain(o: Observation) -> Diagnosis | None:
+    """Targets that the loss function is not defined for, or of which it hears one class only."""
+    advice = "give the labels as the loss expects them: 0 and 1 for binary cross-entropy, -1 and 1 for margin losses"
+    targets, name = targets_of(o), o.calls[0].name if o.calls else ""
+    low, high = (0.0, 0.0) if targets is None else (float(targets.min()), float(targets.max()))  # sync: examined
+    binary = name.startswith("binary_cross_entropy") and (low < -0.01 or high > 1.01)
+    margin = name in ("soft_margin_loss", "hinge_embedding_loss") and low > -0.5 and low != high
+    if binary or margin:
+        return no_learning(Fault.WRONG_LOSS, f"{name} gets targets between {low:g} and {high:g}", advice)
+    if o.deaf is None or o.is_adversarial:
+        return None
+    what = f"samples with the target {o.deaf[1]:g} have no gradient at all, only those with {o.deaf[0]:g} do"
+    return no_learning(Fault.WRONG_LOSS, what, advice)
+
+
+def suspects(o: Observation) -> Iterator[Diagnosis]:
+    """What cannot be meant, but is a fault only where the job does not learn."""
+    for fault, what in mistakes((), (), o.passes[0].softmaxes, o.passes[0].num_samples):
+        if fault == INNER_SOFTMAX:
+            advice = "take the softmax over the dimension that has the things to choose from"
+            yield no_learning(Fault.SOFTMAX_AXIS, what, advice)
+            break
+    call, targets = o.calls[0] if o.calls else None, targets_of(o)
+    made = None if call is None else call.origin
+    if call is None or made is None or targets is None or call.name not in _DISTANCES or made.name != "softmax":
+        return
+    if bool(((targets == 0) | (targets == 1)).all()):  # sync: examined
+        what = f"the loss is {call.name} between a softmax and labels, and its gradient vanishes where it is wrong"
+        yield no_learning(Fault.WRONG_LOSS, what, "use cross_entropy, on logits")
+
+
 def _wrong_sign(o: Observation) -> Diagnosis | None:
     values = [c.value for c in o.calls if c.value is not None]
     if len(values) != 1 or not values[0] > 0 or not math.isclose(o.passes[0].loss, -values[0], rel_tol=1e-3):
@@ -127,6 +161,8 @@ def _blind(o: Observation) -> Diagnosis | None:
             "check the padding mask: torch ignores the positions where it is True",
         )
     lifeless = max(o.saturated.values(), default=0.0) > 0.5 or max(o.dead.values(), default=0.0) > 0.9
+    inputs = [t for t in o.passes[0].inputs.values() if t.is_floating_point()]
+    lifeless = lifeless or any(float(t.abs().mean()) > _RAW for t in inputs)  # sync: examined
     if lifeless or o.is_solved:  # inputs or weights far too large make all outputs alike, and trials tell which
         return None
     if o.alike is not None and o.alike > _MOSTLY and not o.is_adversarial and o.on_input_fresh is not None:
@@ -206,6 +242,7 @@ OUTPUT_CHECKS = (
     _copied,
     _blocked,
     _out_of_reach,
+    _outside_of_domain,
     _wrong_sign,
     _certain,
     _blind,

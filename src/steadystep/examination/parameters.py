@@ -2,13 +2,14 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from steadystep.examination.workbench import Prepare, Workbench
@@ -183,3 +184,20 @@ def _norm(gradient: Tensor) -> float:
 
 def _rms(tensor: Tensor) -> float:
     return float(tensor.detach().float().square().mean().sqrt())  # sync: examined
+
+
+def thaw(model: nn.Module, optimizer: Optimizer, frozen: Sequence[str]) -> None:
+    """Make frozen parameters trainable, in the optimizer too; `set_aside` puts the flags back."""
+    named = dict(model.named_parameters())
+    for name in frozen:
+        named[name].requires_grad_(named[name].is_floating_point())
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    hold_too(model, optimizer, [name for name in frozen if id(named[name]) not in held])
+
+
+def hold_too(model: nn.Module, optimizer: Optimizer, left_out: Sequence[str]) -> None:
+    """Give these to the optimizer as well."""
+    optimizer.param_groups = list(optimizer.param_groups)  # the list that the user has stays as it is
+    named = dict(model.named_parameters())
+    if left_out:
+        optimizer.add_param_group({"params": [named[name] for name in left_out]})

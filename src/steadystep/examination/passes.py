@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from steadystep._utils.tree import children, mapped, rebuilt, tensors_in
 from steadystep.examination.workbench import Workbench
-from steadystep.signals.loss_calls import LossCall, record_losses
+from steadystep.signals.loss_calls import LossCall, Origin, record_losses
 
 _PASSES = 24
 """Batches that are run forward."""
@@ -36,6 +36,8 @@ class Pass:
     """Loss functions that were called."""
     differences: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     """Shapes of subtractions whose result is larger than both sides."""
+    softmaxes: tuple[Origin, ...] = ()
+    """Every softmax of the pass."""
 
     @property
     def num_samples(self) -> int:
@@ -134,6 +136,7 @@ def _observe(bench: Workbench, batch: Any, *, whole: bool) -> Pass:
         loss=float(loss.detach()),  # sync: examined
         calls=tuple(recorder.calls if whole else (call.without_outputs() for call in recorder.calls)),
         differences=tuple(recorder.differences),
+        softmaxes=tuple(recorder.softmaxes),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.diagnosis.causes import Cause, Fault
+from steadystep.examination.parameters import hold_too, thaw
 from steadystep.examination.passes import Pass, Scaling, mixed, together
 from steadystep.examination.workbench import Variation, Workbench
 from steadystep.signals.loss_calls import record_losses
@@ -61,15 +62,17 @@ def restart_plainly(model: nn.Module, optimizer: Optimizer) -> None:
             p.fill_(1.0 if name.endswith("weight") else 0.0)
 
 
-def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str]) -> Iterator[Repair]:
+def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str], frozen: Sequence[str] = ()) -> Iterator[Repair]:
     """What can be tried with this job, the most particular first.
 
     Args:
         bench: where it will be tried.
         seen: one pass.
         left_out: trainable parameters that get a gradient and are not in the optimizer.
+        frozen: parameters with `requires_grad` off.
     """
     yield from _settings(bench, left_out)
+    yield from _thawed(frozen) if frozen else ()
     yield from _terms(bench, seen)
     yield from _data(bench, seen)
     larger = _larger_batches(bench, seen.num_samples)
@@ -110,7 +113,7 @@ def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
             cause=Cause.NO_LEARNING,
             fault=Fault.WRONG_OPTIMIZER_PARAMS,
             advice="build the optimizer from model.parameters(), or add a group for these (tried, learns)",
-            variation=Variation(prepare=lambda model, optimizer: _hold_too(model, optimizer, left_out)),
+            variation=Variation(prepare=lambda model, optimizer: hold_too(model, optimizer, left_out)),
             particular=True,
         )
     if bench.max_grad_norm is not None:
@@ -120,6 +123,16 @@ def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
             cause=Cause.CLIPPING_TOO_TIGHT,
             advice="raise max_grad_norm (tried without clipping, learns)",
             variation=Variation(clip=False),
+            particular=True,
+        )
+    if bench.plain is not None:
+        yield Repair(
+            name="fp32",
+            what="in float32",
+            cause=Cause.GRADIENT_UNDERFLOW,
+            fault=Fault.PRECISION,
+            advice="train in float32, or scale the loss so that small gradients do not round to zero (tried, learns)",
+            variation=Variation(loss=bench.plain),
             particular=True,
         )
     if not bench.model.training:
@@ -167,10 +180,16 @@ _PLAIN_INIT = Repair(
 )
 
 
-def _hold_too(model: nn.Module, optimizer: Optimizer, left_out: Sequence[str]) -> None:
-    optimizer.param_groups = list(optimizer.param_groups)  # the list that the user has stays as it is
-    named = dict(model.named_parameters())
-    optimizer.add_param_group({"params": [named[name] for name in left_out]})
+def _thawed(frozen: Sequence[str]) -> Iterator[Repair]:
+    yield Repair(
+        name="all-trainable",
+        what="with all parameters trainable",
+        cause=Cause.NO_LEARNING,
+        fault=Fault.FROZEN_PARAMETERS,
+        advice="set requires_grad = True for what should be trained, and give it to the optimizer (tried, learns)",
+        variation=Variation(prepare=lambda model, optimizer: thaw(model, optimizer, frozen)),
+        particular=True,
+    )
 
 
 def _train_mode(model: nn.Module) -> None:
@@ -227,7 +246,7 @@ def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
 
 def _terms(bench: Workbench, seen: Pass) -> Iterator[Repair]:
     """The first loss function that is called, without the other terms of the loss."""
-    value = seen.calls[0].value if seen.calls else None
+    value = float(seen.calls[0].returned) if seen.calls and seen.calls[0].returned is not None else None  # sync: once
     if value is None or not value > 0.0 or abs(value - seen.loss) <= 0.02 * abs(seen.loss):
         return
 

@@ -130,6 +130,8 @@ class Workbench:
             raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
         held = min(max(_HELD, len(batches) // 4), len(batches) // 3)
         self.model, self.optimizer, self._loss = model, optimizer, loss
+        self.plain: BatchLoss | None = getattr(loss, "plain", None)
+        """The same loss without autocast, where it has one."""
         self.batches: Sequence[Any] = batches[: len(batches) - held]
         self.every = batches
         self.held: Sequence[Any] = batches[len(batches) - held :] or batches
@@ -158,7 +160,13 @@ class Workbench:
             for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
                 setattr(self.optimizer, kind, OrderedDict())  # why: an average of weights must not learn from trials
             torch.manual_seed(self._seed)
-            yield
+            flags = [(p, p.requires_grad) for p in self.model.parameters()]
+            try:
+                yield
+            finally:
+                for p, flag in flags:
+                    if p.requires_grad is not flag:
+                        p.requires_grad_(flag)
 
     def losses(
         self, batches: Iterable[Any], change: Callable[[Any], Any] | None = None, loss: BatchLoss | None = None

@@ -3,7 +3,8 @@
 Sums only, so that one all-reduce serves everything and its size does not grow with the ranks:
 
     a mean            the sum, divided by the number of ranks; NaN or infinity on one of them stays
-    a norm            the sum of squares over the ranks that hold a part; fp64 holds the square of any fp32 number
+    a norm            the sum of |local part|² ÷ the number of ranks that hold that part: right on any
+                      mesh; fp64 holds the square of any fp32 number, and NaN in one copy stays
     the largest       the fourth root of the mean fourth power: between the mean and the largest
     whether, how many a count
     who               one bit per rank, 48 to a number: adding different powers of two sets bits
@@ -112,7 +113,7 @@ def encode(
     form: PayloadLayout,
     signals: Signals,
     *,
-    shares: Mapping[str, bool],
+    copies: Mapping[str, float],
     questions: Sequence[bool] = (),
     checksum: int = 0,
     waiting: Probe | None = None,
@@ -123,7 +124,7 @@ def encode(
     Args:
         form: what is counted.
         signals: as measured here.
-        shares: by parameter, whether this rank's norm counts: False where another rank holds the same gradient.
+        copies: by parameter, how many ranks hold the same part of its gradient.
         questions: what this rank wants to happen.
         checksum: of its weights, at steps where replicas are compared.
         waiting: a probe that was taken here, of which only the shape is compared now.
@@ -143,7 +144,7 @@ def encode(
     losses = signals.losses[: form.micro_batches]
     numbers += [*losses, *[0.0] * (form.micro_batches - len(losses))]
     norms = dict(zip(signals.names, signals.norms, strict=True))
-    numbers += [_square(norms[name], shares[name]) if name in norms else 0.0 for name in form.names]
+    numbers += [norms[name] * norms[name] / copies[name] if name in norms else 0.0 for name in form.names]
     peaks = dict(zip(signals.buffers, signals.buffer_peaks, strict=True))
     for name in form.buffers:
         numbers += (float(name in peaks), float(name in signals.bad_buffers), _fourth_power(peaks.get(name, 0.0)))
@@ -229,11 +230,6 @@ def _inputs(known: float, means: Sequence[float], size: int) -> InputStats | Non
         return None
     parts: dict[str, Any] = dict(zip(_INPUTS, means, strict=True))
     return InputStats(**parts | {"batches": round(parts["batches"]), "finite": parts["finite"] == 1.0})
-
-
-def _square(norm: float, counts: bool) -> float:
-    # why NaN: a copy of a gradient that only this rank holds damaged would go into its weights
-    return norm * norm if counts else (0.0 if math.isfinite(norm) else math.nan)
 
 
 def _fourth_power(peak: float) -> float:

@@ -3,7 +3,7 @@
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 
 from steadystep._utils.tensors import device_of, is_sharded
 from steadystep.errors import UnsupportedError
+from steadystep.parallel.lockstep import in_lockstep
 from steadystep.parallel.payload import PayloadLayout, damaged, decode, encode, mark, same_on_all_ranks
-from steadystep.parallel.replicas import Replicas, counts_here, healthy_rank, odd_ones, reshard
+from steadystep.parallel.replicas import Replicas, broadcast, copies_of_all, healthy_rank, odd_ones, reshard
 from steadystep.parallel.single_process import (
     SECTIONS,
     AskRank,
@@ -53,7 +54,7 @@ class ProcessGroup:
         self._granted: tuple[bool, ...] = ()
         self._after_agreeing: list[RankAction] = []
         self._form: PayloadLayout | None = None
-        self._shares: dict[str, bool] = {}
+        self._copies: dict[str, float] = {}
         self._replicas = Replicas(model)
         self._fitting: Probe | None = None
         """A probe of which all ranks hold one of the same shape; its numbers are added up next time."""
@@ -80,7 +81,7 @@ class ProcessGroup:
         payload = encode(
             form,
             mine,
-            shares=self._shares,
+            copies=self._copies,
             questions=[any_rank() for any_rank in self._questions],
             checksum=self._replicas.checksum(mine.step),
             waiting=mine.probe,
@@ -131,6 +132,14 @@ class ProcessGroup:
     def mean(self, numbers: Sequence[float]) -> list[float]:
         """Each averaged over the ranks."""
         return [total / self.size for total in self._summed(numbers)]
+
+    def norms(self, names: Sequence[str], norms: Sequence[float]) -> list[float]:
+        """By the rule of the gradients: |local part|² ÷ copies, added up."""
+        held = dict(zip(names, norms, strict=True)) if norms else {}
+        squares = [held.get(name, 0.0) ** 2 / count for name, count in self._copies.items()]
+        known, *sums = self._summed([float(bool(held)), *squares])
+        whole = dict(zip(self._copies, sums, strict=True))
+        return [math.sqrt(whole[name]) for name in names] if known == self.size else []
 
     def least(self, number: float) -> float:
         """The smallest of all ranks."""
@@ -204,6 +213,10 @@ class ProcessGroup:
         finally:
             wrapped.require_forward_param_sync = before
 
+    def together(self, work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Two all-reduces of one number for each call."""
+        return in_lockstep(work, self._wrapped or self._model, self.all, undo=self.reshard)
+
     def _refuse_join(self) -> None:
         """A rank that has run out of batches answers DDP's messages there, and would not answer ours."""
         config = getattr(self._wrapped, "_join_config", None)
@@ -239,10 +252,7 @@ class ProcessGroup:
     def _up_to_date(self) -> PayloadLayout:
         names, parameters = self._named()
         if self._form is None or names is not self._form.names:
-            self._shares = {
-                name: counts_here(name, parameter, rank=self.rank, size=self.size)
-                for name, parameter in zip(names, parameters, strict=True)
-            }
+            self._copies = dict(zip(names, copies_of_all(parameters, self.size, self._summed), strict=True))
             self._form = PayloadLayout(
                 rank=self.rank,
                 size=self.size,
@@ -253,21 +263,10 @@ class ProcessGroup:
             )
         return self._form
 
-    @torch.no_grad()
     def copy_from(self, rank: int, optimizer: Optimizer) -> None:
-        """Broadcast every weight that has copies, and its moments; buffers are each rank's own."""
+        """Give every rank the weights and moments of that one, where they have copies."""
         source = rank if self._group is None else dist.get_global_rank(self._group, rank)
-        held = {id(p): p for p in self._model.parameters()}
-        held |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
-        for parameter in held.values():
-            slots = optimizer.state.get(parameter, {})
-            moments = [slots[name] for name in sorted(slots) if isinstance(slots[name], Tensor)]
-            for tensor in (parameter, *moments):
-                if not is_sharded([tensor]):
-                    sent = tensor.detach().contiguous()
-                    sent = sent.to(self._device) if sent.device.type == "cpu" else sent
-                    dist.broadcast(sent, source, group=self._group)
-                    tensor.copy_(sent)
+        broadcast(self._model, optimizer, lambda sent: dist.broadcast(sent, source, group=self._group), self._device)
 
     def _odd_ones(self) -> tuple[tuple[str, ...], int | None]:
         names, mine = self._replicas.each()

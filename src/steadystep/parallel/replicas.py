@@ -1,15 +1,15 @@
-"""Replicas that should hold the same bits: a checksum of all weights, now and then."""
+"""Replicas that should hold the same bits: a checksum of all weights, now and then; and how many ranks hold a part."""
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from steadystep._utils.tensors import is_sharded
-from steadystep.errors import UnsupportedError
+from steadystep._utils.tensors import copies_in_mesh, is_sharded
 from steadystep.records import REPLICAS_EVERY
 
 if TYPE_CHECKING:
@@ -68,6 +68,22 @@ def healthy_rank(every: Sequence[Sequence[int]]) -> int | None:
     return rows.index(baseline) if 2 * count > len(rows) else None
 
 
+@torch.no_grad()
+def broadcast(model: nn.Module, optimizer: Optimizer, send: Callable[[Tensor], None], device: torch.device) -> None:
+    """Send every weight that has copies, and its moments; buffers are each rank's own."""
+    held = {id(p): p for p in model.parameters()}
+    held |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    for parameter in held.values():
+        slots = optimizer.state.get(parameter, {})
+        moments = [slots[name] for name in sorted(slots) if isinstance(slots[name], Tensor)]
+        for tensor in (parameter, *moments):
+            if not is_sharded([tensor]):
+                sent = tensor.detach().contiguous()
+                sent = sent.to(device) if sent.device.type == "cpu" else sent
+                send(sent)
+                tensor.copy_(sent)
+
+
 def _bits_added(tensor: Tensor) -> Tensor:
     flat = tensor.detach().contiguous()
     if flat.is_complex():
@@ -76,22 +92,34 @@ def _bits_added(tensor: Tensor) -> Tensor:
     return whole.sum(dtype=torch.int64).remainder(_PRIME)
 
 
-def counts_here(name: str, parameter: Tensor, *, rank: int, size: int) -> bool:
-    """Whether this rank's part of a gradient goes into its norm: every part once, copies once.
+def copies_of_all(parameters: Sequence[Tensor], size: int, summed: Callable[[list[float]], list[float]]) -> list[float]:
+    """How many of `size` ranks hold the same part of each; asks the others where a mesh is smaller than the world."""
+    if all(mesh_size(parameter) in (1, size) for parameter in parameters):
+        holders = [float(size)] * len(parameters)
+    else:
+        holders = summed([float(is_here(parameter)) for parameter in parameters])
+    return [copies(parameter, holders=count) for parameter, count in zip(parameters, holders, strict=True)]
 
-    Raises:
-        UnsupportedError: it is spread over some of the ranks only, as by tensor or pipeline parallelism.
+
+def mesh_size(parameter: Tensor) -> int:
+    """How many ranks share it: those of its mesh, or this one alone for a plain tensor."""
+    return cast("DTensor", parameter).device_mesh.size() if is_sharded([parameter]) else 1
+
+
+def is_here(parameter: Tensor) -> bool:
+    """Whether this rank holds a part of it: it may be outside of its mesh."""
+    return not is_sharded([parameter]) or cast("DTensor", parameter).device_mesh.get_coordinate() is not None
+
+
+def copies(parameter: Tensor, *, holders: float) -> float:
+    """How many ranks hold the same part, where `holders` ranks hold a part of it.
+
+    Inside its mesh that is the size of the dimensions it is replicated over. Ranks outside hold it on a mesh of the
+    same shape, one for each replica: data parallelism around a mesh for tensor parallelism.
     """
     if not is_sharded([parameter]):
-        return rank == 0
-    spread = cast("DTensor", parameter)
-    if spread.device_mesh.size() != size:
-        raise UnsupportedError(
-            f"{name} is on {spread.device_mesh.size()} of {size} ranks: this version requires every parameter on "
-            "all ranks (DDP, fully_shard over all ranks, or both)"
-        )
-    place = spread.device_mesh.get_coordinate() or [0] * len(spread.placements)
-    return all(at == 0 or not how.is_replicate() for at, how in zip(place, spread.placements, strict=True))
+        return holders
+    return copies_in_mesh(parameter) * holders / mesh_size(parameter)
 
 
 def reshard(model: nn.Module) -> None:

@@ -165,6 +165,10 @@ class Ranks(Protocol):
         """Each averaged over the ranks."""
         ...
 
+    def norms(self, names: Sequence[str], norms: Sequence[float]) -> list[float]:
+        """Norms over all ranks of parameters, from those of the parts here; none where a rank could not measure."""
+        ...
+
     def least(self, number: float) -> float:
         """The smallest of all ranks."""
         ...
@@ -191,6 +195,10 @@ class Ranks(Protocol):
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Around a forward pass that is run again: it must leave the wrapper as it was."""
+        ...
+
+    def together(self, work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A closure that is run again: by all ranks, or by none where it fails on one of them."""
         ...
 
     @property
@@ -240,6 +248,10 @@ class SingleProcess:
         """As they are."""
         return list(numbers)
 
+    def norms(self, names: Sequence[str], norms: Sequence[float]) -> list[float]:
+        """As they are."""
+        return list(norms)
+
     def least(self, number: float) -> float:
         """As it is."""
         return number
@@ -265,6 +277,10 @@ class SingleProcess:
     def no_sync(self) -> AbstractContextManager[None]:
         """Nothing to keep quiet."""
         return _NOTHING
+
+    def together(self, work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """As it is."""
+        return work
 
     adds_up = False
 

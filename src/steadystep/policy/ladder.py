@@ -27,7 +27,7 @@ Mode = Literal["observe", "careful", "autopilot"]
 
 _CLEAN = 10.0  # times the usual second moments: poison begins at a hundred
 _EARLY_CUT = 0.1  # of a learning rate whose first updates multiplied the loss by a hundred
-_FROM_OUTSIDE = (DetectorName.WEIGHT_JUMP, DetectorName.BIT_FLIP)
+_FROM_OUTSIDE = (DetectorName.WEIGHT_JUMP, DetectorName.BIT_FLIP, DetectorName.ODD_REPLICA)
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 

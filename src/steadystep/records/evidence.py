@@ -40,10 +40,14 @@ class BatchPart(Record):
     """The mean of min(d²/2, |d| - 1/2) over these deviations d."""
     entropy: float = math.nan
     """Entropy in nats of its values, where all are whole numbers from 0 to 1,022; else NaN."""
+    binary: float = math.nan
+    """Mean entropy in nats of its features as probabilities, by their means: the best constant's cross-entropy."""
     entropy_within: float = math.nan
     """Mean entropy inside a batch."""
     ignored: float = 0.0
     """Share of values that are -100, the label that losses ignore."""
+    values: int = 0
+    """How many different values there are, where all are whole numbers from 0 to 1,022; else 0."""
     repeated: bool = False
     """Whether every batch held the same values, in tensors of their own."""
 
@@ -116,6 +120,14 @@ class OutputStats(Record):
     """Functions, such as `detach`, that took a tensor with a gradient out of the graph before the loss."""
     terms: int = 0
     """Loss functions that were called."""
+    unheld: tuple[str, ...] | None = None
+    """Parameters of the model that the loss depends on and that no optimizer holds; None where it is unknown."""
+    unlinked: tuple[str, ...] = ()
+    """Parameters in an optimizer that were computed with under `no_grad` only."""
+    ahead: str = ""
+    """How a position of a sequence comes to see what it should predict, where it does."""
+    activation: str = ""
+    """The activation that made what the first loss function got, as in "softmax"."""
     kind: str = ""
     """Of the first loss function, where it is a plain mean."""
     target: BatchPart | None = None
@@ -176,3 +188,11 @@ class Structure(Record):
     """Number of batch normalizations in training mode."""
     modes: int = 0
     """Number of modules that behave differently in evaluation mode."""
+    fan_ins: tuple[int, ...] = ()
+    """Inputs per unit of each of `trained` that is the weight of a linear or convolutional layer; else 0."""
+    table_rows: int = 0
+    """Rows of the largest embedding."""
+    last_frozen: bool = False
+    """Whether the last parameter of the model has `requires_grad` off."""
+    momentum: float = 0.0
+    """The largest of all groups that have one."""

@@ -20,7 +20,7 @@ _MOST = 1 << 16  # elements of one tensor that are measured
 _MOST_FEATURES = 1 << 12  # of a row whose values are counted
 _BINS = 1024
 _IGNORED = -100
-_NUMBERS = 13
+_NUMBERS = 15
 _COPY = 0.9999  # correlation over a batch
 _MOST_COPIES = 1 << 12  # features that are compared with the target
 
@@ -63,8 +63,10 @@ class PartStats:
         values = rows.to(torch.promote_types(rows.dtype, torch.float32) if rows.is_floating_point() else torch.float32)
         self._compare(tensor, values)
         variance, mean = torch.var_mean(values, 0, correction=0)
-        low, high = torch.aminmax(values)
-        ignored = (values == _IGNORED).float().mean()
+        skipped = values == _IGNORED if self.whole else torch.zeros_like(values, dtype=torch.bool)
+        low = torch.where(skipped, math.inf, values).amin()
+        high = torch.where(skipped, -math.inf, values).amax()
+        ignored = skipped.float().mean()
         entropy, odd = self._counted(values)
         apart = (values - values.median(0).values).abs()
         bent = torch.where(apart < 1.0, 0.5 * apart.square(), apart - 0.5).mean()
@@ -129,12 +131,31 @@ class PartStats:
         pooled = _entropy(self._histogram) if self._histogram is not None else mean.new_zeros(())
         scale = 1.0 / self._batches
         numbers = [overall, total, low, high, ignored * scale, entropy * scale, odd, within * scale]
-        return torch.stack([*numbers, variance.mean(), pooled, self._print[1], apart * scale, bent * scale])
+        kinds = mean.new_zeros(()) if self._histogram is None else (self._histogram > 0).sum().to(mean.dtype)
+        return torch.stack(
+            [*numbers, variance.mean(), pooled, self._print[1], apart * scale, bent * scale, kinds, _binary(mean)]
+        )
 
     def read(self, host: Iterator[float]) -> BatchPart:
         """The record, from the numbers of `pending`."""
         numbers = tuple(islice(host, _NUMBERS))
-        mean, total, low, high, ignored, within_entropy, odd, within, variance, pooled, same, apart, bent = numbers
+        (
+            mean,
+            total,
+            low,
+            high,
+            ignored,
+            within_entropy,
+            odd,
+            within,
+            variance,
+            pooled,
+            same,
+            apart,
+            bent,
+            kinds,
+            binary,
+        ) = numbers
         return BatchPart(
             name=self.name,
             whole=self.whole,
@@ -151,6 +172,8 @@ class PartStats:
             entropy=math.nan if odd else pooled,
             entropy_within=math.nan if odd else within_entropy,
             ignored=ignored,
+            values=0 if odd else int(kinds),
+            binary=binary,
             repeated=bool(same) and self._fresh and self._batches > 1,
         )
 
@@ -258,6 +281,12 @@ class BatchStatistics:
         host = iter(values)
         parts = tuple(part.read(host) for part in self._parts.values())
         return BatchStats(batches=self._batches, parts=parts, shifted=next(host) == 1.0)
+
+
+def _binary(means: Tensor) -> Tensor:
+    shares = means.clamp(0.0, 1.0)
+    entropy: Tensor = (torch.special.entr(shares) + torch.special.entr(1.0 - shares)).mean()
+    return entropy
 
 
 def _entropy(counts: Tensor) -> Tensor:

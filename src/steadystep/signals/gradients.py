@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import Layout, is_sharded, layout_of, local_part
+from steadystep._utils.tensors import Layout, is_sharded, layout_of, local_part, reduced_gradient
 from steadystep._utils.text import plain_name
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.records import Signals
@@ -58,7 +58,7 @@ class Gradients:
             self._name_all()
         grads = [p.grad for p in self.parameters if p.grad is not None]
         if self._sharded:
-            grads = [local_part(grad) for grad in grads]
+            grads = [local_part(reduced_gradient(p)) for p in self.parameters if p.grad is not None]
         names = self._names
         if len(grads) < len(self.parameters):
             names = tuple(n for n, p in zip(names, self.parameters, strict=True) if p.grad is not None)

@@ -5,13 +5,13 @@ through reshapes, so that a softmax in the model and a cross-entropy in the loop
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from steadystep._utils.tree import tensors_in
@@ -28,6 +28,7 @@ LOSSES = frozenset(
         "l1_loss",
         "smooth_l1_loss",
         "huber_loss",
+        *("soft_margin_loss", "hinge_embedding_loss", "poisson_nll_loss"),
     }
 )
 _KEEPS_VALUES = frozenset(
@@ -40,6 +41,9 @@ _KEEPS_VALUES = frozenset(
 _KEEPS_ORDER = frozenset({"clamp", "clamp_min", "log1p"})
 _LOGGED = {"softmax": "log_softmax", "sigmoid": "logsigmoid"}
 _SQUARES, _ABSOLUTES = frozenset({"square", "pow", "__pow__"}), frozenset({"abs", "__abs__"})
+_KEEPS_KIND = frozenset({"mean", "sum", "mul", "__mul__", "__rmul__", "div", "__truediv__"})
+_MASKS = frozenset({"masked_fill", "masked_fill_", "where", "tril", "triu"})
+_ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 _CUTS = frozenset({"detach", "detach_", "tolist", "numpy", "item"})
 _OPTIONS = ("ignore_index", "label_smoothing", "log_target", "reduction")
 _OTHER_NAMES = {"sigmoid_": "sigmoid", "tanh_": "tanh", "relu_": "relu", "special_expit": "sigmoid"}
@@ -67,11 +71,13 @@ class LossCall:
     given: Tensor
     target: Tensor | None
     result: Tensor | None
-    """One number, detached; None where it was not reduced to one."""
+    """The mean over what it compares, detached, also where the call takes the sum or nothing of the kind."""
     origin: Origin | None
     options: Mapping[str, Any] = field(default_factory=dict)
     weighted: bool = False
     """With weights of samples or classes."""
+    returned: Tensor | None = None
+    """What the call returned, detached, where that is one number."""
 
     @property
     def value(self) -> float | None:
@@ -99,6 +105,12 @@ class LossRecorder(TorchFunctionMode):
         """What the loss functions returned, with its graph."""
         self.cuts: list[str] = []
         """Functions that took a result out of the graph, where it had several elements and a gradient."""
+        self.ahead = ""
+        """The call by which a position of a sequence sees later ones, if there is one without a mask."""
+        self._masked = False
+        self.softmaxes: list[Origin] = []
+        """Every softmax, wherever it is."""
+        self._used: dict[bool, dict[int, nn.Parameter]] = {False: {}, True: {}}
         self.loss: Tensor | None = None
         """The last single number with a gradient."""
         self._origins: dict[int, tuple[Tensor, Origin]] = {}
@@ -116,6 +128,9 @@ class LossRecorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         name = _OTHER_NAMES.get(name, name)
         given = args[0] if args else kwargs.get("input")
+        if isinstance(result, Tensor | tuple):
+            self._use((*args, *kwargs.values()), result)
+            self._look_ahead(name, args, kwargs)
         if not isinstance(given, Tensor):
             return
         if name in LOSSES:
@@ -128,6 +143,32 @@ class LossRecorder(TorchFunctionMode):
         if isinstance(result, Tensor) and result.grad_fn is not None and result.numel() == 1:
             self.loss = result
 
+    def _use(self, given: tuple[Any, ...], result: Any) -> None:
+        """Which parameters were computed with, and whether that can be differentiated."""
+        first = result if isinstance(result, Tensor) else next((r for r in result if isinstance(r, Tensor)), None)
+        for each in given:
+            for p in each if isinstance(each, list | tuple) else (each,):
+                if isinstance(p, nn.Parameter) and p.requires_grad and first is not None and first.is_floating_point():
+                    self._used[first.requires_grad][id(p)] = p
+
+    def _look_ahead(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Attention over whole sequences without a mask, and recurrences in both directions."""
+        given = args[0] if args else None
+        square = isinstance(given, Tensor) and given.dim() > 1 and given.shape[-1] == given.shape[-2] > 3
+        masks = name in _MASKS or (name in ("add", "__add__", "__iadd__") and isinstance(args[1], Tensor))
+        self._masked = self._masked or (masks and square)
+        mask = kwargs.get("attn_mask", args[3] if name == "scaled_dot_product_attention" and len(args) > 3 else None)
+        is_open = name in _ATTENTION and mask is None and not kwargs.get("is_causal")
+        if is_open or (name == "softmax" and square and not self._masked):
+            self.ahead = name
+        elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and len(args) > 7 and args[7] is True:
+            self.ahead = f"bidirectional {name}"
+
+    @property
+    def unlinked(self) -> list[nn.Parameter]:
+        """Parameters that require a gradient and were computed with under `no_grad` only."""
+        return [p for key, p in self._used[False].items() if key not in self._used[True]]
+
     def origin_of(self, tensor: Tensor) -> Origin | None:
         """The activation that made it, if one did."""
         found = self._origins.get(id(tensor))
@@ -136,6 +177,7 @@ class LossRecorder(TorchFunctionMode):
     def _loss(self, name: str, given: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         target = args[1] if len(args) > 1 else kwargs.get("target")
         one = isinstance(result, Tensor) and result.numel() == 1
+        returned = result.detach().reshape(()) if one else None
         if one:
             self.results.append(result)
         self.calls.append(
@@ -143,7 +185,8 @@ class LossRecorder(TorchFunctionMode):
                 name=name,
                 given=given.detach(),
                 target=target.detach() if isinstance(target, Tensor) else None,
-                result=result.detach().reshape(()) if one else None,
+                result=_mean_of(result, target, kwargs),
+                returned=returned,
                 origin=self.origin_of(given),
                 options={key: kwargs[key] for key in _OPTIONS if key in kwargs},
                 weighted=any(kwargs.get(key) is not None for key in ("weight", "pos_weight"))
@@ -156,7 +199,9 @@ class LossRecorder(TorchFunctionMode):
         if name in ACTIVATIONS:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None) if "softmax" in name else None
             place = dim % given.dim() if isinstance(dim, int) and given.dim() else None
-            self._origins[id(result)] = (result, Origin(name, place, tuple(given.shape), origin))
+            made = Origin(name, place, tuple(given.shape), origin)
+            self._origins[id(result)] = (result, made)
+            self.softmaxes += [made] if place is not None else []
         elif name in _KEEPS_VALUES or name in _KEEPS_ORDER:
             if origin is not None:
                 self._origins[id(result)] = (result, origin)
@@ -180,9 +225,26 @@ class LossRecorder(TorchFunctionMode):
                 self._steps[id(result)] = (result, left, right, "mse_loss")
             elif name in _ABSOLUTES:
                 self._steps[id(result)] = (result, left, right, "l1_loss")
-            elif name == "mean" and kind and result.numel() == 1:
-                left, right = (right, left) if id(left) in self._data else (left, right)
-                self._loss(kind, left, (left, right), {}, result)
+            elif kind and name in _KEEPS_KIND and not isinstance(other, Tensor):
+                if result.numel() > 1:
+                    self._steps[id(result)] = (result, left, right, kind)
+                elif name in ("mean", "sum"):
+                    self._by_hand(kind, left, right, result)
+
+    def _by_hand(self, kind: str, left: Tensor, right: Tensor, result: Tensor) -> None:
+        left, right = (right, left) if id(left) in self._data else (left, right)
+        apart = (left - right).detach()
+        mean = apart.square().mean() if kind == "mse_loss" else apart.abs().mean()
+        self._loss(kind, left, (left, right), {}, result)
+        self.calls[-1] = replace(self.calls[-1], result=mean)
+
+
+def _mean_of(result: Any, target: Any, options: Mapping[str, Any]) -> Tensor | None:
+    if not isinstance(result, Tensor):
+        return None
+    if options.get("reduction") == "sum" and isinstance(target, Tensor) and result.numel() == 1:
+        return result.detach().reshape(()) / max(target.numel(), 1)
+    return result.detach().mean()
 
 
 def _is_ours(depth: int) -> bool:
@@ -196,93 +258,3 @@ def record_losses(loss: Callable[[Any], Tensor], batch: Any) -> tuple[LossRecord
     with recorder:
         value = loss(batch)
     return recorder, value
-
-
-def is_distribution(values: Tensor, dim: int) -> bool:
-    """Whether the numbers along a dimension are shares that add up to one."""
-    if not values.is_floating_point() or values.dim() <= dim or values.shape[dim] < 2:
-        return False
-    near = torch.isclose(values.sum(dim), torch.ones((), dtype=values.dtype, device=values.device), atol=1e-3)
-    return bool((values >= 0).all() and near.all())  # sync: examined
-
-
-def class_dim(given: Tensor) -> int:
-    """Where `cross_entropy`, `nll_loss` expect the classes."""
-    return 1 if given.dim() > 1 else 0
-
-
-def is_log_distribution(values: Tensor, dim: int) -> bool:
-    """Whether they are logarithms of such shares."""
-    return values.is_floating_point() and is_distribution(values.exp(), dim)
-
-
-_DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-_BOUNDED = ("sigmoid", "softmax")
-_UNFIT = (*_BOUNDED, "relu", "tanh")
-WRONG_LOSS, SOFTMAX_AXIS = "wrong-loss", "softmax-axis"
-
-
-def mistakes(
-    calls: Sequence[LossCall], differences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-) -> Iterator[tuple[str, str]]:
-    """What shapes and the functions called show to be wrong, as fault and evidence: no number is read."""
-    for call in calls:
-        over = _wrong_axis(call)
-        if over:
-            yield SOFTMAX_AXIS, over
-        twice = _activation_twice(call)
-        if twice:
-            yield WRONG_LOSS, twice
-    pairs = [
-        (tuple(c.given.shape), tuple(c.target.shape)) for c in calls if c.name in _DISTANCES and c.target is not None
-    ]
-    for left, right in (*pairs, *differences):
-        if _spreads(left, right):
-            yield (
-                WRONG_LOSS,
-                f"outputs and targets of shapes {left} and {right}: broadcasting compares every output with every "
-                "target, and the best answer is their mean",
-            )
-
-
-def _spreads(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
-    """(N, 1) against (N,), or the same with more dimensions in front."""
-    short, long = sorted((left, right), key=len)
-    if len(long) != len(short) + 1 or not short or short[0] < 2:
-        return False
-    return long == (*short, 1) or long == (short[0], 1, *short[1:])
-
-
-def _wrong_axis(call: LossCall) -> str:
-    """A softmax over one unit, over the samples, or over positions instead of classes."""
-    made = call.origin
-    while made is not None and "softmax" not in made.name:
-        made = made.before
-    if made is None or made.dim is None:
-        return ""
-    shape, dims = made.shape, len(made.shape)
-    if shape[made.dim] == 1:
-        return f"a {made.name} over a single unit is constant (shape {shape}, dim {made.dim})"
-    over_batch = made.dim == 0 and dims > 1
-    if over_batch and dims == 2 and shape[0] == shape[1] and call.target is not None and call.target.dim() == 1:
-        over_batch = False  # similarities of a batch with itself may be normalized either way
-    over_other = call.name in ("cross_entropy", "nll_loss") and made.dim not in (dims - 1, 1)
-    if over_batch or over_other:
-        return f"a {made.name} over dimension {made.dim} of shape {shape}: over samples instead of classes"
-    return ""
-
-
-def _activation_twice(call: LossCall) -> str:
-    """Loss functions that apply an activation themselves, or need another one."""
-    made = call.origin
-    if made is None:
-        return ""
-    if call.name == "cross_entropy" and made.name in _BOUNDED:
-        return f"cross_entropy applies a softmax to what a {made.name} has made"
-    if call.name == "binary_cross_entropy_with_logits" and made.name in (*_BOUNDED, "logsigmoid", "log_softmax"):
-        return f"binary_cross_entropy_with_logits applies a sigmoid to what a {made.name} has made"
-    if call.name == "binary_cross_entropy" and made.before is not None and made.before.name in _UNFIT:
-        return f"binary_cross_entropy gets the {made.name} of a {made.before.name}"
-    if call.name in ("nll_loss", "kl_div") and made.name in (*_UNFIT, "softplus"):
-        return f"{call.name} wants log-probabilities and gets what a {made.name} has made"
-    return ""

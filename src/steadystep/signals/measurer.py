@@ -1,7 +1,7 @@
 """The one look: everything a step is judged by, in one pass over the gradients and one transfer to the host."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, final
 
@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from steadystep._utils.numbers import weighted_mean
-from steadystep._utils.tensors import Layout, measure, read_mixed
+from steadystep._utils.tensors import Layout, measure, read_mixed, read_together
 from steadystep.records import WEIGHTS_EVERY, Signals
 from steadystep.signals.batch_stats import FIRST
 from steadystep.signals.batches import Inputs, Metrics, as_numbers, batch_is_finite, batch_rms
@@ -64,14 +64,7 @@ class Transfer:
             self.together = torch.stack(scalars)
         except RuntimeError:  # more than one device; asking each of them would cost every step of everybody else
             return read_mixed(scalars, flat)
-        return _read(self.together, flat)
-
-
-def _read(together: Tensor, flat: Sequence[Tensor]) -> list[float]:
-    if flat:
-        together = torch.cat([together, *(numbers.to(together.device) for numbers in flat)])
-    values: list[float] = together.tolist()  # sync: once per look
-    return values
+        return read_together(self.together, flat)
 
 
 class Announces(Protocol):
@@ -108,6 +101,8 @@ class Measurer:
         self._evidence = evidence or Evidence()
         self.learning_rate: Announces | None = None
         """The guard's own schedule, if it has one."""
+        self.over_ranks: Callable[[Sequence[str], Sequence[float]], list[float]] | None = None
+        """Turns norms of the weights here into those over all ranks; None in a single process."""
         self.riders: Sequence[Tensor] = ()
         """Numbers that ride along with the next read."""
         self.ridden: list[float] = []
@@ -134,8 +129,7 @@ class Measurer:
             measured = None
         transfer = Transfer(norms, losses)
         read = self._read(transfer, step, len(norms), losses, scale=scale, metrics=metrics, batches=batches)
-        each = read["norms"]
-        seen = read["losses"]
+        each, seen = read["norms"], read["losses"]
         signals = Signals(
             step=step,
             loss=seen[0] if len(seen) == 1 else weighted_mean(seen, weights),
@@ -171,12 +165,12 @@ class Measurer:
         of_lrs = transfer.add(tensor_lrs) if tensor_lrs else _NOTHING
         watched, of_peaks, of_constants = self._ask_buffers(step, transfer) if self._buffers.modules else _NO_BUFFERS
         of_metrics = transfer.add([v for v in metrics.values() if isinstance(v, Tensor)]) if metrics else _NOTHING
-        due = step % WEIGHTS_EVERY == OFFSET
-        of_weights = transfer.add(self._weights.measure()) if due else _NOTHING
+        due, alone = step % WEIGHTS_EVERY == OFFSET, self.over_ranks is None
+        of_weights = transfer.add(self._weights.measure()) if due and alone else _NOTHING
         of_state = transfer.add(self._state.measure()) if due else _NOTHING
         size, here = self._size_of(batches, losses[0].device, step) if batches else (None, False)
         of_batch = _NOTHING if size is None or here else transfer.add((size,))
-        of_first = transfer.add(self._weights.begin()) if step == 0 else _NOTHING
+        of_first = transfer.add(self._weights.begin()) if step == 0 and alone else _NOTHING
         of_riders = transfer.add(self.riders) if self.riders else _NOTHING
         samples, first_batches, looks = self._probes.waiting, self._inputs.waiting, self._evidence.waiting
         end = len(transfer)
@@ -221,8 +215,15 @@ class Measurer:
         """With the norms of the weights, which are looked at now if they have not been. Only in trouble."""
         if signals.weight_norms:
             return signals
-        norms = tuple(Transfer(self._weights.measure()).read())
-        return replace(signals, weights=self._weights.names() if norms else (), weight_norms=norms)
+        norms = Transfer(self._weights.measure()).read()
+        if self.over_ranks is not None:
+            norms = self.over_ranks(self._weights.names(), norms)
+        return replace(signals, weights=self._weights.names() if norms else (), weight_norms=tuple(norms))
+
+    def weighed(self, view: GradientView) -> GradientView:
+        """What all ranks agreed on, with the norms of the weights where they are due or something is not finite."""
+        due = view.signals.step % WEIGHTS_EVERY == OFFSET or not view.signals.all_finite
+        return replace(view, signals=self.with_weights(view.signals)) if due else view
 
     def weights(self, signals: Signals) -> dict[str, float]:
         """The norms of the weights as they are now, whatever `signals` says of them."""
@@ -248,7 +249,8 @@ class Measurer:
             view = replace(view, layout=layout, norms=measure(view.grads, layout), stacked=None)
             each = tuple(Transfer(view.norms).read())
             signals = replace(signals, norms=each, grad_norm=math.hypot(*each))
-        signals = self.with_weights(signals)
+        if self.over_ranks is None:  # else once all ranks know of it
+            signals = self.with_weights(signals)
         bad = self._buffers.newly_bad(signals.bad_buffers, grave=not signals.is_finite)
         if bad != signals.bad_buffers:
             signals = replace(signals, bad_buffers=bad)

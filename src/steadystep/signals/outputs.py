@@ -9,13 +9,15 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from steadystep._utils.text import plain_name
 from steadystep._utils.tree import tensors_in
 from steadystep.records import OutputStats
 from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
 from steadystep.signals.batch_stats import BatchStatistics, Copies, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.loss_calls import LossCall, LossRecorder, mistakes
-from steadystep.signals.structure import KINDS, OF, count_leaves, has_frozen_statistics, losses_of, untrained_heads
+from steadystep.signals.loss_calls import LossCall, LossRecorder
+from steadystep.signals.losses import KINDS, OF, losses_of, mistakes, without_ignored
+from steadystep.signals.structure import count_leaves, has_frozen_statistics, is_batch_first, left_out
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
@@ -39,7 +41,7 @@ class Outputs(ForwardHooks):
         self._step = 0
         self._closed = False
         self._outside = -1
-        self._untrained: tuple[str, ...] = ()
+        self._around: dict[str, Any] = {}
         self._misread: list[str] = []
         self._shape: tuple[int, ...] = ()
         self._evaluating = (False, False)
@@ -83,13 +85,17 @@ class Outputs(ForwardHooks):
         call = next((call for call in heard.calls if call.target is not None), None) if heard is not None else None
         if heard is None:
             return
-        self._called = {"mistakes": tuple(mistakes(heard.calls, heard.differences)), "cuts": tuple(heard.cuts[:3])}
-        self._called["terms"] = len(heard.calls)
+        size = len(self._batch[0][1]) if self._batch else 0
+        wrong = dict.fromkeys(mistakes(heard.calls, heard.differences, heard.softmaxes, size))
+        self._called = {"mistakes": tuple(wrong), "cuts": tuple(heard.cuts[:3]), "terms": len(heard.calls)}
+        self._called |= {"unlinked": self._held_of(heard), "ahead": heard.ahead}
         if call is None or call.target is None or not call.target.dim() or call.target.is_complex():
             return
         self._count_target(call)
         target = call.target
         first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
+        if first is not None and first.data_ptr() == target.data_ptr() and first.numel() == target.numel():
+            self._called["ahead"] = "the target is the input itself"
         if first is not None and len(heard.calls) == 1:
             self._copies.add(first, target)
         if not self._batch:
@@ -99,14 +105,19 @@ class Outputs(ForwardHooks):
 
     def _count_target(self, call: LossCall) -> None:
         """What the loss compares with, over all probes."""
-        target = call.target
-        assert target is not None
+        target = without_ignored(call)
         known = self._target
         if known is None or (known.shape != tuple(target.shape[1:]) and not known.flat):
             self._target = known = PartStats(TARGET, target, flat=known is not None)
         known.add(target)
-        kind = "" if call.weighted or call.options.get("reduction", "mean") != "mean" else KINDS.get(call.name, "")
-        self._called |= {"kind": kind, "result": call.result}
+        kind = "" if call.weighted else KINDS.get(call.name, "")
+        made = "" if call.origin is None else call.origin.name
+        self._called |= {"kind": kind, "result": call.result, "activation": made}
+
+    def _held_of(self, heard: LossRecorder) -> tuple[str, ...]:
+        """Names of the parameters that an optimizer holds and that were computed with under `no_grad` only."""
+        blind = {id(p) for p in heard.unlinked} & {id(p) for p in self._gradients.parameters}
+        return tuple(plain_name(n) for n, p in self._model.named_parameters() if id(p) in blind) if blind else ()
 
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
@@ -131,7 +142,7 @@ class Outputs(ForwardHooks):
     def _order(self, name: str) -> Callable[[nn.Module, Any], None]:
         def look(_: nn.Module, args: Any) -> None:
             given = args[0] if args else None
-            if isinstance(given, Tensor) and given.dim() == 3 and _is_batch_first(given, self._batch):
+            if isinstance(given, Tensor) and given.dim() == 3 and is_batch_first(given, self._batch):
                 self._misread.append(name)
 
         return look
@@ -161,7 +172,7 @@ class Outputs(ForwardHooks):
             self._outside = count_leaves(output, inside | {id(tensor) for _, tensor in tensors_in(given)})
             loss = None if self._recorder is None else self._recorder.loss
             held = {id(p) for p in self._gradients.parameters}
-            self._untrained = () if loss is None else untrained_heads(loss, module, held)
+            self._around = {} if loss is None else left_out(loss, module, held)
         with torch.no_grad():
             first = next((tensor for _, tensor in tensors_in(given) if tensor.dim()), None)
             whole = output.detach()
@@ -203,7 +214,7 @@ class Outputs(ForwardHooks):
             evaluating_all=self._evaluating[0],
             misread=tuple(self._misread),
             outside=max(0, self._outside),
-            untrained=self._untrained,
+            **self._around,
             copied=copied,
             target=None if self._target is None else self._target.read(host),
             **self._called,
@@ -279,14 +290,3 @@ def _spread(values: Tensor | None) -> Tensor:
         return torch.full((), math.nan)
     rows = values[: max(2, _MOST // max(1, values[0].numel()))]
     return rows.float().var(0, correction=0).mean().sqrt()
-
-
-def _is_batch_first(given: Tensor, batch: list[tuple[str, Tensor]]) -> bool:
-    """Whether the first dimension is that of the samples: so say the inputs and the targets of the batch."""
-    if len(batch) < 2:
-        return False
-    inputs, targets = batch[0][1], batch[-1][1]
-    rows = len(inputs)
-    one_label_each = targets.dim() == 1 and len(targets) == rows
-    as_given = inputs.dim() > 1 and tuple(given.shape[:2]) == tuple(inputs.shape[:2])
-    return one_label_each and as_given and given.shape[1] != rows

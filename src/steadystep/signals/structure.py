@@ -1,15 +1,9 @@
-"""How a run is set up: which parameters are trained, with which settings, and with which loss.
-
-Parameters and settings are read from model and optimizer without touching a number. The loss is known by its value:
-one of the common losses of an output and its targets that equals the loss of the step.
-"""
+"""Which parameters are trained, and with which settings: read from model and optimizer, without touching a number."""
 
 from collections.abc import Container
 from typing import Any
 
-import torch
 from torch import Tensor, bfloat16, float16, nn
-from torch.nn import functional
 from torch.optim import Optimizer
 
 from steadystep._utils.text import plain_name
@@ -20,6 +14,8 @@ _PLAIN = ("SGD", "ASGD", "LBFGS")
 _PLANNED = ("initial_lr", "max_lr")
 _MOST_NODES = 20_000  # of a graph that is searched
 _TURNS = ("TBackward0", "TransposeBackward0", "PermuteBackward0")
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
 
@@ -34,6 +30,7 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
     kinds = {type(one).__name__ for one in each}
     dropouts = {name: module.p for name, module in model.named_modules() if _is_dropout(module)}
     most = max(dropouts.values(), default=0.0)
+    layers = {id(m.weight): m.weight for m in model.modules() if isinstance(m, _LAYERS)}
     return Structure(
         trained=tuple(name for name, _ in trained),
         sizes=tuple(p.numel() for _, p in trained),
@@ -51,6 +48,10 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
         coarse=sum(p.dtype is bfloat16 for _, p in trained),
         norms=sum(isinstance(module, _MODES[0]) and module.training for module in model.modules()),
         modes=sum(_has_modes(module) for module in model.modules()),
+        fan_ins=tuple(p[0].numel() if id(p) in layers and len(p) else 0 for _, p in trained),
+        table_rows=max((m.num_embeddings for m in model.modules() if isinstance(m, _TABLES)), default=0),
+        last_frozen=bool(named) and not named[-1][1].requires_grad,
+        momentum=max((_number(g.get("momentum", 0.0), 0.0) for g in optimizer.param_groups), default=0.0),
     )
 
 
@@ -104,6 +105,25 @@ def untrained_heads(loss: Tensor, model: nn.Module, held: Container[int]) -> tup
     return ()
 
 
+def left_out(loss: Tensor, model: nn.Module, held: Container[int]) -> dict[str, tuple[str, ...]]:
+    """Fields of `OutputStats`: parameters that the loss depends on and that no optimizer holds."""
+    return {"untrained": untrained_heads(loss, model, held), "unheld": unheld_leaves(loss, model, held)}
+
+
+def unheld_leaves(loss: Tensor, model: nn.Module, held: Container[int]) -> tuple[str, ...]:
+    """Parameters of the model that the loss depends on and that no optimizer holds."""
+    named = {id(p): plain_name(name) for name, p in model.named_parameters() if id(p) not in held}
+    waiting: list[Any] = [loss.grad_fn] if named and loss.grad_fn is not None else []
+    seen, found = set(waiting), set()
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        found.add(id(getattr(node, "variable", None)))
+        new = [below for below, _ in node.next_functions if below is not None and below not in seen]
+        seen.update(new)
+        waiting += new
+    return tuple(name for key, name in named.items() if key in found)
+
+
 def _last_layers(loss: Tensor) -> list[list[nn.Parameter]]:
     """The parameters of each node of the graph between which and the loss there are no others."""
     waiting: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
@@ -123,83 +143,12 @@ def _last_layers(loss: Tensor) -> list[list[nn.Parameter]]:
     return found
 
 
-OF = " of "
-"""Between the kind of a loss and the tensor that it is of."""
-KINDS = {
-    "cross_entropy": "cross-entropy",
-    "nll_loss": "nll",
-    "binary_cross_entropy_with_logits": "bce with logits",
-    "binary_cross_entropy": "bce",
-    "mse_loss": "mse",
-    "l1_loss": "l1",
-    "huber_loss": "huber",
-    "smooth_l1_loss": "huber",
-}
-"""What the loss functions of torch are called here."""
-_IGNORED = -100
-
-
-def losses_of(output: Tensor, batch: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Losses of the output and each tensor of the batch that fits, as "kind of name"."""
-    found: dict[str, Tensor] = {}
-    values = output.float()
-    for name, target in batch:
-        if target.device != output.device:
-            continue
-        more: dict[str, Tensor] = {}
-        if not target.is_floating_point():
-            more |= _of_classes(values, target)
-        if target.numel() == output.numel():
-            more |= _of_numbers(values.flatten(), target.flatten().float())
-        if values.dim() == 2 and values.shape[1] == 1 < len(values) and target.shape == values.shape[:1]:
-            more["broadcast mse"] = _broadcast(values, target.float())
-        found |= {f"{kind}{OF}{name}": loss for kind, loss in more.items()}
-    return found
-
-
-def _of_classes(values: Tensor, target: Tensor) -> dict[str, Tensor]:
-    if values.dim() < 2 or target.dtype is torch.bool:
-        return {}
-    if values.dim() > 2 and target.shape == (len(values), *values.shape[2:]):
-        values = values.movedim(1, -1)
-    classes = values.shape[-1]
-    if classes < 2 or target.numel() * classes != values.numel():
-        return {}
-    values, target = values.reshape(-1, classes), target.reshape(-1).long()
-    counted = target != _IGNORED
-    # why clamped: a label out of range would stop a GPU
-    chosen = target.clamp(0, classes - 1).unsqueeze(1)
-
-    known = torch.where(((target >= 0) & (target < classes)) | ~counted, 0.0, torch.nan).sum()
-
-    def mean(each: Tensor) -> Tensor:
-        picked = each.gather(1, chosen).squeeze(1)
-        return known - torch.where(counted, picked, 0.0).sum() / counted.sum().clamp(min=1)
-
-    return {
-        "cross-entropy": mean(torch.log_softmax(values, 1)),
-        "nll": mean(values),
-        "nll from probabilities": mean(values.clamp(min=1e-38).log()),
-    }
-
-
-def _of_numbers(values: Tensor, target: Tensor) -> dict[str, Tensor]:
-    gap = values - target
-    squares = gap.square()
-    return {
-        "bce with logits": functional.binary_cross_entropy_with_logits(values, target),
-        "bce": -(target * _log(values) + (1.0 - target) * _log(1.0 - values)).mean(),
-        "mse": squares.mean(),
-        "l1": gap.abs().mean(),
-        "huber": functional.huber_loss(values, target),
-        "sum of squares": squares.sum(),
-    }
-
-
-def _log(values: Tensor) -> Tensor:
-    return values.clamp(min=0.0).log().clamp(min=-100.0)  # as torch's own
-
-
-def _broadcast(values: Tensor, target: Tensor) -> Tensor:
-    """The mean of (o_i - t_j)² over all pairs."""
-    return values.square().mean() - 2.0 * values.mean() * target.mean() + target.square().mean()
+def is_batch_first(given: Tensor, batch: list[tuple[str, Tensor]]) -> bool:
+    """Whether the first dimension is that of the samples: so say the inputs and the targets of the batch."""
+    if len(batch) < 2:
+        return False
+    inputs, targets = batch[0][1], batch[-1][1]
+    rows = len(inputs)
+    one_label_each = targets.dim() == 1 and len(targets) == rows
+    as_given = inputs.dim() > 1 and tuple(given.shape[:2]) == tuple(inputs.shape[:2])
+    return one_label_each and as_given and given.shape[1] != rows

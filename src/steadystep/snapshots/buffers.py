@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep._utils.modules import TensorCopy
-from steadystep._utils.tensors import is_writable
+from steadystep._utils.tensors import is_writable, local_part
 from steadystep._utils.text import plain_name
 from steadystep.stats import is_absurd
 
@@ -33,13 +33,18 @@ _JUDGED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 class _Slot:
     """One buffer's place in its module, and the last good copy of it."""
 
-    __slots__ = ("copy", "damaged_at", "exempt", "key", "live", "name", "older", "owner", "seen", "version", "written")
+    __slots__ = (
+        "copy", "damaged_at", "exempt", "held", "key", "live", "name", "older", "owner", "seen", "version", "written"
+    )  # fmt: skip
 
     def __init__(self, name: str, owner: dict[str, Tensor | None], key: str) -> None:
         self.name, self.owner, self.key = name, owner, key
         self.live = True
         self.exempt = False
+        self.held: Tensor | None = None
+        """As its module holds it."""
         self.seen: Tensor | None = None
+        """The same, or this rank's part of a DTensor."""
         self.copy: Tensor | None = None
         self.older: Tensor | None = None
         """The copy before the last one."""
@@ -51,15 +56,16 @@ class _Slot:
 
     @property
     def tensor(self) -> Tensor | None:
-        """The buffer as it is now, if it is of a kind that can be copied and put back."""
+        """The buffer as it is now, or this rank's part, if it is of a kind that can be copied and put back."""
         tensor = self.owner.get(self.key)
-        if tensor is self.seen:  # looked at before: asked for several times a step, it may cost nothing
-            return tensor
-        return tensor if tensor is not None and is_writable(tensor) else None
+        if tensor is self.held:  # looked at before: asked for several times a step, it may cost nothing
+            return self.seen
+        return local_part(tensor) if tensor is not None and is_writable(tensor) else None
 
     def start(self) -> None:
         """Copy from scratch: the first time, and when shape, dtype or device changed."""
         tensor, had = self.tensor, self.copy
+        self.held = None if tensor is None else self.owner[self.key]
         self.seen, self.older = tensor, None
         self.copy = None if tensor is None else tensor.detach().clone()
         if tensor is not None:
@@ -139,7 +145,7 @@ class Buffers:
         for slot in self._live():
             tensor = slot.tensor
             if tensor is not None and slot.copy is not None and slot.comparable(tensor):
-                slot.seen, slot.version = tensor, tensor._version
+                slot.seen, slot.held, slot.version = tensor, slot.owner[slot.key], tensor._version
                 targets.append(slot.next_copy())
                 sources.append(tensor.detach())
             else:
@@ -233,7 +239,7 @@ class Buffers:
                 if slot.tensor is not None:
                     slot.owner[slot.key] = None
             elif slot.copy is not None:
-                slot.owner[slot.key] = slot.seen
+                slot.owner[slot.key] = slot.held
                 slot.seen.copy_(damaged.get(slot.name, slot.copy))
                 slot.version = slot.seen._version
 

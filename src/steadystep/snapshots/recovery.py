@@ -116,7 +116,8 @@ class InMemory:
         ranks: Ranks | None = None,
     ) -> None:
         self._snapshots = snapshots
-        self._drop_on_all = (ranks or SingleProcess()).on_all(self._drop)
+        self._ranks = ranks or SingleProcess()
+        self._drop_on_all = self._ranks.on_all(self._drop)
         self._replay_buffer = replay_buffer or ReplayBuffer(max_bytes=0)
         self._trust_steps = trust_steps
         self._reach = trust_steps + 2 * WEIGHTS_EVERY + _SPARE + _DOUBT
@@ -157,8 +158,8 @@ class InMemory:
 
     @property
     def leaves_behind(self) -> bool:
-        """Something that is kept holds tensors, and stays where it was while updates are replayed."""
-        return self._snapshots.leaves_behind
+        """Something that a rank keeps holds tensors, and stays where it was while updates are replayed."""
+        return not self._ranks.all(not self._snapshots.leaves_behind)
 
     def take_along(self, parts: Mapping[str, state.Stateful]) -> None:
         """Let these parts of the guard be rolled back too; before the first state is kept."""
@@ -218,8 +219,9 @@ class InMemory:
         return self._snapshots.schedules()
 
     def missed(self, updates: int) -> tuple[RecordedUpdate, ...]:
-        """The updates after the first `updates`, if all of them are remembered."""
-        return self._replay_buffer.since(updates, until=self._updates)
+        """The updates after the first `updates`, if all of them are remembered, on every rank."""
+        found = self._replay_buffer.since(updates, until=self._updates)
+        return found if self._ranks.same([len(done.micro_batches) for done in found]) else ()
 
     def replayed(self, restored: int, made: Sequence[RecordedUpdate]) -> None:
         """After a rollback to so many updates: those that were replayed, as they went this time; the rest is gone."""

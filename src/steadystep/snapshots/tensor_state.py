@@ -96,7 +96,7 @@ class TensorState:
                         found["state", id(parameter), number, name] = local_part(value).detach()
         for path, _, name, buffer in self._buffers():
             if buffer is not None and is_writable(buffer):
-                found["buffer", path, name] = buffer.detach()
+                found["buffer", path, name] = local_part(buffer).detach()
         return found
 
     def are_finite(self, tensors: dict[Key, Tensor]) -> bool:
@@ -138,8 +138,8 @@ class TensorState:
             kept_buffer = tensors.get(("buffer", path, name))
             if kept_buffer is None:
                 continue
-            if buffer is not None and _alike(buffer, kept_buffer):
-                buffer.copy_(kept_buffer)
+            if buffer is not None and _alike(local_part(buffer), kept_buffer):
+                local_part(buffer).copy_(kept_buffer)
             else:
                 owner[name] = kept_buffer.to(kept_buffer.device if buffer is None else buffer.device, copy=True)
 

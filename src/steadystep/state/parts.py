@@ -186,7 +186,9 @@ class MeasuredState(PartState):  # noqa: D101
     touched: list[str]
     updated: list[str]
     rewarded: bool
-    loop: tuple[WholeNumber, WholeNumber, WholeNumber] | None = None
+    loop: (
+        tuple[WholeNumber, WholeNumber, WholeNumber] | tuple[WholeNumber, WholeNumber, WholeNumber, WholeNumber] | None
+    ) = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -17,6 +17,8 @@ from steadystep.checkpoints.data_position import _never
 from steadystep.engine import build as building
 from steadystep.engine import ownership
 from steadystep.errors import ConfigError, MisuseError
+from steadystep.precision import Precision
+from steadystep.snapshots.buffers import Buffers
 from tests.loops import batches, squared
 
 
@@ -65,6 +67,13 @@ class TestParts:
     def test_early_stopping_is_wanted_by_the_settings(self) -> None:
         for training, wanted in (({"early_stopping": True, "patience": 3}, True), ({}, False)):
             assert guarded(training=training)._parts.run_state.early_stopping.wanted is wanted
+
+    def test_a_single_process_shards_nothing_and_reruns_with_its_own_parts(self) -> None:
+        parts = guarded()._parts
+        assert parts.updater._sharded is None
+        reruns = parts.counterfactuals.reruns
+        assert isinstance(reruns.precision, Precision)
+        assert isinstance(reruns.buffers, Buffers)
 
     def test_the_updater_clips_as_the_settings_say(self) -> None:
         parts = guarded(training={"max_grad_norm": 2.0, "max_grad_value": 3.0})._parts

@@ -1,6 +1,5 @@
 """What the settings turn into, one component at a time."""
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,7 +184,7 @@ class TestCheckpointing:
 class TestLimits:
     @pytest.mark.parametrize(("mult", "again"), [(0.7, 0.5), (0.5, 0.5), (0.3, 0.3), (1.0, 1.0)])
     def test_a_second_cut_is_by_half_at_least_and_none_stays_none(self, mult: float, again: float) -> None:
-        made = components.limits(config(recovery={"lr_mult": mult}), ALONE)
+        made = components.limits(config(recovery={"lr_mult": mult}))
         assert (made.lr_mult, made.lr_mult_again) == (mult, again)
 
     @pytest.mark.parametrize(
@@ -193,33 +192,32 @@ class TestLimits:
     )
     def test_a_rollback_needs_snapshots_and_leave(self, recovers: bool, snapshots: int, rolls_back: bool) -> None:
         settings = config(training={"auto_recovery": recovers}, recovery={"snapshots": snapshots})
-        made = components.limits(settings, ALONE)
+        made = components.limits(settings)
         assert made.rolls_back is rolls_back
         assert made.replays is rolls_back
 
     def test_the_rest_is_passed_on(self) -> None:
-        made = components.limits(config(recovery={"trust_steps": 9, "rewarm_steps": 8, "skip_batches": False}), ALONE)
+        made = components.limits(config(recovery={"trust_steps": 9, "rewarm_steps": 8, "skip_batches": False}))
         assert (made.trust_steps, made.rewarm_steps, made.skips_batches, made.replays) == (9, 8, False, False)
-        assert components.limits(config(), ALONE).skips_batches
+        assert components.limits(config()).skips_batches
 
     @pytest.mark.parametrize(
-        ("mode", "training", "recovery", "others", "megabytes"),
+        ("mode", "training", "recovery", "megabytes"),
         [
-            ("autopilot", {}, {}, 0, 100.0),
-            ("careful", {}, {}, 0, 0.0),
-            ("observe", {}, {}, 0, 0.0),
-            ("autopilot", {"auto_recovery": False}, {}, 0, 0.0),
-            ("autopilot", {}, {"snapshots": 0}, 0, 0.0),
-            ("autopilot", {}, {"snapshots": 1}, 0, 100.0),
-            ("autopilot", {}, {"skip_batches": False}, 0, 0.0),
-            ("autopilot", {}, {}, 1, 0.0),
+            ("autopilot", {}, {}, 100.0),
+            ("careful", {}, {}, 0.0),
+            ("observe", {}, {}, 0.0),
+            ("autopilot", {"auto_recovery": False}, {}, 0.0),
+            ("autopilot", {}, {"snapshots": 0}, 0.0),
+            ("autopilot", {}, {"snapshots": 1}, 100.0),
+            ("autopilot", {}, {"skip_batches": False}, 0.0),
         ],
     )
     def test_batches_are_remembered_where_updates_can_be_replayed(
-        self, mode: str, training: dict[str, Any], recovery: dict[str, Any], others: int, megabytes: float
+        self, mode: str, training: dict[str, Any], recovery: dict[str, Any], megabytes: float
     ) -> None:
         settings = config(mode, training=training, recovery={"replay_memory_mb": 100} | recovery)
-        assert components.replay_buffer_bytes(settings, ranks(size=1 + others)) == megabytes * 1e6
+        assert components.replay_buffer_bytes(settings) == megabytes * 1e6
 
 
 class TestRecovery:
@@ -240,13 +238,6 @@ class TestRecovery:
     )
     def test_snapshots_are_taken_where_a_rollback_may_be_made(self, settings: Config, keeps: bool) -> None:
         assert isinstance(self.made(settings), InMemory if keeps else NoRecovery)
-
-    def test_several_ranks_are_told_that_nothing_is_replayed(self, caplog: pytest.LogCaptureFixture) -> None:
-        for at, told in ((ALONE, 0), (ranks(rank=0), 1), (ranks(rank=1), 0)):
-            caplog.clear()
-            with caplog.at_level(logging.INFO, "steadystep"):
-                self.made(config(), at=at)
-            assert len(caplog.records) == told
 
     def test_snapshots_have_the_limits_of_the_settings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[dict[str, Any]] = []
@@ -283,9 +274,10 @@ class TestMeasuring:
     ) -> None:
         model, optimizer = net()
         at = ranks(size=size)
-        at.watch = lambda *_, **__: None
+        at.watch, at.norms = lambda *_, **__: None, lambda names, norms: norms
         settings = config(mode, training={"split_when_out_of_memory": splits})
         made = components.measuring_for(settings, model, optimizer, at, repeats=True)
+        assert (made.measurer.over_ranks is None) is (size == 1)
         assert (made.memory is not None) is kept
         assert (made.runner._memory is not None) is used
         if made.memory is not None:

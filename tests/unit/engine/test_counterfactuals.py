@@ -158,7 +158,11 @@ class TestSeveralRanks:
             return work(model, len(calls))
 
         ranks: Any = SimpleNamespace(
-            sharded=sharded, all=all_of_them, mean=lambda numbers: [2.0 * n for n in numbers], no_sync=nullcontext
+            sharded=sharded,
+            all=all_of_them,
+            mean=lambda numbers: [2.0 * n for n in numbers],
+            no_sync=nullcontext,
+            together=lambda work: work,
         )
         trained: Any = SimpleNamespace(parameters=list(model.parameters()))
         precision = Precision("fp32", device_type="cpu", autocast=True)

@@ -365,7 +365,9 @@ class TestMeasure:
         assert Pipeline(given).measure_losses([torch.ones(())]) is given.measurer.measure.return_value
         assert given.measurer.measure.call_args.kwargs["weights"] == [1.0]
         given.ranks.size = 2
-        assert Pipeline(given).measure_losses([torch.ones(())], refused_in_a_row=0) is given.ranks.agree.return_value
+        found = Pipeline(given).measure_losses([torch.ones(())], refused_in_a_row=0)
+        assert found is given.measurer.weighed.return_value
+        given.measurer.weighed.assert_called_once_with(given.ranks.agree.return_value)
         assert given.measurer.measure.call_args.kwargs["refused_in_a_row"] == 0
 
 

@@ -52,8 +52,9 @@ class TestTheSame:
             ({"losses": (1.1,)}, {}, False),
             ({"grad_norm": 1.1}, {}, False),
             ({"norms": (1.1,)}, {}, False),
-            ({"buffer_peaks": (1.0,)}, {}, False),
-            ({"buffer_peaks": (1.0,)}, {"buffer_peaks": (1.0,)}, True),
+            ({"buffers": ("mean",), "buffer_peaks": (1.0,)}, {}, True),  # seen by one look only
+            ({"buffers": ("mean",), "buffer_peaks": (1.0,)}, {"buffers": ("mean",), "buffer_peaks": (1.0,)}, True),
+            ({"buffers": ("mean",), "buffer_peaks": (1.0,)}, {"buffers": ("mean",), "buffer_peaks": (2.0,)}, False),
             ({"weight_norms": (1.0,)}, {}, True),  # seen by one look only
             ({}, {"weight_norms": (1.0,)}, True),
             ({"weight_norms": (1.0,)}, {"weight_norms": (1.0,)}, True),

@@ -230,3 +230,10 @@ def test_only_a_run_that_is_long_enough_gets_a_verdict(verdict: str | None) -> N
         run_history=SimpleNamespace(verdict=lambda: verdict), diagnose=lambda: ("first", "second")
     )
     assert Parts.verdict(run) == (None if verdict is None else "first")
+
+
+@pytest.mark.parametrize(("story", "at", "told"), [((), 5, "run"), (("story",), 5, "story"), (("story",), 4, "run")])
+def test_a_diagnosis_holds_an_examination_until_the_next_step(story: tuple[str, ...], at: int, told: str) -> None:
+    history = SimpleNamespace(diagnose=lambda: ("run",))
+    run: Any = SimpleNamespace(progress=SimpleNamespace(examined=(at, story), attempts=5), run_history=history)
+    assert Parts.diagnose(run)[0] == told

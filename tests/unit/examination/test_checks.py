@@ -264,7 +264,8 @@ def test_the_loss_of_the_best_constant() -> None:
     smooth = trivial_loss(made_observation(even, lambda x, y: F.cross_entropy(x, y, label_smoothing=0.2)))
     assert smooth == pytest.approx(math.log(2))
     absolute = made_observation([(x[:, :1], y) for x, y in numbers()], F.l1_loss)
-    assert trivial_loss(absolute) == pytest.approx(float((targets - targets.median()).abs().mean()), rel=1e-5)
+    # why not exact: the median of a batch is nearer to it than that of all, as a guard takes it too
+    assert trivial_loss(absolute) == pytest.approx(float((targets - targets.median()).abs().mean()), rel=0.05)
     binary = made_observation(
         [(uniform(8), torch.tensor([0.0] * 6 + [1.0] * 2))] * 3, F.binary_cross_entropy_with_logits
     )
@@ -278,11 +279,27 @@ def test_the_loss_of_the_best_constant() -> None:
         lambda x, y: F.cross_entropy(x, y) + x.square().mean(),
         lambda x, y: F.cross_entropy(x, y) + F.cross_entropy(-x, y),
         lambda x, y: F.cross_entropy(x, y, weight=torch.tensor([1.0, 2.0, 3.0, 4.0])),
-        lambda x, y: F.cross_entropy(x, y, reduction="sum"),
     ],
 )
 def test_no_best_constant_for_other_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     assert trivial_loss(made_observation(loss=loss)) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "times"),
+    [
+        (lambda x, y: F.mse_loss(x, y, reduction="sum"), 8.0),
+        (lambda x, y: F.mse_loss(x, y, reduction="none").mean(), 1.0),
+        (lambda x, y: 0.5 * ((1.0 * x - y) ** 2).sum(1).mean(), 0.5),
+        (lambda x, y: (y - 1.0 * x).square().sum(), 8.0),
+    ],
+)
+def test_the_best_constant_of_a_loss_that_is_summed_or_written_by_hand(
+    loss: Callable[[Tensor, Tensor], Tensor], times: float
+) -> None:
+    batches = [(uniform(8, 1), 2.0 * uniform(8, 1)) for _ in range(3)]
+    variance = float(torch.cat([y for _, y in batches]).var(unbiased=False))
+    assert trivial_loss(made_observation(batches, loss)) == pytest.approx(times * variance, rel=1e-4)
 
 
 def test_adversarial_losses_are_known_by_their_constants() -> None:

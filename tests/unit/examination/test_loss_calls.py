@@ -1,16 +1,14 @@
 """The recorder knows which loss functions were called, with what, and which activation made it."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from steadystep.signals.loss_calls import (
-    class_dim,
-    is_distribution,
-    is_log_distribution,
-    record_losses,
-)
+from steadystep.signals.loss_calls import record_losses
+from steadystep.signals.losses import class_dim, is_distribution, is_log_distribution
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -102,9 +100,28 @@ def test_options_and_weights_are_kept() -> None:
     assert not plain.calls[0].weighted
 
 
-def test_a_loss_that_is_not_reduced_has_no_value() -> None:
-    recorder, _ = record_losses(lambda _: F.mse_loss(X, SHARES, reduction="none").sum(), None)
-    assert recorder.calls[0].value is None
+def test_the_value_of_a_loss_is_its_mean_however_it_is_reduced() -> None:
+    mean = F.mse_loss(X, SHARES).item()
+    for reduction in ("mean", "sum", "none"):
+        recorder, _ = record_losses(partial(_squared, reduction), None)
+        assert recorder.calls[0].value == pytest.approx(mean)
+        assert (recorder.calls[0].returned is None) == (reduction == "none")
+
+
+def _squared(reduction: str, _: None) -> torch.Tensor:
+    return F.mse_loss(X, SHARES, reduction=reduction).sum()
+
+
+def test_parameters_behind_no_grad_are_told_from_those_that_are_linked() -> None:
+    trunk, head = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def loss(_: None) -> torch.Tensor:
+        with torch.no_grad():
+            features = trunk(X)
+        return head(features).mean()
+
+    recorder, _ = record_losses(loss, None)
+    assert {id(p) for p in recorder.unlinked} == {id(p) for p in trunk.parameters()}
 
 
 def test_a_broadcast_difference_is_recorded() -> None:

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from steadystep._utils.tensors import layout_of
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.parallel import Once, process_group
+from steadystep.parallel import Once, process_group, replicas
 from steadystep.parallel.process_group import ProcessGroup
 from steadystep.parallel.single_process import SECTIONS
 from steadystep.records import Probe, Signals
@@ -245,6 +245,28 @@ class TestAgree:
         assert alike(run(work)) == [None, None, mean, None, None, None]
 
 
+class TestNorms:
+    def test_of_weights_over_all_ranks(self, run: Run) -> None:
+        def work(group: ProcessGroup, missing: int | None = None) -> list[float]:
+            agreed(watching(group))
+            held = [] if group.rank == missing else [3.0 + group.rank]
+            return group.norms(["bias"], held)
+
+        assert alike(run(work)) == [pytest.approx(((9 + 16 + 25) / 3) ** 0.5)]  # three copies
+        assert alike(run(lambda group: work(group, missing=1))) == []
+
+    def test_parts_on_a_smaller_mesh_are_counted_by_all(self) -> None:
+        said: list[list[float]] = []
+
+        def summed(numbers: list[float]) -> list[float]:
+            said.append(numbers)
+            return [2.0, 4.0]
+
+        plain = [torch.zeros(1), torch.zeros(1)]
+        assert replicas.copies_of_all(plain, 4, summed) == [4.0, 4.0]
+        assert said == []
+
+
 class TestWishes:
     def test_one_rank_is_enough_and_it_holds_for_one_step(self, run: Run) -> None:
         def work(group: ProcessGroup) -> list[tuple[bool, bool]]:
@@ -432,7 +454,7 @@ class TestCopy:
         assert alike(run(work, default=default)) == [[[s, s], [s], [s] * 6], 20.0 + s, 10.0 + s, True]
 
     def test_what_is_sharded_has_no_copy(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(process_group, "is_sharded", sharded_matrices)
+        monkeypatch.setattr(replicas, "is_sharded", sharded_matrices)
 
         def work(group: ProcessGroup) -> list[float]:
             model: Any = group._model

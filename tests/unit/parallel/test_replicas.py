@@ -1,5 +1,6 @@
-"""Checksums of weights, and whose gradient counts."""
+"""Checksums of weights, and how many ranks hold a part."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from steadystep.errors import UnsupportedError
 from steadystep.parallel import replicas
-from steadystep.parallel.replicas import Replicas, counts_here, healthy_rank, odd_ones, reshard
+from steadystep.parallel.replicas import Replicas, copies, healthy_rank, is_here, mesh_size, odd_ones, reshard
 
 
 class Holding(nn.Module):
@@ -99,40 +99,52 @@ def test_a_healthy_rank_holds_what_most_hold(rows: list[list[int]], rank: int | 
     assert healthy_rank(rows) == rank
 
 
-class TestCountsHere:
-    def spread(self, size: int, place: list[int] | None, *copied: bool) -> Any:
-        mesh = SimpleNamespace(size=lambda: size, get_coordinate=lambda: place)
-        placements = [SimpleNamespace(is_replicate=lambda c=c: c) for c in copied]
+class TestCopies:
+    """The number of ranks that hold the same part; stand-ins for DTensors, real ones are in tests/distributed."""
+
+    def spread(self, sizes: tuple[int, ...], *replicated: bool) -> Any:
+        mesh = SimpleNamespace(
+            size=lambda dim=None: math.prod(sizes) if dim is None else sizes[dim], get_coordinate=lambda: [0]
+        )
+        placements = [SimpleNamespace(is_replicate=lambda c=c: c) for c in replicated]
         return SimpleNamespace(device_mesh=mesh, placements=placements)
 
-    def test_a_copy_counts_on_the_first_rank(self) -> None:
-        weight = torch.zeros(2)
-        assert [counts_here("w", weight, rank=rank, size=3) for rank in range(3)] == [True, False, False]
+    def test_a_plain_tensor_is_on_every_rank(self) -> None:
+        assert copies(torch.zeros(2), holders=3) == 3
 
     @pytest.mark.parametrize(
-        ("place", "copied", "counts"),
+        ("sizes", "replicated", "holders", "expected"),
         [
-            ([0], [False], True),
-            ([3], [False], True),
-            ([0], [True], True),
-            ([1], [True], False),
-            ([0, 1], [True, False], True),  # a part, in the first of its copies
-            ([1, 0], [True, False], False),
-            ([1, 1], [False, True], False),
-            (None, [True], True),
+            ((4,), [False], 4, 1),  # FSDP2
+            ((4,), [True], 4, 4),
+            ((2, 2), [True, False], 4, 2),  # HSDP
+            ((2, 3), [False, True], 6, 3),  # FSDP2 with a replicated dimension for tensor parallelism
+            ((2,), [False], 4, 2),  # on a mesh of half the ranks, of which there are two
+            ((2,), [True], 4, 4),
+            ((2,), [False], 2, 1),  # the other ranks hold no part of it
+            ((2, 2), [False, False], 8, 2),
         ],
     )
-    def test_every_part_counts_once(
-        self, monkeypatch: pytest.MonkeyPatch, place: list[int] | None, copied: list[bool], counts: bool
+    def test_on_a_mesh(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        sizes: tuple[int, ...],
+        replicated: list[bool],
+        holders: int,
+        expected: float,
     ) -> None:
         monkeypatch.setattr(replicas, "is_sharded", lambda tensors: True)
-        for rank in (0, 3):
-            assert counts_here("w", self.spread(4, place, *copied), rank=rank, size=4) is counts
+        assert copies(self.spread(sizes, *replicated), holders=holders) == expected
 
-    def test_spread_over_some_ranks_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_rank_outside_of_a_mesh_holds_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert is_here(torch.zeros(2))
+        assert mesh_size(torch.zeros(2)) == 1
         monkeypatch.setattr(replicas, "is_sharded", lambda tensors: True)
-        with pytest.raises(UnsupportedError, match="w "):
-            counts_here("w", self.spread(2, [0], False), rank=0, size=4)
+        inside = self.spread((2,), False)
+        assert is_here(inside)
+        assert mesh_size(inside) == 2
+        inside.device_mesh.get_coordinate = lambda: None
+        assert not is_here(inside)
 
 
 def test_who_has_not_loaded_fsdp_has_nothing_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

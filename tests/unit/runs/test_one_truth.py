@@ -231,7 +231,7 @@ def test_the_same_cause_everywhere(
     job = importlib.import_module("slow_job").make(0)
     monkeypatch.setattr(logging.getLogger("steadystep"), "level", logging.ERROR)
     with Guard(job.model, job.optimizer, run_dir=tmp_path / "slow", config={"monitoring": {"sinks": []}}) as guard:
-        for batch in job.batches * 3:
+        for batch in job.batches * 8:
             guard.step(job.loss, batch=batch)
         examined = guard.examine(job.batches, num_steps=10).causes[0]
         assert guard.diagnose()[0] == examined
@@ -240,7 +240,7 @@ def test_the_same_cause_everywhere(
     assert told["cause"] == told["findings"][0]["kind"] == examined.cause
     assert "learning rate is too low" in told["verdict"]
     assert f'<span class="tag warn">{examined.cause}</span>' in report_page(open_run(tmp_path / "slow"))
-    tried = _json(capsys, "examine", "slow_job:make", "--after", "72", "--steps", "10")
+    tried = _json(capsys, "examine", "slow_job:make", "--after", "192", "--steps", "10")
     assert tried["causes"][0]["cause"] == examined.cause
 
 

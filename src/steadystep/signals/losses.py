@@ -1,0 +1,223 @@
+"""Which loss a run is trained with, and whether it fits what it is called with.
+
+A common loss of an output and its targets that equals the loss of the step tells what it is.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from steadystep.signals.loss_calls import LossCall, Origin
+
+OF = " of "
+"""Between the kind of a loss and the tensor that it is of."""
+KINDS = {
+    "cross_entropy": "cross-entropy",
+    "nll_loss": "nll",
+    "binary_cross_entropy_with_logits": "bce with logits",
+    "binary_cross_entropy": "bce",
+    "mse_loss": "mse",
+    "l1_loss": "l1",
+    "huber_loss": "huber",
+    "smooth_l1_loss": "huber",
+    "soft_margin_loss": "soft margin",
+    "hinge_embedding_loss": "hinge embedding",
+    "poisson_nll_loss": "poisson",
+}
+"""What the loss functions of torch are called here."""
+_IGNORED = -100
+
+
+def losses_of(output: Tensor, batch: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Losses of the output and each tensor of the batch that fits, as "kind of name"."""
+    found: dict[str, Tensor] = {}
+    values = output.float()
+    for name, target in batch:
+        if target.device != output.device:
+            continue
+        more: dict[str, Tensor] = {}
+        if not target.is_floating_point():
+            more |= _of_classes(values, target)
+        if target.numel() == output.numel():
+            more |= _of_numbers(values.flatten(), target.flatten().float())
+        if values.dim() == 2 and values.shape[1] == 1 < len(values) and target.shape == values.shape[:1]:
+            more["broadcast mse"] = _broadcast(values, target.float())
+        found |= {f"{kind}{OF}{name}": loss for kind, loss in more.items()}
+    return found
+
+
+def _of_classes(values: Tensor, target: Tensor) -> dict[str, Tensor]:
+    if values.dim() < 2 or target.dtype is torch.bool:
+        return {}
+    if values.dim() > 2 and target.shape == (len(values), *values.shape[2:]):
+        values = values.movedim(1, -1)
+    classes = values.shape[-1]
+    if classes < 2 or target.numel() * classes != values.numel():
+        return {}
+    values, target = values.reshape(-1, classes), target.reshape(-1).long()
+    counted = target != _IGNORED
+    # why clamped: a label out of range would stop a GPU
+    chosen = target.clamp(0, classes - 1).unsqueeze(1)
+
+    known = torch.where(((target >= 0) & (target < classes)) | ~counted, 0.0, torch.nan).sum()
+
+    def mean(each: Tensor) -> Tensor:
+        picked = each.gather(1, chosen).squeeze(1)
+        return known - torch.where(counted, picked, 0.0).sum() / counted.sum().clamp(min=1)
+
+    return {
+        "cross-entropy": mean(torch.log_softmax(values, 1)),
+        "nll": mean(values),
+        "nll from probabilities": mean(values.clamp(min=1e-38).log()),
+    }
+
+
+def _of_numbers(values: Tensor, target: Tensor) -> dict[str, Tensor]:
+    gap = values - target
+    squares = gap.square()
+    return {
+        "bce with logits": functional.binary_cross_entropy_with_logits(values, target),
+        "bce": -(target * _log(values) + (1.0 - target) * _log(1.0 - values)).mean(),
+        "mse": squares.mean(),
+        "l1": gap.abs().mean(),
+        "huber": functional.huber_loss(values, target),
+        "sum of squares": squares.sum(),
+    }
+
+
+def _log(values: Tensor) -> Tensor:
+    return values.clamp(min=0.0).log().clamp(min=-100.0)  # as torch's own
+
+
+def _broadcast(values: Tensor, target: Tensor) -> Tensor:
+    """The mean of (o_i - t_j)² over all pairs."""
+    return values.square().mean() - 2.0 * values.mean() * target.mean() + target.square().mean()
+
+
+def is_distribution(values: Tensor, dim: int) -> bool:
+    """Whether the numbers along a dimension are shares that add up to one."""
+    if not values.is_floating_point() or values.dim() <= dim or values.shape[dim] < 2:
+        return False
+    near = torch.isclose(values.sum(dim), torch.ones((), dtype=values.dtype, device=values.device), atol=1e-3)
+    return bool((values >= 0).all() and near.all())  # sync: examined
+
+
+def without_ignored(call: LossCall) -> Tensor:
+    """The target of a call, with the label that it ignores as the usual one, -100."""
+    assert call.target is not None
+    ignored = call.options.get("ignore_index", _IGNORED)
+    if ignored == _IGNORED or call.target.is_floating_point():
+        return call.target
+    return torch.where(call.target == ignored, _IGNORED, call.target)
+
+
+def class_dim(given: Tensor) -> int:
+    """Where `cross_entropy`, `nll_loss` expect the classes."""
+    return 1 if given.dim() > 1 else 0
+
+
+def is_log_distribution(values: Tensor, dim: int) -> bool:
+    """Whether they are logarithms of such shares."""
+    return values.is_floating_point() and is_distribution(values.exp(), dim)
+
+
+_DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_BOUNDED = ("sigmoid", "softmax")
+_UNFIT = (*_BOUNDED, "relu", "tanh")
+WRONG_LOSS, SOFTMAX_AXIS = "wrong-loss", "softmax-axis"
+INNER_SOFTMAX = "inner softmax-axis"
+"""A softmax inside of the model that cannot be meant: a fault where the run does not learn."""
+
+
+def mistakes(
+    calls: Sequence[LossCall],
+    differences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    softmaxes: Sequence[Origin] = (),
+    size: int = 0,
+) -> Iterator[tuple[str, str]]:
+    """What shapes and the functions called show to be wrong, as fault and evidence: no number is read.
+
+    Args:
+        calls: of loss functions.
+        differences: shapes of subtractions whose result is larger than both sides.
+        softmaxes: all of the pass.
+        size: samples of the batch; 0 where it is unknown.
+    """
+    for made in softmaxes:
+        inner = _inner_axis(made, size)
+        if inner:
+            yield INNER_SOFTMAX, inner
+    for call in calls:
+        over = _wrong_axis(call)
+        if over:
+            yield SOFTMAX_AXIS, over
+        twice = _activation_twice(call)
+        if twice:
+            yield WRONG_LOSS, twice
+    pairs = [
+        (tuple(c.given.shape), tuple(c.target.shape)) for c in calls if c.name in _DISTANCES and c.target is not None
+    ]
+    for left, right in (*pairs, *differences):
+        if _spreads(left, right):
+            yield (
+                WRONG_LOSS,
+                f"outputs and targets of shapes {left} and {right}: broadcasting compares every output with every "
+                "target, and the best answer is their mean",
+            )
+
+
+def _spreads(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    """(N, 1) against (N,), or the same with more dimensions in front."""
+    short, long = sorted((left, right), key=len)
+    if len(long) != len(short) + 1 or not short or short[0] < 2:
+        return False
+    return long == (*short, 1) or long == (short[0], 1, *short[1:])
+
+
+def _inner_axis(made: Origin, size: int) -> str:
+    """A softmax anywhere in the model that is over one element, or over the samples."""
+    shape = made.shape
+    if made.dim is None or len(shape) < 2:
+        return ""
+    if shape[made.dim] == 1:
+        return f"a {made.name} over dimension {made.dim} of shape {shape}, which has one element, gives 1 everywhere"
+    if made.dim == 0 and shape[0] == size > 1 and shape[1] != size:
+        return f"a {made.name} over dimension 0 of shape {shape}: over the samples of the batch"
+    return ""
+
+
+def _wrong_axis(call: LossCall) -> str:
+    """A softmax over one unit, over the samples, or over positions instead of classes."""
+    made = call.origin
+    while made is not None and "softmax" not in made.name:
+        made = made.before
+    if made is None or made.dim is None:
+        return ""
+    shape, dims = made.shape, len(made.shape)
+    if shape[made.dim] == 1:
+        return f"a {made.name} over a single unit is constant (shape {shape}, dim {made.dim})"
+    over_batch = made.dim == 0 and dims > 1
+    if over_batch and dims == 2 and shape[0] == shape[1] and call.target is not None and call.target.dim() == 1:
+        over_batch = False  # similarities of a batch with itself may be normalized either way
+    over_other = call.name in ("cross_entropy", "nll_loss") and made.dim not in (dims - 1, 1)
+    if over_batch or over_other:
+        return f"a {made.name} over dimension {made.dim} of shape {shape}: over samples instead of classes"
+    return ""
+
+
+def _activation_twice(call: LossCall) -> str:
+    """Loss functions that apply an activation themselves, or need another one."""
+    made = call.origin
+    if made is None:
+        return ""
+    if call.name == "cross_entropy" and made.name in _BOUNDED:
+        return f"cross_entropy applies a softmax to what a {made.name} has made"
+    if call.name == "binary_cross_entropy_with_logits" and made.name in (*_BOUNDED, "logsigmoid", "log_softmax"):
+        return f"binary_cross_entropy_with_logits applies a sigmoid to what a {made.name} has made"
+    if call.name == "binary_cross_entropy" and made.before is not None and made.before.name in _UNFIT:
+        return f"binary_cross_entropy gets the {made.name} of a {made.before.name}"
+    if call.name in ("nll_loss", "kl_div") and made.name in (*_UNFIT, "softplus"):
+        return f"{call.name} wants log-probabilities and gets what a {made.name} has made"
+    return ""
