@@ -17,7 +17,7 @@ from steadystep.engine.closures import Closure
 from steadystep.engine.learning_rate import check_rates
 from steadystep.engine.ownership import assemble, refuse_step, release, settings_to_resume, steps_elsewhere
 from steadystep.engine.pipeline import Pipeline
-from steadystep.records import Diagnosis, Outcome, Plan
+from steadystep.records import Diagnosis, Outcome, Plan, Quarantined
 from steadystep.schedule import Schedule
 from steadystep.signals import Metrics, checked
 from steadystep.state import KeptObject
@@ -38,8 +38,7 @@ class Guard:
         optimizer: one optimizer, or a list of optimizers that share every decision. None for a loop that updates the
             weights itself and calls `inspect` and `commit`.
         config: a `Config`, a mapping shaped like the YAML file, or the path of a YAML file. Default: `autopilot()`.
-        schedule: function from the number of updates to a multiplier of the learning rate, see `steadystep.schedule`.
-            Not together with `training.lr_scheduler`.
+        schedule: function from updates to a multiplier of the learning rate; not with `training.lr_scheduler`.
         run_dir: folder for the run log, checkpoints and incident bundles. Without it nothing is written.
         detectors: additional detectors, see `steadystep.detectors.Detector`.
         sinks: additional sinks, see `steadystep.tracking.Sink`.
@@ -79,7 +78,6 @@ class Guard:
         more: dict[str, Any] = {"detectors": detectors, "sinks": sinks, "force": force, "hparams": hparams}
         self.config, self._optimizer, parts = assemble(self, model, optimizer, config, schedule, run_dir, **more)
         self._foreign = steps_elsewhere(self._optimizer)
-        """Steps are the loop's own, or the optimizer's."""
         self.precision, self._parts, self._pipeline = parts.precision, parts, Pipeline(parts)
         self._runner, self._progress = parts.runner, parts.progress
         self._recovery, self._run_state = parts.recovery, parts.run_state
@@ -119,13 +117,11 @@ class Guard:
         """
         if self._foreign or self._closed:
             refuse_step(self._optimizer, closed=self._closed)
-        # Before anything is changed: what is wrong with a call costs nothing but that call.
         if self._runner.busy or not (isinstance(closure_or_loss, Tensor) or callable(closure_or_loss)):
             arguments.refuse_inside("step", busy=self._runner.busy)
             arguments.check_work(closure_or_loss)
         check_rates(self._optimizer)
-        number = self._runner.group.weight_of(weight)
-        numbers = checked(metrics) if metrics else {}
+        number, numbers = self._runner.group.weight_of(weight), checked(metrics) if metrics else {}
         if not self._run_state.data.open and not isinstance(closure_or_loss, Tensor):
             self._pipeline.between()
         return self._pipeline.collect(closure_or_loss, batch, number, numbers)
@@ -157,10 +153,16 @@ class Guard:
         """Number of completed passes over `batches`, those before a resume included."""
         return self._run_state.data.epoch
 
-    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Iterate over `loader` from where a resumed run stopped; flush a short last group at its end."""
+    def batches(self, loader: Iterable[Batch], *, skip: Iterable[int] = ()) -> Iterator[Batch]:
+        """Iterate over `loader` from where a resumed run stopped, without the batches whose number is in `skip`."""
         arguments.check_loader(loader)
-        return self._run_state.data.batches(loader, self._pipeline.between, at_end=self.flush)
+        skip = arguments.batch_numbers(skip)
+        return self._run_state.data.batches(loader, self._pipeline.between, at_end=self.flush, skip=skip)
+
+    @property
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """Batches that are not in the weights because they were bad: refused, or undone by a rollback."""
+        return self._parts.budget.quarantined
 
     def keep(
         self, name: str, thing: KeptObject, *, check: bool | None = None, update: Callable[[], object] | None = None
@@ -171,8 +173,7 @@ class Guard:
             name: a unique name for it in checkpoints.
             thing: an object with `state_dict` and `load_state_dict`.
             check: check its tensors every 20 steps, restore them when not finite. Default: True for modules.
-            update: what your loop does to it after each step, for example `lambda: ema.update_parameters(model)`. It is
-                called again when updates are replayed after a rollback.
+            update: what your loop does to it after each step, such as `lambda: ema.update_parameters(model)`; replayed.
         """
         arguments.check_kept(name, thing, update)
         self._parts.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check, update=update)
@@ -181,8 +182,7 @@ class Guard:
     def editing(self) -> Iterator[None]:
         """Announce a deliberate change of the weights made inside the `with` block, so that it is not undone as damage.
 
-        In a single process, `model.load_state_dict` between two steps is recognized without it. With several ranks
-        every rank announces it.
+        `model.load_state_dict` between two steps is recognized without it, except with several ranks.
         """
         arguments.refuse_inside("editing", busy=self._runner.busy)
         self._parts.expect_edits()

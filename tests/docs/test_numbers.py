@@ -166,7 +166,15 @@ def _seeds() -> list[tuple[int, int, int]]:
 @cache
 def figures() -> dict[str, Figure]:
     """Every figure by name."""
-    return {**_field(), **_methods(), **_fresh_seeds(), **_prevention(), **_overhead(), **_owned_by_pages()}
+    return {
+        **_field(),
+        **_methods(),
+        **_oracle(),
+        **_fresh_seeds(),
+        **_prevention(),
+        **_overhead(),
+        **_owned_by_pages(),
+    }
 
 
 def _field() -> dict[str, Figure]:
@@ -218,6 +226,21 @@ def _healthy_of_the_lab() -> tuple[int, int]:
     told = _summary(detection)
     alarms = next(who["alarms_per_10k"] for who in told["who"] if who["name"] == "steadystep")
     return round(alarms * told["healthy_steps"] / 1e4), told["healthy_steps"]
+
+
+def _oracle() -> dict[str, Figure]:
+    """Two tasks of seed 341, beside the plain runs without the destroyed batches."""
+    rows = stored(recovery.STUDY, Choice(seeds=(341,)), out=RESULTS / "seed341").rows
+    possible = [json.loads(line)["row"] for line in (RESULTS / "oracle.jsonl").read_text().splitlines()]
+    arms = {line["arm"]: line for line in recovery.summary(rows, possible)["arms"]}
+    guarded, alone = arms["autopilot"], arms["unguarded"]
+    allowed = ((guarded["within"],), (guarded["within_oracle"],), (alone["within_oracle"],))
+    count = Phrase(patterns=(_OF + rf"{guarded['runs']} harmful",), allowed=allowed)
+    share = Phrase(
+        patterns=(rf"{_OF}{guarded['runs']} harmful[^|.]{{0,20}}?\((\d+\.\d) %",),
+        allowed=tuple((value[0], 100 * value[0] / guarded["runs"]) for value in allowed),
+    )
+    return {"recovery: the oracle": Figure(parts=(count, share))}
 
 
 def _methods() -> dict[str, Figure]:

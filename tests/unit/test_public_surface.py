@@ -100,7 +100,7 @@ def test_the_guards_face() -> None:
     members = sorted(n for n in vars(steadystep.Guard) if not n.startswith("_"))
     saved = ["keep", "load_state_dict", "restore_best", "resume", "save", "state_dict"]
     steps = ["batches", "commit", "diagnose", "epoch", "examine", "flush", "inspect", "should_stop", "step", "validate"]
-    assert members == sorted(["attempts", "close", "editing", "updates", *steps, *saved])
+    assert members == sorted(["attempts", "close", "editing", "quarantined", "updates", *steps, *saved])
     assert list(inspect.signature(steadystep.Guard).parameters) == [
         "model",
         "optimizer",

@@ -1,7 +1,7 @@
 """Where a loop is in its data, so that it can go on from there."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar, final
 
@@ -34,7 +34,6 @@ class DataPosition:
         """Batches of the present one that were used, and are no longer out."""
         self.is_used = False
         """A step was made with the batch that is out: a state that is saved from now on contains it."""
-        """A step was made with the batch that is out."""
         self._device = device
         self._loader: Any = None
         self._marks = _marks(None)
@@ -45,6 +44,11 @@ class DataPosition:
         """A pass is under way."""
         self.ends: Callable[[], bool] = _never
         """Whether another rank has used its last batch, so that this one must not take more than it."""
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Epoch and number of the batch that is out; None outside of `batches`."""
+        return (self.epoch, self.batch) if self.open else None
 
     @property
     def at_last(self) -> bool:
@@ -59,8 +63,12 @@ class DataPosition:
         loader: Iterable[Batch],
         between: Callable[[], None],
         at_end: Callable[[], object] = lambda: None,
+        skip: Container[int] = (),
     ) -> Iterator[Batch]:
-        """What the loader gives, from where we are. `between` is called when no batch is out, `at_end` in the end."""
+        """What the loader gives, from where we are, without those whose number is in `skip`.
+
+        `between` is called when no batch is out, `at_end` in the end.
+        """
         self._loader = loader
         if self.batch and self._sought is None:  # the last pass was left before its end
             self.epoch, self.batch = self.epoch + 1, 0
@@ -76,6 +84,9 @@ class DataPosition:
                     batch = next(source)
                 except StopIteration:
                     break
+                if self.batch in skip:
+                    self.batch += 1
+                    continue
                 try:
                     yield batch
                 finally:  # the loop asks for more, or leaves: either way this one was used

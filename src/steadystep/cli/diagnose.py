@@ -219,6 +219,7 @@ def as_json_dict(run: "Run", reading: "Reading", verdict: "Headline") -> dict[st
             "cause": verdict.cause,
             "status": run.status(),
             "numbers": run.numbers(),
+            "effective": run.effective().as_dict(),
             "incidents": list(incident_rows(run)),
             "hparams": dict(run.hparams),
         }

@@ -71,6 +71,9 @@ _IN_A_ROW = 4
 class SameBatch:
     """Warns once when four batches in a row are the same, in a run whose batches had always differed.
 
+    When it is over it asks for action: a reason to compare weights (diagnosis/counterfactual.py), because those from
+    before may be better.
+
     Batches are recognized by their root mean square, to the last bit. Data that repeats by design (one batch to
     overfit, one-hot rows) does so from the beginning and is never reported.
     """
@@ -91,9 +94,10 @@ class SameBatch:
         self._last = size
         if size != last:
             # why: after a repetition it has to show anew that repeating is not its way
-            self._differed = self._differed + 1 if self._in_a_row == 1 else 0
+            repeated, differed = self._in_a_row, self._differed
+            self._differed = differed + 1 if repeated == 1 else 0
             self._in_a_row = 1
-            return ()
+            return self._over(signals, repeated) if repeated >= _IN_A_ROW and differed >= _DISTINCT_BATCHES else ()
         self._in_a_row += 1
         if self._in_a_row != _IN_A_ROW or self._differed < _DISTINCT_BATCHES:
             return ()
@@ -107,6 +111,19 @@ class SameBatch:
                 limit=float(_IN_A_ROW - 1),
                 what=what,
                 since=signals.step - _IN_A_ROW + 1,
+            ),
+        )
+
+    def _over(self, signals: Signals, repeated: int) -> tuple[Finding, ...]:
+        return (
+            Finding(
+                detector=self.name,
+                step=signals.step,
+                severity="act",
+                value=float(repeated),
+                limit=float(_IN_A_ROW - 1),
+                what=f"{repeated} batches were identical, up to the step before this one",
+                since=signals.step - repeated,
             ),
         )
 

@@ -19,6 +19,8 @@ _HEALING = 0.7  # of what it was at first: the gap closes by itself
 _TREND = 16  # batches: with fewer, a fall is chance
 _FALLS = 1.2  # sigma of the losses: noise alone falls by less between its ends
 _EDGE = 4  # batches at either end, for the trend
+_FEWEST_BAD = 3  # batches in a row
+_OF_THE_LOSS = (DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE)
 _OVERFLOWED = 4  # batches that are finite under the old state only
 _QUIET_STEPS = 32  # after it came to nothing
 _TOLD_STEPS = 400  # between two warnings
@@ -38,15 +40,21 @@ class RollbackTrial:
         """Step of the snapshot that is tried."""
         self._lr = 0.0
         self._pairs: list[tuple[float, float]] = []
+        self._aside = 0
+        """Batches at the beginning that were too high for the old state as well: they tell nothing about weights."""
+        self._replays = False
         self._quiet_until = -1
         self._told_until = -1
 
-    def begin(self, finding: Finding, *, state: int, lr: float) -> bool:
-        """Open a trial of `finding`, with `state` to roll back to; return False too soon after one without result."""
+    def begin(self, finding: Finding, *, state: int, lr: float, replays: bool = False) -> bool:
+        """Open a trial of `finding`, with `state` to roll back to; return False too soon after one without result.
+
+        `replays` says that updates after that state can be replayed, so that those with good batches are not lost.
+        """
         if finding.step < self._quiet_until:
             return False
         self.finding, self.state, self._lr = finding, state, lr
-        self._pairs = []
+        self._pairs, self._aside, self._replays = [], 0, replays
         return True
 
     def heard(self, finding: Finding) -> None:
@@ -89,6 +97,9 @@ class RollbackTrial:
     def add(self, *, old_loss: float, current_loss: float) -> RollbackTrialResult:
         """Add one batch: its loss under the earlier and under the current weights."""
         assert self.finding is not None
+        if self._puts_aside(old_loss, current_loss):
+            self._aside += 1
+            return "gathering" if self._aside < _MOST else "cleared"
         self._pairs.append((old_loss, current_loss))
         if not all(math.isfinite(old_loss) for old_loss, _ in self._pairs):
             return "cleared"  # the data's fault
@@ -105,13 +116,22 @@ class RollbackTrial:
         error = math.sqrt(_mean([(value - mean) * (value - mean) for value in better]) / (count - 1))
         needed = self._needed(self.counterfactual)
         # why not for a jump of weights: what changed them from outside is undone, whatever they learn to do without
-        lasting = self._is_of_weights or _mean(better[-_EDGE:]) >= _HEALING * _mean(better[:_EDGE])
+        lasting = self._is_over or _mean(better[-_EDGE:]) >= _HEALING * _mean(better[:_EDGE])
         agree = sum(value > 0.0 for value in better) >= count - count // _FEWEST
         if mean > needed and mean >= _CERTAIN * error and agree and lasting and is_worse(self.counterfactual):
             return "confirmed"
         if count < _MOST and not mean + 2.0 * error < needed:
             return "gathering"
         return "healing" if count >= _TREND and self._falls() else "cleared"
+
+    def _puts_aside(self, old_loss: float, current_loss: float) -> bool:
+        """The batch is bad under any weights, as all were since the trial began; good ones may follow."""
+        finding = self.finding
+        if self._pairs or not self._replays or finding is None or finding.detector not in _OF_THE_LOSS:
+            return False
+        if finding.baseline is None or not math.isfinite(old_loss) or old_loss <= finding.limit:
+            return False
+        return old_loss - finding.baseline > _SHARE * (current_loss - finding.baseline)
 
     def _falls(self) -> bool:
         """The loss is on its way back, by more than the batches differ."""
@@ -132,15 +152,23 @@ class RollbackTrial:
         self._quiet_until, self._told_until = int(state["quiet_until"]), int(state["told_until"])
 
     @property
-    def _is_of_weights(self) -> bool:
-        return self.finding is not None and self.finding.detector == DetectorName.WEIGHT_JUMP
+    def _is_over(self) -> bool:
+        """What did the damage has passed, and a rollback loses nothing else: a jump of weights, bad batches."""
+        of_weights = self.finding is not None and self.finding.detector == DetectorName.WEIGHT_JUMP
+        return of_weights or self.is_of_data
+
+    @property
+    def is_of_data(self) -> bool:
+        """Batches were bad for a while and are good again."""
+        repeated = self.finding is not None and self.finding.detector == DetectorName.SAME_BATCH
+        return self._replays and (repeated or self._aside >= _FEWEST_BAD)
 
     def _needed(self, counterfactual: Counterfactual) -> float:
         finding = self.finding
         assert finding is not None
         baseline = counterfactual.old_loss if finding.baseline is None else finding.baseline
         margin = finding.limit - baseline
-        if self._is_of_weights:  # its numbers are norms; what counts is that the loss is the worse for it
+        if self._is_over:  # what counts is that the loss is the worse for it
             return 0.0
         if finding.detector == DetectorName.SLOW_DIVERGENCE:
             return _CREEPING * margin
@@ -156,6 +184,7 @@ LASTING = (
     DetectorName.SLOW_DIVERGENCE,
     DetectorName.WORSE_THAN_BEST,
     DetectorName.WEIGHT_JUMP,
+    DetectorName.SAME_BATCH,
 )
 """Detectors of a lasting rise, whose findings are tested with earlier weights."""
 _STUCK = 2  # refused updates before this one
@@ -228,13 +257,18 @@ _BY_CHANCE = 0.02
 def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
     """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
     asked = {f.detector for f in findings if f.severity in GRAVE}
-    if asked & {DetectorName.ODD_REPLICA, DetectorName.WEIGHT_JUMP, DetectorName.EARLY_DIVERGENCE}:
+    if asked & {
+        DetectorName.ODD_REPLICA,
+        DetectorName.WEIGHT_JUMP,
+        DetectorName.EARLY_DIVERGENCE,
+        DetectorName.SAME_BATCH,  # asked for only where that was found out
+    }:
         return Damage.WEIGHTS
     if any(f.detector == DetectorName.BIT_FLIP and f.severity in GRAVE and f.value > 0.0 for f in findings):
         return Damage.WEIGHTS  # it could not be put back
     stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
     stuck = stuck and any(f.severity == "critical" for f in findings)
-    accused = bool(asked & {DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE}) or stuck
+    accused = bool(asked & set(_OF_THE_LOSS)) or stuck
     if accused and signals.counterfactual is not None and is_worse(signals.counterfactual):
         return Damage.WEIGHTS
     # why: nothing could be run again, but weights that jumped and give nothing finite since are not the data's doing

@@ -101,6 +101,16 @@ def folder(key: str, path: object) -> Path:
     return Path(text).expanduser()
 
 
+def batch_numbers(skip: Any) -> frozenset[int]:
+    """The numbers of batches that are to be left out."""
+    numbers: list[Any] = list(skip) if isinstance(skip, Iterable) and not isinstance(skip, str | bytes) else [None]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise MisuseError(
+            "batches(..., skip=...) takes numbers of batches: [n for q in guard.quarantined for n in q.batches]"
+        )
+    return frozenset(numbers)
+
+
 def check_loader(loader: object) -> None:
     """Something to take batches from."""
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):

@@ -4,7 +4,6 @@ Plain numbers in, a verdict out. What the judge wants to know beyond the signals
 the tensors and can run the model measures it, and asks again.
 """
 
-import math
 from collections.abc import Container, Generator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -23,10 +22,10 @@ from steadystep.diagnosis import (
 )
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
-from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, go_on
+from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, by_plan, go_on, held_back, newest_finite
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
-from steadystep.records import Action, Counterfactual, DetectorName, Finding, Severity, Signals
+from steadystep.records import Action, DetectorName, Finding, Severity, Signals
 
 _GRAVE, _UNKNOWN = ("act", "critical"), Setup()
 _OF_RESTING_LOSSES = (DetectorName.CONSTANT_PREDICTION, DetectorName.NO_LEARNING)
@@ -34,7 +33,8 @@ _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders 
 _HELD = 7  # batches that were remembered; with the one at hand they are enough
 _GROWN = 2.0  # times what it was
 _TRIED = 3  # states, where updates are refused again and again: the newest may hold the damage already
-_PLANNED = 1.1  # times the learning rate of a state: with that much more by plan, the loss is meant to be higher
+_USUAL = 20  # batches before a repetition
+_UNUSUAL = 2.0  # times the mean of their losses
 
 
 def notice(detectors: Sequence[Detector], signals: Signals) -> tuple[Finding, ...]:
@@ -140,7 +140,7 @@ class Judge:
         doubtful: bool,
     ) -> Generator[Ask, Any, Verdict]:
         if clipped:
-            found = yield from _held_back(found)
+            found = yield from held_back(found)
         # why a jump of the loss too: a zeroed embedding is half learned again by the next look at the weights
         doubtful = doubtful or any(f.severity in _GRAVE or f.detector == DetectorName.LOSS_SPIKE for f in found)
         if doubtful and not signals.weight_norms:
@@ -187,7 +187,7 @@ class Judge:
         tried = None
         if known:  # after refused updates gradient and buffers count too: a flipped bit may show there only
             losses = yield Ask("losses", states=known, backward=signals.refused_in_a_row > 0)
-            tried = None if losses is None else _newest_finite(known, losses)
+            tried = None if losses is None else newest_finite(known, losses)
         signals = replace(signals, counterfactual=tried)
         weighed, jump = weigh(signals, found), DetectorName.WEIGHT_JUMP
         return signals, tuple(f if f.detector == jump or not _is_uncertain(f) else self._untried(f) for f in weighed)
@@ -197,6 +197,11 @@ class Judge:
     ) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
         """A loss that stays high is acted upon when the state to be restored does better on several batches."""
         trial = self.trial
+        over = next((f for f in found if f.detector == DetectorName.SAME_BATCH and f.severity == "act"), None)
+        if over is not None and (
+            yield from self._was_garbage(over, self._restorable(signals, (over,), states, lr_mult))
+        ):
+            return signals, tuple(f for f in found if f is over or not _is_uncertain(f))
         lasting = tuple(filter(_is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
         # why not where guards take turns: it could not be told, and running old closures again may have side effects
@@ -221,12 +226,28 @@ class Judge:
 
     def _begin(self, suspected: Finding, known: list[State]) -> Generator[Ask, Any, None]:
         """Suspect it, if there is a state that a rollback could restore."""
-        if not known or not self.trial.begin(suspected, state=known[-1].step, lr=known[-1].lr):
+        replays = self.limits.replays
+        if suspected.detector == DetectorName.SAME_BATCH and not replays:
+            return  # what came after it would be lost
+        if not known or not self.trial.begin(suspected, state=known[-1].step, lr=known[-1].lr, replays=replays):
             return
         if suspected.detector == DetectorName.WEIGHT_JUMP:
             # why at once: what damaged the weights from outside is over, and each step with them is wasted
             for old, current in (yield Ask("remembered-losses", states=known[-1:], count=_HELD)):
                 self.trial.add(old_loss=old, current_loss=current)
+
+    def _was_garbage(self, over: Finding, known: list[State]) -> Generator[Ask, Any, bool]:
+        """Identical batches, each of them far too high for the weights from before: there was nothing to learn."""
+        if not known or not self.limits.replays or self.turns.are_taken:
+            return False
+        count = int(over.value)
+        losses = yield Ask("remembered-losses", states=known[-1:], count=_USUAL + count)
+        old = [pair[0] for pair in losses]
+        usual, repeated = old[:-count], old[1 - count :]  # the first of them may be the one that was repeated
+        enough = len(usual) >= _USUAL // 2 and min(usual) > 0.0
+        return (
+            enough and min(repeated) > max(usual) and sum(repeated) / len(repeated) > _UNUSUAL * sum(usual) / len(usual)
+        )
 
     def _severity(self, result: RollbackTrialResult, state: State, suspected: Finding) -> Generator[Ask, Any, Severity]:
         """A rollback pays where the objective is still what it was: no adversary, no target network has moved.
@@ -237,6 +258,8 @@ class Judge:
         if suspected.detector == DetectorName.WEIGHT_JUMP:
             return "act" if confirmed and not self.turns.are_taken else "warn"
         repeats = yield Ask("repeats", states=[state])
+        if suspected.detector == DetectorName.SAME_BATCH:  # it was said when it began
+            return "act" if confirmed and repeats and not self.turns.are_taken else "info"
         healed = result == "healing" and suspected.severity != "act"
         if repeats is False or self.turns.are_taken or healed:
             return "info"
@@ -256,7 +279,8 @@ class Judge:
         begun = finding.step if finding.since is None else finding.since
         young = finding.detector != DetectorName.WEIGHT_JUMP and begun < _YOUNG
         uncertain = (finding.detector == DetectorName.WORSE_THAN_BEST or young) and self.mode != "observe"
-        if finding.severity == "info" or uncertain or self.turns.are_taken:
+        said = finding.detector == DetectorName.SAME_BATCH
+        if finding.severity == "info" or uncertain or said or self.turns.are_taken:
             return replace(finding, severity="info")
         return replace(finding, severity="warn")
 
@@ -266,35 +290,10 @@ class Judge:
         """Those from before the trouble; not one from a time of lower learning rate, when the rise was planned."""
         before = self.budget.episode.began(signals.step, first_sign(found))
         known = restorable(states, before=before, step=signals.step, budget=self.budget, limits=self.limits)
-        return [state for state in known if not _by_plan(state, signals.lr * lr_mult, signals.announced_lr)]
-
-
-def _newest_finite(states: Sequence[State], losses: Sequence[float]) -> Counterfactual:
-    current, *old = losses
-    tried = [
-        Counterfactual(step=state.step, old_loss=loss, current_loss=current, lr=state.lr)
-        for state, loss in zip(states, old, strict=True)
-    ]
-    finite = [each for each in tried if math.isfinite(each.old_loss)]
-    return finite[-1] if finite else tried[-1]
-
-
-def _by_plan(state: State, lr: float, announced: float) -> bool:
-    """The learning rate has risen a good deal since, to where it has been before or was announced to go."""
-    known = max(state.largest_lr, announced)
-    return state.lr * _PLANNED < lr <= known * 1.001
+        return [state for state in known if not by_plan(state, signals.lr * lr_mult, signals.announced_lr)]
 
 
 def _is_uncertain(finding: Finding) -> bool:
     """Only a comparison can confirm it; a weight that is no longer finite needs none."""
-    certain = finding.detector == DetectorName.WEIGHT_JUMP and finding.severity == "act"
-    return finding.detector in LASTING and not certain
-
-
-def _held_back(found: tuple[Finding, ...]) -> Generator[Ask, Any, tuple[Finding, ...]]:
-    """A spike that the loop's own clipping has brought under the limit is a note."""
-    spike = next((f for f in found if f.detector == DetectorName.GRADIENT_SPIKE and f.severity == "act"), None)
-    if spike is None or not (yield Ask("norm-now")) <= spike.limit:
-        return found
-    note = replace(spike, severity="info", what=f"{spike.what}, limited by your clipping")
-    return tuple(note if finding is spike else finding for finding in found)
+    certain = {DetectorName.WEIGHT_JUMP: "act", DetectorName.SAME_BATCH: "warn"}.get(finding.detector, "")
+    return finding.detector in LASTING and finding.severity != certain

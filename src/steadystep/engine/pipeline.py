@@ -189,10 +189,10 @@ class Pipeline:
         elif Action.ROLLBACK in plan.actions:
             outcome = self._rollback.carry_out(plan, view, diagnosis, measure=self.measure)
         else:
-            outcome = self._intervene(view, verdict)
+            outcome = self._rollback.refused(self._intervene(view, verdict), self._data.place)
         if remembered and outcome.stepped and not outcome.left_out:
             used = options if outcome.lr_mult == 1.0 else self._lr.times(options, outcome.lr_mult)
-            self._recovery.remember(remembered, outcome, updates=self.progress.updates + 1, options=used)
+            self._recovery.remember(remembered, outcome, self.progress.updates + 1, used, self._data.place)
         return outcome if case is None else self._tracer.close(outcome, case)
 
     def _intervene(self, view: GradientView, verdict: Verdict) -> Outcome:

@@ -4,14 +4,15 @@ From the restored state on, the remembered batches are run once more with the le
 must give the losses they gave: they start from the very same state, so another loss means other data or other random
 numbers, and it ends there. What goes exactly as it went is replayed up to the first sign of trouble and no further, or
 the damage would be too. What goes better than it went (the weights had been modified outside the optimizer, the moments
-were poisoned) is replayed to the end.
+were poisoned) is replayed to the end. Where the batches themselves are the trouble, those that are unusual under the
+weights of the first sign stay out, in quarantine, and the others are replayed.
 
 Whether it is exact is looked at and not assumed: up to the first sign all that was measured then has to come out bit
 for bit, and where a younger state is still there, so has every tensor of it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -32,6 +33,7 @@ _FOR_NORMS = 100.0  # times: backward adds up more than forward does
 _REPEATED = 3  # updates that must go exactly as they went: if not, something else than the damage does not repeat
 _NO_WORSE_LOSS, _NO_WORSE_NORM = 0.02, 2.0  # above what it was, times what it was
 _WIDE = 4.0
+_FEWEST_UNUSUAL = 3  # batches: one or two outliers are in every run
 
 MeasureGroup = Callable[[Sequence[int]], GradientView]
 """Measures the gradients of some micro-batches of the group at hand."""
@@ -89,6 +91,44 @@ class Replayer:
         exact = self.ranks.all(exact and len(made) >= compared >= _REPEATED)
         return Replayed(made, healed=healed, exact=exact)
 
+    def sort_out(
+        self,
+        rest: Sequence[RecordedUpdate],
+        before: Sequence[RecordedUpdate],
+        measure: MeasureGroup,
+        *,
+        known: Container[int] = (),
+    ) -> tuple[list[RecordedUpdate], list[RecordedUpdate]]:
+        """Of the updates from the first sign on: those that were made, and those whose batches stay in quarantine.
+
+        Both are empty where no batch is unusual for the weights in place: then it was not the data. Those of the steps
+        `known` to be bad stay out in any case.
+        """
+        baseline = _Usual(before, rest[0].signals.step)
+        with random_numbers_kept(self.device) as kept:
+            unusual = []
+            for done in rest:
+                seen = None if done.signals.step in known else self._seen(done, measure)
+                unusual += [] if seen is not None and baseline.is_usual(seen) else [done]
+                self.updater.undo()
+            if len(unusual) < _FEWEST_UNUSUAL:
+                return [], []
+            made: list[RecordedUpdate] = []
+            for done in (done for done in rest if done not in unusual):
+                seen = self._seen(done, measure)
+                if seen is None or not baseline.is_usual(seen):
+                    self.updater.undo()
+                    unusual.append(done)
+                    continue
+                self.updater.take_again(seen, done)
+                made.append(replace(done, signals=_as_of(done.signals, seen.signals)))
+                self._learn(made[-1].signals)
+                if not done.is_at_hand:
+                    self.recovery.follow()
+            if made and made[-1].is_at_hand and made[-1].micro_batches[-1].recipe.rng is not None:
+                kept.let_go()
+        return made, sorted(unusual, key=lambda done: done.signals.step)
+
     @staticmethod
     def _may_go_on(
         made: list[RecordedUpdate], done: RecordedUpdate, first_sign: int, *, healed: bool, outside: bool
@@ -131,6 +171,8 @@ class Replayed:
     """They went another way than they had."""
     exact: bool
     """Bit for bit as they had, wherever that could be compared."""
+    quarantined: tuple[RecordedUpdate, ...] = ()
+    """Those whose batches were found unusual and stay out."""
 
 
 @final
@@ -145,10 +187,15 @@ class _Usual:
     def covers(self, seen: GradientView, done: RecordedUpdate) -> bool:
         """No worse than it went, or than others went before anything was wrong."""
         now, then = seen.signals, done.signals
-        if not then.all_finite:  # nothing to compare it with but the others, and single batches differ
-            return now.loss <= self._loss + abs(self._loss) and now.grad_norm <= _WIDE * self._norm
+        if not then.all_finite:
+            return self.is_usual(seen)
         limit = max(then.loss + _NO_WORSE_LOSS * abs(then.loss), self._loss)
         return now.loss <= limit and now.grad_norm <= _NO_WORSE_NORM * max(then.grad_norm, self._norm)
+
+    def is_usual(self, seen: GradientView) -> bool:
+        """Beside those before anything was wrong; wide, because single batches differ."""
+        now = seen.signals
+        return now.loss <= self._loss + abs(self._loss) and now.grad_norm <= _WIDE * self._norm
 
 
 def _as_of(then: Signals, now: Signals) -> Signals:

@@ -14,18 +14,27 @@ from steadystep.actions import Updater
 from steadystep.checkpoints.checkpoint import Checkpoint
 from steadystep.checkpoints.checkpointing import Checkpointing
 from steadystep.checkpoints.loop_state import LoopState
+from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.replay import MeasureGroup, Replayed, Replayer
 from steadystep.errors import SteadystepError
-from steadystep.records import Action, DetectorName, Diagnosis, Outcome, Plan
+from steadystep.records import Action, DetectorName, Diagnosis, Outcome, Plan, Quarantined
 from steadystep.signals import Measurer
 from steadystep.signals.gradients import GradientView, Probing
 from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.recovery import Recovery
 from steadystep.snapshots.replay_buffer import RecordedUpdate
 
+_OF_THE_BATCH = (
+    Cause.BAD_BATCH,
+    Cause.EXPLODING_GRADIENT,
+    Cause.FORWARD_OVERFLOW,
+    Cause.NON_FINITE_GRADIENT,
+    Cause.NON_FINITE_INPUT,
+    Cause.NON_FINITE_LOSS,
+)
 _ABOUT = 8  # steps: how well the beginning of a lasting trouble is known
 
 
@@ -89,17 +98,34 @@ class Rollback:
                 self.recovery.replayed(restored, ())
                 self.progress.updates = restored
                 raise
-        made = replayed.updates
-        whole = 0 < len(missed) <= len(made)
+        if replayed.quarantined:
+            diagnosis = _of_data(diagnosis, len(replayed.quarantined))
+        made, quarantined = replayed.updates, quarantine(replayed.quarantined, diagnosis.cause)
+        whole = 0 < len(missed) <= len(made) + len(replayed.quarantined)
         if whole:  # why: schedule and options are those of the last of these updates
             schedules()
             self.learning_rate.put(options, in_place_of=old_options)
         self.recovery.replayed(restored, made)
-        plan = as_carried_out(plan, whole=whole, some=bool(made), innocent=plan.outside and not jumped)
+        innocent = (plan.outside and not jumped) or bool(quarantined)
+        plan = as_carried_out(plan, whole=whole, some=bool(made), innocent=innocent, skips=bool(quarantined))
         self.updater.prepare(plan)
         outcome = self._restored(plan, view, diagnosis, updates=restored + len(made))
         exact = bool(made) and replayed.exact and not self.recovery.leaves_behind
-        return replace(outcome, replayed=len(made), exact=exact)
+        return replace(outcome, replayed=len(made), exact=exact, quarantined=quarantined)
+
+    @staticmethod
+    def refused(outcome: Outcome, place: tuple[int, int] | None) -> Outcome:
+        """A step that was refused for its batch, whose place in the data this is, is in quarantine from now on."""
+        if (
+            outcome.stepped
+            or Action.SKIP_STEP not in outcome.plan.actions
+            or outcome.diagnosis.cause not in _OF_THE_BATCH
+        ):
+            return outcome
+        epoch, last = place or (None, -1)
+        numbers = tuple(range(last + 1)[-len(outcome.signals.losses or (0,)) :]) if outcome.signals is not None else ()
+        entry = Quarantined(step=outcome.step, cause=outcome.diagnosis.cause, epoch=epoch, batches=numbers)
+        return replace(outcome, quarantined=(entry,))
 
     def _restored(self, plan: Plan, view: GradientView, diagnosis: Diagnosis, *, updates: int) -> Outcome:
         if Action.REWARM in plan.actions:
@@ -152,6 +178,7 @@ class Rollback:
         if not plan.outside and not made.healed and any(done.signals.step >= sign for done in made.updates):
             self._restore_again(plan.to)  # it was the updates: those from the first sign on are not wanted
             made = self.replayer.replay(missed, measure, first_sign=sign)
+            made = self._sorted_out(made, wanted, measure, plan, diagnosis)
         jumped = plan.outside and bool(made.updates) and not made.healed and self._jumped_again(view, diagnosis)
         if jumped:
             self._restore_again(plan.to)
@@ -160,6 +187,21 @@ class Rollback:
             self._restore_again(plan.to)
             made = replace(made, updates=[])
         return made, jumped
+
+    def _sorted_out(
+        self,
+        made: Replayed,
+        wanted: Sequence[RecordedUpdate],
+        measure: MeasureGroup,
+        plan: Plan,
+        diagnosis: Diagnosis,
+    ) -> Replayed:
+        """It was the updates; where their batches are unusual, those alone stay out."""
+        rest = wanted[len(made.updates) :]
+        if not made.updates or not rest or plan.only_whole or Action.SKIP_BATCHES not in plan.actions:
+            return made
+        more, unusual = self.replayer.sort_out(rest, made.updates, measure, known=_repetitions(diagnosis))
+        return replace(made, updates=[*made.updates, *more], quarantined=tuple(unusual))
 
     def _restore_again(self, step: int) -> None:
         self.updater.undo()
@@ -175,13 +217,35 @@ class Rollback:
         return jump.baseline is not None and abs(now - jump.value) < abs(now - jump.baseline)
 
 
-def as_carried_out(plan: Plan, *, whole: bool, some: bool, innocent: bool) -> Plan:
+def _repetitions(diagnosis: Diagnosis) -> range:
+    """Steps whose batch was that of the step before."""
+    found = next((f for f in diagnosis.findings if f.detector == DetectorName.SAME_BATCH and f.severity == "act"), None)
+    return range(0) if found is None or found.since is None else range(found.since + 1, found.since + int(found.value))
+
+
+def _of_data(diagnosis: Diagnosis, count: int) -> Diagnosis:
+    """It was the batches, whatever the curve looked like."""
+    cause = diagnosis.cause if diagnosis.cause == Cause.REPEATED_BATCH else Cause.BAD_BATCH
+    what = f"{count} batches are unusual for the restored weights: their updates were undone, the others replayed"
+    return replace(diagnosis, cause=Cause(cause).value, evidence=f"{diagnosis.evidence}; {what}")
+
+
+def quarantine(left_out: Sequence[RecordedUpdate], cause: str) -> tuple[Quarantined, ...]:
+    """Which batches these updates were computed from."""
+    return tuple(
+        Quarantined(step=done.signals.step, cause=cause, epoch=done.epoch, batches=done.places) for done in left_out
+    )
+
+
+def as_carried_out(plan: Plan, *, whole: bool, some: bool, innocent: bool, skips: bool = False) -> Plan:
     """What became of a plan to replay: with all updates replayed there is nothing to recover from.
 
-    And where no update did the damage (`innocent`), the learning rate had no part in it.
+    And where no update did the damage (`innocent`), the learning rate had no part in it. `skips` says that the batches
+    that did it stay out.
     """
     if whole:
-        return replace(plan, actions=(Action.ROLLBACK, Action.REPLAY), lr=None, hold=None)
+        skipped = (Action.SKIP_BATCHES,) if skips else ()
+        return replace(plan, actions=(Action.ROLLBACK, Action.REPLAY, *skipped), lr=None, hold=None)
     undone = {Action.REPLAY} if not some else set()
     undone |= {Action.CUT_LR, Action.REWARM} if innocent else set()
     actions = tuple(action for action in plan.actions if action not in undone)

@@ -1,13 +1,15 @@
 """What a judge says about a step: a verdict, or which further measurement it needs before it can say."""
 
+import math
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, final
 
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
-from steadystep.records import Diagnosis, Plan, Signals
+from steadystep.records import Counterfactual, DetectorName, Diagnosis, Finding, Plan, Signals
 
+_PLANNED = 1.1  # times the learning rate of a state: with that much more by plan, the loss is meant to be higher
 _NOTHING_FOUND, _PROCEED = Diagnosis(), Plan()  # what nearly every step comes to; made once
 
 
@@ -85,6 +87,32 @@ def settle(verdict: Verdict | Needs, measure: Callable[[Ask], Any]) -> Verdict:
     while isinstance(verdict, Needs):
         verdict = verdict.answer(measure(verdict.ask))
     return verdict
+
+
+def newest_finite(states: Sequence[State], losses: Sequence[float]) -> Counterfactual:
+    """The newest of these states under which the batch is finite; `losses` begin with that of the present weights."""
+    current, *old = losses
+    tried = [
+        Counterfactual(step=state.step, old_loss=loss, current_loss=current, lr=state.lr)
+        for state, loss in zip(states, old, strict=True)
+    ]
+    finite = [each for each in tried if math.isfinite(each.old_loss)]
+    return finite[-1] if finite else tried[-1]
+
+
+def by_plan(state: State, lr: float, announced: float) -> bool:
+    """The learning rate has risen a good deal since, to where it has been before or was announced to go."""
+    known = max(state.largest_lr, announced)
+    return state.lr * _PLANNED < lr <= known * 1.001
+
+
+def held_back(found: tuple[Finding, ...]) -> Generator[Ask, Any, tuple[Finding, ...]]:
+    """A spike that the loop's own clipping has brought under the limit is a note."""
+    spike = next((f for f in found if f.detector == DetectorName.GRADIENT_SPIKE and f.severity == "act"), None)
+    if spike is None or not (yield Ask("norm-now")) <= spike.limit:
+        return found
+    note = replace(spike, severity="info", what=f"{spike.what}, limited by your clipping")
+    return tuple(note if finding is spike else finding for finding in found)
 
 
 @final

@@ -169,6 +169,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str, str]]:
         acted, watched = run.num_interventions, run.num_incidents - run.num_interventions
         yield "interventions", str(acted), count(watched, "observation") if watched else ""
         yield "updates skipped", str(run.num_skipped), count(run.num_rollbacks, "rollback")
+        yield from _effective(run)
     if len(run.grad_norm):
         finite = run.grad_norm.values[np.isfinite(run.grad_norm.values)]
         yield "gradient norm", number(float(np.median(finite)) if len(finite) else None), "median"
@@ -178,6 +179,19 @@ def _facts(run: Run) -> Iterator[tuple[str, str, str]]:
         yield "learning rate", number(last_finite(run.lr)), "final"
     if run.parameters:
         yield "parameters", short(run.parameters), ""
+
+
+def _effective(run: Run) -> Iterator[tuple[str, str, str]]:
+    effective = run.effective()
+    if effective.share is None or not effective.incidents:
+        return
+    lost, seconds = run.steps - effective.updates, effective.seconds_lost
+    said = f"{lost:,} of {run.steps:,} updates not in the final weights, {effective.replayed:,} replayed"
+    yield (
+        "effective training",
+        f"{100 * effective.share:.2f} %",
+        said + ("" if seconds is None else f", {seconds:.3g} s"),
+    )
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
@@ -219,6 +233,8 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("interventions", "interventions"),
     ("refused", "updates skipped"),
     ("rollbacks", "rollbacks"),
+    ("effective_share", "effective training (share)"),
+    ("seconds_lost", "seconds lost to incidents"),
     ("grad_norm", "gradient norm, median"),
     ("peak_lr", "highest learning rate"),
 )

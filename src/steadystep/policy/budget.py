@@ -7,10 +7,11 @@ from typing import Any, final
 from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
 from steadystep.policy.trusted_snapshots import Episode
-from steadystep.records import Action, Damage, Diagnosis, Outcome
+from steadystep.records import Action, Damage, Diagnosis, Outcome, Quarantined
 
 _SKIP_WINDOW = 200  # attempts
 _ROLLBACK_WINDOW = 1000  # attempts
+_QUARANTINE = 1000  # entries
 _AGAIN_STEPS = 500  # a rollback this soon after another one means that the last one did not reach back far enough
 
 
@@ -29,6 +30,8 @@ class Budget:
         self._skips: list[int] = []
         self._rollbacks: list[tuple[int, int]] = []
         self._raised: list[int] = []
+        self.quarantined: tuple[Quarantined, ...] = ()
+        """Batches that are not in the weights, oldest first; the last 1,000 of them."""
 
     def see(self, diagnosis: Diagnosis) -> None:
         """Take in what was found, before deciding about it."""
@@ -62,6 +65,8 @@ class Budget:
 
     def count(self, outcome: Outcome) -> None:
         """Book the outcome of one attempt."""
+        if outcome.quarantined:
+            self.quarantined = (*self.quarantined, *outcome.quarantined)[-_QUARANTINE:]
         if outcome.stepped:
             self.skips_in_a_row = self.refused_in_a_row = 0
             return
@@ -102,6 +107,7 @@ class Budget:
             "skips": list(self._skips),
             "rollbacks": [list(pair) for pair in self._rollbacks],
             "raised": list(self._raised),
+            "quarantined": [[q.step, q.cause, q.epoch, list(q.batches)] for q in self.quarantined],
             "episode": self.episode.state_dict(),
         }
 
@@ -112,6 +118,8 @@ class Budget:
         self._skips = [int(step) for step in state["skips"]]
         self._rollbacks = [(int(at), int(to)) for at, to in state["rollbacks"]]
         self._raised = [int(step) for step in state.get("raised", ())]
+        kept = state.get("quarantined", ())
+        self.quarantined = tuple(Quarantined(step=s, cause=c, epoch=e, batches=tuple(b)) for s, c, e, b in kept)
         self.episode.load_state_dict(state["episode"])
 
 

@@ -8,7 +8,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from steadystep._deprecated import old_arguments, old_fields
 from steadystep._utils.text import html_card
-from steadystep.records.record import GRAVE, JSON, ActionName, Damage, Record, Severity
+from steadystep.records.record import GRAVE, JSON, ActionName, Damage, Quarantined, Record, Severity
 from steadystep.records.signals import Signals
 
 
@@ -46,7 +46,6 @@ class Diagnosis(Record):
     """EXPLAIN: the probable cause of the findings, and how far the damage reached."""
 
     __pydantic_config__ = JSON
-
     cause: str = "healthy"
     """Value of a `steadystep.diagnosis.Cause`; "healthy" if nothing is wrong."""
     fault: str = ""
@@ -76,7 +75,6 @@ class Plan(Record):
     """DECIDE: what to do, as data. An empty plan applies the update as it is."""
 
     __pydantic_config__ = JSON
-
     actions: tuple[ActionName, ...] = ()
     """Names of the actions, in order; see `Action`."""
     reason: str = ""
@@ -84,8 +82,7 @@ class Plan(Record):
     norm: float | None = None
     """With "rescale": the gradient norm to scale down to."""
     to: int | None = None
-    """With "rollback" and "restore-moments": the step whose state is restored. A rollback without it restores the
-    newest finite checkpoint."""
+    """With "rollback" and "restore-moments": the step whose state is restored; without it, the newest checkpoint."""
     rank: int | None = None
     """With "copy-replica": the rank whose weights and moments all others copy."""
     kept: tuple[str, ...] = ()
@@ -95,8 +92,7 @@ class Plan(Record):
     hold: int | None = None
     """With "cut-lr" and "hold-lr": healthy updates before the limit is lifted; None for the default."""
     until: int | None = None
-    """With "replay": the step of the first sign of the fault. Later updates are replayed only where they go better this
-    time."""
+    """With "replay": the first sign of the fault. Later updates are replayed only where they go better this time."""
     outside: bool = False
     """With "replay": the weights were modified outside the optimizer, so all updates may be replayed."""
     only_whole: bool = False
@@ -118,7 +114,6 @@ class Outcome(Record):
     """ACT: what was done with one step."""
 
     __pydantic_config__ = JSON
-
     step: int
     """The optimizer step, counted from 0; refused steps count."""
     reading: _Reading
@@ -148,8 +143,9 @@ class Outcome(Record):
     replayed: int = 0
     """How many of these were replayed from remembered batches."""
     exact: bool = False
-    """Whether the replayed updates were bit-identical up to the first sign of the fault; False where it is not known.
-    Whether the replayed updates were bit-identical up to the first sign of the fault; False where it is not known."""
+    """Whether replayed updates were bit-identical up to the first sign of the fault; False where it is not known."""
+    quarantined: tuple[Quarantined, ...] = ()
+    """Batches that are not in the weights, as far as this step decided about them."""
 
     @classmethod
     def of(
@@ -226,8 +222,7 @@ class Outcome(Record):
         return html_card(f"step {self.step}", rows, tone="bad" if found else "good")
 
 
-_NEAR = 12  # steps between two incidents of the same cause that belong together
-_NEXT = 3  # steps between two grave incidents of different causes: the second follows from the first
+_NEAR, _NEXT = 12, 3  # steps between incidents that belong together: of one cause; of two, both of them grave
 
 
 @final
@@ -261,6 +256,12 @@ class Incident:
     """A learning rate that the guard did not use."""
     scaled_to: float | None = None
     """Norm that the gradient was scaled down to."""
+    replayed: int = 0
+    """After a rollback: how many updates were replayed."""
+    quarantined: tuple[Quarantined, ...] = ()
+    """Batches that are not in the weights."""
+    seconds: float | None = None
+    """Time since the step before, where it was logged."""
     ranks: tuple[int, ...] = ()
     """In a distributed run: the ranks it was found on, where they are known."""
 

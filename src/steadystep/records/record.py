@@ -1,9 +1,10 @@
 """What all records share: JSON in both directions, and the names that records refer to."""
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast, final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -171,3 +172,20 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 # pydantic reads this attribute of a dataclass; it costs the records nothing.
 JSON = ConfigDict(ser_json_inf_nan="strings", extra="forbid")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined(Record):
+    """One step whose batches are not in the weights: refused, or undone and not replayed."""
+
+    __pydantic_config__ = JSON
+
+    step: int
+    """The optimizer step."""
+    cause: str
+    """Value of a `steadystep.diagnosis.Cause`."""
+    epoch: int | None = None
+    """Pass over the data, counted by `guard.batches`; None without it."""
+    batches: tuple[int, ...] = ()
+    """Numbers of the batches within that pass, from 0; empty without `guard.batches`."""

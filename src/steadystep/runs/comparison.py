@@ -103,6 +103,10 @@ class Standing:
     interventions: int
     refused: int
     rollbacks: int
+    effective_share: float | None
+    """Part of the work that is in the final weights."""
+    seconds_lost: float | None
+    """What its incidents cost."""
     grad_norm: float | None
     peak_lr: float | None
 
@@ -225,6 +229,7 @@ def _verdict(
 def _standing(name: str, run: Run, score: CurveLevel | None) -> Standing:
     norms = run.grad_norm.values[np.isfinite(run.grad_norm.values)]
     rates = run.lr.values[np.isfinite(run.lr.values)]
+    effective = run.effective()
     return Standing(
         name=name,
         steps=run.steps,
@@ -237,6 +242,8 @@ def _standing(name: str, run: Run, score: CurveLevel | None) -> Standing:
         interventions=run.num_interventions,
         refused=run.num_skipped,
         rollbacks=run.num_rollbacks,
+        effective_share=effective.share if run.source == "steadystep" else None,
+        seconds_lost=effective.seconds_lost if run.source == "steadystep" else None,
         grad_norm=float(np.median(norms)) if len(norms) else None,
         peak_lr=float(rates.max()) if len(rates) else None,
     )

@@ -14,6 +14,7 @@ from steadystep._utils import RunStatus, run_status
 from steadystep._utils.text import html_card, number
 from steadystep.records import Incident
 from steadystep.records.decisions import episodes
+from steadystep.runs.effective import EffectiveTime, changed_at, effective_time
 
 Source = Literal["steadystep", "tensorboard", "csv", "transformers", "text"]
 StepUnit = Literal["step", "row", "epoch"]
@@ -114,6 +115,8 @@ class Run:
     """Loss scale, where there was one."""
     began: float | None = None
     """Start of the last process, in seconds since 1970."""
+    seconds: float | None = None
+    """Duration of the last process; None while it runs, or where the log does not tell."""
     parameters: int | None = None
     """Number of trainable parameters."""
     hparams: Mapping[str, Any] = field(default_factory=dict)
@@ -194,6 +197,10 @@ class Run:
         """Number of rollbacks."""
         return sum(incident.restored is not None for incident in self.incidents)
 
+    def effective(self) -> EffectiveTime:
+        """Return how much of the run is in its final weights, and what each incident cost."""
+        return effective_time(self.incidents, self.steps, seconds=self.seconds, since=(0, *self.restarts)[-1])
+
     def numbers(self) -> dict[str, Any]:
         """Return the numbers that every view of a run shows, by name."""
         return {
@@ -206,6 +213,7 @@ class Run:
             "interventions": self.num_interventions,
             "skipped": self.num_skipped,
             "rollbacks": self.num_rollbacks,
+            **self.effective().numbers(),
         }
 
     def to_pandas(self) -> Any:
@@ -251,20 +259,12 @@ class Run:
             now: seconds since 1970. Default: the clock.
         """
         if changed is None and self.source == "steadystep":
-            changed = _changed(self.path if self.path.is_file() else self.path / "run.jsonl")
+            changed = changed_at(self.path if self.path.is_file() else self.path / "run.jsonl")
         return run_status(self.ended, self.end, self.process, changed or 0.0, now)
 
 
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 Floats = NDArray[np.float64]
-_AT_EPOCHS = 0.9  # of all steps back
-_DONE = 0.8  # of the length of a progress bar
+_AT_EPOCHS, _DONE = 0.9, 0.8  # of all steps back; of the length of a progress bar
 
 
 def counted_on(steps: Floats, epochs: Floats | None, whole: float | None) -> Floats | None:

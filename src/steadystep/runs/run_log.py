@@ -14,6 +14,7 @@ from steadystep._utils.numbers import from_json, json_lines
 from steadystep._utils.text import count, must_end
 from steadystep.errors import ConfigError
 from steadystep.records import Incident
+from steadystep.runs.effective import duration
 from steadystep.runs.gathering import Column, LayerRows
 from steadystep.runs.run import Run, Series
 from steadystep.tracking.log_format import LARGEST_STEP, count_of, float_of, incident_of, step_of
@@ -171,6 +172,7 @@ class Ledger:
             verdict=self._verdict,
             fault=self._fault,
             began=float_of(self._start.get("time")),
+            seconds=duration(self._start, self._end),
             parameters=self._start["parameters"] if type(self._start.get("parameters")) is int else None,
             hparams=self._start.get("hparams", {}),
             process=self._start.get("process", {}),
@@ -201,8 +203,7 @@ _KINDS = {
 
 
 NAME = "run.jsonl"
-_CHUNK = 1 << 20  # bytes; its rows as Python objects take about ten times as much, for a moment
-_LONGEST_LINE = 1 << 26  # bytes; no step of ours comes near
+_CHUNK, _LONGEST_LINE = 1 << 20, 1 << 26  # bytes; rows as Python objects take ten times as much, for a moment
 _HEADER = b'{"kind": "start"'  # what a log begins with
 
 

@@ -56,7 +56,12 @@ class NoRecovery:
         """Nothing to remember."""
 
     def remember(
-        self, micro_batches: Sequence[RecordedMicroBatch], outcome: Outcome, *, updates: int, options: Options
+        self,
+        micro_batches: Sequence[RecordedMicroBatch],
+        outcome: Outcome,
+        updates: int,
+        options: Options,
+        place: tuple[int, int] | None = None,
     ) -> None:
         """Nothing to remember."""
 
@@ -193,11 +198,16 @@ class InMemory:
         return self._replay_buffer.open
 
     def remember(
-        self, micro_batches: Sequence[RecordedMicroBatch], outcome: Outcome, *, updates: int, options: Options
+        self,
+        micro_batches: Sequence[RecordedMicroBatch],
+        outcome: Outcome,
+        updates: int,
+        options: Options,
+        place: tuple[int, int] | None = None,
     ) -> None:
         """An update was taken that could be replayed, with these options of the parameter groups in use."""
         if outcome.signals is not None and options:
-            done = RecordedUpdate(tuple(micro_batches), outcome.signals, options, outcome.plan.norm, updates)
+            done = RecordedUpdate(tuple(micro_batches), outcome.signals, options, outcome.plan.norm, updates, place)
             self._replay_buffer.add(done)
 
     def remembered(self, most: int) -> list[Repeatable]:

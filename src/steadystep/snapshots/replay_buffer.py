@@ -65,6 +65,21 @@ class RecordedUpdate:
     """What the gradient was held down to, beyond the usual clipping."""
     updates: int = 0
     """Contained in the weights after it; 0 for the one that is still to be taken."""
+    place: tuple[int, int] | None = None
+    """Epoch and number of the last of its batches, where `guard.batches` counts them."""
+
+    @property
+    def epoch(self) -> int | None:
+        """The pass over the data it belongs to."""
+        return None if self.place is None else self.place[0]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Numbers of its batches within the epoch, from 0; none where nobody counts them."""
+        if self.place is None:
+            return ()
+        last = self.place[1]
+        return tuple(range(max(0, last + 1 - len(self.micro_batches)), last + 1))
 
     @property
     def is_at_hand(self) -> bool:

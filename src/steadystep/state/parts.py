@@ -80,12 +80,17 @@ class EpisodeState(PartState):  # noqa: D101
     foretold: StepNumber | None
 
 
+_Numbers = Annotated[list[WholeNumber], Field(max_length=4096)]
+_Quarantined = tuple[StepNumber, Annotated[str, Field(max_length=64)], WholeNumber | None, _Numbers]
+
+
 class BudgetState(PartState):  # noqa: D101
     skips_in_a_row: WholeNumber
     refused_in_a_row: WholeNumber
     skips: Steps
     rollbacks: Annotated[list[tuple[WholeNumber, StepNumber]], Field(max_length=4096)]
     raised: Steps = Field(default_factory=list)
+    quarantined: Annotated[list[_Quarantined], Field(max_length=4096)] = Field(default_factory=list)
     episode: EpisodeState
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from steadystep._utils.text import logger, state_of
 from steadystep.errors import TrainingHalted
-from steadystep.records import SEVERITIES, Action, Incident, Outcome, severity_rank
+from steadystep.records import SEVERITIES, Action, Incident, Outcome, Quarantined, severity_rank
 
 
 def state(path: Path) -> tuple[bool, bool]:
@@ -133,7 +133,8 @@ def did(outcome: Outcome) -> str:
         cut = f", learning rate limited to {plan.lr:.3g}" if plan.lr is not None else ""
         how = "bit-identical" if outcome.exact else "not verified as bit-identical"
         again = f" and replayed {outcome.replayed} updates ({how})" if outcome.replayed else ""
-        return f"rolled back to {state_of(plan.to)}{again}{cut}"
+        kept = f", {len(outcome.quarantined)} steps in quarantine" if outcome.quarantined else ""
+        return f"rolled back to {state_of(plan.to)}{again}{kept}{cut}"
     done = []
     if Action.RESTORE_MOMENTS in plan.actions:
         done.append(f"optimizer restored to {state_of(plan.to)}")
@@ -171,7 +172,9 @@ def incident_line(outcome: Outcome, run_dir: Path) -> dict[str, Any]:
         "plan": json.loads(outcome.plan.to_json()),
     }
     if outcome.restored is not None:
-        line["restored"] = outcome.restored
+        line |= {"restored": outcome.restored, "replayed": outcome.replayed}
+    if outcome.quarantined:
+        line["quarantined"] = [json.loads(each.to_json()) for each in outcome.quarantined]
     if outcome.lr_mult != 1.0:
         line["lr_mult"] = outcome.lr_mult
     if outcome.origin:
@@ -205,6 +208,9 @@ def incident_of(line: Mapping[str, Any], run_dir: Path) -> Incident:
         findings=findings,
         refused_lr=_refused_lr(diagnosis.get("findings", ()), line.get("plan") or {}),
         scaled_to=float_of((line.get("plan") or {}).get("norm")),
+        replayed=line["replayed"] if type(line.get("replayed")) is int else 0,
+        seconds=float_of(line.get("seconds")),
+        quarantined=tuple(Quarantined.from_json(json.dumps(each)) for each in line.get("quarantined", ())),
         ranks=tuple(map(step_of, line.get("ranks", ()))),
     )
 
@@ -239,6 +245,8 @@ def incident_from(outcome: Outcome) -> Incident:
         if outcome.plan.lr is not None
         else None,
         scaled_to=outcome.plan.norm,
+        replayed=outcome.replayed,
+        quarantined=outcome.quarantined,
         ranks=ranks_of(outcome),
     )
 

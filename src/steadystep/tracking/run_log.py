@@ -59,7 +59,7 @@ class RunLog:
         self.path = run_dir / "run.jsonl"
         self._layers_every = layers_every
         self._pending: list[str] = []
-        self._flushed = time.monotonic()
+        self._flushed = self._recorded = time.monotonic()
         self._names: tuple[str, ...] = ()
         self._probed: tuple[str, ...] = ()
         self._recent: deque[Signals] = deque(maxlen=_AROUND)
@@ -136,9 +136,10 @@ class RunLog:
                 self._layers_every *= 2  # the file has grown faster than it may: evenly coarser from here on
             if signals.probe is not None:
                 self._add_probe(signals.probe)
-        if trouble:
-            self._add_incident(outcome)
         now = time.monotonic()
+        if trouble:
+            self._add_incident(outcome, now - self._recorded)
+        self._recorded = now
         if trouble or len(self._pending) >= _FLUSH_EVERY or now - self._flushed >= _FLUSH_EVERY_S:
             self._flushed = now
             self._write()
@@ -190,8 +191,8 @@ class RunLog:
             self._pending.append(text)
             self._probed = probe.names
 
-    def _add_incident(self, outcome: Outcome) -> None:
-        line = incident_line(outcome, self.path.parent)
+    def _add_incident(self, outcome: Outcome, seconds: float) -> None:
+        line = incident_line(outcome, self.path.parent) | {"seconds": round(seconds, 4)}
         if self._unwritten[0]:
             line["unwritten"] = self._unwritten[0]
         text = json.dumps(line) + "\n"

@@ -80,6 +80,14 @@ def test_batches_and_passes_are_counted() -> None:
     assert not position.at_last
 
 
+def test_batches_to_skip_are_counted_and_not_given() -> None:
+    position = DataPosition(torch.device("cpu"))
+    source = position.batches(range(10, 16), nothing, skip={1, 5})
+    seen = [(batch, position.place) for batch in source]
+    assert seen == [(10, (0, 0)), (12, (0, 2)), (13, (0, 3)), (14, (0, 4))]
+    assert (position.epoch, position.batch, position.place) == (1, 0, None)
+
+
 def test_without_a_length_no_batch_is_known_to_be_the_last() -> None:
     position = DataPosition(CPU)
     assert [position.at_last for _ in position.batches(iter("abc"), nothing)] == [False] * 3

@@ -58,9 +58,15 @@ class TestSameBatch:
 
     def test_after_a_repetition_it_counts_anew(self) -> None:
         later = [20.0 + 0.01 * i for i in range(64)]
-        assert len(same(*DISTINCT, *[9.0] * 4, *later[:63], *[9.0] * 4)) == 1
-        assert len(same(*DISTINCT, *[9.0] * 4, *later[:64], *[9.0] * 4)) == 2
+        warned = [(67, "warn"), (68, "act")]
+        assert said(same(*DISTINCT, *[9.0] * 4, *later[:63], *[9.0] * 4)) == warned
+        assert said(same(*DISTINCT, *[9.0] * 4, *later[:64], *[9.0] * 4)) == [*warned, (135, "warn")]
         assert same(*DISTINCT[:40], DISTINCT[39], *DISTINCT[40:], *[9.0] * 4) == []
+
+    def test_its_end_is_told_with_the_steps_it_lasted(self) -> None:
+        over = same(*DISTINCT, *[9.0] * 20, 1.0, 2.0)[-1]
+        assert (over.step, over.severity, over.value, over.since) == (84, "act", 20.0, 64)
+        assert same(*DISTINCT[:40], *[9.0] * 20, 1.0) == []  # it had not shown that batches differ
 
     def test_batches_that_were_not_given_or_not_finite_do_not_count(self) -> None:
         assert said(same(*DISTINCT, 9.0, None, 9.0, math.nan, 9.0, math.inf, 9.0)) == [(70, "warn")]

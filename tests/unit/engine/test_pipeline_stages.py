@@ -182,7 +182,7 @@ class TestApply:
             taken = replace(outcome(), lr_mult=mult)
             given.updater.take.return_value = taken
             assert self.applied(given) is taken
-            given.recovery.remember.assert_called_once_with(("pass",), taken, updates=6, options=options)
+            given.recovery.remember.assert_called_once_with(("pass",), taken, 6, options, given.run_state.data.place)
             assert given.learning_rate.times.mock_calls == [call(({"lr": 0.1},), 0.5)] * (mult != 1.0)
 
     def test_not_where_it_cannot_be_replayed(self) -> None:
@@ -215,7 +215,11 @@ class TestApply:
             result = self.applied(given, plan)
             assert given.nan_tracer.open.call_args.args[0] is plan
             assert given.nan_tracer.open.call_args.kwargs == {"updates": 5}
-            refused = given.updater.refuse.return_value
+            refused = given.rollback.refused.return_value
+            assert given.rollback.refused.call_args.args == (
+                given.updater.refuse.return_value,
+                given.run_state.data.place,
+            )
             assert result is (refused if case is None else given.nan_tracer.close.return_value)
             assert given.nan_tracer.close.mock_calls == ([] if case is None else [call(refused, "case")])
 

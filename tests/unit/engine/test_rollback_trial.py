@@ -56,6 +56,29 @@ class TestVerdict:
                 told, count = verdict(opened(suspicion(detector)), [(old_loss, 3.0)])
                 assert (told, count >= 8) == ("cleared", True)
 
+    def test_batches_that_are_bad_under_any_weights_tell_nothing_about_these(self) -> None:
+        """Five with wrong labels, then good ones that older weights do a little better on."""
+        pairs = [*[(3.0, 2.9)] * 5, (1.0, 1.1)]
+        trial = RollbackTrial()
+        trial.begin(suspicion("slow-divergence"), state=STATE, lr=0.1, replays=True)
+        assert verdict(trial, pairs) == ("confirmed", 5 + 8)
+        assert verdict(opened(suspicion("slow-divergence")), pairs)[0] == "cleared"  # what follows would be lost
+
+    def test_two_bad_batches_are_in_every_run(self) -> None:
+        trial = RollbackTrial()
+        trial.begin(suspicion("slow-divergence"), state=STATE, lr=0.1, replays=True)
+        assert verdict(trial, [*[(3.0, 2.9)] * 2, (1.0, 1.1)])[0] == "cleared"  # 0.1 is less than twice its margin
+
+    def test_bad_batches_without_end_are_the_data(self) -> None:
+        trial = RollbackTrial()
+        trial.begin(suspicion("not-healing"), state=STATE, lr=0.1, replays=True)
+        assert verdict(trial, [(3.0, 3.2)]) == ("cleared", 24)
+
+    def test_a_high_loss_that_older_weights_undo_is_not_put_aside(self) -> None:
+        trial = RollbackTrial()
+        trial.begin(suspicion("slow-divergence"), state=STATE, lr=0.1, replays=True)
+        assert verdict(trial, [(1.2, 3.0)]) == ("confirmed", 8)
+
     def test_half_of_a_jump_must_be_undone(self) -> None:
         """It rose from 1 to 3: under the old state it is at 2.5, so harder data is most of it."""
         assert verdict(opened(), [(2.5, 3.0)])[0] == "cleared"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from steadystep.engine.judge import Judge, _by_plan, _is_uncertain, _newest_finite, conclude, notice
-from steadystep.engine.verdict import Ask, Needs, Turns, Verdict, go_on, settle
+from steadystep.engine.judge import Judge, _is_uncertain, conclude, notice
+from steadystep.engine.verdict import Ask, Needs, Turns, Verdict, by_plan, go_on, newest_finite, settle
 from steadystep.policy import Budget, Limits
 from steadystep.records import Finding, Probe, Severity, Signals
 
@@ -251,15 +251,15 @@ def test_only_a_comparison_can_confirm_what_lasts() -> None:
     [(1.0, 0.0, False), (1.1, 0.0, False), (1.11, 0.0, True), (2.0, 0.0, True), (2.01, 0.0, False), (2.5, 3.0, True)],
 )
 def test_a_rate_that_has_risen_to_what_was_known(lr: float, announced: float, planned: bool) -> None:
-    assert _by_plan(state(5, lr=1.0, largest=2.0), lr, announced) == planned
+    assert by_plan(state(5, lr=1.0, largest=2.0), lr, announced) == planned
 
 
 def test_the_newest_state_under_which_the_batch_is_finite() -> None:
     bad = float("inf")
     states = [state(1, lr=0.1), state(2, lr=0.2), state(3, lr=0.3)]
-    tried = _newest_finite(states, [9.0, 1.0, 2.0, bad])
+    tried = newest_finite(states, [9.0, 1.0, 2.0, bad])
     assert (tried.step, tried.old_loss, tried.current_loss, tried.lr) == (2, 2.0, 9.0, 0.2)
-    assert _newest_finite(states, [9.0, bad, bad, bad]).step == 3
+    assert newest_finite(states, [9.0, bad, bad, bad]).step == 3
 
 
 class TestTrial:

@@ -1,18 +1,22 @@
 """The recovery study: what is left of a run, and beside whom."""
 
+import ast
 import io
 import json
 import math
+from pathlib import Path
 
 import pytest
+from benchmarks import oracle
 from rich.console import Console
 
 from steadystep.lab.bench import faulty_jobs as faulty
 from steadystep.lab.bench import header
 from steadystep.lab.bench import run as run_study
 from steadystep.lab.bench.detection import STUDY as DETECTION
+from steadystep.lab.bench.faulty_arms import Plain
 from steadystep.lab.bench.faulty_jobs import Twins
-from steadystep.lab.bench.faulty_run import TRIALS, Stopped, Tick, run
+from steadystep.lab.bench.faulty_run import TRIALS, Stopped, Tick, first_step, run
 from steadystep.lab.bench.recovery import STUDY, summary, table
 from steadystep.lab.bench.rival_rules import RULES
 from steadystep.lab.bench.study import Choice
@@ -195,3 +199,70 @@ def test_recovery_goes_on_with_the_rows_of_detection(tmp_path, monkeypatch: pyte
     assert made["detection"] == first.total == len(DETECTION.jobs(choice))
     assert made["recovery"] == second.total - sum(row["kind"] == "run" for row in first.rows)
     assert summary(second.rows)["guard"][0]["within"] >= 2
+
+
+def possible(score: float, *, destroyed: int = 0, more: int | None = None, seed: int = 0) -> dict:
+    same = {"kind": "oracle", "task": "clusters", "seed": seed, "num_steps": 480, "precision": "fp32"}
+    return same | {"destroyed": destroyed, "more": more, "score": score}
+
+
+def test_runs_are_also_compared_with_what_was_possible_without_the_destroyed_batches() -> None:
+    rows = [*study_rows(), row("unguarded", 2.0, trial="sign flipped for 20")]
+    rows.append(row("autopilot", 1.13, trial="sign flipped for 20", lost=20))
+    told = summary(rows, [possible(1.0), possible(1.1, destroyed=20), possible(1.12, destroyed=20, more=50)])
+    (line,) = (line for line in told["faults"] if line["fault"] == "sign flipped for 20")
+    assert (line["within"], line["within_oracle"], line["oracle_runs"]) == (0, 0, 1)  # 1.13 / 1.1 is above 1.12 / 1.1
+    wider = [possible(1.0), possible(1.1, destroyed=20), possible(1.14, destroyed=20, more=50)]
+    (line,) = (line for line in summary(rows, wider)["faults"] if line["fault"] == "sign flipped for 20")
+    assert (line["within"], line["within_oracle"]) == (0, 1)
+
+
+def test_a_run_that_ends_as_if_nothing_had_happened_is_within_the_oracle() -> None:
+    """Without the destroyed batches the plain run happened to end better: that is chance."""
+    rows = [*twins(), row("unguarded", 2.0, trial="sign flipped for 20")]
+    rows.append(row("autopilot", 1.0, trial="sign flipped for 20"))
+    told = summary(rows, [possible(1.0), possible(0.9, destroyed=20)])
+    assert told["faults"][0]["within_oracle"] == 1
+    assert (told["oracle"]["clean_runs"], told["oracle"]["identical"]) == (1, 1)
+    assert summary(rows, [possible(1.0 + 1e-9)])["oracle"] == {
+        "limits": {"clusters": 1.01},
+        "clean_runs": 1,
+        "identical": 0,
+    }
+
+
+def test_seeds_without_an_oracle_are_not_counted() -> None:
+    told = summary(study_rows(), [possible(1.0, seed=1), possible(1.0, destroyed=5, seed=1)])
+    (line,) = (line for line in told["guard"] if line["arm"] == "autopilot")
+    assert (line["runs"], line["oracle_runs"], line["within_oracle"]) == (4, 2, 2)
+    text = io.StringIO()
+    Console(file=text, width=250).print(table(study_rows()))  # nobody has run it here
+    assert "oracle.py" not in text.getvalue()
+
+
+def test_what_the_oracle_goes_without() -> None:
+    destroyed = {name: trial.destroyed for name, trial in TRIALS.items()}
+    assert destroyed["labels shuffled for 20"] == destroyed["no zero_grad for 20"] == 20
+    assert destroyed["NaN loss, five"] == 5
+    assert destroyed["gradients x1e4"] == destroyed["NaN in the input"] == 1
+    lost = ("LR x100 for 20", "flipped bit", "gradients x10 for good", "frozen layer", "loss drifts", "moments x1000")
+    assert {destroyed[name] for name in lost} == {0}
+    assert set(destroyed.values()) == set(oracle.DESTROYED)
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=[pytest.mark.slow] if task in ("gpt", "rnn") else []) for task in oracle.TASKS]
+)
+def test_the_oracle_is_a_plain_program_that_trains_the_same_runs(task: str) -> None:
+    assert oracle.first_step(7) == first_step(7)
+    mine = run(Plain, task=task, seed=7, num_steps=41, without=(3,))
+    assert oracle.score(oracle.TASKS[task](7), num_steps=41, without=(3,)) == mine["score"]
+
+
+def test_the_oracle_imports_nothing_of_the_library() -> None:
+    source = Path(oracle.__file__).read_text()
+    imported = [node.module or "" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    imported += [
+        name.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import) for name in node.names
+    ]
+    assert not [name for name in imported if name.startswith(("steadystep", "tests", "benchmarks"))]

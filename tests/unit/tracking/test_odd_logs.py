@@ -47,8 +47,10 @@ def test_an_error_of_an_earlier_cell_is_not_how_it_ended(tmp_path: Path, monkeyp
 def test_incidents_without_room_are_counted_to_the_last(tmp_path: Path) -> None:
     log = RunLog(tmp_path, layers_every=10)
     log._for_incidents = Allowance(0.0, 150.0)
-    for step in range(100):
+    for step in range(99):
         log.record(outcome(step, trouble=True))
+    log._for_incidents = Allowance(0.0, 0.0)
+    log.record(outcome(99, trouble=True))
     log.close()
     run = read(tmp_path)
     missing = 100 - len(run.incidents)

@@ -110,6 +110,10 @@ REAL_INPUTS = ("clusters", "regression")
 
 NUM_STEPS, NUM_SLOW_STEPS = 480, 640
 
+_OF_DATA = ("bad-input", "data-scale", "data-constant", "shuffled-labels", "stale-batch", "bad-loss")
+_OF_GRADIENTS = ("grad-scale", "grad-sign-flip", "bad-gradient", "missing-zero-grad", "fp16-overflow", "fp16-underflow")
+_OF_ONE_STEP = (*_OF_DATA, *_OF_GRADIENTS)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,16 @@ class FaultTrial:
     """It creeps: what counts is how long before the damage it is noticed."""
     precision: Literal["fp32", "fp16"] = "fp32"
     num_steps: int = NUM_STEPS
+
+    @property
+    def destroyed(self) -> int:
+        """Steps whose batch or gradient it spoils: what the oracle goes without, `benchmarks/oracle.py`.
+
+        None where it spoils weights, moments or the learning rate; and none where it lasts to the end, because
+        everything that follows would be left out.
+        """
+        lasts = self.spec.get("for", 1)
+        return int(lasts) if self.spec["kind"] in _OF_ONE_STEP and lasts != "ever" else 0
 
 
 def first_step(seed: int) -> int:

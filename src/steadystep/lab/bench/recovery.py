@@ -1,15 +1,15 @@
 """`steadystep bench recovery`: what is left of a run after a fault, by who looked after it."""
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from rich.console import Group, RenderableType
 
 from steadystep.lab.bench import faulty_jobs as faulty
-from steadystep.lab.bench.faulty_jobs import Twins, identity, median, worst
+from steadystep.lab.bench.faulty_jobs import AT_LEAST, Twins, identity, median, worst
 from steadystep.lab.bench.faulty_run import TRIALS
 from steadystep.lab.bench.header import stored_rows
 from steadystep.lab.bench.screens import recovery_screens
@@ -19,10 +19,50 @@ BARS = {"within": 0.98, "median_lost": 5}
 GUARDED = ("autopilot", "careful")
 
 
-def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """For a program; the tables are made from it."""
+@final
+class Oracle:
+    """What was possible: plain runs without the destroyed batches, by `benchmarks/oracle.py`."""
+
+    def __init__(self, rows: Iterable[Row], twins: Twins) -> None:
+        self._twins = twins
+        self._scores = {self._key(row, row["destroyed"]): float(row["score"]) for row in rows if row["more"] is None}
+        self._limits: dict[str, float] = defaultdict(lambda: AT_LEAST)
+        for row in rows:
+            ratio = float(row["score"]) / self._scores.get(self._key(row, row["destroyed"]), math.nan)
+            if ratio == ratio:
+                self._limits[row["task"]] = max(self._limits[row["task"]], ratio)
+
+    def has(self, row: Row) -> bool:
+        """Whether somebody has run it."""
+        return self._key(row, TRIALS[row["trial"]].destroyed) in self._scores
+
+    def limit(self, task: str) -> float:
+        """The worst of those that go without one batch more, of all seeds of the task; 1.01 at least."""
+        return self._limits[task]
+
+    def ratio(self, row: Row) -> float:
+        """The score over what was possible; NaN where nobody knows."""
+        return float(row["score"]) / self._scores.get(self._key(row, TRIALS[row["trial"]].destroyed), math.nan)
+
+    def fine(self, row: Row) -> bool:
+        """As good as what was possible. So is a run that ends as if nothing had happened, whatever 20 batches cost."""
+        return self.has(row) and (self.ratio(row) <= self.limit(row["task"]) or self._twins.fine(row))
+
+    def agrees(self, row: Row) -> bool | None:
+        """Whether the run of a clean twin is the oracle's to the last bit; None where there is none."""
+        score = self._scores.get(self._key(row, 0))
+        return None if score is None else score == float(row["score"])
+
+    @staticmethod
+    def _key(row: Row, destroyed: int) -> tuple[Any, ...]:
+        return row["task"], row["seed"], row["num_steps"], row["precision"], destroyed
+
+
+def summary(rows: Sequence[Row], possible: Sequence[Row] | None = None) -> dict[str, Any]:
+    """For a program; the tables are made from it. `possible` are rows of the oracle, by default those stored."""
     runs = [row for row in rows if row["kind"] == "run"]
     twins = Twins(runs)
+    oracle = Oracle(stored_rows("oracle") if possible is None else possible, twins)
     runs += [row for row in stored_rows() if twins.has(row)]
     broken = [row for row in runs if row["trial"] and twins.has(row)]
     harmful = {identity(row) for row in broken if row["arm"] == "unguarded" and not twins.fine(row)}
@@ -31,20 +71,26 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     arms = list(dict.fromkeys(row["arm"] for row in broken))
     common = _common(broken, [arm for arm in arms if arm not in ("unguarded", *GUARDED)])
     guard = [row for row in broken if row["arm"] == "autopilot"]
+    agree = [oracle.agrees(row) for row in runs if row["arm"] == "clean"]
     return {
         "harmful_runs": len(harmful),
         "bars": BARS,
         "limits": {task: twins.limit(task) for task in dict.fromkeys(row["task"] for row in broken)},
-        "guard": [_arm(arm, [r for r in broken if r["arm"] == arm], harmful, alone, twins) for arm in GUARDED],
+        "oracle": {
+            "limits": {task: oracle.limit(task) for task in dict.fromkeys(row["task"] for row in broken)},
+            "clean_runs": sum(each is not None for each in agree),
+            "identical": sum(each is True for each in agree),
+        },
+        "guard": [_arm(arm, [r for r in broken if r["arm"] == arm], harmful, alone, twins, oracle) for arm in GUARDED],
         "arms": [
-            _arm(arm, [r for r in broken if r["arm"] == arm and r["seed"] in common], harmful, alone, twins)
+            _arm(arm, [r for r in broken if r["arm"] == arm and r["seed"] in common], harmful, alone, twins, oracle)
             for arm in arms
         ],
         "arm_seeds": sorted(common),
         "faults": [
             line
             for trial in TRIALS
-            if (line := _fault(trial, [r for r in broken if r["trial"] == trial], harmful, twins))
+            if (line := _fault(trial, [r for r in broken if r["trial"] == trial], harmful, twins, oracle))
         ],
         "harmless": _harmless(guard, harmless, twins),
     }
@@ -57,7 +103,9 @@ def _common(broken: list[Row], others: list[str]) -> set[int]:
     return common or {row["seed"] for row in broken}
 
 
-def _arm(arm: str, rows: list[Row], harmful: set[Any], alone: list[Row], twins: Twins) -> dict[str, Any]:
+def _arm(
+    arm: str, rows: list[Row], harmful: set[Any], alone: list[Row], twins: Twins, oracle: Oracle
+) -> dict[str, Any]:
     mine = [row for row in rows if identity(row) in harmful]
     ratios = [twins.ratio(row) for row in mine]
     itself = [twins.ratio(row) for row in alone if row["arm"] == arm]
@@ -67,6 +115,8 @@ def _arm(arm: str, rows: list[Row], harmful: set[Any], alone: list[Row], twins: 
         "runs": len(mine),
         "within_1_percent": sum(ratio <= 1.01 for ratio in ratios),
         "within": sum(twins.fine(row) for row in mine),
+        "oracle_runs": sum(oracle.has(row) for row in mine),
+        "within_oracle": sum(oracle.fine(row) for row in mine),
         "within_but_for_lost": sum(twins.fine_but_for_lost(row) for row in mine),
         "median": median(ratios),
         "lost_to_nan": sum(not row["finite"] for row in mine),
@@ -78,7 +128,7 @@ def _arm(arm: str, rows: list[Row], harmful: set[Any], alone: list[Row], twins: 
     }
 
 
-def _fault(trial: str, rows: list[Row], harmful: set[Any], twins: Twins) -> dict[str, Any] | None:
+def _fault(trial: str, rows: list[Row], harmful: set[Any], twins: Twins, oracle: Oracle) -> dict[str, Any] | None:
     guarded = [row for row in rows if row["arm"] == "autopilot" and identity(row) in harmful]
     if not guarded:
         return None
@@ -91,6 +141,8 @@ def _fault(trial: str, rows: list[Row], harmful: set[Any], twins: Twins) -> dict
         "fault": trial,
         "runs": len(guarded),
         "within": sum(twins.fine(row) for row in guarded),
+        "oracle_runs": sum(oracle.has(row) for row in guarded),
+        "within_oracle": sum(oracle.fine(row) for row in guarded),
         "within_but_for_lost": sum(twins.fine_but_for_lost(row) for row in guarded),
         "careful_within": sum(twins.fine(row) for row in careful),
         "median": median(ratios),
@@ -99,6 +151,7 @@ def _fault(trial: str, rows: list[Row], harmful: set[Any], twins: Twins) -> dict
         "median_lost": median([float(row["lost"]) for row in guarded]),
         "did": dict(did),
         "missed_on": dict(missed),
+        "oracle_missed_on": dict(Counter(row["task"] for row in guarded if oracle.has(row) and not oracle.fine(row))),
     }
 
 

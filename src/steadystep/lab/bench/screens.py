@@ -116,6 +116,14 @@ def recovery_screens(told: Line) -> Iterator[RenderableType]:
         "of the last update, relative to the configured one. no fault: the score of the method without a fault. "
         "All are medians."
     )
+    oracle = told["oracle"]
+    if oracle["clean_runs"]:
+        limits = ", ".join(f"{task} {limit:.3f}" for task, limit in oracle["limits"].items())
+        yield (
+            "oracle: within, or no worse than a plain run of as many steps that never sees the batches the fault "
+            f"destroyed, with the spread of such runs that miss one batch more ({limits}). {oracle['identical']} of "
+            f"{oracle['clean_runs']} clean runs are bit-identical to those of benchmarks/oracle.py."
+        )
 
 
 def _arms(title: str, lines: list[Line]) -> Table:
@@ -127,6 +135,7 @@ def _arms(title: str, lines: list[Line]) -> Table:
         "arm": "arm",
         "runs": "runs",
         "within": lambda line: f"{line['within']} = {100 * share(line):.1f} %",
+        "oracle": _oracle,
         "but for lost": "within_but_for_lost",
         "in 1 %": "within_1_percent",
         "score": _scored("median"),
@@ -140,11 +149,17 @@ def _arms(title: str, lines: list[Line]) -> Table:
     return _filled(title, columns, lines, lambda line: "bold" if share(line) == best else "")
 
 
+def _oracle(line: Line) -> str:
+    """Within the oracle, of the runs that have one."""
+    return f"{line['within_oracle']} of {line['oracle_runs']}" if line["oracle_runs"] else ""
+
+
 def _recovered(told: Line) -> Table:
     columns: Columns = {
         "fault": "fault",
         "runs": "runs",
         "within": "within",
+        "oracle": _oracle,
         "but for lost": "within_but_for_lost",
         "careful": "careful_within",
         "score": _scored("median"),
