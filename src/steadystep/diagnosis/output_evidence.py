@@ -1,7 +1,7 @@
 """Signs in the outputs: a loss that does not fit them, a softmax over the wrong dimension, outputs all alike."""
 
 import math
-from statistics import fmean
+from statistics import fmean, median
 
 from steadystep.diagnosis.causes import Fault
 from steadystep.diagnosis.facts import Facts
@@ -17,11 +17,12 @@ from steadystep.diagnosis.learning import (
     target,
     worse_than_constant,
 )
-from steadystep.records import OutputStats
+from steadystep.records import DetectorName, OutputStats
 
 _FAINT = 0.03  # of the outputs
 _MOSTLY_ALIKE = 0.5
 _LOUD = 1e4
+_AT_REST = 0.95  # of what it was some probes ago
 _COLLAPSED = 0.3  # of the spread of the targets
 ENOUGH_PROBES = 3
 """Probes before anything is said of outputs."""
@@ -143,6 +144,8 @@ def far_from_outputs(facts: Facts) -> str:
     last, found = first_and_last(facts)[1], progress(facts)
     if last is None or found is None or not found.stood_still or supervised(facts) or last.terms or found.end < 50.0:
         return ""
+    if DetectorName.CLIP_RATE in facts.warned:  # that is why it stands still
+        return ""
     if not 0.0 < last.rms**2 < 0.01 * found.end or facts.trace.num_updates < 2 * JUDGED_AFTER:
         return ""
     return f"{found}, and the outputs have a root mean square of {last.rms:.3g}: what they are compared with is far off"
@@ -170,7 +173,10 @@ def idle_term(facts: Facts) -> str:
     if not last.spread < _COLLAPSED * size:  # outputs that follow their inputs may have little to gain
         return ""
     base, text = base_of(last.kind, last.target)
-    late = fmean(value for _, value in trail.pairs[-ENOUGH_PROBES:])
+    values = [value for _, value in trail.pairs]
+    late = median(values[-ENOUGH_PROBES:])
+    if late < _AT_REST * median(values[:-ENOUGH_PROBES]):  # it falls still: nothing keeps it there
+        return ""
     least = 0.98 if math.isnan(last.target.entropy) and "bce" in last.kind else 0.9  # targets between 0 and 1: a floor
     if base is None or late < least * base or late > 3.0 * base:
         return ""

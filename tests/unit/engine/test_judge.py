@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from steadystep.engine.judge import Judge, _held_back
-from steadystep.engine.verdict import Ask, Needs, Verdict, settle
+from steadystep.engine.judge import Judge
+from steadystep.engine.verdict import Ask, Needs, Verdict, held_back, settle
 from steadystep.policy import Budget, Limits
 from steadystep.records import Counterfactual, Finding, Severity, Signals
 
@@ -69,7 +69,7 @@ class TestQuestions:
     def test_only_a_spike_of_the_gradient_is_limited_by_clipping(self) -> None:
         found = Speaks("weight-jump", "act", 3).update(Signals(step=3, loss=1.0, grad_norm=1.0))
         with pytest.raises(StopIteration) as left:
-            next(_held_back(found))
+            next(held_back(found))
         assert left.value.value == found
 
     def test_what_is_settled_is_not_asked_again(self) -> None:
@@ -150,7 +150,7 @@ def test_a_judge_is_made_and_asked_without_torch() -> None:
     script = """
 import sys
 sys.modules["torch"] = None  # importing it would fail
-from steadystep.engine.judge import Judge, _held_back
+from steadystep.engine.judge import Judge
 from steadystep.policy import Budget, Limits
 from steadystep.records import Signals
 judge = Judge(detectors=(), steady=(), budget=Budget(), limits=Limits(), mode="autopilot")

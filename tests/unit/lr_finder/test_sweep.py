@@ -36,7 +36,7 @@ def test_a_loss_that_reaches_zero_says_nothing_about_larger_rates() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     curve = find_lr(model, optimizer, lambda: (model(x) - x.sum(1, keepdim=True)).square().mean(), num_steps=200)
-    assert min(curve.losses) == 0.0
+    assert min(curve.losses) < 1e-13  # zero, or what rounding leaves of it
     assert curve.largest_stable < 2.0  # 0.8 would be right, 10 was swept
 
 
