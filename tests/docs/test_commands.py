@@ -26,6 +26,7 @@ BY_HAND = {
     r"make .*": "the targets are what CI and the one who releases run",
     r"steadystep bench (detection|recovery|overhead|stability)": "half an hour each; tests/unit has --quick",
     r"steadystep bench stability --(quick|json)": "minutes where results are missing",
+    r"python benchmarks/oracle.py": "tests/unit/lab compares one of its runs; needs a checkout",
     r"torchrun .*": "tests/distributed, in `make test-all`",
     r"python tools/step_calls.py": "needs a checkout; tests/docs/test_walk.py has its step",
     r"python -c .*scorecard.*": "21 faults, twice: half a minute of an idle machine",
@@ -96,20 +97,20 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     try:
         (folder / "train.py").write_text(block_of("docs/tutorial.md", "class Surprise"))
         bundle = block_of("docs/incidents.md", 'Path("run/incidents")')
-        made = re.search(r"^def make\(\):\n(?:    .*\n)+", bundle, re.M)
-        assert made is not None
-        (folder / "training.py").write_text("from torch import nn\n\n\n" + made.group())
-        (folder / "made.py").write_text(bundle)
+        unguarded = block_of("docs/incidents.md", "def make_unguarded")
+        made = re.findall(r"^def make\w*\(\):\n(?:    .*\n)+", bundle + unguarded, re.M)
+        (folder / "training.py").write_text("import torch\nfrom torch import nn\n\n\n" + "\n\n".join(made))
         (folder / "faulty_jobs.py").write_text(block_of("docs/examine.md", "def double_softmax"))
         first = block_of("docs/quickstart.md", 'run_dir="runs/first"')
         for name in ("first", "a", "b"):
             (folder / "made_run.py").write_text(first.replace("runs/first", f"runs/{name}"))
             with quiet_log():
                 runpy.run_path("made_run.py")
-        with quiet_log():
-            runpy.run_path("made.py")
-        for script in (folder / "made.py", folder / "made_run.py"):
-            script.unlink()
+        for block in (bundle, unguarded):
+            (folder / "made_run.py").write_text(block)
+            with quiet_log():
+                runpy.run_path("made_run.py")
+        (folder / "made_run.py").unlink()
         settings = re.search(r"^```yaml\n(mode: .*?)^```", (ROOT / "docs" / "config.md").read_text(), re.M | re.S)
         assert settings is not None
         (folder / "run.yaml").write_text(settings.group(1))
