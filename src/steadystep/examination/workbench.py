@@ -130,6 +130,7 @@ class Workbench:
             raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
         held = min(max(_HELD, len(batches) // 4), len(batches) // 3)
         self.model, self.optimizer, self._loss = model, optimizer, loss
+        self._takes_gradients = False
         self.plain: BatchLoss | None = getattr(loss, "plain", None)
         """The same loss without autocast, where it has one."""
         self.batches: Sequence[Any] = batches[: len(batches) - held]
@@ -143,10 +144,24 @@ class Workbench:
 
     def loss(self, batch: Any) -> Tensor:
         """What the user's function returns, if it is one real number."""
-        value = self._loss(batch)
+        value = self._value(batch)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
             raise MisuseError(f"loss must return a tensor of one real number, got {_shown(value)}: take its mean")
         return value.reshape(())
+
+    def _value(self, batch: Any) -> Tensor:
+        """A loss that takes gradients itself, such as a penalty on them, cannot be computed without."""
+        if torch.is_grad_enabled():
+            return self._loss(batch)
+        if not self._takes_gradients:
+            random = torch.get_rng_state()
+            try:
+                return self._loss(batch)
+            except RuntimeError:
+                self._takes_gradients = True
+                torch.set_rng_state(random)
+        with torch.enable_grad():
+            return self._loss(batch).detach()
 
     @property
     def parameters(self) -> list[tuple[str, nn.Parameter]]:

@@ -161,7 +161,9 @@ def last_finite(series: Series) -> float | None:
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str, str]]:
-    yield "steps", f"{run.steps:,}", count(len(run.restarts), "restart") if run.restarts else ""
+    notes = [count(len(run.restarts), "restart")] if run.restarts else []
+    notes += [f"{short(run.parameters)} parameters"] if run.parameters else []
+    yield "steps", f"{run.steps:,}", ", ".join(notes)
     yield "final loss", number(run.final_loss), "median of the last tenth"
     if run.best_validation is not None:
         yield "best validation", number(run.best_validation), f"at step {run.best_validation_step:,}"
@@ -177,8 +179,6 @@ def _facts(run: Run) -> Iterator[tuple[str, str, str]]:
         yield "clipped", share(len(run.clipped), max(len(run.loss), 1)), "of the steps"
     if len(run.lr):
         yield "learning rate", number(last_finite(run.lr)), "final"
-    if run.parameters:
-        yield "parameters", short(run.parameters), ""
 
 
 def _effective(run: Run) -> Iterator[tuple[str, str, str]]:
@@ -186,11 +186,12 @@ def _effective(run: Run) -> Iterator[tuple[str, str, str]]:
     if effective.share is None or not effective.incidents:
         return
     lost, seconds = run.steps - effective.updates, effective.seconds_lost
-    said = f"{lost:,} of {run.steps:,} updates not in the final weights, {effective.replayed:,} replayed"
+    costs = [f"{effective.replayed:,} replayed"] if effective.replayed else []
+    costs += ["" if seconds is None else f"{seconds:.3g} s"]
     yield (
         "effective training",
         f"{100 * effective.share:.2f} %",
-        said + ("" if seconds is None else f", {seconds:.3g} s"),
+        ", ".join([f"{lost:,} updates lost", *filter(None, costs)]),
     )
 
 

@@ -150,6 +150,8 @@ def did(outcome: Outcome) -> str:
         done.append(next((_REFUSED[step] for step in plan.actions if step in _REFUSED), "update skipped"))
     elif plan.norm is not None:
         done.append(f"gradient scaled down to {plan.norm:.3g}")
+    elif outcome.signals is not None and any(flip.repaired for flip in outcome.signals.bit_flips):
+        done.append("bit put back, then updated")
     elif any(f.severity == "critical" for f in outcome.findings):
         done.append("updated anyway (observe mode)")
     return ", ".join(done) or "updated"

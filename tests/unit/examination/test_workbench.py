@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD
 
 from steadystep.examination.workbench import Trial, Variation, standard_error
-from tests.unit.examination.jobs import adam, classes, mlp, supervised, untrained
+from tests.unit.examination.jobs import Job, adam, classes, mlp, supervised, untrained
 from tests.unit.examination.made import bench_of, made_trial
 
 
@@ -133,3 +133,22 @@ def test_parameters_without_a_gradient_after_a_trial() -> None:
     )
     still = bench_of(job).trial("a", "a", Variation()).still
     assert set(still) == {"0.0.weight", "0.0.bias", "0.2.weight", "0.2.bias"}
+
+
+def test_a_loss_that_takes_gradients_itself_is_measured_without_them() -> None:
+    model = mlp()
+
+    def penalized(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        inputs = batch[0].clone().requires_grad_()
+        outputs = model(F.dropout(inputs, 0.5))
+        (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        return F.cross_entropy(outputs, batch[1]) + slope.square().mean()
+
+    bench = bench_of(Job(model, adam(model), penalized, classes()))
+    torch.manual_seed(3)
+    expected = penalized(bench.every[0]).item()
+    with torch.no_grad():
+        torch.manual_seed(3)
+        value = bench.loss(bench.every[0])
+    assert value.item() == expected
+    assert not value.requires_grad

@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import steadystep
-from steadystep.records import Diagnosis, Finding, Outcome, Plan, Signals
+from steadystep.records import BitFlip, Diagnosis, Finding, Outcome, Plan, Signals
 from steadystep.tracking import RunLog, read
+from steadystep.tracking.log_format import did
 from tests.loops import batches, small_net, squared
 
 
@@ -270,3 +272,11 @@ def test_the_ranks_of_an_incident_are_in_its_record(tmp_path: Path) -> None:
     log.record(outcome)
     log.close()
     assert read(tmp_path).incidents[0].ranks == (1, 3, 4)
+
+
+def test_a_bit_that_was_put_back_is_said() -> None:
+    flip = BitFlip(tensor="head.weight", index=3, bit=20, repaired=True)
+    signals = Signals(step=5, loss=1.0, grad_norm=1.0, bit_flips=(flip,))
+    assert did(Outcome(step=5, reading=1.0, stepped=True, signals=signals)) == "bit put back, then updated"
+    lost = replace(signals, bit_flips=(replace(flip, repaired=False),))
+    assert did(Outcome(step=5, reading=1.0, stepped=True, signals=lost)) == "updated"
