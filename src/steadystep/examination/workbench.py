@@ -99,8 +99,10 @@ class Trial:
 
 
 def standard_error(left: Sequence[float], right: Sequence[float]) -> float:
-    """The standard error of the mean difference of pairs."""
+    """The standard error of the mean difference of pairs; infinite where one of them is not finite."""
     differences = [a - b for a, b in zip(left, right, strict=True)]
+    if not all(map(math.isfinite, differences)):
+        return math.inf
     return stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
 
 

@@ -135,6 +135,11 @@ def test_parameters_without_a_gradient_after_a_trial() -> None:
     assert set(still) == {"0.0.weight", "0.0.bias", "0.2.weight", "0.2.bias"}
 
 
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+def test_a_loss_that_is_not_finite_says_nothing_about_a_difference(odd: float) -> None:
+    assert standard_error((1.0, odd), (0.5, 0.5)) == math.inf
+
+
 def test_a_loss_that_takes_gradients_itself_is_measured_without_them() -> None:
     model = mlp()
 
