@@ -13,11 +13,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import steadystep
-from steadystep.engine import recompute
+from steadystep.engine import miscomputation
 from steadystep.errors import TrainingHalted, UnsupportedError
 from steadystep.records import Outcome
 
-recompute._TRUSTED = 2
+miscomputation._TRUSTED = 2
 
 
 def hit(model: nn.Module, computations: range, rank: int) -> None:

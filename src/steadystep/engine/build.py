@@ -24,8 +24,8 @@ from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.components import Measuring, clip_rule, measuring_for, tensor_clip
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
+from steadystep.engine.miscomputation import Recomputation
 from steadystep.engine.parts import Parts, RunState
-from steadystep.engine.recompute import Recomputation
 from steadystep.engine.replay import Replayer
 from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress

@@ -24,7 +24,7 @@ from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.microbatches import MicroBatchRunner
-from steadystep.engine.recompute import Recomputation
+from steadystep.engine.miscomputation import Recomputation
 from steadystep.engine.reruns import Counterfactuals
 from steadystep.engine.rollback import Rollback, RunProgress
 from steadystep.errors import CheckpointError, MisuseError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from steadystep import Config, Guard
-from steadystep.engine import recompute
+from steadystep.engine import miscomputation
 from steadystep.errors import ConfigError, TrainingHalted
 from steadystep.records import Outcome
 
@@ -21,7 +21,7 @@ MATMUL = 3  # position of a layer whose output is hit
 
 @pytest.fixture(autouse=True)
 def _soon_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "_TRUSTED", 2)
+    monkeypatch.setattr(miscomputation, "_TRUSTED", 2)
 
 
 def net() -> nn.Sequential:
