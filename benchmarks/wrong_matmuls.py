@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bit_flips import network, optimizers, stored
 from steadystep import Guard
-from steadystep.engine import recompute
+from steadystep.engine import miscomputation
 from steadystep.errors import TrainingHalted
 
 STEPS, AT, LATEST, MORE = 180, 90, 119, 1.01
@@ -120,7 +120,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    recompute._TRUSTED = 2
+    miscomputation._TRUSTED = 2
     print(f"{'wrong products':16} {'trials':>6} {'harmful':>7} {'seen in time':>12}")
     for name, rate in RATES.items():
         every = [stored(args.store, f"{name} {seed}", partial(trial, seed, rate)) for seed in range(args.trials)]
