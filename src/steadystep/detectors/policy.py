@@ -5,14 +5,16 @@ unusual in any healthy run, so warnings take several in a row; "act" is for sing
 """
 
 import math
+import sys
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any, final
 
 from steadystep.records import Finding, Severity, Signals
 from steadystep.rl.vocabulary import translate
 from steadystep.stats import Level
 
-_MOST_REFUSED = 8  # updates in a row: a level that stays is the run's own from then on
+_RATIOS_REFUSED = 16  # updates in a row: the rest of a rollout; what stays for longer is the run's own level
 NO_METRICS: Mapping[str, float] = {}
 _last: tuple[Mapping[str, float], Mapping[str, float]] = (NO_METRICS, NO_METRICS)
 
@@ -36,8 +38,9 @@ def finding(
 class _Extreme:
     """One metric, larger is worse: its level, its largest accepted value, and how long it has been outside."""
 
-    def __init__(self, *, factor: float, floor: float, wild: float, wild_floor: float) -> None:
+    def __init__(self, *, factor: float, floor: float, wild: float, wild_floor: float, most: int = sys.maxsize) -> None:
         self.factor, self.floor, self.wild, self.wild_floor = factor, floor, wild, wild_floor
+        self.most = most
         self.level = Level(128, armed_after=32)
         self.largest = 0.0
         self.in_a_row = 0
@@ -54,11 +57,13 @@ class _Extreme:
             self._accept(value)
             return "info", limit
         self.in_a_row += 1
-        self.level.reject(value, agreement=abs(value))
-        if value > far and self.in_a_row <= _MOST_REFUSED:
+        if value > far and self.in_a_row <= self.most:
             return "act", far
-        if self.in_a_row > _MOST_REFUSED:
-            self.largest = max(self.largest, value)  # it stays: from here on it is what is usual
+        if self.in_a_row > self.most:  # it stays: from here on it is what is usual
+            self.level.start_again([value])
+            self.largest, self.in_a_row = value, 0
+        elif value <= far and self.level.reject(value, agreement=abs(value)):
+            self.largest = max(self.largest, value)
         return "warn" if self.in_a_row == 3 else "info", limit
 
     def _accept(self, value: float) -> None:
@@ -127,15 +132,17 @@ class _Extremes:
 class RatioExplosion(_Extremes):
     """Warns when importance ratios are far beyond their baseline for three updates; asks to refuse extreme updates.
 
-    Ratios are compared as logarithms: 3 times the largest so far and above 20 is refused, at most 8 times in a row.
+    Ratios are compared as logarithms: 3 times the largest so far and above 20 is refused, at most 16 times in a row.
     """
 
     name = "ratio-explosion"
 
     def _made(self) -> dict[str, _Extreme]:
         return {
-            "ratio_max": _Extreme(factor=2.0, floor=math.log(5.0), wild=3.0, wild_floor=math.log(20.0)),
-            "kl_old": _Extreme(factor=10.0, floor=0.1, wild=20.0, wild_floor=1.0),
+            "ratio_max": _Extreme(
+                factor=2.0, floor=math.log(5.0), wild=3.0, wild_floor=math.log(20.0), most=_RATIOS_REFUSED
+            ),
+            "kl_old": _Extreme(factor=10.0, floor=0.1, wild=20.0, wild_floor=1.0, most=_RATIOS_REFUSED),
             "clip_fraction": _Extreme(factor=4.0, floor=0.5, wild=math.inf, wild_floor=math.inf),
         }
 
@@ -159,7 +166,7 @@ _MISMATCHED = {"mismatch": 0.1, "lost_samples": 0.5}  # medians that are too muc
 class PolicyMismatch(_Extremes):
     """Warns when sampler and learner disagree: beyond the run's own level, or by 0.1 nats or half of the samples.
 
-    An update with ten times the largest disagreement so far (and 0.5 nats) is refused, at most 8 times in a row.
+    An update with ten times the largest disagreement so far (and 0.5 nats) is refused: they are not its samples.
     """
 
     name = "policy-mismatch"
@@ -248,7 +255,7 @@ class DeadGroups:
             return ()
         self._told = True
         first, last = self._rewards
-        solved = bool(last) and sum(last) / len(last) > max(first)
+        solved = bool(last) and fmean(last) > max(first)
         what = f"{least:.0%} of the groups or more have equal rewards and teach nothing, in {_GROUPS} updates in a row"
         return (finding(self.name, signals.step, "info" if solved else "warn", share, _DEAD, what),)
 

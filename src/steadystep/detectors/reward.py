@@ -10,15 +10,15 @@ from steadystep.detectors.policy import NO_METRICS, finding, policy_metrics
 from steadystep.records import Finding, Severity, Signals
 from steadystep.stats import SIGMA_PER_MAD
 
-_BLOCK = 4  # readings
-_SMOOTH, _RECENT, _DIFFERENCES = 3, 2, 64  # blocks
+_SERIES = {"reward": 2, "held_out_reward": 1}  # readings per block: evaluations are means of many rollouts already
+_SMOOTH, _RECENT, _FEWEST, _DIFFERENCES = 3, 2, 9, 64  # blocks
 _NOTED, _LOST, _BACK = 0.25, 0.4, 0.15  # of what was gained
 _NOISE = 5.0  # standard deviations of a block
 
 
 @final
 class RewardCollapse:
-    """Warns when the reward has lost 40 % of what it had gained, and more than its own noise explains.
+    """Warns when the reward, or the held-out one, has lost 40 % of its gain, and more than its own noise explains.
 
     Readings that repeat the last one (several updates per rollout) count once. The guard rolls back only where rollouts
     of an earlier state earn more; a note comes earlier, so that such a state is kept.
@@ -28,78 +28,93 @@ class RewardCollapse:
     needs = "metrics"
 
     def __init__(self) -> None:
+        self._series = {name: _Fall(name, block) for name, block in _SERIES.items()}
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """Return a finding when a reward has fallen from its best level."""
+        metrics = policy_metrics(signals) if signals.metrics else NO_METRICS
+        found = [each.add(metrics[name], signals.step) for name, each in self._series.items() if name in metrics]
+        return tuple(finding for finding in found if finding is not None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, ready for JSON."""
+        return {name: each.state_dict() for name, each in self._series.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        for name, each in self._series.items():
+            each.load_state_dict(state[name])
+
+
+@final
+class _Fall:
+    """One series of rewards, in blocks."""
+
+    def __init__(self, name: str, block: int) -> None:
+        self._name, self._size = name.replace("_", " ").replace("held out", "held-out"), block
         self._last = math.nan
         self._block: list[float] = []
         self._blocks: list[float] = []
         self._differences: list[float] = []
-        self._first = math.nan
-        self._best = -math.inf
-        self._best_step = -1
+        self._first, self._best, self._best_step = math.nan, -math.inf, -1
         self._told = 0
         """1 after a note, 2 after a warning."""
 
-    def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """Return a finding when the reward has fallen from its best level."""
-        value = policy_metrics(signals).get("reward") if signals.metrics else None
-        if value is None or value == self._last or abs(value) > 1e30:
-            return ()
+    def add(self, value: float, step: int) -> Finding | None:
+        """One reading."""
+        if (value == self._last and self._size > 1) or abs(value) > 1e30:
+            return None
         self._last = value
         self._block.append(value)
-        if len(self._block) < _BLOCK:
-            return ()
+        if len(self._block) < self._size:
+            return None
         mean, self._block = fmean(self._block), []
         if self._blocks:
             self._differences.append(mean - self._blocks[-1])
             del self._differences[:-_DIFFERENCES]
         self._blocks.append(mean)
         del self._blocks[:-_SMOOTH]
-        return self._look(signals.step) if len(self._blocks) == _SMOOTH else ()
+        return self._look(step) if len(self._blocks) == _SMOOTH else None
 
-    @property
-    def _noise(self) -> float:
-        """Of one block: the differences of neighbours have twice its variance."""
-        return SIGMA_PER_MAD * median(map(abs, self._differences)) / math.sqrt(2.0)
-
-    def _look(self, step: int) -> tuple[Finding, ...]:
+    def _look(self, step: int) -> Finding | None:
         level = fmean(self._blocks)
         if math.isnan(self._first):
             self._first = level
         if level > self._best:
             self._best, self._best_step = level, step
-        if len(self._differences) < 2 * _SMOOTH:
-            return ()
-        now, noise, gained = fmean(self._blocks[-_RECENT:]), self._noise, self._best - self._first
+        if len(self._differences) < _FEWEST:
+            return None
+        # of one block: the differences of neighbours have twice its variance; of few, a median may be far too small
+        spread = 0.5 * math.sqrt(fmean(d * d for d in self._differences))
+        noise = max(SIGMA_PER_MAD * median(map(abs, self._differences)), spread) / math.sqrt(2.0)
+        now, gained = fmean(self._blocks[-_RECENT:]), self._best - self._first
         drop = self._best - now
         if drop < max(_BACK * gained, noise):
             self._told = 0
-            return ()
-        grown = gained > 3.0 * noise
-        least = 1.0 if grown else 2.0  # why: with nothing gained yet, only a fall below the beginning counts
-        falls = self._blocks[-1] <= self._blocks[-2] + noise
-        lost = drop > max(_LOST * gained, least * _NOISE * noise, 1e-9 * abs(self._best)) and falls
-        noted = drop > max(_NOTED * gained, least * (_NOISE - 1.0) * noise, 1e-9 * abs(self._best))
+            return None
+        # why: with nothing gained yet, only a fall well below the beginning counts
+        least = max((_NOISE if gained > 3.0 * noise else 2.0 * _NOISE) * noise, 1e-9 * abs(self._best))
+        lost = drop > max(_LOST * gained, least) and self._blocks[-1] <= self._blocks[-2] + noise
+        noted = drop > max(_NOTED * gained, 0.8 * least)
         if not noted or (self._told == 2 and not lost):
-            return ()
+            return None
         severity: Severity = "warn" if lost and self._told < 2 else "info"
         self._told = max(self._told, 2 if severity == "warn" else 1)
-        what = f"the reward fell from {self._best:.3g} to {now:.3g}; the run began at {self._first:.3g}"
-        limit = self._best - _LOST * gained
-        return (finding(self.name, step, severity, now, limit, what, baseline=self._best, since=self._best_step),)
+        what = f"the {self._name} fell from {self._best:.3g} to {now:.3g}; the run began at {self._first:.3g}"
+        known: dict[str, Any] = {"baseline": self._best, "since": self._best_step}
+        return finding(RewardCollapse.name, step, severity, now, self._best - _LOST * gained, what, **known)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, ready for JSON."""
-        known = self._best_step >= 0
         return {
             "last": None if math.isnan(self._last) else self._last,
             "block": list(self._block),
             "blocks": list(self._blocks),
             "differences": list(self._differences),
-            "levels": [self._first, self._best, self._best_step] if known else None,
+            "levels": [self._first, self._best, self._best_step] if self._best_step >= 0 else None,
             "told": self._told,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
         self._last = math.nan if state["last"] is None else float(state["last"])
         self._block, self._blocks = [float(v) for v in state["block"]], [float(v) for v in state["blocks"]]
         self._differences = [float(v) for v in state["differences"]]
@@ -107,7 +122,7 @@ class RewardCollapse:
         self._first, self._best, self._best_step, self._told = float(first), float(best), int(at), int(state["told"])
 
 
-_PAIRS, _EDGE = 64, 4  # held-out readings in all, and at either end
+_PAIRS, _EDGE, _LATEST = 64, 4, 2  # held-out readings: in all, at their best, and the last ones
 _FALLEN = 0.25  # of what the held-out reward had gained, or of its size
 
 
@@ -115,7 +130,7 @@ _FALLEN = 0.25  # of what the held-out reward had gained, or of its size
 class RewardHacking:
     """Warns when the reward rises while the held-out (or KL-adjusted) reward falls, or responses fill up to the limit.
 
-    Compares means of four held-out readings: its best ones against the last.
+    Compares the mean of the last two held-out readings with the best mean of four.
     """
 
     name = "reward-hacking"
@@ -147,28 +162,29 @@ class RewardHacking:
 
     def _part(self, step: int) -> tuple[Finding, ...]:
         pairs = self._pairs
-        if len(pairs) < 3 * _EDGE:
+        if len(pairs) < 2 * _EDGE:
             return ()
         levels = [fmean(p[1] for p in pairs[i : i + _EDGE]) for i in range(len(pairs) - _EDGE + 1)]
         at = max(range(len(levels)), key=levels.__getitem__)
-        best, last = pairs[at : at + _EDGE], pairs[-_EDGE:]
-        fell, rose = levels[at] - levels[-1], fmean(p[0] for p in last) - fmean(p[0] for p in best)
+        best, last = pairs[at : at + _EDGE], pairs[-_LATEST:]
+        now, doubt = fmean(p[1] for p in last), math.sqrt(1.0 / _EDGE + 1.0 / _LATEST)
+        fell, rose = levels[at] - now, fmean(p[0] for p in last) - fmean(p[0] for p in best)
         noise = [_noise([p[i] for p in pairs]) for i in (0, 1)]
         gained = levels[at] - pairs[0][1]
-        enough = fell > max(_FALLEN * max(gained, 0.1 * abs(levels[at])), 4.0 * noise[1] * math.sqrt(2.0 / _EDGE))
-        if not (enough and rose > 2.0 * noise[0] * math.sqrt(2.0 / _EDGE)):
+        enough = fell > max(_FALLEN * max(gained, 0.1 * abs(levels[at])), 4.0 * noise[1] * doubt)
+        if not (enough and rose > 2.0 * noise[0] * doubt):
             if fell < 0.5 * _FALLEN * gained and "held-out" in self._told:
                 self._told.remove("held-out")
             return ()
         what = (
             f"the reward rose from {fmean(p[0] for p in best):.3g} to {fmean(p[0] for p in last):.3g} while the "
-            f"held-out reward fell from {levels[at]:.3g} to {levels[-1]:.3g}"
+            f"held-out reward fell from {levels[at]:.3g} to {now:.3g}"
         )
         severity: Severity = "info" if "held-out" in self._told else "warn"
         self._told = sorted({*self._told, "held-out"})
         since = int(best[-1][2])
         limit = levels[at] - _FALLEN * gained
-        return (finding(self.name, step, severity, levels[-1], limit, what, baseline=levels[at], since=since),)
+        return (finding(self.name, step, severity, now, limit, what, baseline=levels[at], since=since),)
 
     def _long(self, metrics: Mapping[str, float], step: int) -> tuple[Finding, ...]:
         """Responses that fill up to the limit, where they did not at first."""

@@ -26,10 +26,10 @@ from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
 from steadystep.engine.miscomputation import Recomputation
 from steadystep.engine.parts import Parts, RunState
+from steadystep.engine.playing import Rollouts
 from steadystep.engine.replay import Replayer
 from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
-from steadystep.engine.rollouts import Rollouts
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
 from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, unwrapped

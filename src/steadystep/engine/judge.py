@@ -22,12 +22,11 @@ from steadystep.diagnosis import (
 from steadystep.diagnosis.counterfactual import is_uncertain
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
-from steadystep.engine.rollouts import played
+from steadystep.engine.rollouts import PolicyTrial
 from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, by_plan, go_on, held_back, newest_finite
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Action, DetectorName, Finding, Severity, Signals
-from steadystep.rl.controls import Controls
 
 _GRAVE, _UNKNOWN = ("act", "critical"), Setup()
 _OF_RESTING_LOSSES = (DetectorName.CONSTANT_PREDICTION, DetectorName.NO_LEARNING)
@@ -76,7 +75,7 @@ class Judge:
     setup: Setup = _UNKNOWN
     trial: RollbackTrial = field(default_factory=RollbackTrial)
     turns: Turns = field(default_factory=Turns)
-    controls: Controls | None = None
+    policy_trial: PolicyTrial = field(default_factory=PolicyTrial)
     beginnings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name, what detectors that measure a run by its past know before the first step."""
     edition: int = field(default=0, init=False)
@@ -110,7 +109,7 @@ class Judge:
             given = occasional(signals)
             asked = self.rolls.get(given) or self._roll(given)
         found = notice(asked, signals)
-        doubtful = self.sudden_zero.update(signals)
+        doubtful = self.sudden_zero.update(signals) or self.policy_trial.is_due(signals.step)
         if not found and not doubtful and self.trial.finding is None:
             return Verdict(signals)
         if self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
@@ -158,15 +157,16 @@ class Judge:
             signals, found = yield from self._tried(signals, found, states, lr_mult)
         else:
             signals, found = yield from self._compared(signals, found, states, lr_mult)
+        controls = self.policy_trial.controls
+        if controls is not None and self.mode == "autopilot" and not careful:
+            signals, found = yield from self.policy_trial.play(signals, found, states)
         if not found:
             return Verdict(signals)
-        if self.controls is not None and self.mode == "autopilot" and not careful:
-            signals, found = yield from played(signals, found, states)
         verdict = conclude(
             signals,
             found,
             budget=self.budget,
-            limits=self.limits if self.controls is None else replace(self.limits, coefficients=self.controls.names),
+            limits=self.limits if controls is None else replace(self.limits, coefficients=controls.names),
             states=states,
             mode="careful" if careful and self.mode == "autopilot" else self.mode,
             ceiling=ceiling,

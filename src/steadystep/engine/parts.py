@@ -258,7 +258,7 @@ class Parts:
         self.run_state.loop.keep(name, thing, check=check)
         if isinstance(thing, Controls):
             self.counterfactuals.rollouts.controls = self.updater.controls = thing
-            self.judge.controls = thing
+            self.judge.policy_trial.controls = thing
 
     def examine(self, *given: Any) -> "Examination":
         """See `examine_guarded`."""

@@ -5,21 +5,14 @@ and again in eight with other random numbers: the first eight chose it.
 """
 
 import math
-import random
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any, final
 
-import numpy as np
-import torch
-
-from steadystep._utils.rng import random_numbers_kept
 from steadystep.engine.verdict import Ask, State
 from steadystep.records import Counterfactual, DetectorName, Finding, Signals
 from steadystep.rl.controls import Controls
-from steadystep.snapshots.buffers import Buffers
-from steadystep.snapshots.recovery import Recovery
 
 OF_A_POLICY = frozenset(
     {
@@ -28,45 +21,12 @@ OF_A_POLICY = frozenset(
         DetectorName.VALUE_DIVERGENCE,
     }
 )
-_ROLLOUTS = 8
+ROLLOUTS = 8
 _CERTAIN = 3.0  # standard errors
 _APART = 100_003  # between the seeds of two samples
+_TRIED_EVERY, _TRIED_FOR = 10, 80  # steps after a warning
 
 Scores = Sequence[Sequence[float]]
-
-
-@final
-@dataclass(slots=True)
-class Rollouts:
-    """Plays the policy under the current weights and under those of earlier states; nothing stays changed by it."""
-
-    recovery: Recovery
-    buffers: Buffers
-    device: torch.device
-    alone: bool
-    """One process: others would have to play along."""
-    controls: Controls | None = None
-
-    def scores(self, states: Sequence[Any], seed: int) -> list[list[float]] | None:
-        """What each earns in eight rollouts, the current weights first; None where it cannot be told."""
-        evaluate = None if self.controls is None else self.controls.evaluate
-        if evaluate is None or not self.alone:
-            return None
-        try:
-            played = [[self._play(evaluate, seed + i) for i in range(_ROLLOUTS)]]
-            for state in states:
-                with self.recovery.weights_of(state):
-                    played.append([self._play(evaluate, seed + i) for i in range(_ROLLOUTS)])
-        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
-            return None
-        return played if all(math.isfinite(score) for scores in played for score in scores) else None
-
-    def _play(self, evaluate: Any, seed: int) -> float:
-        with torch.no_grad(), self.buffers.untouched(), random_numbers_kept(self.device):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            return float(evaluate())
 
 
 def earns_more(old: Sequence[float], current: Sequence[float]) -> bool:
@@ -80,36 +40,60 @@ def earns_more(old: Sequence[float], current: Sequence[float]) -> bool:
     better = [a - b for a, b in zip(old, current, strict=True)]
     error = stdev(better) / math.sqrt(len(better))
     mean = fmean(better)
-    agree = sum(value < 0.0 for value in better) <= len(better) // _ROLLOUTS
+    agree = sum(value < 0.0 for value in better) <= len(better) // ROLLOUTS
     return agree and mean > 0.0 and mean >= _CERTAIN * error and mean > 0.02 * abs(fmean(current))
 
 
-def played(
-    signals: Signals, found: tuple[Finding, ...], states: Sequence[State]
-) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
-    """A warning about a policy is acted upon where rollouts prove one of `states` better."""
-    loud = next((f for f in found if f.detector in OF_A_POLICY and f.severity == "warn"), None)
-    known = [state for state in states if state.step >= 0]
-    if loud is None or not known or signals.counterfactual is not None:
-        return signals, found
-    first: Scores | None = yield Ask("scores", states=known, count=signals.step)
+@final
+class PolicyTrial:
+    """A warning about a policy, tried with rollouts at once and again for a while: a policy needs steps to go astray.
+
+    Snapshots do not survive a resume, so neither does an open trial.
+    """
+
+    def __init__(self) -> None:
+        self.controls: Controls | None = None
+        self._finding: Finding | None = None
+        self._next = self._until = 0
+
+    def is_due(self, step: int) -> bool:
+        """Whether a warning from before is to be tried again."""
+        return self._finding is not None and step >= self._next
+
+    def play(
+        self, signals: Signals, found: tuple[Finding, ...], states: Sequence[State]
+    ) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
+        """Act upon a warning about a policy where rollouts prove one of `states` better."""
+        step = signals.step
+        loud = next((f for f in found if f.detector in OF_A_POLICY and f.severity == "warn"), None)
+        if loud is not None:
+            self._finding, self._next, self._until = loud, step, step + _TRIED_FOR
+        suspected = self._finding
+        if suspected is None or step < self._next or signals.counterfactual is not None:
+            return signals, found
+        self._next = step + _TRIED_EVERY
+        if self._next > self._until:
+            self._finding = None
+        tried = yield from _better(signals, [state for state in states if state.step >= 0])
+        if tried is None:
+            return signals, found
+        self._finding = None
+        acted = replace(suspected, step=step, severity="act")
+        return replace(signals, counterfactual=tried), (acted, *(each for each in found if each is not loud))
+
+
+def _better(signals: Signals, states: Sequence[State]) -> Generator[Ask, Any, Counterfactual | None]:
+    """The state whose policy earns most, if it earns more than the current one in two samples."""
+    first: Scores | None = (yield Ask("scores", states=states, count=signals.step)) if states else None
     if first is None:
-        return signals, found
+        return None
     current, *olds = first
     better = [(fmean(old), i) for i, old in enumerate(olds) if earns_more(old, current)]
     if not better:
-        return signals, found
-    best = known[max(better)[1]]
+        return None
+    best = states[max(better)[1]]
     again: Scores | None = yield Ask("scores", states=[best], count=signals.step + _APART)
     if again is None or not earns_more(again[1], again[0]):
-        return signals, found
-    tried = Counterfactual(
-        step=best.step,
-        old_loss=-fmean(again[1]),
-        current_loss=-fmean(again[0]),
-        lr=best.lr,
-        batches=len(again[0]),
-        rollouts=True,
-    )
-    acted = tuple(replace(finding, severity="act") if finding is loud else finding for finding in found)
-    return replace(signals, counterfactual=tried), acted
+        return None
+    losses = {"old_loss": -fmean(again[1]), "current_loss": -fmean(again[0])}
+    return Counterfactual(step=best.step, lr=best.lr, batches=len(again[0]), rollouts=True, **losses)

@@ -58,13 +58,20 @@ class DeadGroupsState(PartState):  # noqa: D101
     told: bool
 
 
-class RewardCollapseState(PartState):  # noqa: D101
+class FallState(PartState):
+    """One series of `RewardCollapse`."""
+
     last: float | None
     block: Losses
     blocks: Losses
     differences: Losses
     levels: tuple[float, float, StepNumber] | None
     told: Annotated[int, Field(ge=0, le=2)]
+
+
+class RewardCollapseState(PartState):  # noqa: D101
+    reward: FallState
+    held_out_reward: FallState
 
 
 class RewardHackingState(PartState):  # noqa: D101
