@@ -26,10 +26,10 @@ from steadystep.integrations.transformers import StabilityCallback
 from steadystep.rl import Controls
 
 WORDS = ["<pad>", "<eos>", "say", "a", "b", "c", "d"]
-FAILS = range(30, 110)  # steps
+FAILS = range(30, 120)  # steps
 
 
-def main(folder: Path, *, guarded: bool = True, steps: int = 200) -> tuple[float, list[str]]:
+def main(folder: Path, *, guarded: bool = True, steps: int = 190) -> tuple[float, list[str]]:
     """Train; return the share of "a" in what the policy says at the end, and what the guard did."""
     torch.manual_seed(0)
     vocabulary = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
@@ -66,7 +66,6 @@ def main(folder: Path, *, guarded: bool = True, steps: int = 200) -> tuple[float
             max_completion_length=6,
             learning_rate=4e-3,
             lr_scheduler_type="constant",
-            beta=0.0005,
             logging_steps=1,
             save_strategy="no",
             report_to=[],
