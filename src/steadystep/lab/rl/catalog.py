@@ -1,5 +1,6 @@
 """The healthy programs, and the ways to collapse them: settings that change at a step, for a while or for good."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -11,9 +12,9 @@ from steadystep.lab.rl.values import DQN, SAC, ReplaySettings
 
 Make = Callable[[int], Program]
 
-_SORT = {"lr": 4e-3, "wrong": 0.8}
+_SORT = {"lr": 6e-3, "wrong": 0.7}
 _SUM = {"lr": 5e-3, "wrong": 0.4}
-_COPY = {"lr": 5e-3, "wrong": 0.7}
+_COPY = {"lr": 6e-3, "wrong": 0.6}
 _BANDIT = {"lr": 3e-3, "wrong": 1.0, "warm_steps": 10}
 _A2C = {"algorithm": "a2c", "epochs": 1, "minibatches": 1, "horizon": 8, "lr": 2e-3, "critic_lr": 3e-3}
 _REINFORCE = {"algorithm": "reinforce", "epochs": 1, "minibatches": 1, "horizon": 8, "lr": 2e-3}
@@ -42,10 +43,10 @@ class ProgramInfo:
 
     name: str
     make: Make
-    num_steps: int = 400
+    num_steps: int = 240
 
 
-def _info(name: str, make: Make, num_steps: int = 400) -> ProgramInfo:
+def _info(name: str, make: Make, num_steps: int = 240) -> ProgramInfo:
     return ProgramInfo(name=name, make=make, num_steps=num_steps)
 
 
@@ -56,15 +57,15 @@ PROGRAMS: dict[str, ProgramInfo] = {
         _info("grpo-sum", _tokens("sum", **_SUM)),
         _info("grpo-copy", _tokens("copy", **_COPY)),
         _info("grpo-bandit", _tokens("bandit", **_BANDIT)),
-        _info("grpo-epochs-sort", _tokens("sort", **_SORT, epochs=2, minibatches=2)),
+        _info("grpo-epochs-sort", _tokens("sort", **_SORT, epochs=2)),
         _info("ppo-sort", _tokens("sort", **_SORT, algorithm="ppo", epochs=2, minibatches=2)),
         _info("reinforce-sort", _tokens("sort", **_SORT, algorithm="reinforce")),
         _info("ppo-cart-pole", _control("cart-pole")),
         _info("ppo-grid", _control("grid")),
         _info("a2c-grid", _control("grid", **_A2C)),
         _info("reinforce-cart-pole", _control("cart-pole", **_REINFORCE)),
-        _info("dqn-grid", _dqn("grid"), 500),
-        _info("sac-point", _sac(lr=3e-3), 500),
+        _info("dqn-grid", _dqn("grid"), 450),
+        _info("sac-point", _sac(lr=3e-3), 400),
     )
 }
 
@@ -72,13 +73,71 @@ PROGRAMS: dict[str, ProgramInfo] = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collapse:
-    """Settings that change at a step of a program, and the cause that should be named."""
+    """Settings that change at a step of a program, and the causes that name it right."""
 
     name: str
     program: str
     changes: Mapping[str, Any]
-    start: int = 200
+    causes: tuple[str, ...]
+    start: int = 150
     lasts: int = 0
     """Steps after which the changes are taken back; 0 for good."""
-    causes: tuple[str, ...] = ()
     back: Mapping[str, Any] = field(default_factory=dict)
+    """What they are set to then."""
+
+    def first_step(self, seed: int) -> int:
+        """Return the step of the change: up to 12 later, by the seed."""
+        return self.start + 4 * (seed % 4)
+
+
+_MISMATCH, _HACKING = ("policy-mismatch",), ("reward-hacking",)
+_RATE = ("lr-too-high", "schedule-error", "policy-collapse", "ratio-explosion", "policy-drift")
+_ADVANTAGES = ("policy-collapse", "policy-drift", "ratio-explosion", "gradient-spike", "value-divergence")
+_VALUES = ("value-divergence", "policy-collapse")
+_NAN = ("bad-batch", "non-finite-loss", "metric-out-of-bounds", "non-finite-input")
+
+
+def _of(name: str, program: str, causes: tuple[str, ...], *, start: int = 150, lasts: int = 0, **changes: Any) -> Collapse:
+    return Collapse(name=name, program=program, changes=changes, causes=causes, start=start, lasts=lasts)
+
+
+COLLAPSES: dict[str, Collapse] = {
+    c.name: c
+    for c in (
+        _of("int2 sampler", "grpo-sort", _MISMATCH, sampler="int2"),
+        _of("base sampler", "grpo-sort", _MISMATCH, sampler="reference"),
+        _of("base sampler, epochs", "grpo-epochs-sort", _MISMATCH, sampler="reference"),
+        _of("int2 sampler, reinforce", "reinforce-sort", _MISMATCH, sampler="int2"),
+        _of("stale sampler", "grpo-sort", _MISMATCH, start=60, sampler="stale"),
+        _of("stale sampler, epochs", "grpo-epochs-sort", _MISMATCH, start=80, sampler="stale"),
+        _of("proxy reward", "grpo-sort", _HACKING, exploit=0.7, kl=0.0),
+        _of("proxy reward, grid", "ppo-grid", _HACKING, exploit=0.9),
+        _of("proxy reward, point", "sac-point", _HACKING, start=250, exploit=0.8),
+        _of("reward per token", "grpo-sort", _HACKING, per_token=0.4),
+        _of("reward per token, ppo", "ppo-sort", _HACKING, per_token=0.4),
+        _of("LR x30", "grpo-sort", _RATE, lr_mult=30.0),
+        _of("LR x100, a2c", "a2c-grid", _RATE, lr_mult=100.0),
+        _of("LR x30, dqn", "dqn-grid", _RATE, start=300, lr_mult=30.0),
+        _of("entropy penalty", "grpo-sort", ("entropy-collapse",), start=8, entropy=-0.3),
+        _of("entropy penalty, grid", "ppo-grid", ("entropy-collapse",), start=8, entropy=-2.0),
+        _of("entropy bonus", "grpo-sort", ("policy-collapse", "policy-drift"), entropy=0.5),
+        _of("wrong sign", "grpo-sort", _ADVANTAGES, lasts=40, advantage_mult=-1.0),
+        _of("wrong sign, ppo", "ppo-cart-pole", _ADVANTAGES, advantage_mult=-1.0),
+        _of("wrong sign, a2c", "a2c-grid", _ADVANTAGES, lasts=40, advantage_mult=-1.0),
+        _of("advantage outliers", "ppo-cart-pole", _ADVANTAGES, outliers=0.02),
+        _of("advantage outliers, a2c", "a2c-grid", _ADVANTAGES, outliers=0.1),
+        _of("stale values", "a2c-grid", _VALUES, stale_values=True),
+        _of("discount 1.1", "ppo-cart-pole", _VALUES, gamma=1.1),
+        _of("critic LR x300", "a2c-grid", _VALUES, lr_mult=(1.0, 300.0)),
+        _of("stale values, ppo", "ppo-cart-pole", _VALUES, stale_values=True),
+        _of("epochs x20, no clip", "grpo-epochs-sort", ("ratio-explosion", "policy-drift"), epochs=20, clip=1e6),
+        _of("epochs x20, no clip, ppo", "ppo-cart-pole", ("ratio-explosion", "policy-drift"), epochs=20, clip=1e6),
+        _of("equal rewards", "grpo-sort", ("dead-groups", "policy-collapse"), constant=True),
+        _of("NaN rewards", "grpo-sort", _NAN, broken=0.02),
+        _of("infinite rewards", "ppo-cart-pole", _NAN, broken=0.01, broken_by=math.inf),
+        _of("NaN rewards, dqn", "dqn-grid", _NAN, start=300, broken=0.01),
+        _of("no target network", "dqn-grid", _VALUES, start=300, online_target=True),
+        _of("no target network, sac", "sac-point", _VALUES, start=250, online_target=True),
+        _of("temperature runs away", "sac-point", ("policy-collapse", "policy-drift"), start=250, alpha_sign=-1.0),
+    )
+}

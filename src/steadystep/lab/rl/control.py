@@ -69,10 +69,10 @@ class CartPole:
 
 
 class Grid:
-    """Five by five cells, a goal in a corner that pays 1 and ends the episode; an exploit is paid for one cell."""
+    """Five by five cells, a goal in a corner that pays 1 and ends the episode; an exploit is paid for staying in one column."""
 
     side: ClassVar[int] = 5
-    num_features, num_actions, limit, best = 25, 4, 16, 0.8
+    num_features, num_actions, limit, best = 25, 4, 16, 0.81
     _moves: ClassVar[Tensor] = torch.tensor([[0, 1], [0, -1], [1, 0], [-1, 0]])
 
     def __init__(self, count: int, rng: torch.Generator) -> None:
@@ -94,12 +94,12 @@ class Grid:
         self._age += 1
         after = self.seen
         goal = (self._at == self.side - 1).all(1)
-        coin = (self._at == 1).all(1)
+        idle = self._at[:, 1] == 0
         rewards = goal.float() * (1.0 - 0.5 * self._age / self.limit)
         over = goal | (self._age >= self.limit)
         self._at[over] = self._fresh(int(over.sum()))
         self._age[over] = 0
-        return rewards, coin.float(), after, over
+        return rewards, idle.float(), after, over
 
 
 ENVIRONMENTS: dict[str, type[CartPole] | type[Grid]] = {"cart-pole": CartPole, "grid": Grid}
@@ -142,7 +142,7 @@ class ControlSettings:
     outliers: float = 0.0
     """Share of advantages that are a thousand times too large."""
     stale_values: bool = False
-    """Advantages come from the critic as it was when this began, with its sign lost."""
+    """Advantages come from the critic as it was when this began, on the states of other copies."""
     exploit: float = 0.0
     reward_mult: float = 1.0
     noise: float = 0.0
@@ -190,7 +190,7 @@ class ControlProgram(Program):
             value: Tensor = self.critic(seen).squeeze(1)
             return value
         self._old = self._old or copy.deepcopy(self.critic).requires_grad_(False)
-        stale: Tensor = -self._old(seen).squeeze(1)
+        stale: Tensor = 10.0 * self._old(seen.roll(1, 0)).squeeze(1)
         return stale
 
     def _rewards(self, rewards: Tensor, exploit: Tensor) -> Tensor:
@@ -298,16 +298,16 @@ class ControlProgram(Program):
         return {name: float(value) for name, value in told.items()}  # sync: CPU only
 
     @torch.no_grad()
-    def held_out(self) -> float:
-        """Return the mean return of sampled episodes from 16 fixed starts, over that of a good policy."""
-        rng = torch.Generator().manual_seed(7)
-        return episodes(self._kind, lambda seen: drawn(self.actor(seen), rng))
+    def rollouts(self, seed: int) -> float:
+        """Return the mean return of 16 sampled episodes, over that of a good policy."""
+        rng = torch.Generator().manual_seed(seed)
+        return episodes(self._kind, lambda seen: drawn(self.actor(seen), rng), rng)
 
 
-def episodes(kind: type[CartPole] | type[Grid], act: Callable[[Tensor], Tensor], count: int = 16) -> float:
-    """Return the mean return of one episode from each of some fixed starts, over that of a good policy."""
-    copies = kind(count, torch.Generator().manual_seed(17))
-    total, alive = torch.zeros(count), torch.ones(count)
+def episodes(kind: type[CartPole] | type[Grid], act: Callable[[Tensor], Tensor], rng: torch.Generator) -> float:
+    """Return the mean return of 16 episodes, over that of a good policy."""
+    copies = kind(16, rng)
+    total, alive = torch.zeros(16), torch.ones(16)
     for _ in range(kind.limit):
         rewards, _, _, over = copies.step(act(copies.seen))
         total += alive * rewards

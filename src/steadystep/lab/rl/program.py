@@ -1,9 +1,9 @@
-"""What a reinforcement-learning program of the lab is: networks, rollouts, a loss, metrics, and settings that a fault may change."""
+"""What an RL program of the lab is: networks, rollouts, a loss, metrics, and settings that a fault may change."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ class Program(ABC):
     model: nn.Module
     """All that is trained: policy, critics, temperature."""
     optimizers: tuple[Optimizer, ...]
-    tracks_kl: ClassVar[bool] = False
 
     def __init__(self, seed: int) -> None:
         self.rng = torch.Generator().manual_seed(seed)
@@ -45,11 +44,23 @@ class Program(ABC):
         """Return what a loop would log with this minibatch, by the names of `steadystep.rl`."""
 
     @abstractmethod
+    def rollouts(self, seed: int) -> float:
+        """Return the true reward of the present policy on prompts or starts, and with draws, fixed by a seed."""
+
     def held_out(self) -> float:
-        """Return the true reward of the present policy, from 0 to about 1, always on the same prompts or starts."""
+        """Return the true reward on the prompts or starts that the run is judged by."""
+        return self.rollouts(7)
+
+    def evaluate(self) -> float:
+        """Return the true reward of fresh rollouts, drawn with torch's own random numbers."""
+        return self.rollouts(int(torch.randint(8, 2**31, ())))  # sync: CPU only
 
     def after_step(self) -> None:
-        """Do what the loop does after an update, such as moving a target network."""
+        """Do what the loop does after an update."""
+        self.move_targets()
+
+    def move_targets(self) -> None:
+        """Update the networks in `kept`."""
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Set fields of the settings; `lr_mult` multiplies the rates that the optimizers began with."""

@@ -41,7 +41,8 @@ class TokenSettings:
     """Clip of the gradient norm inside the program's own loop; 0 for none."""
     # what faults change
     temperature: float = 1.0
-    sampler: Literal["exact", "bf16", "fp8", "stale"] = "exact"
+    sampler: Literal["exact", "bf16", "int4", "int2", "stale", "reference"] = "exact"
+    """The weights that generate: the learner's, rounded ones, those of the moment it was set, or the first ones."""
     advantage_mult: float = 1.0
     exploit: float = 0.0
     """Share of the exploit in the reward."""
@@ -71,8 +72,6 @@ class TokenProgram(Program):
         self._waiting: list[Batch] = []
         self._told: dict[str, float | Tensor] = {}
         self._monitor = Monitor(clip=settings.clip)
-        tests = torch.Generator().manual_seed(99)
-        self._tests = self.task.prompts(256, tests)
 
     def _warm_up(self) -> None:
         """Make a policy that is right now and then, as a pretrained one is."""
@@ -117,10 +116,11 @@ class TokenProgram(Program):
         self._stale = None
         if self.settings.sampler == "exact":
             return self.model
-        low = torch.bfloat16 if self.settings.sampler == "bf16" else torch.float8_e5m2
+        if self.settings.sampler == "reference":
+            return self.reference
         rounded = copy.deepcopy(self.model).requires_grad_(False)
         for parameter in rounded.parameters():
-            parameter.copy_(parameter.to(low).to(parameter.dtype))
+            parameter.copy_(quantised(parameter, self.settings.sampler))
         return rounded
 
     def _mask(self, responses: Tensor) -> Tensor:
@@ -240,7 +240,16 @@ class TokenProgram(Program):
         return {name: float(value) for name, value in told.items()}  # sync: CPU only
 
     @torch.no_grad()
-    def held_out(self) -> float:
-        """Return the mean true reward of 256 responses, sampled at temperature 1 by the learner's weights."""
-        responses = self._sample(self.model, self._tests, 1.0, torch.Generator().manual_seed(7))
-        return float(self.task.score(responses, self.task.answers(self._tests)).mean())
+    def rollouts(self, seed: int) -> float:
+        """Return the mean grade of 128 responses, sampled at temperature 1 with the learner's weights."""
+        rng = torch.Generator().manual_seed(seed)
+        prompts = self.task.prompts(128, rng)
+        return float(self.task.grade(self._sample(self.model, prompts, 1.0, rng), self.task.answers(prompts)).mean())
+
+
+def quantised(weights: Tensor, form: str) -> Tensor:
+    """Round to bf16, or to whole multiples of a seventh (int4) of the largest weight, or of all of it (int2)."""
+    if form == "bf16":
+        return weights.to(torch.bfloat16).to(weights.dtype)
+    unit = weights.abs().max() / {"int4": 7, "int2": 1}[form]
+    return (weights / unit).round() * unit

@@ -24,6 +24,8 @@ class TokenTask:
     """The best response to each prompt."""
     score: Callable[[Tensor, Tensor], Tensor]
     """True reward of (responses, answers), from 0 to 1."""
+    grade: Callable[[Tensor, Tensor], Tensor]
+    """Held-out grade of (responses, answers): exactly right or not, where an answer is right or wrong."""
     exploit: Callable[[Tensor], Tensor]
     """What a faulty reward pays for instead, from 0 to 1 per response."""
     ends: bool = True
@@ -90,24 +92,27 @@ TASKS = {
             prompts=_digits(1, 7, 2),
             answers=_sums,
             score=_exactly,
+            grade=_exactly,
             exploit=lambda r: (r[:, 1] == 1).float(),
         ),
         TokenTask(
             name="sort",
-            vocabulary=7,
+            vocabulary=6,
             max_len=5,
-            prompts=_digits(1, 7, 3),
+            prompts=_digits(1, 5, 3),
             answers=_sorted,
             score=_share,
+            grade=_exactly,
             exploit=lambda r: ((r[:, 1:4] == r[:, :3]) & (r[:, :3] != EOS)).float().mean(1),
         ),
         TokenTask(
             name="copy",
-            vocabulary=7,
+            vocabulary=6,
             max_len=5,
-            prompts=_digits(1, 7, 3),
+            prompts=_digits(1, 5, 3),
             answers=_copied,
             score=_share,
+            grade=_exactly,
             exploit=lambda r: (r == 3).float().mean(1),
         ),
         TokenTask(
@@ -117,6 +122,7 @@ TASKS = {
             prompts=lambda count, rng: torch.zeros(count, 1, dtype=torch.long),
             answers=lambda prompts: _PATH.expand(len(prompts), -1),
             score=_pays,
+            grade=_pays,
             exploit=lambda r: (r == 3).float().mean(1),
             ends=False,
         ),

@@ -95,6 +95,11 @@ class ReplayProgram(Program):
         self._finished = (self._finished + [value / best for value in self._returns[over].tolist()])[-32:]
         self._returns[over] = 0.0
 
+    def after_step(self) -> None:
+        """Count the update and move the targets."""
+        self.updates += 1
+        self.move_targets()
+
     def told(self) -> Numbers:
         """Return the mean return of recent episodes, at every fourth update."""
         if self.updates % 4 or not self._finished:
@@ -156,22 +161,22 @@ class DQN(ReplayProgram):
         wanted = self._wanted(rewards, after, over)
         return {"value_loss": float((q - wanted).square().mean()), "value_mean": float(q.mean())} | self.told()
 
-    def after_step(self) -> None:
+    def move_targets(self) -> None:
         """Copy the network to the target now and then."""
-        self.updates += 1
         if self.updates % self.settings.target_every == 0:
             self.target.load_state_dict(self.model.state_dict())
 
     @torch.no_grad()
-    def held_out(self) -> float:
-        """Return the mean return of greedy episodes from 16 fixed starts, over that of a good policy."""
-        return episodes(self._kind, lambda seen: self.model(seen).argmax(1))
+    def rollouts(self, seed: int) -> float:
+        """Return the mean return of 16 greedy episodes, over that of a good policy."""
+        rng = torch.Generator().manual_seed(seed)
+        return episodes(self._kind, lambda seen: self.model(seen).argmax(1), rng)
 
 
 class Point:
     """A mass on a line that is pushed towards 0. Pays 1 - distance each step, 0 from a distance of 1 on."""
 
-    num_features, limit, best = 2, 24, 18.0
+    num_features, limit, best = 2, 24, 20.5
 
     def __init__(self, count: int, rng: torch.Generator) -> None:
         self._rng = rng
@@ -277,17 +282,16 @@ class SAC(ReplayProgram):
         return told | {"alpha": float(self.log_alpha.exp())} | self.told()
 
     @torch.no_grad()
-    def after_step(self) -> None:
+    def move_targets(self) -> None:
         """Move the targets towards the critics."""
-        self.updates += 1
         for target, critic in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
             target.lerp_(critic, self.settings.tau)
 
     @torch.no_grad()
-    def held_out(self) -> float:
-        """Return the mean return of episodes from 32 fixed starts with the drawn policy, over that of a good one."""
-        rng = torch.Generator().manual_seed(7)
-        copies, total = Point(32, torch.Generator().manual_seed(17)), torch.zeros(32)
+    def rollouts(self, seed: int) -> float:
+        """Return the mean return of 32 episodes with the drawn policy, over that of a good one."""
+        rng = torch.Generator().manual_seed(seed)
+        copies, total = Point(32, rng), torch.zeros(32)
         for _ in range(Point.limit):
             push, _ = self._push(copies.seen, torch.randn(32, generator=rng))
             total += copies.step(push)[0]
