@@ -29,6 +29,7 @@ from steadystep.engine.parts import Parts, RunState
 from steadystep.engine.replay import Replayer
 from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
+from steadystep.engine.rollouts import Rollouts
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
 from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, unwrapped
@@ -156,14 +157,12 @@ class _Ground:
         lock: RunLock | None,
         gradient_samples: GradientSamples,
     ) -> Parts:
-        """Everything else."""
         config, ranks, measuring = self.config, self.ranks, self.measuring
         limits, budget = components.limits(config), components.budget(config)
         structure = partial(structure_of, self.model, self.optimizer)
         history = RunHistory(components.setup(config, self.folder), structure)
         replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(config))
-        run_state = self._run_state()
-        rule = clip_rule(config)
+        run_state, rule = self._run_state(), clip_rule(config)
         rolled_back = self._rolled_back(rule)
         recovery = self._recovery(rolled_back, run_state.data, replay_buffer, limits)
         updater = self._updater(recovery, rule)
@@ -264,9 +263,10 @@ class _Ground:
         )
 
     def _counterfactuals(self, recovery: Recovery) -> Counterfactuals:
-        measuring = self.measuring
-        reruns = BatchReruns(measuring.precision, measuring.buffers, measuring.gradients, measuring.device, self.ranks)
-        return Counterfactuals(recovery, measuring.runner, measuring.measurer, reruns)
+        at = self.measuring
+        reruns = BatchReruns(at.precision, at.buffers, at.gradients, at.device, self.ranks)
+        rollouts = Rollouts(recovery, at.buffers, at.device, alone=self.ranks.size == 1)
+        return Counterfactuals(recovery, at.runner, at.measurer, reruns, rollouts)
 
     def _rollback(
         self, progress: RunProgress, updater: Updater, recovery: Recovery, checkpoints: Checkpoints, limits: Limits

@@ -12,7 +12,6 @@ from typing import Any, final
 from steadystep.detectors import Detector, has_what_it_needs, occasional
 from steadystep.detectors.vanishing_gradient import SuddenZero
 from steadystep.diagnosis import (
-    LASTING,
     RollbackTrial,
     RollbackTrialResult,
     explain,
@@ -20,12 +19,15 @@ from steadystep.diagnosis import (
     needs_counterfactual,
     weigh,
 )
+from steadystep.diagnosis.counterfactual import is_uncertain
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
+from steadystep.engine.rollouts import played
 from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, by_plan, go_on, held_back, newest_finite
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Action, DetectorName, Finding, Severity, Signals
+from steadystep.rl.controls import Controls
 
 _GRAVE, _UNKNOWN = ("act", "critical"), Setup()
 _OF_RESTING_LOSSES = (DetectorName.CONSTANT_PREDICTION, DetectorName.NO_LEARNING)
@@ -74,6 +76,7 @@ class Judge:
     setup: Setup = _UNKNOWN
     trial: RollbackTrial = field(default_factory=RollbackTrial)
     turns: Turns = field(default_factory=Turns)
+    controls: Controls | None = None
     beginnings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name, what detectors that measure a run by its past know before the first step."""
     edition: int = field(default=0, init=False)
@@ -157,11 +160,13 @@ class Judge:
             signals, found = yield from self._compared(signals, found, states, lr_mult)
         if not found:
             return Verdict(signals)
+        if self.controls is not None and self.mode == "autopilot" and not careful:
+            signals, found = yield from played(signals, found, states)
         verdict = conclude(
             signals,
             found,
             budget=self.budget,
-            limits=self.limits,
+            limits=self.limits if self.controls is None else replace(self.limits, coefficients=self.controls.names),
             states=states,
             mode="careful" if careful and self.mode == "autopilot" else self.mode,
             ceiling=ceiling,
@@ -190,7 +195,7 @@ class Judge:
             tried = None if losses is None else newest_finite(known, losses)
         signals = replace(signals, counterfactual=tried)
         weighed, jump = weigh(signals, found), DetectorName.WEIGHT_JUMP
-        return signals, tuple(f if f.detector == jump or not _is_uncertain(f) else self._untried(f) for f in weighed)
+        return signals, tuple(f if f.detector == jump or not is_uncertain(f) else self._untried(f) for f in weighed)
 
     def _compared(
         self, signals: Signals, found: tuple[Finding, ...], states: list[State], lr_mult: float
@@ -201,13 +206,13 @@ class Judge:
         if over is not None and (
             yield from self._was_garbage(over, self._restorable(signals, (over,), states, lr_mult))
         ):
-            return signals, tuple(f for f in found if f is over or not _is_uncertain(f))
-        lasting = tuple(filter(_is_uncertain, found))
+            return signals, tuple(f for f in found if f is over or not is_uncertain(f))
+        lasting = tuple(filter(is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
         # why not where guards take turns: it could not be told, and running old closures again may have side effects
         if loud and trial.finding is None and not self.turns.are_taken:
             yield from self._begin(loud[0], self._restorable(signals, loud, states, lr_mult))
-        rest = tuple(finding for finding in found if not _is_uncertain(finding))
+        rest = tuple(finding for finding in found if not is_uncertain(finding))
         if trial.finding is None:
             return signals, (*rest, *(trial.once(self._untried(finding)) for finding in lasting))
         for finding in loud:
@@ -291,9 +296,3 @@ class Judge:
         before = self.budget.episode.began(signals.step, first_sign(found))
         known = restorable(states, before=before, step=signals.step, budget=self.budget, limits=self.limits)
         return [state for state in known if not by_plan(state, signals.lr * lr_mult, signals.announced_lr)]
-
-
-def _is_uncertain(finding: Finding) -> bool:
-    """Only a comparison can confirm it; a weight that is no longer finite needs none."""
-    certain = {DetectorName.WEIGHT_JUMP: "act", DetectorName.SAME_BATCH: "warn"}.get(finding.detector, "")
-    return finding.detector in LASTING and finding.severity != certain

@@ -7,6 +7,7 @@ moments              restore-moments, then the update as usual
 weights, by updates  rollback to a state that does better, replay, cut-lr, skip-batches, rewarm
 weights, at once     rollback to the first state, a deep cut: the first updates multiplied the loss
 weights, otherwise   rollback to a state before the first sign, replay, skip-batches: no learning rate did that
+a policy             rollback to one that rollouts prove better, cut-lr, raise-coefficient; else the latter alone
 weights, one rank's   copy-replica from a rank that holds what most hold, skip-step
 weights not finite   rollback to any finite state, or to the newest finite checkpoint; without one, stop
 the same again       an older state, a deeper cut
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from steadystep.policy.budget import Budget, Limits
+from steadystep.policy.reinforcement import better_policy, coefficient_for
 from steadystep.policy.trusted_snapshots import TrustedSnapshot, restorable
 from steadystep.records import Action, ActionName, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
 from steadystep.stats import is_absurd
@@ -59,6 +61,9 @@ def decide(
     if odd is not None and signals.healthy_rank is not None and autopilot:
         # this step's gradient is in part that of the odd weights
         return Plan(actions=(Action.COPY_REPLICA, Action.SKIP_STEP), reason=diagnosis.cause, rank=signals.healthy_rank)
+    raised = coefficient_for(diagnosis, limits.coefficients) if autopilot else ""
+    if signals.counterfactual is not None and signals.counterfactual.rollouts:
+        return better_policy(signals, diagnosis, budget, limits, raised)
     if diagnosis.damage is Damage.WEIGHTS and autopilot and limits.rolls_back:
         at_once = _asked_for(diagnosis, DetectorName.EARLY_DIVERGENCE) is not None
         if at_once and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is None:
@@ -87,10 +92,13 @@ def decide(
         actions = actions if to is None else [Action.RESTORE_MOMENTS, *actions]
         kept = _damaged(diagnosis)[1] if states else ()
         actions += [Action.RESTORE_KEPT] if kept else []
+    actions += [Action.RAISE_COEFFICIENT] if raised else []
     if not actions:
         return PROCEED
     hold = None if lr is None else limits.unmeant_hold
-    return Plan(actions=tuple(actions), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold)
+    return Plan(
+        actions=tuple(actions), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold, raises=raised
+    )
 
 
 def _held_lr(diagnosis: Diagnosis, ceiling: float | None) -> float | None:
@@ -132,6 +140,8 @@ def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[ActionName, ...]:
     if (
         _asked_for(diagnosis, DetectorName.BUFFER_JUMP) is not None
         or _asked_for(diagnosis, DetectorName.INPUT_SCALE) is not None
+        or _asked_for(diagnosis, DetectorName.RATIO_EXPLOSION) is not None
+        or _asked_for(diagnosis, DetectorName.POLICY_MISMATCH) is not None
     ):
         return (Action.SKIP_STEP,)  # why: all losses are finite, so nobody knows which micro-batch it was
     if _asked_for(diagnosis, DetectorName.BIT_FLIP) is not None:
