@@ -91,13 +91,15 @@ class Collapse:
 
 
 _MISMATCH, _HACKING = ("policy-mismatch",), ("reward-hacking",)
-_RATE = ("lr-too-high", "schedule-error", "policy-collapse", "ratio-explosion", "policy-drift")
-_ADVANTAGES = ("policy-collapse", "policy-drift", "ratio-explosion", "gradient-spike", "value-divergence")
+_RATE = ("learning-rate-too-high", "schedule-error", "policy-collapse", "ratio-explosion", "policy-drift")
+_ADVANTAGES = ("policy-collapse", "policy-drift", "ratio-explosion", "exploding-gradient", "value-divergence")
 _VALUES = ("value-divergence", "policy-collapse")
 _NAN = ("bad-batch", "non-finite-loss", "metric-out-of-bounds", "non-finite-input")
 
 
-def _of(name: str, program: str, causes: tuple[str, ...], *, start: int = 150, lasts: int = 0, **changes: Any) -> Collapse:
+def _of(
+    name: str, program: str, causes: tuple[str, ...], *, start: int = 150, lasts: int = 0, **changes: Any
+) -> Collapse:
     return Collapse(name=name, program=program, changes=changes, causes=causes, start=start, lasts=lasts)
 
 
@@ -108,29 +110,32 @@ COLLAPSES: dict[str, Collapse] = {
         _of("base sampler", "grpo-sort", _MISMATCH, sampler="reference"),
         _of("base sampler, epochs", "grpo-epochs-sort", _MISMATCH, sampler="reference"),
         _of("int2 sampler, reinforce", "reinforce-sort", _MISMATCH, sampler="int2"),
-        _of("stale sampler", "grpo-sort", _MISMATCH, start=60, sampler="stale"),
-        _of("stale sampler, epochs", "grpo-epochs-sort", _MISMATCH, start=80, sampler="stale"),
+        _of("stale sampler", "grpo-sort", _MISMATCH, start=130, sampler="stale", kl=0.0),
+        _of("stale sampler, epochs", "grpo-epochs-sort", _MISMATCH, start=100, sampler="stale", kl=0.0, epochs=4),
         _of("proxy reward", "grpo-sort", _HACKING, exploit=0.7, kl=0.0),
         _of("proxy reward, grid", "ppo-grid", _HACKING, exploit=0.9),
-        _of("proxy reward, point", "sac-point", _HACKING, start=250, exploit=0.8),
         _of("reward per token", "grpo-sort", _HACKING, per_token=0.4),
         _of("reward per token, ppo", "ppo-sort", _HACKING, per_token=0.4),
         _of("LR x30", "grpo-sort", _RATE, lr_mult=30.0),
-        _of("LR x100, a2c", "a2c-grid", _RATE, lr_mult=100.0),
+        _of("LR x100, ppo", "ppo-grid", _RATE, lr_mult=100.0),
+        _of("LR x30, sac", "sac-point", _RATE, start=250, lr_mult=30.0),
         _of("LR x30, dqn", "dqn-grid", _RATE, start=300, lr_mult=30.0),
-        _of("entropy penalty", "grpo-sort", ("entropy-collapse",), start=8, entropy=-0.3),
+        _of("entropy penalty", "grpo-sort", ("entropy-collapse",), start=8, entropy=-1.5),
         _of("entropy penalty, grid", "ppo-grid", ("entropy-collapse",), start=8, entropy=-2.0),
-        _of("entropy bonus", "grpo-sort", ("policy-collapse", "policy-drift"), entropy=0.5),
+        _of("entropy bonus", "grpo-sort", ("policy-collapse", "policy-drift"), entropy=2.0),
         _of("wrong sign", "grpo-sort", _ADVANTAGES, lasts=40, advantage_mult=-1.0),
-        _of("wrong sign, ppo", "ppo-cart-pole", _ADVANTAGES, advantage_mult=-1.0),
+        _of("wrong sign, ppo", "ppo-grid", _ADVANTAGES, lasts=60, advantage_mult=-1.0),
         _of("wrong sign, a2c", "a2c-grid", _ADVANTAGES, lasts=40, advantage_mult=-1.0),
         _of("advantage outliers", "ppo-cart-pole", _ADVANTAGES, outliers=0.02),
-        _of("advantage outliers, a2c", "a2c-grid", _ADVANTAGES, outliers=0.1),
         _of("stale values", "a2c-grid", _VALUES, stale_values=True),
-        _of("discount 1.1", "ppo-cart-pole", _VALUES, gamma=1.1),
-        _of("critic LR x300", "a2c-grid", _VALUES, lr_mult=(1.0, 300.0)),
-        _of("stale values, ppo", "ppo-cart-pole", _VALUES, stale_values=True),
-        _of("epochs x20, no clip", "grpo-epochs-sort", ("ratio-explosion", "policy-drift"), epochs=20, clip=1e6),
+        _of(
+            "epochs x40, no clip",
+            "grpo-epochs-sort",
+            ("ratio-explosion", "policy-drift"),
+            start=60,
+            epochs=40,
+            clip=1e6,
+        ),
         _of("epochs x20, no clip, ppo", "ppo-cart-pole", ("ratio-explosion", "policy-drift"), epochs=20, clip=1e6),
         _of("equal rewards", "grpo-sort", ("dead-groups", "policy-collapse"), constant=True),
         _of("NaN rewards", "grpo-sort", _NAN, broken=0.02),
@@ -138,6 +143,6 @@ COLLAPSES: dict[str, Collapse] = {
         _of("NaN rewards, dqn", "dqn-grid", _NAN, start=300, broken=0.01),
         _of("no target network", "dqn-grid", _VALUES, start=300, online_target=True),
         _of("no target network, sac", "sac-point", _VALUES, start=250, online_target=True),
-        _of("temperature runs away", "sac-point", ("policy-collapse", "policy-drift"), start=250, alpha_sign=-1.0),
+        _of("wrong sign, sac", "sac-point", _ADVANTAGES, start=250, lasts=80, actor_sign=-1.0),
     )
 }
