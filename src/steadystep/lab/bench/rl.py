@@ -1,7 +1,7 @@
 """`steadystep bench rl`: planted collapses of small RL programs, and healthy ones beside them.
 
 A collapse counts where the run that is only observed loses at least half of the reward it had gained, or never reaches
-half of what its healthy twin gains. Seeds 0 to 2 were for choosing; seeds 700 and up are for reporting and are run once.
+half of what its healthy twin gains. Seeds 0 to 2 were for choosing; seeds 700 and 701 are for reporting, run once.
 """
 
 import math

@@ -66,6 +66,21 @@ PROGRAMS: dict[str, ProgramInfo] = {
         _info("reinforce-cart-pole", _control("cart-pole", **_REINFORCE)),
         _info("dqn-grid", _dqn("grid"), 450),
         _info("sac-point", _sac(lr=3e-3), 400),
+        # further ones that must stay untouched: other rates, noise, sparse or flat rewards, converging entropy
+        _info("grpo-sort-slow", _tokens("sort", lr=1e-3, wrong=0.7)),
+        _info("grpo-sort-noise", _tokens("sort", **_SORT, noise=0.5)),
+        _info("grpo-sort-bf16", _tokens("sort", **_SORT, sampler="bf16")),
+        _info("grpo-sort-kl", _tokens("sort", **_SORT | {"kl": 0.1})),
+        _info("grpo-sum-sparse", _tokens("sum", lr=2e-3, wrong=0.9)),
+        _info("grpo-gpt-sort", _tokens("sort", lr=2e-3, wrong=0.7, policy="gpt", num_prompts=4, group=6), 160),
+        _info("ppo-bandit", _tokens("bandit", **_BANDIT, algorithm="ppo", epochs=2)),
+        _info("reinforce-bandit", _tokens("bandit", **_BANDIT, algorithm="reinforce", entropy=0.02)),
+        _info("ppo-cart-pole-epochs", _control("cart-pole", epochs=4, minibatches=4), 320),
+        _info("ppo-grid-noise", _control("grid", noise=0.3)),
+        _info("a2c-cart-pole", _control("cart-pole", **_A2C)),
+        _info("reinforce-grid", _control("grid", **_REINFORCE | {"entropy": 0.0})),
+        _info("dqn-cart-pole", _dqn("cart-pole", lr=3e-3), 450),
+        _info("sac-point-slow", _sac(lr=1e-3), 400),
     )
 }
 

@@ -59,7 +59,7 @@ class Program(ABC):
         """Do what the loop does after an update."""
         self.move_targets()
 
-    def move_targets(self) -> None:
+    def move_targets(self) -> None:  # noqa: B027  # why: most programs have none
         """Update the networks in `kept`."""
 
     def change(self, changes: Mapping[str, Any]) -> None:

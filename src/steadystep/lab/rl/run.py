@@ -1,4 +1,4 @@
-"""One run of an RL program: by a plain loop, or under a guard that observes or acts, perhaps with a planted collapse."""
+"""One run of an RL program: a plain loop, or under a guard that observes or acts, perhaps with a planted collapse."""
 
 import hashlib
 import math

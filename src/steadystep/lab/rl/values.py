@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from steadystep.lab.rl.control import ENVIRONMENTS, drawn, episodes, network
+from steadystep.lab.rl.environments import ENVIRONMENTS, Point, drawn, episodes, network
 from steadystep.lab.rl.program import Batch, Numbers, Program
 
 
@@ -171,37 +171,6 @@ class DQN(ReplayProgram):
         """Return the mean return of 16 greedy episodes, over that of a good policy."""
         rng = torch.Generator().manual_seed(seed)
         return episodes(self._kind, lambda seen: self.model(seen).argmax(1), rng)
-
-
-class Point:
-    """A mass on a line that is pushed towards 0. Pays 1 - distance each step, 0 from a distance of 1 on."""
-
-    num_features, limit, best = 2, 24, 20.5
-
-    def __init__(self, count: int, rng: torch.Generator) -> None:
-        self._rng = rng
-        self._state, self._age = self._fresh(count), torch.zeros(count, dtype=torch.long)
-
-    def _fresh(self, count: int) -> Tensor:
-        side = 2.0 * torch.randint(0, 2, (count,), generator=self._rng) - 1.0
-        return torch.stack([side * (0.7 + 0.5 * torch.rand(count, generator=self._rng)), torch.zeros(count)], 1)
-
-    @property
-    def seen(self) -> Tensor:
-        """Return position and speed."""
-        return self._state.clone()
-
-    def step(self, push: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Push by -1 to 1; the exploit is paid for standing at 1."""
-        x, speed = self._state.unbind(1)
-        speed = 0.8 * speed + 0.15 * push
-        self._state = torch.stack([x + speed, speed], 1).clamp(-2.0, 2.0)
-        self._age += 1
-        after = self.seen
-        over = self._age >= self.limit
-        self._state[over] = self._fresh(int(over.sum()))
-        self._age[over] = 0
-        return (1.0 - after[:, 0].abs()).clamp_min(0.0), (1.0 - (after[:, 0] - 1.0).abs()).clamp_min(0.0), after, over
 
 
 class SAC(ReplayProgram):
