@@ -85,7 +85,7 @@ class _Fall:
         if len(self._differences) < _FEWEST:
             return None
         # of one block: the differences of neighbours have twice its variance; of few, a median may be far too small
-        spread = 0.5 * math.sqrt(fmean(d * d for d in self._differences))
+        spread = 0.7 * math.sqrt(fmean(d * d for d in self._differences))
         noise = max(SIGMA_PER_MAD * median(map(abs, self._differences)), spread) / math.sqrt(2.0)
         now, gained = fmean(self._blocks[-_RECENT:]), self._best - self._first
         drop = self._best - now
@@ -162,7 +162,7 @@ class RewardHacking:
 
     def _part(self, step: int) -> tuple[Finding, ...]:
         pairs = self._pairs
-        if len(pairs) < 2 * _EDGE:
+        if len(pairs) < 3 * _EDGE:
             return ()
         levels = [fmean(p[1] for p in pairs[i : i + _EDGE]) for i in range(len(pairs) - _EDGE + 1)]
         at = max(range(len(levels)), key=levels.__getitem__)
@@ -214,8 +214,9 @@ class RewardHacking:
 
 
 def _noise(values: list[float]) -> float:
-    """Of one reading, from the differences of neighbours."""
-    return SIGMA_PER_MAD * median(abs(b - a) for a, b in pairwise(values)) / math.sqrt(2.0)
+    """Of one reading, from the differences of neighbours; not less than their root mean square shows."""
+    differences = [abs(b - a) for a, b in pairwise(values)]
+    return max(SIGMA_PER_MAD * median(differences), math.sqrt(fmean(d * d for d in differences))) / math.sqrt(2.0)
 
 
 _LONG, _SHORT = 256, 32  # readings

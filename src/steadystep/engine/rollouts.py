@@ -1,7 +1,7 @@
 """Rollouts as proof: a rollback of a policy pays where an earlier one earns more, in pairs with equal random numbers.
 
 The loss of a policy says nothing about what it earns, so batches cannot tell. What earns more does so in eight pairs,
-and again in eight with other random numbers: the first eight chose it.
+and again in eight with other random numbers: the first eight chose it. That three times, ten steps apart.
 """
 
 import math
@@ -25,6 +25,8 @@ ROLLOUTS = 8
 _CERTAIN = 3.0  # standard errors
 _APART = 100_003  # between the seeds of two samples
 _TRIED_EVERY, _TRIED_FOR = 10, 80  # steps after a warning
+_PROOFS = 3  # in a row
+_HEALING = 0.25  # of the gap
 
 Scores = Sequence[Sequence[float]]
 
@@ -55,6 +57,7 @@ class PolicyTrial:
         self.controls: Controls | None = None
         self._finding: Finding | None = None
         self._next = self._until = 0
+        self._proofs: list[Counterfactual] = []
 
     def is_due(self, step: int) -> bool:
         """Whether a warning from before is to be tried again."""
@@ -67,7 +70,9 @@ class PolicyTrial:
         step = signals.step
         loud = next((f for f in found if f.detector in OF_A_POLICY and f.severity == "warn"), None)
         if loud is not None:
-            self._finding, self._next, self._until = loud, step, step + _TRIED_FOR
+            if self._finding is None:
+                self._next, self._proofs = step, []
+            self._finding, self._until = loud, step + _TRIED_FOR
         suspected = self._finding
         if suspected is None or step < self._next or signals.counterfactual is not None:
             return signals, found
@@ -75,11 +80,19 @@ class PolicyTrial:
         if self._next > self._until:
             self._finding = None
         tried = yield from _better(signals, [state for state in states if state.step >= 0])
-        if tried is None:
+        self._proofs = [] if tried is None else [*self._proofs, tried]
+        if tried is None or not self._lasts():
             return signals, found
         self._finding = None
         acted = replace(suspected, step=step, severity="act")
         return replace(signals, counterfactual=tried), (acted, *(each for each in found if each is not loud))
+
+    def _lasts(self) -> bool:
+        """Proved three times in a row, and the current policy is not on its way back: a noisy one is, by itself."""
+        if len(self._proofs) < _PROOFS:
+            return False
+        first, last = self._proofs[-_PROOFS], self._proofs[-1]
+        return first.current_loss - last.current_loss <= _HEALING * (first.current_loss - first.old_loss)
 
 
 def _better(signals: Signals, states: Sequence[State]) -> Generator[Ask, Any, Counterfactual | None]:

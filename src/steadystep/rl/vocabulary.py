@@ -206,7 +206,7 @@ METRICS: tuple[Metric, ...] = (
     ),
 )
 
-NAMES: tuple[str, ...] = tuple(metric.name for metric in METRICS)
+"""All metrics, each with its meaning and its names in other libraries."""
 
 # stable-baselines3 logs the entropy times -1, NeMo-RL the mean of exp|difference|, which is 1 where nothing differs
 _CONVERTED = {"train/entropy_loss": (-1.0, 0.0), "token_mult_prob_error": (1.0, -1.0)}
