@@ -59,7 +59,7 @@ class ControlProgram(Program):
             self.actor, self.critic = network(kind.num_features, kind.num_actions), network(kind.num_features, 1)
             self.model = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
         with torch.no_grad():
-            self.actor[-1].weight.mul_(0.01)  # begin undecided
+            list(self.actor.parameters())[-2].mul_(0.01)  # the weights of the last layer: begin undecided
         self.optimizers = self._optimizers()
         self._copies = self._kind(settings.num_copies, self.rng)
         self._returns = torch.zeros(settings.num_copies)

@@ -144,8 +144,10 @@ class DQN(ReplayProgram):
         settings = self.settings
         with torch.no_grad():
             if settings.online_target:
-                return rewards + self.model(after).max(1).values
-            return rewards + settings.gamma * (1.0 - over) * self.target(after).max(1).values
+                wanted: Tensor = rewards + self.model(after).max(1).values
+            else:
+                wanted = rewards + settings.gamma * (1.0 - over) * self.target(after).max(1).values
+        return wanted
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the Huber loss of the temporal difference."""
