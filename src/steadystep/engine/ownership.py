@@ -62,20 +62,9 @@ def assemble(
     with meeting.telling(model):
         replace_earlier(one, run_dir)
         claim(guard, model, one)
+    extra: dict[str, Any] = {"extra_detectors": detectors, "extra_sinks": sinks, "hparams": hparams}
     try:
-        parts = build(
-            guard,
-            settings,
-            model,
-            one,
-            schedule,
-            run_dir,
-            extra_detectors=detectors,
-            extra_sinks=sinks,
-            force=force,
-            meeting=meeting,
-            hparams=hparams,
-        )
+        parts = build(guard, settings, model, one, schedule, run_dir, force=force, meeting=meeting, **extra)
     except BaseException:
         release(one)
         raise

@@ -71,7 +71,8 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str], frozen: Seque
         left_out: trainable parameters that get a gradient and are not in the optimizer.
         frozen: parameters with `requires_grad` off.
     """
-    yield from _settings(bench, left_out)
+    yield from _of_the_update(bench, left_out)
+    yield from _of_the_model(bench)
     yield from _thawed(frozen) if frozen else ()
     yield from _terms(bench, seen)
     yield from _data(bench, seen)
@@ -105,7 +106,7 @@ def _rates(lr: float) -> Iterator[Repair]:
         )
 
 
-def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
+def _of_the_update(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
     if left_out:
         yield Repair(
             name="all-parameters",
@@ -135,6 +136,9 @@ def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
             variation=Variation(loss=bench.plain),
             particular=True,
         )
+
+
+def _of_the_model(bench: Workbench) -> Iterator[Repair]:
     if not bench.model.training:
         yield Repair(
             name="train-mode",

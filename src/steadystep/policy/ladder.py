@@ -74,6 +74,19 @@ def decide(
         if unknown and budget.refused_in_a_row > 1 and autopilot and limits.rolls_back and not signals.scaled:
             return _roll_back(signals, diagnosis, budget, states, limits, ceiling)
         actions.append(Action.STOP)
+    return _in_place(actions, diagnosis, states, limits, ceiling, autopilot=autopilot)
+
+
+def _in_place(
+    actions: list[ActionName],
+    diagnosis: Diagnosis,
+    states: Sequence[TrustedSnapshot],
+    limits: Limits,
+    ceiling: float | None,
+    *,
+    autopilot: bool,
+) -> Plan:
+    """Mend the run where it stands: refuse the update by `actions`, rescale, hold the rate, restore moments."""
     norm = to = None
     spike = _asked_for(diagnosis, DetectorName.GRADIENT_SPIKE)
     if spike is not None and not actions:
@@ -176,6 +189,13 @@ def _roll_back(
     lr = None
     if _by_updates(diagnosis, budget, limits):
         lr = _cut_lr(signals.lr, good[-1].lr, ceiling, limits, is_again=again is not None)
+    return _rollback_to(good[-1], diagnosis, limits, lr=lr, until=before, is_again=again is not None)
+
+
+def _rollback_to(
+    state: TrustedSnapshot, diagnosis: Diagnosis, limits: Limits, *, lr: float | None, until: int, is_again: bool
+) -> Plan:
+    """Restore `state`, replay updates `until` the first sign, cut the learning rate to `lr` where that is given."""
     replays = limits.replays
     actions = (Action.ROLLBACK,) + ((Action.REPLAY,) if replays else ()) + (() if lr is None else (Action.CUT_LR,))
     actions += (Action.SKIP_BATCHES,) if limits.skips_batches else ()
@@ -183,11 +203,11 @@ def _roll_back(
     return Plan(
         actions=actions,
         reason=diagnosis.cause,
-        to=good[-1].step,
+        to=state.step,
         lr=lr,
-        until=before if replays else None,
+        until=until if replays else None,
         outside=replays and any(_asked_for(diagnosis, name) for name in _FROM_OUTSIDE),
-        only_whole=replays and again is not None,
+        only_whole=replays and is_again,
     )
 
 

@@ -4,11 +4,11 @@ What a column or a tag is about is guessed from its name.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,10 +180,8 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
     """The run in a table; ConfigError when there is no curve in it."""
     check_roles(asked)
     _check_columns(table, path, asked)
-    roles = choose(table.columns, asked)
-    notes = list(table.notes)
+    roles, notes = choose(table.columns, asked), list(table.notes)
     steps, unit = _row_steps(table, roles, asked, notes)
-    taken = set(roles.values())
     restarts: set[int] = set()
 
     def series(column: str) -> Series:
@@ -194,29 +192,22 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
         notes.extend(f"{column}: {note}" for note in ordered.notes)
         return ordered.series
 
-    main = {role: series(roles[role]) for role in ("loss", "grad_norm", "lr") if role in roles}
+    main: dict[str, Any] = {role: series(roles[role]) for role in ("loss", "grad_norm", "lr") if role in roles}
     begun = set(restarts)
-    others = {column: series(column) for column in table.columns if column not in taken}
+    others = {column: series(column) for column in table.columns if column not in roles.values()}
     validation = {column: curve for column, curve in others.items() if is_held_out(column)}
     if "val_loss" in roles:
         validation["val_loss"] = series(roles["val_loss"])
     if "loss" not in main and "val_loss" not in validation and not any(map(higher_is_better, others)):
         some = ", ".join(repr(column) for column in list(table.columns)[:8])
         raise ConfigError(f"{path}: which column is the loss? --column loss=NAME, where NAME is one of {some}")
-    also = [repr(column) for column in others if is_loss(column) and column not in validation]
-    if also:
+    if also := [repr(column) for column in others if is_loss(column) and column not in validation]:
         notes.append(f"other losses: {', '.join(also[:5])}; --column loss=NAME reads another")
-    read = f"read {table.rows:,} rows: {', '.join(f'{role}={name}' for role, name in roles.items())}"
-    equal = [column for column in others if "loss" in roles and _loss_score(column) == _loss_score(roles["loss"])]
-    if equal and "loss" not in asked:
-        read += f"; also a loss: {', '.join(equal[:3])} (--column loss=NAME)"
+    read = _read_as(table, roles, list(others), asked)
     return Run(
         name=name,
         path=path,
         source=source,
-        loss=main.get("loss", Series()),
-        grad_norm=main.get("grad_norm", Series()),
-        lr=main.get("lr", Series()),
         metrics={column: curve for column, curve in others.items() if column not in validation},
         validation=validation,
         restarts=tuple(sorted(begun)),
@@ -224,6 +215,15 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
         columns={str(role): column for role, column in roles.items()},
         read=read,
         step_unit=unit,
+        **main,
+    )
+
+
+def _read_as(table: LogTable, roles: Mapping[Role, str], others: Sequence[str], asked: Mapping[str, str]) -> str:
+    read = f"read {table.rows:,} rows: {', '.join(f'{role}={name}' for role, name in roles.items())}"
+    equal = [column for column in others if "loss" in roles and _loss_score(column) == _loss_score(roles["loss"])]
+    return (
+        f"{read}; also a loss: {', '.join(equal[:3])} (--column loss=NAME)" if equal and "loss" not in asked else read
     )
 
 

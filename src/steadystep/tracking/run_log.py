@@ -80,11 +80,7 @@ class RunLog:
             Allowance(start * share, per_step) for start, per_step in (_METRICS, _LAYERS, _INCIDENTS)
         )
         self._end_when_dropped()
-        sizes = parameters or {}
-        header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1), "process": this_process()}
-        header |= {"settings": settings or {}, "hparams": dict(hparams or {})}
-        header |= {"parameters": sum(sizes.values()), "names": list(sizes)}
-        self._header = json.dumps(header) + "\n"
+        self._header = _header(settings or {}, parameters or {}, hparams or {})
         self._said_gone = False
         self._pending.append("\n" * torn + self._header)
         self._write()
@@ -236,3 +232,9 @@ class RunLog:
 def _ratio(update: float, weight: float) -> float | str | None:
     """Null where it is not known: a parameter without a gradient, or one that is zero."""
     return as_json(update / weight, 4) if weight > 0.0 and math.isfinite(update / weight) else None
+
+
+def _header(settings: Mapping[str, Any], parameters: Mapping[str, int], hparams: Mapping[str, Any]) -> str:
+    header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1), "process": this_process()}
+    header |= {"settings": settings, "hparams": dict(hparams)}
+    return json.dumps(header | {"parameters": sum(parameters.values()), "names": list(parameters)}) + "\n"
