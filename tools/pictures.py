@@ -22,9 +22,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
 from steadystep.pages.report import report_page
-from steadystep.tracking import Incident, Run, read
+from steadystep.tracking import Incident, Run, StepRow, read
 from steadystep.tracking.display import Progress, card, live
-from steadystep.tracking.sink import StepRow
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"

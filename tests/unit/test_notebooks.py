@@ -15,9 +15,8 @@ import steadystep
 from steadystep import ConfigError, Diagnosis, Guard, MisuseError, Outcome
 from steadystep.records import Incident
 from steadystep.runs import compare, open_run
-from steadystep.tracking import Terminal
+from steadystep.tracking import StepRow, Terminal
 from steadystep.tracking.display import Progress
-from steadystep.tracking.sink import StepRow
 from steadystep.tracking.terminal import notebook_chart
 from tests.unit.pages.report_runs import made_run
 

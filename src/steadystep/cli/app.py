@@ -154,7 +154,7 @@ def train(
 
     Example: steadystep train my_run.yaml
     """
-    from steadystep.train.plan import RunPlan, write  # torch is imported when the file is known to be right
+    from steadystep.train import RunPlan, write  # torch is imported when the file is known to be right
 
     if new is not None:
         program, settings = write(new, Path.cwd())

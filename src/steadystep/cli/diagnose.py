@@ -122,7 +122,7 @@ def _readings(path: str, asked: dict[str, str]) -> "tuple[list[tuple[Run, Readin
 def _tell(
     console: "Console", run: "Run", reading: "Reading", verdict: "Headline", *, notes: bool, several: bool
 ) -> None:
-    from steadystep.pages.site import sparkline
+    from steadystep.pages import sparkline
 
     def line(text: str, style: str = "") -> None:
         console.print(printable(text), style=style, markup=False)

@@ -16,7 +16,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from steadystep._utils import tensors
 from steadystep._utils.tensors import Layout, dense_values, layout_of, measure, total_norm, total_norm_in_half
-from steadystep.clip.over_ranks import largest_over_ranks, norms_over_ranks
+from steadystep.clip import largest_over_ranks, norms_over_ranks
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 
 Params = Iterable[Parameter] | Iterable[tuple[str, Parameter]] | Parameter

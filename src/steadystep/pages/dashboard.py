@@ -15,11 +15,11 @@ from starlette.responses import HTMLResponse, Response
 
 from steadystep._utils.text import count, number
 from steadystep.errors import SteadystepError
+from steadystep.pages import environment, script, style
 from steadystep.pages.incident_groups import Headline, episodes
 from steadystep.pages.library import CachedRun, Library, RunCache
 from steadystep.pages.report import charts, compare_parts, view
 from steadystep.pages.run_list import RunSummary
-from steadystep.pages.site import environment, script, style
 from steadystep.records import GRAVE
 from steadystep.runs.comparison import compare
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from steadystep._utils.checklist import ChecklistItem
 from steadystep._utils.text import NOTHING, count, number, share, short
+from steadystep.pages import self_contained
 from steadystep.pages.charts import left_out, panels, thin
-from steadystep.pages.heat import heats
+from steadystep.pages.heat_and_overlay import differences, heats, look, overlay, parallel
 from steadystep.pages.incident_groups import Headline, IncidentGroup, Mark, Unguarded, episodes, headline
-from steadystep.pages.overlay import differences, look, overlay, parallel
-from steadystep.pages.site import self_contained
 from steadystep.runs.checklist import checklist
 from steadystep.runs.comparison import Comparison, compare
 from steadystep.runs.run import Run, Series

@@ -23,9 +23,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steadystep.errors import ConfigError
+from steadystep.pages import environment
 from steadystep.pages.dashboard import Pages
 from steadystep.pages.library import Library
-from steadystep.pages.site import environment
 
 COOKIE = "steadystep-token"
 _OPEN = ("/style.css", "/script.js")  # the same for everybody, and the page that asks for the token wants them

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from steadystep._utils.text import number
 from steadystep.records import Incident
-from steadystep.tracking.sink import StepRow
+from steadystep.tracking import StepRow
 
 _WINDOW_S = 30.0  # over which the speed is measured
 _POINTS = 64

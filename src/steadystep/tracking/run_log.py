@@ -22,8 +22,8 @@ from steadystep._utils.numbers import as_json, as_list
 from steadystep._utils.text import logger
 from steadystep.errors import ConfigError
 from steadystep.records import Diagnosis, Outcome, Probe, Signals
+from steadystep.tracking import Allowance
 from steadystep.tracking.log_format import dropped, end, incident_line, is_gone, state, write
-from steadystep.tracking.sink import Allowance
 from steadystep.version import __version__
 
 _FLUSH_EVERY, _FLUSH_EVERY_S = 100, 1.0  # lines; a crash loses at most these, an incident is written at once

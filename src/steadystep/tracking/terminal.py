@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.live import Live
 
 from steadystep.records import Incident
-from steadystep.tracking import display
+from steadystep.tracking import GradientSample, RunStart, StepRow, display, is_installed
 from steadystep.tracking.display import Progress
-from steadystep.tracking.sink import GradientSample, RunStart, StepRow, is_installed
 from steadystep.tracking.tracker import Row
 
 _DRAW_EVERY_S = 0.5  # a drawing costs a few milliseconds

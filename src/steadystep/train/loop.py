@@ -21,8 +21,8 @@ from steadystep.runs.diagnosis import headline
 from steadystep.runs.run import Run
 from steadystep.runs.run_log import read
 from steadystep.tracking import Sink
+from steadystep.train import RunPlan, RunSettings, Summary
 from steadystep.train.job import Job, Tasks, make, split
-from steadystep.train.plan import RunPlan, RunSettings, Summary
 
 Strategy = Literal["ddp", "fsdp"]
 

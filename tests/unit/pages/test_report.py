@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadystep.incidents.bundle import write_bundle
+from steadystep.pages import _SPARED, _asset, environment, island, script, style
 from steadystep.pages.charts import panels
-from steadystep.pages.heat import heat, heats
+from steadystep.pages.heat_and_overlay import HUES, heat, heats, overlay
 from steadystep.pages.incident_groups import Headline, Mark, episodes, headline
-from steadystep.pages.overlay import HUES, overlay
 from steadystep.pages.report import compare_page, report_page, view
 from steadystep.pages.run_list import summary
-from steadystep.pages.site import _SPARED, _asset, environment, island, script, style
 from steadystep.runs.checklist import checklist
 from steadystep.runs.comparison import compare
 from steadystep.runs.run import LayerNorms, Run, Series
