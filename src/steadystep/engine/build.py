@@ -31,7 +31,7 @@ from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
-from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, unwrapped
+from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, without_ddp
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands
 from steadystep.schedule import Schedule
@@ -86,7 +86,7 @@ def _build(
     hparams: dict[str, Any],
 ) -> Parts:
     components.check_settings(config, schedule, folder)
-    ranks, model = ranks_of(model), unwrapped(model)
+    ranks, model = ranks_of(model), without_ddp(model)
     # before the lock: it makes the folder
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)

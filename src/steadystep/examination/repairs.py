@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.examination.parameters import hold_too, thaw
-from steadystep.examination.passes import Pass, Scaling, mixed, together
+from steadystep.examination.passes import Pass, Scaling, joined_batches, mixed
 from steadystep.examination.workbench import Variation, Workbench
 from steadystep.signals.loss_calls import record_losses
 
@@ -282,7 +282,7 @@ def _fits(bench: Workbench, batch: Any) -> bool:
 
 def _larger_batches(bench: Workbench, size: int) -> Repair:
     times = max(_LARGE_BATCH, _USUAL_BATCH // max(size, 1))
-    joined = together(bench.batches, times)
+    joined = joined_batches(bench.batches, times)
     if joined and not _fits(bench, joined[0]):
         joined = None
     times = min(times, len(bench.batches)) if joined else times

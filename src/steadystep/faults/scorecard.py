@@ -114,7 +114,7 @@ class Scorecard:
 
     def table(self) -> "Table":
         """Return a table for a rich console."""
-        return table(self)
+        return scorecard_table(self)
 
     def __str__(self) -> str:
         return text(self)
@@ -206,7 +206,7 @@ _COLOURS = {
 }
 
 
-def table(card: "Scorecard") -> "Table":
+def scorecard_table(card: "Scorecard") -> "Table":
     """One line per fault; scores are over that of the run without a fault."""
     from rich.table import Table  # why here: its import draws from Python's random numbers
 
@@ -233,7 +233,7 @@ def text(card: "Scorecard") -> str:
 
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(table(card))
+        console.print(scorecard_table(card))
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 

@@ -64,7 +64,7 @@ _SPARED = {
 
 
 @cache
-def environment() -> Environment:
+def template_engine() -> Environment:
     """The template engine, with escaping on and unknown names an error."""
     made = Environment(
         loader=PackageLoader("steadystep.pages"),
@@ -116,7 +116,7 @@ def self_contained(template: str, **context: Any) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     inside = {"policy": policy, "style": Markup(styled), "script": Markup(run)}
-    return environment().get_template(template).render(**inside, **context)
+    return template_engine().get_template(template).render(**inside, **context)
 
 
 def _asset(name: str) -> str:

@@ -39,10 +39,10 @@ _HIGHER_IS_BETTER |= {"score", "iou", "map", "dice", "psnr", "ssim", "winrate", 
 
 
 @lru_cache(maxsize=4096)
-def words(name: str) -> tuple[str, ...]:
+def name_words(name: str) -> tuple[str, ...]:
     """The words of a name, in lower case.
 
-    >>> words("Loss/train"), words("trainGradNorm")
+    >>> name_words("Loss/train"), name_words("trainGradNorm")
     (('loss', 'train'), ('train', 'grad', 'norm'))
     """
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
@@ -51,7 +51,7 @@ def words(name: str) -> tuple[str, ...]:
 
 def is_held_out(name: str) -> bool:
     """Measured at a validation."""
-    return bool(_HELD_OUT.intersection(words(name)))
+    return bool(_HELD_OUT.intersection(name_words(name)))
 
 
 def is_split(name: str) -> bool:
@@ -61,12 +61,12 @@ def is_split(name: str) -> bool:
 
 def is_loss(name: str) -> bool:
     """A loss, of the training or of a validation."""
-    return _is_loss(set(words(name)))
+    return _is_loss(set(name_words(name)))
 
 
 def higher_is_better(name: str) -> bool:
     """An accuracy, a reward or the like."""
-    return bool(_HIGHER_IS_BETTER.intersection(words(name)))
+    return bool(_HIGHER_IS_BETTER.intersection(name_words(name)))
 
 
 def guess(names: Iterable[str]) -> dict[Role, str]:
@@ -85,7 +85,7 @@ def guess(names: Iterable[str]) -> dict[Role, str]:
 
 
 def _step_score(name: str) -> float:
-    plain = "_".join(words(name))
+    plain = "_".join(name_words(name))
     if plain in STEPS or name.lower() in STEPS:
         return 100.0 - (STEPS.index(plain) if plain in STEPS else 1)
     return 1.0 if plain == "epoch" or plain.endswith("global_step") else 0.0
@@ -96,7 +96,7 @@ def _is_loss(found: set[str]) -> bool:
 
 
 def _loss_score(name: str) -> float:
-    listed = words(name)
+    listed = name_words(name)
     found = set(listed)
     if not _is_loss(found) or _HELD_OUT & found:
         return 0.0
@@ -107,7 +107,7 @@ def _loss_score(name: str) -> float:
 
 
 def _val_score(name: str) -> float:
-    found = set(words(name))
+    found = set(name_words(name))
     if not _is_loss(found) or not _HELD_OUT & found:
         return 0.0
     first = {"test"} & found
@@ -116,7 +116,7 @@ def _val_score(name: str) -> float:
 
 
 def _norm_score(name: str) -> float:
-    listed = words(name)
+    listed = name_words(name)
     found = set(listed)
     if found & {"param", "params", "weight", "layer", "layers", "update"}:
         return 0.0
@@ -126,7 +126,7 @@ def _norm_score(name: str) -> float:
 
 
 def _lr_score(name: str) -> float:
-    found = set(words(name))
+    found = set(name_words(name))
     if "lr" in found or "learningrate" in found or {"learning", "rate"} <= found:
         return 50.0 - len(found)
     return 0.0
@@ -146,7 +146,7 @@ def role_of(name: str) -> Role | None:
     return next((role for role, score in _SCORES.items() if score(name) > 0.0), None)
 
 
-def choose(names: Iterable[str], asked: Mapping[str, str]) -> dict[Role, str]:
+def choose_columns(names: Iterable[str], asked: Mapping[str, str]) -> dict[Role, str]:
     """The guess, with what the user said instead where they said something."""
     found = guess([name for name in names if name not in asked.values()])
     return {**found, **{role: asked[role] for role in ROLES if role in asked}}
@@ -180,7 +180,7 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
     """The run in a table; ConfigError when there is no curve in it."""
     check_roles(asked)
     _check_columns(table, path, asked)
-    roles, notes = choose(table.columns, asked), list(table.notes)
+    roles, notes = choose_columns(table.columns, asked), list(table.notes)
     steps, unit = _row_steps(table, roles, asked, notes)
     restarts: set[int] = set()
 
@@ -275,7 +275,7 @@ def _row_steps(
 
 def _epochs(table: LogTable) -> Floats | None:
     """The epoch of every row, carried on from the row before."""
-    column = next((name for name in table.columns if words(name) == ("epoch",)), None)
+    column = next((name for name in table.columns if name_words(name) == ("epoch",)), None)
     if column is None:
         return None
     rows, values = table.columns[column]

@@ -13,7 +13,7 @@ from steadystep.records import Structure
 if TYPE_CHECKING:
     from steadystep.signals.activations import Activations
     from steadystep.signals.attention_logits import AttentionLogits
-    from steadystep.signals.batches import Inputs, Metrics, checked
+    from steadystep.signals.batches import Inputs, Metrics, checked_metrics
     from steadystep.signals.gradients import Gradients
     from steadystep.signals.measurer import Measurer
     from steadystep.signals.outputs import Evidence, Outputs
@@ -34,7 +34,7 @@ __all__ = [
     "StatePeaks",
     "UpdateProbes",
     "WeightNorms",
-    "checked",
+    "checked_metrics",
     "structure_of",
 ]
 
@@ -43,7 +43,7 @@ __getattr__ = lazy_names(
     {
         "activations": ("Activations",),
         "attention_logits": ("AttentionLogits",),
-        "batches": ("Inputs", "Metrics", "checked"),
+        "batches": ("Inputs", "Metrics", "checked_metrics"),
         "gradients": ("Gradients",),
         "measurer": ("Measurer",),
         "outputs": ("Evidence", "Outputs"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep._utils.numbers import weighted_mean
+from steadystep._utils.numbers import mean_by_weight
 from steadystep._utils.tensors import Layout, measure, read_mixed, read_together
 from steadystep.records import WEIGHTS_EVERY, Signals
 from steadystep.signals.batch_stats import FIRST
@@ -132,7 +132,7 @@ class Measurer:
         each, seen = read["norms"], read["losses"]
         signals = Signals(
             step=step,
-            loss=seen[0] if len(seen) == 1 else weighted_mean(seen, weights),
+            loss=seen[0] if len(seen) == 1 else mean_by_weight(seen, weights),
             grad_norm=math.hypot(*each),
             names=names,
             scaled=scale is not None,

@@ -154,7 +154,7 @@ monitoring:
 """
 
 
-def write(name: str, folder: Path) -> tuple[Path, Path]:
+def write_example(name: str, folder: Path) -> tuple[Path, Path]:
     """`NAME.py` and `NAME.yaml`; what is there is not overwritten."""
     if not name.isidentifier():
         raise ConfigError(f"--new {name!r}: use a valid Python module name, such as my_run")

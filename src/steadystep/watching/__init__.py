@@ -20,12 +20,12 @@ from steadystep._utils.rng import RngState
 from steadystep.config import Config
 from steadystep.detectors import Detector, LossScale
 from steadystep.engine import arguments
-from steadystep.engine.ownership import IN_BACKWARD, WATCHERS, check_watched, inside_backward, needs_closure
+from steadystep.engine.ownership import IN_BACKWARD, WATCHERS, check_watched, inside_backward, reevaluates
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
 from steadystep.optimizers import CombinedOptimizer, each_of
 from steadystep.records import Outcome
-from steadystep.signals import checked
+from steadystep.signals import checked_metrics
 from steadystep.watching import listeners
 from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.hooked_step import HookedStep
@@ -128,7 +128,7 @@ class Watcher:
         self._late: Undo | None = None
         self._reruns = Reruns()
         self._rounds = Rounds(each_of(one), self._seen, scaler) if isinstance(one, CombinedOptimizer) else None
-        self._step = HookedStep(self.guard, one, self._seen, self._scaling[0], self._reruns, several=needs_closure(one))
+        self._step = HookedStep(self.guard, one, self._seen, self._scaling[0], self._reruns, several=reevaluates(one))
         self._hook(find_loss=find_loss)
 
     def _hook(self, *, find_loss: bool) -> None:
@@ -165,7 +165,7 @@ class Watcher:
 
     def metrics(self, **numbers: float | Tensor) -> None:
         """Give scalars, `**numbers`, that belong to the next step: they are logged with it and monitored."""
-        self.guard._pipeline.metrics.update(checked(numbers))
+        self.guard._pipeline.metrics.update(checked_metrics(numbers))
 
     def remove(self) -> None:
         """Remove all hooks and close the guard; the loop runs as before. Leaving a `with` block does the same."""
