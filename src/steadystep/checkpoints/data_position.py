@@ -123,7 +123,7 @@ class DataPosition:
         self._sought = {**saved, "random": random}
 
     def state_dict(self) -> dict[str, Any]:
-        """The place alone, for going back within this process."""
+        """The place alone, for a rollback within this process."""
         return {"place": [self.epoch, self.batch + self.is_used]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 Values are looked at where they enter and where they leave a module. A module that takes good values and gives bad ones
 is a suspect. Bad values that appear at the entry of a module, when none had been seen before, come from an operation of
 the module that calls it. A module that gives good values although something inside it was bad has dealt with it, so
-what is inside is acquitted (it is asked again only if nobody else is left: a loss may be handed on in an attribute).
+what is inside is cleared (it is asked again only if nobody else is left: a loss may be handed on in an attribute).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -155,7 +155,7 @@ def encode(
 
 
 def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, probe: Probe | None = None) -> Agreed:
-    """What the sums of all ballots mean; `signals` and `probe` are what this rank had put in."""
+    """What the sums of all payloads mean; `signals` and `probe` are what this rank had put in."""
     size, host = form.size, iter(sums)
     present, loss, repeatable, bad_inputs, good_inputs, looked, spoilt = islice(host, 7)
     marks = [same_on_all_ranks(next(host), next(host), size) for _ in range(5)]

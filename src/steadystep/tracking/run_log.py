@@ -224,7 +224,7 @@ class RunLog:
         return json.dumps(row, separators=(",", ":")) + "\n"
 
     def _is_news(self, signals: Signals) -> bool:
-        """A scale changes rarely, and readers carry it on; after going back they have forgotten it."""
+        """A scale changes rarely, and readers carry it on; after a rollback they have forgotten it."""
         back, due = signals.step <= self._last, signals.step % _SCALE_EVERY == 0
         return signals.scale != self._scale or back or due
 
