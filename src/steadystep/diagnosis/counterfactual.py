@@ -194,6 +194,12 @@ _UNTRIED = 1e4  # times the limit, and
 _LARGE = 1e3  # absolute: without older weights to ask, only then is it said
 
 
+def is_uncertain(finding: Finding) -> bool:
+    """Only a comparison can confirm it; a weight that is no longer finite needs none."""
+    certain = {DetectorName.WEIGHT_JUMP: "act", DetectorName.SAME_BATCH: "warn"}.get(finding.detector, "")
+    return finding.detector in LASTING and finding.severity != certain
+
+
 def needs_counterfactual(signals: Signals, findings: tuple[Finding, ...]) -> bool:
     """Return whether the loss under earlier weights is needed for a decision.
 

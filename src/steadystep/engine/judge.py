@@ -12,6 +12,7 @@ from typing import Any, final
 from steadystep.detectors import Detector, has_what_it_needs, occasional
 from steadystep.detectors.vanishing_gradient import SuddenZero
 from steadystep.diagnosis import RollbackTrial, RollbackTrialResult, explain, first_sign, needs_counterfactual, weigh
+from steadystep.diagnosis.counterfactual import is_uncertain
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
 from steadystep.engine.verdict import (
@@ -24,7 +25,6 @@ from steadystep.engine.verdict import (
     by_plan,
     go_on,
     held_back,
-    is_uncertain,
     newest_finite,
     stand_out,
 )
@@ -155,14 +155,13 @@ class Judge:
             signals, found = yield from self._compared(signals, found, states, lr_mult)
         if not found:
             return Verdict(signals)
-        mode: Mode = "careful" if careful and self.mode == "autopilot" else self.mode
         verdict = conclude(
             signals,
             found,
             budget=self.budget,
             limits=self.limits,
             states=states,
-            mode=mode,
+            mode="careful" if careful and self.mode == "autopilot" else self.mode,
             ceiling=ceiling,
             setup=replace(self.setup, clips=True) if clipped else self.setup,
         )

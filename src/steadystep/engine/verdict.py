@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, final
 
-from steadystep.diagnosis import LASTING
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Counterfactual, DetectorName, Diagnosis, Finding, Plan, Signals
 
@@ -102,12 +101,6 @@ def newest_finite(states: Sequence[State], losses: Sequence[float]) -> Counterfa
     ]
     finite = [each for each in tried if math.isfinite(each.old_loss)]
     return finite[-1] if finite else tried[-1]
-
-
-def is_uncertain(finding: Finding) -> bool:
-    """Only a comparison can confirm it; a weight that is no longer finite needs none."""
-    certain = {DetectorName.WEIGHT_JUMP: "act", DetectorName.SAME_BATCH: "warn"}.get(finding.detector, "")
-    return finding.detector in LASTING and finding.severity != certain
 
 
 def stand_out(losses: Sequence[float], count: int) -> bool:
