@@ -2,7 +2,7 @@
 
 Each step's batch is run once under either, before anybody has learned from it, with the same random numbers. The pairs
 are compared until they agree: single batches differ, the weights of a noisy run wander, and a jump that is on its way
-down needs no help. What is lost by going back is in the comparison, because the old state has not seen those updates.
+down needs no help. What is lost by a rollback is in the comparison, because the old state has not seen those updates.
 """
 
 import math
@@ -192,12 +192,6 @@ _EARLY = DetectorName.EARLY_DIVERGENCE
 _BETTER = 10.0  # times: what the first weights do better on a batch that is theirs to do
 _UNTRIED = 1e4  # times the limit, and
 _LARGE = 1e3  # absolute: without older weights to ask, only then is it said
-
-
-def is_uncertain(finding: Finding) -> bool:
-    """Only a comparison can confirm it; a weight that is no longer finite needs none."""
-    certain = {DetectorName.WEIGHT_JUMP: "act", DetectorName.SAME_BATCH: "warn"}.get(finding.detector, "")
-    return finding.detector in LASTING and finding.severity != certain
 
 
 def needs_counterfactual(signals: Signals, findings: tuple[Finding, ...]) -> bool:

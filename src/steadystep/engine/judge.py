@@ -11,19 +11,24 @@ from typing import Any, final
 
 from steadystep.detectors import Detector, has_what_it_needs, occasional
 from steadystep.detectors.vanishing_gradient import SuddenZero
-from steadystep.diagnosis import (
-    RollbackTrial,
-    RollbackTrialResult,
-    explain,
-    first_sign,
-    needs_counterfactual,
-    weigh,
-)
-from steadystep.diagnosis.counterfactual import is_uncertain
+from steadystep.diagnosis import RollbackTrial, RollbackTrialResult, explain, first_sign, needs_counterfactual, weigh
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
 from steadystep.engine.rollouts import PolicyTrial
-from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, by_plan, go_on, held_back, newest_finite
+from steadystep.engine.verdict import (
+    USUAL,
+    Ask,
+    Needs,
+    State,
+    Turns,
+    Verdict,
+    by_plan,
+    go_on,
+    held_back,
+    is_uncertain,
+    newest_finite,
+    stand_out,
+)
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Action, DetectorName, Finding, Severity, Signals
@@ -34,8 +39,6 @@ _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders 
 _HELD = 7  # batches that were remembered; with the one at hand they are enough
 _GROWN = 2.0  # times what it was
 _TRIED = 3  # states, where updates are refused again and again: the newest may hold the damage already
-_USUAL = 20  # batches before a repetition
-_UNUSUAL = 2.0  # times the mean of their losses
 
 
 def notice(detectors: Sequence[Detector], signals: Signals) -> tuple[Finding, ...]:
@@ -143,12 +146,7 @@ class Judge:
     ) -> Generator[Ask, Any, Verdict]:
         if clipped:
             found = yield from held_back(found)
-        # why a jump of the loss too: a zeroed embedding is half learned again by the next look at the weights
-        doubtful = doubtful or any(f.severity in _GRAVE or f.detector == DetectorName.LOSS_SPIKE for f in found)
-        if doubtful and not signals.weight_norms:
-            # what looks like a bad batch may be the weights: they are looked at now, and not at the next cadence
-            signals = yield Ask("weight-norms")
-            found += notice([each for each in self.steady if each.name == DetectorName.WEIGHT_JUMP], signals)
+        signals, found = yield from self._with_weights(signals, found, doubtful=doubtful)
         damaged = has_broken_weights(found) or any(f.detector == DetectorName.DAMAGED_STATE for f in found)
         # with damaged weights also those that hold these very updates: it was none of them
         states, lr_mult = yield Ask("finite-states" if damaged else "states")
@@ -157,27 +155,36 @@ class Judge:
             signals, found = yield from self._tried(signals, found, states, lr_mult)
         else:
             signals, found = yield from self._compared(signals, found, states, lr_mult)
-        controls = self.policy_trial.controls
-        if controls is not None and self.mode == "autopilot" and not careful:
-            signals, found = yield from self.policy_trial.play(signals, found, states)
+        mode: Mode = "careful" if careful and self.mode == "autopilot" else self.mode
+        signals, found = yield from self.policy_trial.play(signals, found, states, mode)
         if not found:
             return Verdict(signals)
         verdict = conclude(
             signals,
             found,
             budget=self.budget,
-            limits=self.limits if controls is None else replace(self.limits, coefficients=controls.names),
+            limits=self.policy_trial.limited(self.limits),
             states=states,
-            mode="careful" if careful and self.mode == "autopilot" else self.mode,
+            mode=mode,
             ceiling=ceiling,
             setup=replace(self.setup, clips=True) if clipped else self.setup,
         )
-        plan = verdict.plan
-        if Action.RESTORE_MOMENTS in plan.actions:  # what they fall to is our doing
+        if Action.RESTORE_MOMENTS in verdict.plan.actions:  # what they fall to is our doing
             self._learn_again((DetectorName.LOST_MOMENTS,))
-        if Action.ROLLBACK in plan.actions and self.trial.finding is not None:
+        if Action.ROLLBACK in verdict.plan.actions and self.trial.finding is not None:
             self.trial.close(signals.step)  # what was compared with are other weights from now on
         return verdict
+
+    def _with_weights(
+        self, signals: Signals, found: tuple[Finding, ...], *, doubtful: bool
+    ) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
+        """What looks like a bad batch may be the weights: they are looked at now, and not at the next cadence."""
+        # why a jump of the loss too: a zeroed embedding is half learned again by the next look at the weights
+        doubtful = doubtful or any(f.severity in _GRAVE or f.detector == DetectorName.LOSS_SPIKE for f in found)
+        if doubtful and not signals.weight_norms:
+            signals = yield Ask("weight-norms")
+            found += notice([each for each in self.steady if each.name == DetectorName.WEIGHT_JUMP], signals)
+        return signals, found
 
     def _learn_again(self, names: Container[str]) -> None:
         for detector in self.detectors:
@@ -246,13 +253,8 @@ class Judge:
         if not known or not self.limits.replays or self.turns.are_taken:
             return False
         count = int(over.value)
-        losses = yield Ask("remembered-losses", states=known[-1:], count=_USUAL + count)
-        old = [pair[0] for pair in losses]
-        usual, repeated = old[:-count], old[1 - count :]  # the first of them may be the one that was repeated
-        enough = len(usual) >= _USUAL // 2 and min(usual) > 0.0
-        return (
-            enough and min(repeated) > max(usual) and sum(repeated) / len(repeated) > _UNUSUAL * sum(usual) / len(usual)
-        )
+        losses = yield Ask("remembered-losses", states=known[-1:], count=USUAL + count)
+        return stand_out([old for old, _ in losses], count)
 
     def _severity(self, result: RollbackTrialResult, state: State, suspected: Finding) -> Generator[Ask, Any, Severity]:
         """A rollback pays where the objective is still what it was: no adversary, no target network has moved.

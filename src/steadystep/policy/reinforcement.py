@@ -23,10 +23,11 @@ def coefficient_for(diagnosis: Diagnosis, coefficients: Sequence[str]) -> str:
     return next((name for name in wanted if name in coefficients), "")
 
 
-def better_policy(signals: Signals, diagnosis: Diagnosis, budget: Budget, limits: Limits, raised: str) -> Plan:
+def better_policy(signals: Signals, diagnosis: Diagnosis, budget: Budget, limits: Limits) -> Plan:
     """Back to the policy that earned more, with smaller steps; the last rollback of a window is kept for later."""
     tried = signals.counterfactual
     assert tried is not None
+    raised = coefficient_for(diagnosis, limits.coefficients)
     more: tuple[ActionName, ...] = (Action.RAISE_COEFFICIENT,) if raised else ()
     if not limits.rolls_back or budget.rollbacks_left(signals.step) < 2:
         return Plan(actions=more, reason=diagnosis.cause, raises=raised) if more else Plan()
