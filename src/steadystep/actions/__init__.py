@@ -20,6 +20,7 @@ from steadystep.clip.per_tensor import scale_units_
 from steadystep.optimizers import Trained
 from steadystep.precision import Precision
 from steadystep.records import Action, Diagnosis, Outcome, Plan
+from steadystep.rl.controls import Controls
 
 if TYPE_CHECKING:
     from steadystep.engine.learning_rate import LearningRate
@@ -104,13 +105,12 @@ class Updater:
         self._lr = learning_rate
         self._recovery = recovery
         self._probing = probing
-        self._clip_norm = clip_norm
-        self._clip_value = clip_value
-        self._clip_rule = clip_rule
+        self._clip_norm, self._clip_value, self._clip_rule = clip_norm, clip_value, clip_rule
         self._tensor_clip = tensor_clip
         self._sharded = sharded
         """Where gradients are spread over ranks: those whose norm torch computes together."""
         self._copy_from = copy_from
+        self.controls: Controls | None = None
 
     def take(
         self, plan: Plan, view: "GradientView", diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()
@@ -165,6 +165,8 @@ class Updater:
         if Action.RESTORE_MOMENTS in plan.actions and plan.to is not None:
             self._recovery.restore_moments(plan.to)
         self._recovery.restore_kept(plan.kept)
+        if plan.raises and self.controls is not None:
+            self.controls.raise_(plan.raises)
         if plan.rank is not None and self._copy_from is not None:
             self._copy_from(plan.rank, self._optimizer)
             self._recovery.forget()  # states in memory may be of the odd weights

@@ -262,6 +262,8 @@ _BY_CHANCE = 0.02
 
 def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
     """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
+    if signals.counterfactual is not None and signals.counterfactual.rollouts:
+        return Damage.WEIGHTS
     asked = {f.detector for f in findings if f.severity in GRAVE}
     if asked & {
         DetectorName.ODD_REPLICA,

@@ -26,6 +26,7 @@ from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
 from steadystep.engine.miscomputation import Recomputation
 from steadystep.engine.parts import Parts, RunState
+from steadystep.engine.playing import Rollouts
 from steadystep.engine.replay import Replayer
 from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
@@ -259,9 +260,10 @@ class _Ground:
         )
 
     def _counterfactuals(self, recovery: Recovery) -> Counterfactuals:
-        measuring = self.measuring
-        reruns = BatchReruns(measuring.precision, measuring.buffers, measuring.gradients, measuring.device, self.ranks)
-        return Counterfactuals(recovery, measuring.runner, measuring.measurer, reruns)
+        at = self.measuring
+        reruns = BatchReruns(at.precision, at.buffers, at.gradients, at.device, self.ranks)
+        rollouts = Rollouts(recovery, at.buffers, at.device, alone=self.ranks.size == 1)
+        return Counterfactuals(recovery, at.runner, at.measurer, reruns, rollouts)
 
     def _rollback(
         self, progress: RunProgress, updater: Updater, recovery: Recovery, checkpoints: Checkpoints, limits: Limits

@@ -15,6 +15,7 @@ from steadystep.diagnosis import RollbackTrial, RollbackTrialResult, explain, fi
 from steadystep.diagnosis.counterfactual import is_uncertain
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
+from steadystep.engine.rollouts import PolicyTrial
 from steadystep.engine.verdict import (
     USUAL,
     Ask,
@@ -77,6 +78,7 @@ class Judge:
     setup: Setup = _UNKNOWN
     trial: RollbackTrial = field(default_factory=RollbackTrial)
     turns: Turns = field(default_factory=Turns)
+    policy_trial: PolicyTrial = field(default_factory=PolicyTrial)
     beginnings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name, what detectors that measure a run by its past know before the first step."""
     edition: int = field(default=0, init=False)
@@ -110,7 +112,7 @@ class Judge:
             given = occasional(signals)
             asked = self.rolls.get(given) or self._roll(given)
         found = notice(asked, signals)
-        doubtful = self.sudden_zero.update(signals)
+        doubtful = self.sudden_zero.update(signals) or self.policy_trial.is_due(signals.step)
         if not found and not doubtful and self.trial.finding is None:
             return Verdict(signals)
         if self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
@@ -153,13 +155,15 @@ class Judge:
             signals, found = yield from self._tried(signals, found, states, lr_mult)
         else:
             signals, found = yield from self._compared(signals, found, states, lr_mult)
+        mode: Mode = "careful" if careful and self.mode == "autopilot" else self.mode
+        signals, found = yield from self.policy_trial.play(signals, found, states, mode)
         if not found:
             return Verdict(signals)
         verdict = conclude(
             signals,
             found,
             budget=self.budget,
-            limits=self.limits,
+            limits=self.policy_trial.limited(self.limits),
             states=states,
             mode="careful" if careful and self.mode == "autopilot" else self.mode,
             ceiling=ceiling,

@@ -41,7 +41,9 @@ class Verdict:
     plan: Plan = _PROCEED
 
 
-Question = Literal["weight-norms", "norm-now", "states", "finite-states", "losses", "remembered-losses", "repeats"]
+Question = Literal[
+    "weight-norms", "norm-now", "states", "finite-states", "losses", "remembered-losses", "repeats", "scores"
+]
 
 
 @final
@@ -53,7 +55,8 @@ class Ask:
     multiplier of the last update's learning rate. "weight-norms" adds them to the signals. "norm-now" is the gradient
     norm after the loop's own clipping. "losses" are those of the batch at hand, under the present weights and then
     under `states`; "remembered-losses" the pairs of old and current loss of up to `count` remembered batches; "repeats"
-    whether the first batch since a state still has the loss it had. None where it cannot be told.
+    whether the first batch since a state still has the loss it had; "scores" what rollouts earn under the present
+    weights and under `states`, with the seed `count`. None where it cannot be told.
     """
 
     what: Question

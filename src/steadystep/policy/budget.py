@@ -148,6 +148,8 @@ class Limits:
     """False: the loop will give the same batches again, so random numbers are rolled back too."""
     replays: bool = False
     """After a rollback, remembered batches are replayed."""
+    coefficients: tuple[str, ...] = ()
+    """Those of a policy's loss that may be raised."""
 
 
 @final

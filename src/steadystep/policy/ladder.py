@@ -7,6 +7,7 @@ moments              restore-moments, then the update as usual
 weights, by updates  rollback to a state that does better, replay, cut-lr, skip-batches, rewarm
 weights, at once     rollback to the first state, a deep cut: the first updates multiplied the loss
 weights, otherwise   rollback to a state before the first sign, replay, skip-batches: no learning rate did that
+a policy             rollback to one that rollouts prove better, cut-lr, raise-coefficient; else the latter alone
 weights, one rank's   copy-replica from a rank that holds what most hold, skip-step
 weights not finite   rollback to any finite state, or to the newest finite checkpoint; without one, stop
 the same again       an older state, a deeper cut
@@ -15,9 +16,11 @@ budget spent         stop
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from steadystep.policy.budget import Budget, Limits
+from steadystep.policy.reinforcement import better_policy, coefficient_for
 from steadystep.policy.trusted_snapshots import TrustedSnapshot, restorable
 from steadystep.records import Action, ActionName, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
 from steadystep.stats import is_absurd
@@ -28,6 +31,10 @@ Mode = Literal["observe", "careful", "autopilot"]
 _CLEAN = 10.0  # times the usual second moments: poison begins at a hundred
 _EARLY_CUT = 0.1  # of a learning rate whose first updates multiplied the loss by a hundred
 _FROM_OUTSIDE = (DetectorName.WEIGHT_JUMP, DetectorName.BIT_FLIP, DetectorName.ODD_REPLICA)
+_OF_ALL_SAMPLES = (
+    *(DetectorName.BUFFER_JUMP, DetectorName.INPUT_SCALE),
+    *(DetectorName.RATIO_EXPLOSION, DetectorName.POLICY_MISMATCH),
+)
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 
@@ -59,6 +66,8 @@ def decide(
     if odd is not None and signals.healthy_rank is not None and autopilot:
         # this step's gradient is in part that of the odd weights
         return Plan(actions=(Action.COPY_REPLICA, Action.SKIP_STEP), reason=diagnosis.cause, rank=signals.healthy_rank)
+    if signals.counterfactual is not None and signals.counterfactual.rollouts:
+        return better_policy(signals, diagnosis, budget, limits)
     if diagnosis.damage is Damage.WEIGHTS and autopilot and limits.rolls_back:
         at_once = _asked_for(diagnosis, DetectorName.EARLY_DIVERGENCE) is not None
         if at_once and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is None:
@@ -100,10 +109,13 @@ def _in_place(
         actions = actions if to is None else [Action.RESTORE_MOMENTS, *actions]
         kept = _damaged(diagnosis)[1] if states else ()
         actions += [Action.RESTORE_KEPT] if kept else []
+    raised = coefficient_for(diagnosis, limits.coefficients) if autopilot else ""
+    actions += [Action.RAISE_COEFFICIENT] if raised else []
     if not actions:
         return PROCEED
     hold = None if lr is None else limits.unmeant_hold
-    return Plan(actions=tuple(actions), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold)
+    plan = Plan(actions=tuple(actions), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold)
+    return replace(plan, raises=raised) if raised else plan
 
 
 def _held_lr(diagnosis: Diagnosis, ceiling: float | None) -> float | None:
@@ -142,10 +154,7 @@ def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[ActionName, ...]:
         return (refuse,)
     if not math.isfinite(signals.grad_norm):  # a note: the loss scaler's routine
         return (Action.BACK_OFF_SCALE,)
-    if (
-        _asked_for(diagnosis, DetectorName.BUFFER_JUMP) is not None
-        or _asked_for(diagnosis, DetectorName.INPUT_SCALE) is not None
-    ):
+    if any(_asked_for(diagnosis, name) is not None for name in _OF_ALL_SAMPLES):
         return (Action.SKIP_STEP,)  # why: all losses are finite, so nobody knows which micro-batch it was
     if _asked_for(diagnosis, DetectorName.BIT_FLIP) is not None:
         return (Action.SKIP_STEP,)  # the weights are well again, these gradients are not

@@ -143,6 +143,8 @@ class Counterfactual(Record):
     """Learning rate at that step."""
     batches: int = 1
     """Number of batches that the two losses are means of."""
+    rollouts: bool = False
+    """Whether these are rollouts of a policy: each loss is the negative of what they earned."""
 
 
 @final

@@ -1,0 +1,1 @@
+"""Small reinforcement-learning programs that learn within seconds on a CPU, and ways to collapse them."""
