@@ -27,8 +27,10 @@ def jobs(choice: Choice) -> list[StudyJob]:
     seeds = choice.pick(full=JUDGE_SEEDS, quick=(0,))
     collapses = [COLLAPSES[name] for name in QUICK] if choice.quick else list(COLLAPSES.values())
     programs = dict.fromkeys(c.program for c in collapses) if choice.quick else PROGRAMS
-    asked = [(name, "", arm) for name in programs for arm in ("plain", "autopilot")]
-    asked += [(c.program, c.name, arm) for c in collapses for arm in ("observe", "autopilot")]
+    asked = []
+    for name in programs:  # the twin first: a study that is stopped half-way can judge what it has
+        asked += [(name, "", arm) for arm in ("plain", "autopilot")]
+        asked += [(name, c.name, arm) for c in collapses if c.program == name for arm in ("observe", "autopilot")]
     return [
         StudyJob(
             key=f"{program}/{collapse or 'healthy'}/{seed}/{arm}",

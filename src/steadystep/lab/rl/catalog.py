@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 from steadystep.lab.rl.control import ControlProgram, ControlSettings
@@ -97,8 +97,6 @@ class Collapse:
     start: int = 150
     lasts: int = 0
     """Steps after which the changes are taken back; 0 for good."""
-    back: Mapping[str, Any] = field(default_factory=dict)
-    """What they are set to then."""
 
     def first_step(self, seed: int) -> int:
         """Return the step of the change: up to 12 later, by the seed."""
@@ -158,6 +156,6 @@ COLLAPSES: dict[str, Collapse] = {
         _of("NaN rewards, dqn", "dqn-grid", _NAN, start=300, broken=0.01),
         _of("no target network", "dqn-grid", _VALUES, start=300, online_target=True),
         _of("no target network, sac", "sac-point", _VALUES, start=250, online_target=True),
-        _of("wrong sign, sac", "sac-point", _ADVANTAGES, start=250, lasts=80, actor_sign=-1.0),
+        _of("wrong sign, sac", "sac-point", _ADVANTAGES, start=250, actor_sign=-1.0),
     )
 }

@@ -62,14 +62,17 @@ class Program(ABC):
     def move_targets(self) -> None:  # noqa: B027  # why: most programs have none
         """Update the networks in `kept`."""
 
-    def change(self, changes: Mapping[str, Any]) -> None:
-        """Set fields of the settings; `lr_mult` multiplies the rates that the optimizers began with."""
+    def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Set fields of the settings and return what they were; `lr_mult` multiplies the first rates."""
+        before: dict[str, Any] = {}
         for name, value in changes.items():
             if name == "lr_mult":
+                before[name] = 1.0
                 self._scale_rates(value)
             else:
-                assert hasattr(self.settings, name), name
+                before[name] = getattr(self.settings, name)
                 setattr(self.settings, name, value)
+        return before
 
     def _scale_rates(self, mult: float | tuple[float, ...]) -> None:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -91,14 +91,14 @@ class Diary:
 def run(name: str, seed: int, arm: Arm, *, collapse: str = "", num_steps: int = 0) -> dict[str, Any]:
     """Train `name` once and return its row: rewards, findings, actions, a digest of the weights."""
     info = PROGRAMS[name]
-    planted = COLLAPSES[collapse] if collapse else None
+    planted = Planted(COLLAPSES[collapse] if collapse else None, seed)
     program, diary, curve, halted = info.make(seed), Diary(), list[list[float]](), ""
     num_steps = num_steps or info.num_steps
     with quiet_log():
         try:
             with _trainer(program, arm) as trainer:
                 for step in range(num_steps):
-                    _plant(program, planted, step, seed)
+                    planted.at(step, program)
                     batch = program.batch()
                     metrics = program.metrics(batch)
                     if step % LOOK_EVERY == 0:
@@ -120,14 +120,22 @@ def run(name: str, seed: int, arm: Arm, *, collapse: str = "", num_steps: int = 
     }
 
 
-def _plant(program: Program, planted: Collapse | None, step: int, seed: int) -> None:
-    if planted is None:
-        return
-    start = planted.first_step(seed)
-    if step == start:
-        program.change(planted.changes)
-    if planted.lasts and step == start + planted.lasts:
-        program.change(planted.back)
+@final
+class Planted:
+    """Makes the changes of a collapse at its step, and takes them back at its end."""
+
+    def __init__(self, collapse: Collapse | None, seed: int) -> None:
+        self._collapse, self._before = collapse, dict[str, Any]()
+        self._start = -1 if collapse is None else collapse.first_step(seed)
+
+    def at(self, step: int, program: Program) -> None:
+        """Change what is due before this step."""
+        if self._collapse is None:
+            return
+        if step == self._start:
+            self._before = program.change(self._collapse.changes)
+        if self._collapse.lasts and step == self._start + self._collapse.lasts:
+            program.change(self._before)
 
 
 def final_reward(scores: list[float], *, halted: bool = False) -> float:
