@@ -39,7 +39,8 @@ for parameter in MODEL.parameters():
     parameter.grad = torch.ones_like(parameter)
 OPTIMIZER.step()
 CHECKED = Checksums(MODEL, OPTIMIZER, checks="full")
-TENSORS = {**dict(CHECKED._weights()), **dict(CHECKED._state()), **dict(CHECKED._buffers())}
+BUFFERS = dict(zip(CHECKED._names_of_buffers(), CHECKED._buffers(), strict=True))
+TENSORS = dict(zip(CHECKED._names_of_state(), CHECKED._state(), strict=True)) | BUFFERS
 FLOATS = {name: tensor for name, tensor in TENSORS.items() if tensor.is_floating_point()}
 
 
@@ -128,7 +129,7 @@ def test_sampled_checks_come_to_every_tensor() -> None:
             seen |= {each.tensor for each in found}
             if not found:
                 flip(tensor, 0, 0)
-    assert seen == {*FLOATS} - {*dict(CHECKED._buffers())}
+    assert seen == {*FLOATS} - {*BUFFERS}
 
 
 def run(how: str, *, flips: bool, steps: int = 24, **config: Any) -> tuple[Tensor, list[Outcome]]:
