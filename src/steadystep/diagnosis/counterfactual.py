@@ -24,7 +24,9 @@ _OF_THE_LOSS = (DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE)
 _OVERFLOWED = 4  # batches that are finite under the old state only
 _QUIET_STEPS = 32  # after it came to nothing
 _TOLD_STEPS = 400  # between two warnings
+GROWN = 2.0  # times what it was
 
+Findings = tuple[Finding, ...]
 RollbackTrialResult = Literal["gathering", "confirmed", "cleared", "healing"]
 """State of a trial: `confirmed` means that the rollback helps, `cleared` that it does not."""
 
@@ -43,19 +45,33 @@ class RollbackTrial:
         self._aside = 0
         """Batches at the beginning that were too high for the old state as well: they tell nothing about weights."""
         self._replays = False
+        self._silent = False
+        """The last one began with a note."""
         self._quiet_until = -1
         self._told_until = -1
 
     def begin(self, finding: Finding, *, state: int, lr: float, replays: bool = False) -> bool:
         """Open a trial of `finding`, with `state` to roll back to; return False too soon after one without result.
 
-        `replays` says that updates after that state can be replayed, so that those with good batches are not lost.
+        `replays` says that updates after that state can be replayed, so that those with good batches are not lost. A
+        note opens one in silence, to find out whether its batches are bad; that keeps no warning waiting.
         """
-        if finding.step < self._quiet_until:
+        if finding.step < self._quiet_until and (finding.severity == "info" or not self._silent):
             return False
         self.finding, self.state, self._lr = finding, state, lr
         self._pairs, self._aside, self._replays = [], 0, replays
         return True
+
+    def candidates(self, loud: Findings, lasting: Findings, *, replays: bool) -> Findings:
+        """Return what a trial is for: warnings, or a note about a loss that has doubled.
+
+        Bad batches may be over before they are worth a warning. A warning of another kind ends such a silent trial.
+        """
+        silent = self.finding is not None and self.finding.severity == "info"
+        if loud and silent and self.finding is not None and loud[0].detector != self.finding.detector:
+            self.close(loud[0].step)
+        slow = [f for f in lasting if replays and f.detector == DetectorName.SLOW_DIVERGENCE and f.baseline is not None]
+        return loud or tuple(f for f in slow if f.value > GROWN * f.baseline > 0.0)
 
     def heard(self, finding: Finding) -> None:
         """Update the trial with a newer `finding` of the same kind."""
@@ -67,6 +83,7 @@ class RollbackTrial:
         """Close the trial at `step` and return its finding."""
         assert self.finding is not None
         suspected, self.finding = replace(self.finding, step=step), None
+        self._silent = suspected.severity == "info"
         self._quiet_until = step + _QUIET_STEPS
         return suspected
 
@@ -116,13 +133,20 @@ class RollbackTrial:
         error = math.sqrt(_mean([(value - mean) * (value - mean) for value in better]) / (count - 1))
         needed = self._needed(self.counterfactual)
         # why not for a jump of weights: what changed them from outside is undone, whatever they learn to do without
-        lasting = self._is_over or _mean(better[-_EDGE:]) >= _HEALING * _mean(better[:_EDGE])
+        lasting = self._is_over or _mean(better[-_EDGE:]) >= _HEALING * _mean(better[:_EDGE]) or self._too_slow(better)
         agree = sum(value > 0.0 for value in better) >= count - count // _FEWEST
         if mean > needed and mean >= _CERTAIN * error and agree and lasting and is_worse(self.counterfactual):
             return "confirmed"
         if count < _MOST and not mean + 2.0 * error < needed:
             return "gathering"
         return "healing" if count >= _TREND and self._falls() else "cleared"
+
+    def _too_slow(self, better: list[float]) -> bool:
+        """It heals, and half of the rise is still there after all these batches; nothing is lost by a replay."""
+        finding = self.finding
+        if len(better) < _MOST or not self._replays or finding is None or finding.baseline is None:
+            return False
+        return _mean(better[-_EDGE:]) >= _SHARE * (finding.value - finding.baseline)
 
     def _puts_aside(self, old_loss: float, current_loss: float) -> bool:
         """The batch is bad under any weights, as all were since the trial began; good ones may follow."""

@@ -20,6 +20,7 @@ from steadystep.diagnosis import (
     needs_counterfactual,
     weigh,
 )
+from steadystep.diagnosis.counterfactual import GROWN
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
 from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, by_plan, go_on, held_back, newest_finite
@@ -31,7 +32,6 @@ _GRAVE, _UNKNOWN = ("act", "critical"), Setup()
 _OF_RESTING_LOSSES = (DetectorName.CONSTANT_PREDICTION, DetectorName.NO_LEARNING)
 _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders (a DQN's rises tenfold at first)
 _HELD = 7  # batches that were remembered; with the one at hand they are enough
-_GROWN = 2.0  # times what it was
 _TRIED = 3  # states, where updates are refused again and again: the newest may hold the damage already
 _USUAL = 20  # batches before a repetition
 _UNUSUAL = 2.0  # times the mean of their losses
@@ -198,15 +198,15 @@ class Judge:
         """A loss that stays high is acted upon when the state to be restored does better on several batches."""
         trial = self.trial
         over = next((f for f in found if f.detector == DetectorName.SAME_BATCH and f.severity == "act"), None)
-        if over is not None and (
-            yield from self._was_garbage(over, self._restorable(signals, (over,), states, lr_mult))
-        ):
+        known = [] if over is None else self._restorable(signals, (over,), states, lr_mult)
+        if over is not None and (yield from self._was_garbage(over, known)):
             return signals, tuple(f for f in found if f is over or not _is_uncertain(f))
         lasting = tuple(filter(_is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
         # why not where guards take turns: it could not be told, and running old closures again may have side effects
-        if loud and trial.finding is None and not self.turns.are_taken:
-            yield from self._begin(loud[0], self._restorable(signals, loud, states, lr_mult))
+        suspected = trial.candidates(loud, lasting, replays=self.limits.replays)
+        if suspected and trial.finding is None and not self.turns.are_taken:
+            yield from self._begin(suspected[0], self._restorable(signals, suspected, states, lr_mult))
         rest = tuple(finding for finding in found if not _is_uncertain(finding))
         if trial.finding is None:
             return signals, (*rest, *(trial.once(self._untried(finding)) for finding in lasting))
@@ -219,10 +219,14 @@ class Judge:
         result = trial.add(old_loss=losses[1], current_loss=losses[0])
         if result == "gathering":
             return signals, rest + tuple(replace(finding, severity="info") for finding in lasting)
-        signals = replace(signals, counterfactual=trial.counterfactual)
-        suspected = trial.close(signals.step)
-        severity = yield from self._severity(result, state, suspected)
-        return signals, (*rest, trial.once(replace(suspected, severity=severity)))
+        signals, of_data = replace(signals, counterfactual=trial.counterfactual), trial.is_of_data
+        suspect = trial.close(signals.step)
+        if suspect.severity == "info":  # nobody has warned: it is acted upon where batches were bad, or kept silent
+            if result != "confirmed" or not of_data:
+                return signals, rest + lasting
+            suspect = replace(suspect, severity="act")
+        severity = yield from self._severity(result, state, suspect)
+        return signals, (*rest, trial.once(replace(suspect, severity=severity)))
 
     def _begin(self, suspected: Finding, known: list[State]) -> Generator[Ask, Any, None]:
         """Suspect it, if there is a state that a rollback could restore."""
@@ -264,7 +268,7 @@ class Judge:
         if repeats is False or self.turns.are_taken or healed:
             return "info"
         # why: older weights do no better on a loss that has multiplied, so returns or targets have grown
-        grown = suspected.baseline is not None and suspected.value > _GROWN * suspected.baseline
+        grown = suspected.baseline is not None and suspected.value > GROWN * suspected.baseline
         worse_than_best = suspected.detector == DetectorName.WORSE_THAN_BEST
         if (grown and result == "cleared") or (worse_than_best and not confirmed):
             return "info"
