@@ -76,7 +76,8 @@ class _Sums:
         return (copy != copy_now).any() | (rows != rows_now).any()
 
     def changes(self) -> list[tuple[RawMemory, MemoryChange]]:
-        """Each tensor whose memory differs, and how; after `differ`."""
+        """Each tensor whose memory differs, and how. Reads all of them: only once something is known to differ."""
+        self.differ()  # why again: whoever asked several groups stopped at the first that differed
         for each, version in zip(self.members, self._versions, strict=True):
             each.version = version
         found: dict[str, tuple[RawMemory, MemoryChange]] = {}

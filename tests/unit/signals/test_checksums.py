@@ -119,6 +119,20 @@ def test_a_tensor_that_the_program_writes_again_and_again_is_no_longer_compared(
     assert not told(sums)
 
 
+def test_a_buffer_that_the_program_writes_says_nothing_about_the_rest() -> None:
+    sums = Checksums(MODEL, OPTIMIZER, checks="full")
+    for step in range(2):
+        sums.take(step)
+        sums.compare()
+        for parameter in MODEL.parameters():
+            OPTIMIZER.state[parameter]["step"].add_(1.0)
+    sums.take(2)
+    BUFFERS["1.running_mean"].data.add_(1.0)
+    before = [tensor.clone() for tensor in FLOATS.values()]
+    assert not sums.verify(everything=True)
+    assert all(torch.equal(tensor, old) for tensor, old in zip(FLOATS.values(), before, strict=True))
+
+
 def test_sampled_checks_come_to_every_tensor() -> None:
     sums, seen = Checksums(MODEL, OPTIMIZER, checks="sampled"), set()
     for step in range(2 * SAMPLED_EVERY):
