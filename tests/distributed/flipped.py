@@ -1,4 +1,4 @@
-"""Run by torchrun on two ranks: a bit that flips on one of them is named, put back, and the step computed again by all."""
+"""Run by torchrun on two ranks: a bit that flips on one is named and put back, and all compute the step again."""
 
 import os
 import sys
@@ -25,7 +25,8 @@ def flip(tensor: Tensor, *, bit: int) -> None:
 def run(checks: str, where: str = "", *, mode: str = "autopilot") -> tuple[Tensor, list[Outcome]]:
     """Weights and moments at the end, and the outcomes; flips on rank 1, inside the closure or between two steps."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 100), nn.BatchNorm1d(100), nn.Dropout(0.2), nn.Linear(100, 100), nn.Linear(100, 1))
+    first = [nn.Linear(6, 100), nn.BatchNorm1d(100), nn.Dropout(0.2)]
+    model = nn.Sequential(*first, nn.Linear(100, 100), nn.Linear(100, 1))
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
     folder = Path(os.environ["FOLDER"]) / f"run-{checks}-{where}-{mode}"
@@ -36,7 +37,7 @@ def run(checks: str, where: str = "", *, mode: str = "autopilot") -> tuple[Tenso
         x = torch.randn(8, 6, generator=data)
         todo = [where and step in AT and dist.get_rank() == 1]
 
-        def hit() -> None:
+        def hit(step: int = step) -> None:
             flip(model[3].weight if step == AT[0] else optimizer.state[model[3].weight]["exp_avg"], bit=12)
 
         def loss(x: Tensor = x, todo: list[bool] = todo) -> Tensor:

@@ -53,8 +53,8 @@ class RollbackTrial:
     def begin(self, finding: Finding, *, state: int, lr: float, replays: bool = False) -> bool:
         """Open a trial of `finding`, with `state` to roll back to; return False too soon after one without result.
 
-        `replays` says that updates after that state can be replayed, so that those with good batches are not lost. A
-        note opens one in silence, to find out whether its batches are bad; that keeps no warning waiting.
+        `replays` says that updates after that state can be replayed, so that good batches are not lost. A note opens
+        one in silence, to find out whether its batches are bad, and keeps no warning waiting.
         """
         if finding.step < self._quiet_until and (finding.severity == "info" or not self._silent):
             return False
@@ -63,12 +63,9 @@ class RollbackTrial:
         return True
 
     def candidates(self, loud: Findings, lasting: Findings, *, replays: bool) -> Findings:
-        """Return what a trial is for: warnings, or a note about a loss that has doubled.
-
-        Bad batches may be over before they are worth a warning. A warning of another kind ends such a silent trial.
-        """
-        silent = self.finding is not None and self.finding.severity == "info"
-        if loud and silent and self.finding is not None and loud[0].detector != self.finding.detector:
+        """Return what to try: warnings, which end a silent trial, or a note about a loss that has doubled."""
+        tried = self.finding
+        if loud and tried is not None and tried.severity == "info" and loud[0].detector != tried.detector:
             self.close(loud[0].step)
         slow = [f for f in lasting if replays and f.detector == DetectorName.SLOW_DIVERGENCE and f.baseline is not None]
         return loud or tuple(f for f in slow if f.value > GROWN * f.baseline > 0.0)
@@ -99,16 +96,9 @@ class RollbackTrial:
     @property
     def counterfactual(self) -> Counterfactual:
         """Mean losses so far."""
-        current_loss, old_loss = (
-            [current_loss for _, current_loss in self._pairs],
-            [old_loss for old_loss, _ in self._pairs],
-        )
+        old, current = (_mean([pair[which] for pair in self._pairs]) for which in (0, 1))
         return Counterfactual(
-            step=self.state,
-            old_loss=_mean(old_loss),
-            current_loss=_mean(current_loss),
-            lr=self._lr,
-            batches=len(self._pairs),
+            step=self.state, old_loss=old, current_loss=current, lr=self._lr, batches=len(self._pairs)
         )
 
     def add(self, *, old_loss: float, current_loss: float) -> RollbackTrialResult:
@@ -192,8 +182,8 @@ class RollbackTrial:
         assert finding is not None
         baseline = counterfactual.old_loss if finding.baseline is None else finding.baseline
         margin = finding.limit - baseline
-        if self._is_over:  # what counts is that the loss is the worse for it
-            return 0.0
+        if self._is_over:
+            return 0.0  # what counts is that the loss is the worse for it
         if finding.detector == DetectorName.SLOW_DIVERGENCE:
             return _CREEPING * margin
         return max(margin, _SHARE * (counterfactual.current_loss - baseline))
@@ -212,6 +202,8 @@ LASTING = (
 )
 """Detectors of a lasting rise, whose findings are tested with earlier weights."""
 _STUCK = 2  # refused updates before this one
+_IN_A_ROW = 2  # refused updates from which bad data alone becomes unlikely
+_BY_CHANCE = 0.02  # what older weights may do better on one batch
 _EARLY = DetectorName.EARLY_DIVERGENCE
 _BETTER = 10.0  # times: what the first weights do better on a batch that is theirs to do
 _UNTRIED = 1e4  # times the limit, and
@@ -264,18 +256,9 @@ def _early(finding: Finding, counterfactual: Counterfactual | None) -> Finding:
         severity = "warn" if finding.value > max(_UNTRIED * finding.limit, _LARGE) else "info"
     elif finding.baseline is not None and math.isfinite(counterfactual.old_loss):
         ordinary = counterfactual.old_loss <= _BETTER * finding.baseline
-        severity = (
-            "act" if ordinary and not counterfactual.current_loss <= _BETTER * counterfactual.old_loss else "info"
-        )
+        undone = ordinary and not counterfactual.current_loss <= _BETTER * counterfactual.old_loss
+        severity = "act" if undone else "info"
     return replace(finding, severity=severity)
-
-
-# Refused updates in a row from which bad data alone becomes unlikely.
-_IN_A_ROW = 2
-
-
-# What older weights may do better on one batch by chance.
-_BY_CHANCE = 0.02
 
 
 def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:

@@ -158,8 +158,7 @@ class Judge:
         if not found:
             return Verdict(signals)
         verdict = conclude(
-            signals,
-            found,
+            *(signals, found),
             budget=self.budget,
             limits=self.limits,
             states=states,
@@ -198,8 +197,8 @@ class Judge:
         """A loss that stays high is acted upon when the state to be restored does better on several batches."""
         trial = self.trial
         over = next((f for f in found if f.detector == DetectorName.SAME_BATCH and f.severity == "act"), None)
-        known = [] if over is None else self._restorable(signals, (over,), states, lr_mult)
-        if over is not None and (yield from self._was_garbage(over, known)):
+        before = [] if over is None else self._restorable(signals, (over,), states, lr_mult)
+        if over is not None and (yield from self._was_garbage(over, before)):
             return signals, tuple(f for f in found if f is over or not _is_uncertain(f))
         lasting = tuple(filter(_is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
@@ -245,13 +244,11 @@ class Judge:
         if not known or not self.limits.replays or self.turns.are_taken:
             return False
         count = int(over.value)
-        losses = yield Ask("remembered-losses", states=known[-1:], count=_USUAL + count)
-        old = [pair[0] for pair in losses]
+        old = [pair[0] for pair in (yield Ask("remembered-losses", states=known[-1:], count=_USUAL + count))]
         usual, repeated = old[:-count], old[1 - count :]  # the first of them may be the one that was repeated
-        enough = len(usual) >= _USUAL // 2 and min(usual) > 0.0
-        return (
-            enough and min(repeated) > max(usual) and sum(repeated) / len(repeated) > _UNUSUAL * sum(usual) / len(usual)
-        )
+        if len(usual) < _USUAL // 2 or min(usual) <= 0.0 or min(repeated) <= max(usual):
+            return False
+        return sum(repeated) / len(repeated) > _UNUSUAL * sum(usual) / len(usual)
 
     def _severity(self, result: RollbackTrialResult, state: State, suspected: Finding) -> Generator[Ask, Any, Severity]:
         """A rollback pays where the objective is still what it was: no adversary, no target network has moved.
