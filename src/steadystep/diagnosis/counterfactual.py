@@ -67,8 +67,8 @@ class RollbackTrial:
         tried = self.finding
         if loud and tried is not None and tried.severity == "info" and loud[0].detector != tried.detector:
             self.close(loud[0].step)
-        slow = [f for f in lasting if replays and f.detector == DetectorName.SLOW_DIVERGENCE and f.baseline is not None]
-        return loud or tuple(f for f in slow if f.value > GROWN * f.baseline > 0.0)
+        slow = [f for f in lasting if replays and f.detector == DetectorName.SLOW_DIVERGENCE]
+        return loud or tuple(f for f in slow if f.value > GROWN * (f.baseline or math.inf) > 0.0)
 
     def heard(self, finding: Finding) -> None:
         """Update the trial with a newer `finding` of the same kind."""

@@ -51,7 +51,7 @@ class _Sums:
         self._copies = [torch.zeros(-(-self._count // 8), dtype=torch.int64, device=device) for _ in range(2)]
         self._bytes = [copy.view(torch.uint8)[: self._count] for copy in self._copies]
         self._rows = [torch.empty(sum(height), dtype=torch.int64, device=device) for _ in range(2)]
-        before, now = ([*rows.split(height)] if height else [] for rows in self._rows)
+        before, now = ([*torch.split(rows, height)] if height else [] for rows in self._rows)
         columns = torch.empty((len(height), WIDTH), dtype=torch.int64, device=device).unbind()
         self._before = [*zip(self._words, before, columns, strict=True)]
         self._now = [*zip(self._words, now, strict=True)]

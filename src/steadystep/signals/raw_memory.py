@@ -33,7 +33,7 @@ class RawMemory:
         words = flat[:whole].view(torch.int64).view(-1, WIDTH) if rows else None
         # why only there: elsewhere a launch costs more than a second pass
         high = _ROWS if tensor.device.type == "cpu" else rows
-        self.words: tuple[Tensor, ...] = () if words is None else words.split(high)
+        self.words: tuple[Tensor, ...] = () if words is None else torch.split(words, high)
         self.rest = flat[whole:].view(torch.uint8)
 
     @property
