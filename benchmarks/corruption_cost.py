@@ -15,9 +15,11 @@ import logging
 import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from steadystep import Guard
 from steadystep.lab.bench.overhead import never_trim_the_heap
@@ -28,9 +30,9 @@ ARMS = ("off", "full", "sampled", "off again")
 BLOCK = 2 * SAMPLED_EVERY
 
 
-def guards(model: str) -> list[tuple[Guard, object]]:
+def guards(model: str) -> list[tuple[Guard, Callable[[], Tensor]]]:
     """One of each kind, in the order of `ARMS`."""
-    made = []
+    made: list[tuple[Guard, Callable[[], Tensor]]] = []
     for arm in ARMS:
         setup = fresh(model)
         checks = {"monitoring": {"corruption_checks": arm.split()[0]}}
@@ -40,7 +42,8 @@ def guards(model: str) -> list[tuple[Guard, object]]:
 
 def measured(model: str, blocks: int) -> dict[str, list[float]]:
     """Ratios of each arm, one for each block."""
-    arms, ratios = guards(model), {name: [] for name in ("full", "sampled", "noise")}
+    arms = guards(model)
+    ratios: dict[str, list[float]] = {"full": [], "sampled": [], "noise": []}
     for block in range(-2, blocks):
         spent = dict.fromkeys(ARMS, 0.0)
         for number in range(BLOCK):
