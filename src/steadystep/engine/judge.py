@@ -244,7 +244,7 @@ class Judge:
         if not known or not self.limits.replays or self.turns.are_taken:
             return False
         count = int(over.value)
-        old = [pair[0] for pair in (yield Ask("remembered-losses", states=known[-1:], count=_USUAL + count))]
+        old: list[float] = [p[0] for p in (yield Ask("remembered-losses", states=known[-1:], count=_USUAL + count))]
         usual, repeated = old[:-count], old[1 - count :]  # the first of them may be the one that was repeated
         if len(usual) < _USUAL // 2 or min(usual) <= 0.0 or min(repeated) <= max(usual):
             return False
