@@ -65,7 +65,7 @@ class ByTensors:
         norms = dict(zip(view.signals.names, view.signals.norms, strict=True))
         limits = self._rule.limits(norms)
         self._rule.learn(norms)
-        factors = [min(1.0, limits[name] / norm) if norm else 1.0 for name, norm in norms.items()]
+        factors = [min(1.0, limits[name] / norms[name]) if norms[name] else 1.0 for name in view.names]
         if all(factor == 1.0 for factor in factors):
             return False
         multiply_each_(view.grads, view.layout, factors)
@@ -95,6 +95,7 @@ class Updater:
         clip_rule: NormRule | None,
         tensor_clip: TensorClip | None = None,
         sharded: "Gradients | None" = None,
+        staged: bool = False,
         copy_from: Callable[[int, Optimizer], None] | None = None,
     ) -> None:
         self._optimizer = optimizer
@@ -110,6 +111,8 @@ class Updater:
         self._tensor_clip = tensor_clip
         self._sharded = sharded
         """Where gradients are spread over ranks: those whose norm torch computes together."""
+        self._staged = staged
+        """Ranks hold different stages: only the norm that they agreed on is that of all."""
         self._copy_from = copy_from
 
     def take(
@@ -231,7 +234,9 @@ class Updater:
 
     def _scale(self, view: "GradientView", *, max_norm: float) -> None:
         """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
-        if self._sharded is None:
+        if self._staged:
+            multiply_(view.grads, view.layout, min(1.0, max_norm / (view.signals.grad_norm + EPSILON)))
+        elif self._sharded is None:
             scale_by_norm_(view.grads, view.layout, view.norms, max_norm=max_norm, stacked=view.stacked)
         else:
             clip_global_norm_(self._sharded.parameters, max_norm=max_norm)

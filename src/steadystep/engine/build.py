@@ -86,7 +86,8 @@ def _build(
     hparams: dict[str, Any],
 ) -> Parts:
     components.check_settings(config, schedule, folder)
-    ranks, model = ranks_of(model), unwrapped(model)
+    ranks = ranks_of(model)
+    model = unwrapped(model) if ranks.stages is None else ranks.stages
     # before the lock: it makes the folder
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)
@@ -236,6 +237,7 @@ class _Ground:
 
     def _updater(self, recovery: Recovery, rule: NormRule | TensorEMAClip | None) -> Updater:
         measuring, training, sharded = self.measuring, self.config.training, self.ranks.sharded
+        staged = self.ranks.stages is not None
         return Updater(
             self.optimizer,
             measuring.precision,
@@ -249,6 +251,7 @@ class _Ground:
             clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
             tensor_clip=tensor_clip(self.config, rule, measuring.gradients, sharded=sharded),
             sharded=measuring.gradients if sharded else None,
+            staged=staged,
             copy_from=self.ranks.copy_from,
         )
 

@@ -216,6 +216,8 @@ class Measuring:
 def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks, *, repeats: bool) -> Measuring:
     """Made from the settings; `repeats` says that passes may be run again, with the random numbers they began with."""
     training, touches = config.training, config.mode != "observe"
+    if ranks.stages is not None:
+        _check_pipelined(config)
     gradients = Gradients(model, optimizer)
     device = gradients.parameters[0].device
     precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
@@ -263,6 +265,22 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         probes=probes,
         measurer=measurer,
     )
+
+
+def _check_pipelined(config: Config) -> None:
+    """Refuse what a schedule that runs backward by itself leaves no place for."""
+    training = config.training
+    clips = training.clip_norm is not None and training.clip_rule in ("tensor-ema", "agc")
+    refused = {
+        "training.gradient_accumulation_steps": training.gradient_accumulation_steps > 1,
+        "training.mixed_precision: fp16": training.mixed_precision == "fp16",
+        "training.clip_rule: tensor-ema or agc together with max_grad_norm": clips,
+        "monitoring.recompute_every": bool(config.monitoring.recompute_every),
+    }
+    if named := [key for key, asked in refused.items() if asked]:
+        raise ConfigError(
+            f"a pipeline's schedule runs its micro-batches and their backward passes itself: remove {', '.join(named)}"
+        )
 
 
 def checksums(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Checksums:

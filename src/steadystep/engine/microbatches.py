@@ -58,7 +58,7 @@ class MicroBatchRunner:
         self._buffers = buffers
         self._trained = trained
         self.reruns = GroupReruns(self, device, self._ranks)
-        self._only_loss = OnlyTheLoss(optimizer, trained)
+        self._only_loss = OnlyTheLoss(optimizer, trained, backward=self._ranks.stages is not None)
         self._device = device
         self._memory = memory
         # A group of one has nothing to leave out, so nothing is kept for it.
@@ -102,6 +102,11 @@ class MicroBatchRunner:
 
     def add(self, work: Closure | Tensor, *, batch: Any, weight: float | None) -> MicroBatch:
         """Run one micro-batch into the group."""
+        if self._ranks.stages is not None and (weight is not None or isinstance(work, Tensor)):
+            raise MisuseError(
+                "a pipeline's schedule runs backward itself: pass step() a function that calls schedule.step(...) and "
+                "returns the loss on the last stage, None on the others; without weight="
+            )
         number = self.group.check_weight(weight)
         first = not self.group.members
         self._rng = None
@@ -247,7 +252,10 @@ class MicroBatchRunner:
         )
 
     def _pass(self, work: Closure, batch: Any, weight: float) -> Tensor:
+        stages = self._ranks.stages
         with self._precision.autocast() if self._precision.casts else _NOTHING, self._only_loss:
+            if stages is not None:  # its schedule has run backward
+                return stages.loss(called(work, batch))
             loss = checked_loss(called(work, batch))
         self._backward(loss, weight)
         return loss

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from steadystep._utils.modules import data_parallel_of
 from steadystep.errors import ConfigError, SteadystepError
-from steadystep.parallel.single_process import AskRank, Ranks, Sections, SingleProcess, sections
+from steadystep.parallel.messages import sections
+from steadystep.parallel.single_process import AskRank, Ranks, Sections, SingleProcess
+from steadystep.parallel.stages import stages_of
 
 __all__ = ["Meeting", "Once", "Ranks", "SingleProcess", "Through", "ranks_of", "sections", "unwrapped"]
 
@@ -51,6 +53,11 @@ def ranks_of(model: nn.Module) -> Ranks:
     """All ranks of the process group, if one with more than one rank was initialised; else none but this one."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return SingleProcess()
+    stages = stages_of(model)
+    if stages is not None:  # also on a single rank: its schedule runs backward by itself
+        from steadystep.parallel.process_group import ProcessGroup
+
+        return ProcessGroup(stages, None, None)
     wrapped = data_parallel_of(model)
     group = None if wrapped is None else wrapped.process_group
     if torch.distributed.get_world_size(group) == 1:

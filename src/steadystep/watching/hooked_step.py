@@ -289,7 +289,10 @@ class HookedStep:
                 "a GradScaler is in use, so backward is called on the scaled loss: use watch(model, optimizer, "
                 "scaler=scaler)"
             )
-        losses = self._seen.losses(scale)
+        losses, stages = self._seen.losses(scale), self._parts.ranks.stages
+        if stages is not None:
+            stages.lacks_loss = stages.has_loss and not losses
+            return [torch.stack(losses).mean() if losses and stages.has_loss else torch.zeros((), device=device)], scale
         if not losses and isinstance(returned, Tensor) and returned.numel() == 1:
             losses = [returned.detach().reshape(())]
         if not losses and any(p.grad is not None for p in self._parts.measurer.parameters):

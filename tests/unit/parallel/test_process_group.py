@@ -16,8 +16,8 @@ from torch.nn import Parameter
 from steadystep._utils.tensors import layout_of
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.parallel import Once, process_group, replicas
+from steadystep.parallel.messages import SECTIONS
 from steadystep.parallel.process_group import ProcessGroup
-from steadystep.parallel.single_process import SECTIONS
 from steadystep.records import Probe, Signals
 from steadystep.signals.gradients import GradientView
 from tests.unit.parallel.threads import Distributed, Seat, UnreadableError, Wire, alike, on_ranks
@@ -33,6 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls a function once per rank, each with a group of its own."""
     distributed = Distributed()
     monkeypatch.setattr(process_group, "dist", distributed)
+    monkeypatch.setattr(messages, "dist", distributed)
 
     def act(
         work: Callable[[ProcessGroup], _Found],
