@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from steadystep._utils.tensors import layout_of
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.parallel import Once, process_group, replicas
+from steadystep.parallel import Once, messages, process_group, replicas
 from steadystep.parallel.messages import SECTIONS
 from steadystep.parallel.process_group import ProcessGroup
 from steadystep.records import Probe, Signals
