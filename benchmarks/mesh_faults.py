@@ -30,18 +30,18 @@ RANKS = 4
 MODES = {
     "ddp": "DDP",
     "fsdp": "FSDP2",
-    "hsdp": "HSDP 2 × 2",
+    "hsdp": "HSDP 2 x 2",
     "submesh": "tensor parallelism, 2 of 4",
-    "fsdp tp": "FSDP2 × tensor parallelism",
+    "fsdp tp": "FSDP2 x tensor parallelism",
     "pp": "pipeline of 4 stages, 1F1B",
-    "pp fsdp": "pipeline × FSDP2",
+    "pp fsdp": "pipeline x FSDP2",
 }
 KINDS = {
     "nan-weight": "a weight turns NaN on one rank",
     "bit-flip": "the highest exponent bit of a weight flips on one rank",
     "nan-batch": "NaN on one rank: in its batch, in a pipeline in its activations",
-    "lr-leap": "the learning rate × 1000 on all ranks, for one step",
-    "lr-apart": "the learning rate × 1000 on one rank alone",
+    "lr-leap": "the learning rate x 1000 on all ranks, for one step",
+    "lr-apart": "the learning rate x 1000 on one rank alone",
 }
 STEPS, FAULT = 46, 40
 CONFIG = {"recovery": {"trust_steps": 5}}
@@ -181,7 +181,7 @@ def study(mode: str) -> None:
 
         def work(rank: int) -> None:
             healthy = {kind: run(mode, kind)[0] for kind in ("", "without")}
-            for kind, bad in todo:  # noqa: B023
+            for kind, bad in todo:
                 row = row_of(mode, kind, bad, healthy["without" if kind == "nan-batch" else ""])
                 if rank == 0:
                     _write(row)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -29,6 +28,7 @@ from steadystep.parallel.replicas import (
     healthy_rank,
     is_here,
     odd_ones,
+    refuse_join,
     reshard,
 )
 from steadystep.parallel.single_process import AskRank, NamedTensors, RankAction, Sections
@@ -72,7 +72,7 @@ class ProcessGroup:
 
     def watch(self, named: NamedTensors, buffers: Sequence[str], *, micro_batches: int) -> None:
         """What is counted; the same on all ranks."""
-        self._refuse_join()
+        refuse_join(self._wrapped)
         self._named, self._buffers, self._micro_batches = named, tuple(buffers), micro_batches
         if self.stages is not None:
             self._gather_names()
@@ -89,7 +89,7 @@ class ProcessGroup:
 
     def agree(self, view: "GradientView") -> "GradientView":
         """One all-reduce of a few numbers per parameter and buffer."""
-        self._refuse_join()
+        refuse_join(self._wrapped)
         form = self._up_to_date()
         mine, probe = view.signals, self._fitting
         payload = encode(
@@ -209,16 +209,6 @@ class ProcessGroup:
 
         return in_lockstep(work, when_entered, self.all, undo=self.reshard)
 
-    def _refuse_join(self) -> None:
-        """A rank that has run out of batches answers DDP's messages there, and would not answer ours."""
-        config = getattr(self._wrapped, "_join_config", None)
-        if config is not None and config.enable:
-            raise UnsupportedError(
-                "DistributedDataParallel.join() lets ranks continue after others ran out of batches, and then they "
-                "cannot agree: remove join() and use guard.batches(loader), which ends on all ranks with the "
-                "shortest, or drop_last"
-            )
-
     @property
     def adds_up(self) -> bool:
         """DistributedDataParallel does, unless it has fixed its graph after the first pass."""
@@ -289,7 +279,10 @@ class ProcessGroup:
     def copy_from(self, rank: int, optimizer: Optimizer) -> None:
         """Give every rank the weights and moments of that one, where they have copies."""
         source = rank if self._group is None else dist.get_global_rank(self._group, rank)
-        send = partial(dist.broadcast, src=source, group=self._group)
+
+        def send(sent: Tensor) -> None:
+            dist.broadcast(sent, source, group=self._group)
+
         broadcast(self._model, optimizer, send, self._channel.device, own=self._own)
 
     def _odd_ones(self) -> tuple[tuple[str, ...], int | None]:

@@ -3,13 +3,14 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.tensors import copies_in_mesh, is_sharded
+from steadystep.errors import UnsupportedError
 from steadystep.records import REPLICAS_EVERY
 
 if TYPE_CHECKING:
@@ -150,3 +151,14 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
+
+
+def refuse_join(wrapped: Any) -> None:
+    """Raise inside DDP's join(): a rank without batches answers DDP's messages there, and would not answer ours."""
+    config = getattr(wrapped, "_join_config", None)
+    if config is not None and config.enable:
+        raise UnsupportedError(
+            "DistributedDataParallel.join() lets ranks continue after others ran out of batches, and then they "
+            "cannot agree: remove join() and use guard.batches(loader), which ends on all ranks with the "
+            "shortest, or drop_last"
+        )

@@ -106,4 +106,5 @@ def test_one_process_asks_nobody() -> None:
         return BATCH
 
     assert SingleProcess().together(work) is work
-    assert SingleProcess().norms(["w"], [2.0]) == [2.0]
+    assert SingleProcess().norms(["w"], [2.0]) == {"w": 2.0}
+    assert SingleProcess().mean_loss([2.0]) == [2.0]

@@ -248,13 +248,13 @@ class TestAgree:
 
 class TestNorms:
     def test_of_weights_over_all_ranks(self, run: Run) -> None:
-        def work(group: ProcessGroup, missing: int | None = None) -> list[float]:
+        def work(group: ProcessGroup, missing: int | None = None) -> dict[str, float]:
             agreed(watching(group))
             held = [] if group.rank == missing else [3.0 + group.rank]
             return group.norms(["bias"], held)
 
-        assert alike(run(work)) == [pytest.approx(((9 + 16 + 25) / 3) ** 0.5)]  # three copies
-        assert alike(run(lambda group: work(group, missing=1))) == []
+        assert alike(run(work)) == {"bias": pytest.approx(((9 + 16 + 25) / 3) ** 0.5)}  # three copies
+        assert alike(run(lambda group: work(group, missing=1))) == {}
 
     def test_parts_on_a_smaller_mesh_are_counted_by_all(self) -> None:
         said: list[list[float]] = []
@@ -265,6 +265,7 @@ class TestNorms:
 
         plain = [torch.zeros(1), torch.zeros(1)]
         assert replicas.copies_of_all(plain, 4, summed) == [4.0, 4.0]
+        assert replicas.copies_of_all(plain, 4, summed, own={id(plain[1])}) == [4.0, 1.0]  # of which each has another
         assert said == []
 
 
