@@ -43,7 +43,7 @@ KINDS = {
     "lr-leap": "the learning rate x 1000 on all ranks, for one step",
     "lr-apart": "the learning rate x 1000 on one rank alone",
 }
-STEPS, FAULT = 46, 40
+STEPS, FAULT = 50, 43
 CONFIG = {"recovery": {"trust_steps": 5}}
 
 

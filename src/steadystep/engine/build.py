@@ -87,7 +87,7 @@ def _build(
 ) -> Parts:
     components.check_settings(config, schedule, folder)
     ranks = ranks_of(model)
-    model = unwrapped(model) if ranks.stages is None else ranks.stages
+    model = ranks.stages or unwrapped(model)
     # before the lock: it makes the folder
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)
@@ -237,7 +237,6 @@ class _Ground:
 
     def _updater(self, recovery: Recovery, rule: NormRule | TensorEMAClip | None) -> Updater:
         measuring, training, sharded = self.measuring, self.config.training, self.ranks.sharded
-        staged = self.ranks.stages is not None
         return Updater(
             self.optimizer,
             measuring.precision,
@@ -251,7 +250,7 @@ class _Ground:
             clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
             tensor_clip=tensor_clip(self.config, rule, measuring.gradients, sharded=sharded),
             sharded=measuring.gradients if sharded else None,
-            staged=staged,
+            staged=self.ranks.stages is not None,
             copy_from=self.ranks.copy_from,
         )
 

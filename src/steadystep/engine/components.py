@@ -22,7 +22,7 @@ from steadystep.clip import PercentileClip, TensorEMAClip, ZScoreClip
 from steadystep.clip.learned import NormRule
 from steadystep.config import Config
 from steadystep.diagnosis.facts import Setup
-from steadystep.engine.microbatch_group import Draws, draws
+from steadystep.engine.microbatch_group import Draws, check_pipelined, draws
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.incidents import Incidents
@@ -217,7 +217,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
     """Made from the settings; `repeats` says that passes may be run again, with the random numbers they began with."""
     training, touches = config.training, config.mode != "observe"
     if ranks.stages is not None:
-        _check_pipelined(config)
+        check_pipelined(config)
     gradients = Gradients(model, optimizer)
     device = gradients.parameters[0].device
     precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
@@ -265,22 +265,6 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         probes=probes,
         measurer=measurer,
     )
-
-
-def _check_pipelined(config: Config) -> None:
-    """Refuse what a schedule that runs backward by itself leaves no place for."""
-    training = config.training
-    clips = training.clip_norm is not None and training.clip_rule in ("tensor-ema", "agc")
-    refused = {
-        "training.gradient_accumulation_steps": training.gradient_accumulation_steps > 1,
-        "training.mixed_precision: fp16": training.mixed_precision == "fp16",
-        "training.clip_rule: tensor-ema or agc together with max_grad_norm": clips,
-        "monitoring.recompute_every": bool(config.monitoring.recompute_every),
-    }
-    if named := [key for key, asked in refused.items() if asked]:
-        raise ConfigError(
-            f"a pipeline's schedule runs its micro-batches and their backward passes itself: remove {', '.join(named)}"
-        )
 
 
 def checksums(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Checksums:

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState
+from steadystep.config import Config
 from steadystep.engine.arguments import number
 from steadystep.engine.closures import Closure, RepeatableClosure
-from steadystep.errors import MisuseError
+from steadystep.errors import ConfigError, MisuseError
 from steadystep.optimizers import Trained
 
 
@@ -252,3 +253,19 @@ class Draws:
 def draws(model: nn.Module) -> bool:
     """Whether a forward pass draws random numbers, as far as its modules tell: dropout, also inside other layers."""
     return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())
+
+
+def check_pipelined(config: Config) -> None:
+    """Refuse what a schedule that runs backward by itself leaves no place for."""
+    training = config.training
+    clips = training.clip_norm is not None and training.clip_rule in ("tensor-ema", "agc")
+    refused = {
+        "training.gradient_accumulation_steps": training.gradient_accumulation_steps > 1,
+        "training.mixed_precision: fp16": training.mixed_precision == "fp16",
+        "training.clip_rule: tensor-ema or agc together with max_grad_norm": clips,
+        "monitoring.recompute_every": bool(config.monitoring.recompute_every),
+    }
+    if named := [key for key, asked in refused.items() if asked]:
+        raise ConfigError(
+            f"a pipeline's schedule runs its micro-batches and their backward passes itself: remove {', '.join(named)}"
+        )

@@ -274,7 +274,8 @@ class ProcessGroup:
     def _own_parameters(self) -> frozenset[int]:
         """Parameters that DistributedDataParallel was told to ignore: each rank has others, such as its experts."""
         ignored = getattr(self._wrapped, "parameters_to_ignore", None) or ()
-        return frozenset(id(p) for name, p in self._model.named_parameters() if name in ignored)
+        held = self._model.named_parameters()
+        return frozenset(id(p) for n, p in held if (n if "." in n else f".{n}") in ignored)  # as DDP looks them up
 
     def copy_from(self, rank: int, optimizer: Optimizer) -> None:
         """Give every rank the weights and moments of that one, where they have copies."""
