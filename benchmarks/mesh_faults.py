@@ -66,7 +66,7 @@ class Job:
 
     def spoil(self, kind: str, place: int) -> None:
         """Damage one weight of this rank."""
-        weights = [p for p in self.model.parameters() if p.dim() > 1]
+        weights = [p for p in self.model.parameters() if p.dim() > 1 and local_part(p).numel()]  # a shard may be empty
         held = local_part(weights[place % len(weights)]).detach().view(-1)
         with torch.no_grad():
             if kind == "nan-weight":
