@@ -107,7 +107,7 @@ def _spoilt(job: Job, batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return batch * math.nan
     block = next(module for module in job.model.modules() if isinstance(module, pipelines.Block))
-    block.drop.forward = lambda x: x * math.nan  # type: ignore[method-assign]
+    vars(block.drop)["forward"] = lambda x: x * math.nan
     return batch
 
 

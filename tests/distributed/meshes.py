@@ -6,6 +6,7 @@ Arguments: number of ranks, then the names of checks ("norms tp"); without any, 
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -336,7 +337,23 @@ def watched(mode: str) -> None:
             assert all(o.stepped for o in outcomes[FAULT + 1 :])
 
 
+def late(mode: str) -> None:
+    """One rank is slow: the run is that of equal ranks."""
+    plain = plain_run(mode)
+
+    def spoil(step: int, _: nn.Module, x: Tensor) -> Tensor:
+        if dist.get_rank() == 0 and step in (2, 5):
+            time.sleep(1.0)
+        return x
+
+    model, optimizer, outcomes = guarded_run(mode, spoil=spoil)
+    assert [o.plan.actions for o in outcomes if o.plan.actions] == []
+    assert_same(plain, tensors_of(model, optimizer))
+    assert_one_decision(outcomes)
+
+
 CHECKS = {
+    "late": late,
     "healthy": healthy,
     "norms": norms,
     "nan": nan,

@@ -18,6 +18,7 @@ from steadystep.clip.global_norm import EPSILON, clamp_, clip_global_norm_, mult
 from steadystep.clip.learned import NormRule
 from steadystep.clip.per_tensor import scale_units_
 from steadystep.optimizers import Trained
+from steadystep.parallel.stages import Stages
 from steadystep.precision import Precision
 from steadystep.records import Action, Diagnosis, Outcome, Plan
 
@@ -94,8 +95,7 @@ class Updater:
         clip_value: float | None,
         clip_rule: NormRule | None,
         tensor_clip: TensorClip | None = None,
-        sharded: "Gradients | None" = None,
-        staged: bool = False,
+        sharded: "Gradients | Stages | None" = None,
         copy_from: Callable[[int, Optimizer], None] | None = None,
     ) -> None:
         self._optimizer = optimizer
@@ -110,9 +110,7 @@ class Updater:
         self._clip_rule = clip_rule
         self._tensor_clip = tensor_clip
         self._sharded = sharded
-        """Where gradients are spread over ranks: those whose norm torch computes together."""
-        self._staged = staged
-        """Ranks hold different stages: only the norm that they agreed on is that of all."""
+        """Where gradients are spread over ranks: those whose norm torch computes together, or stages of a pipeline."""
         self._copy_from = copy_from
 
     def take(
@@ -234,7 +232,7 @@ class Updater:
 
     def _scale(self, view: "GradientView", *, max_norm: float) -> None:
         """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
-        if self._staged:
+        if isinstance(self._sharded, Stages):  # torch has no norm over stages: the one that was agreed on
             multiply_(view.grads, view.layout, min(1.0, max_norm / (view.signals.grad_norm + EPSILON)))
         elif self._sharded is None:
             scale_by_norm_(view.grads, view.layout, view.norms, max_norm=max_norm, stacked=view.stacked)

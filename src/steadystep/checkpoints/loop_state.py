@@ -97,7 +97,7 @@ class LoopState:
             self.verify()
         self._ranks.reshard()
         gather_state(self._optimizer)
-        own = {"random": all_random_state(self._device), "data": self._position.saved()}
+        own: dict[str, Any] = {"random": all_random_state(self._device), "data": self._position.saved()}
         own[FINITE] = self._finite.saved()
         own |= {STAGE: self._stage} if self._stage else {}
         if self._ranks.rank > 0:  # what all ranks have in common is written by the first one

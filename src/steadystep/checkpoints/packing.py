@@ -24,8 +24,7 @@ from steadystep.errors import CheckpointError
 MARK = "$"
 """The key of `{"$": kind, "v": ...}`, which stands for what JSON has no form for."""
 
-STAGE = "stage"
-"""The part of a state that says which stages of a pipeline it is of: optimizers number parameters from 0 on each."""
+STAGE = "stage"  # the part of a state that says which stages it is of: optimizers number parameters from 0 on each
 
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
@@ -34,8 +33,7 @@ FACTORIES: dict[str, Callable[[], Any]] = {
 }
 """What a `defaultdict` may fill in."""
 
-ARRAY_KINDS = "biufcSUmM"
-"""Of numpy: numbers, text and times. No objects (they would need pickle), no records."""
+ARRAY_KINDS = "biufcSUmM"  # of numpy: numbers, text and times. No objects (they would need pickle), no records
 
 Node = dict[str, Any]
 Rebuild = Callable[[Node, Callable[[Any], Any], Mapping[str, Tensor]], Any]

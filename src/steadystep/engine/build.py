@@ -31,7 +31,7 @@ from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
-from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, unwrapped
+from steadystep.parallel import Meeting, Once, Ranks, ranks_and_model, sections
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands
 from steadystep.schedule import Schedule
@@ -86,8 +86,7 @@ def _build(
     hparams: dict[str, Any],
 ) -> Parts:
     components.check_settings(config, schedule, folder)
-    ranks = ranks_of(model)
-    model = ranks.stages or unwrapped(model)
+    ranks, model = ranks_and_model(model)
     # before the lock: it makes the folder
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)
@@ -249,8 +248,7 @@ class _Ground:
             clip_value=training.clip_value,
             clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
             tensor_clip=tensor_clip(self.config, rule, measuring.gradients, sharded=sharded),
-            sharded=measuring.gradients if sharded else None,
-            staged=self.ranks.stages is not None,
+            sharded=(self.ranks.stages or measuring.gradients) if sharded else None,
             copy_from=self.ranks.copy_from,
         )
 

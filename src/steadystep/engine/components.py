@@ -216,8 +216,7 @@ class Measuring:
 def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks, *, repeats: bool) -> Measuring:
     """Made from the settings; `repeats` says that passes may be run again, with the random numbers they began with."""
     training, touches = config.training, config.mode != "observe"
-    if ranks.stages is not None:
-        check_pipelined(config)
+    check_pipelined(config, ranks.stages)
     gradients = Gradients(model, optimizer)
     device = gradients.parameters[0].device
     precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)

@@ -25,6 +25,7 @@ from steadystep.engine.arguments import number
 from steadystep.engine.closures import Closure, RepeatableClosure
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.optimizers import Trained
+from steadystep.parallel.stages import Stages
 
 
 @final
@@ -255,8 +256,10 @@ def draws(model: nn.Module) -> bool:
     return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())
 
 
-def check_pipelined(config: Config) -> None:
+def check_pipelined(config: Config, stages: Stages | None) -> None:
     """Refuse what a schedule that runs backward by itself leaves no place for."""
+    if stages is None:
+        return
     training = config.training
     clips = training.clip_norm is not None and training.clip_rule in ("tensor-ema", "agc")
     refused = {

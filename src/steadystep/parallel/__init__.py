@@ -17,7 +17,17 @@ from steadystep.parallel.messages import sections
 from steadystep.parallel.single_process import AskRank, Ranks, Sections, SingleProcess
 from steadystep.parallel.stages import stages_of
 
-__all__ = ["Meeting", "Once", "Ranks", "SingleProcess", "Through", "ranks_of", "sections", "unwrapped"]
+__all__ = [
+    "Meeting",
+    "Once",
+    "Ranks",
+    "SingleProcess",
+    "Through",
+    "ranks_and_model",
+    "ranks_of",
+    "sections",
+    "unwrapped",
+]
 
 
 @final
@@ -65,6 +75,12 @@ def ranks_of(model: nn.Module) -> Ranks:
     from steadystep.parallel.process_group import ProcessGroup  # why: who runs alone need not load it
 
     return ProcessGroup(unwrapped(model), wrapped, group)
+
+
+def ranks_and_model(model: nn.Module) -> tuple[Ranks, nn.Module]:
+    """The ranks, and what is trained on this one: the model itself, or its stages of a pipeline."""
+    ranks = ranks_of(model)
+    return ranks, unwrapped(model) if ranks.stages is None else ranks.stages
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

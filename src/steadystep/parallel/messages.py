@@ -65,7 +65,8 @@ class Channel:
     def texts(self, text: str) -> list[str]:
         """What every rank says, cut to a kilobyte."""
         raw = text.encode()[:_TEXT].ljust(_TEXT, b"\0")
-        said = [bytes(each.tolist()) for each in self.gathered(torch.frombuffer(bytearray(raw), dtype=torch.uint8))]
+        every = self.gathered(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+        said = [bytes(each.tolist()) for each in every]  # sync: only in trouble
         return [each.rstrip(b"\0").decode(errors="ignore") for each in said]
 
     def documents(self, text: str) -> list[str]:

@@ -57,6 +57,11 @@ class Stages(nn.Module):
             )
         return returned.detach().reshape(())
 
+    def given(self, losses: Sequence[Tensor]) -> Tensor:
+        """The mean of what the loop has said; it is noted where it should have and has not."""
+        self.lacks_loss = self.has_loss and not losses
+        return torch.stack(list(losses)).mean() if self.has_loss and losses else torch.zeros((), device=self._device())
+
     def when_entered(self, call: Callable[..., None]) -> Removable:
         """Call back when a schedule begins to run a stage of this rank, before its first message."""
         return _Entering(self._stages, call)

@@ -42,8 +42,7 @@ class HookedStep:
         *,
         several: bool,
     ) -> None:
-        self._pipeline, self._parts = guard._pipeline, guard._parts
-        self._progress = guard._parts.progress
+        self._pipeline, self._parts, self._progress = guard._pipeline, guard._parts, guard._parts.progress
         self._optimizer = optimizer
         self._seen = seen
         self.scaling = scaling
@@ -282,8 +281,7 @@ class HookedStep:
         return self._outcome is None or self._outcome.stepped
 
     def _losses(self, returned: Any, *, scaled: bool) -> tuple[list[Tensor], Tensor | None]:
-        device = self._parts.measurer.parameters[0].device
-        scale = self.scaling.scale(device) if scaled else None
+        scale = self.scaling.scale(self._parts.measurer.parameters[0].device) if scaled else None
         if scaled and scale is None and not self._seen.was_given:
             raise MisuseError(
                 "a GradScaler is in use, so backward is called on the scaled loss: use watch(model, optimizer, "
@@ -291,8 +289,7 @@ class HookedStep:
             )
         losses, stages = self._seen.losses(scale), self._parts.ranks.stages
         if stages is not None:
-            stages.lacks_loss = stages.has_loss and not losses
-            return [torch.stack(losses).mean() if losses and stages.has_loss else torch.zeros((), device=device)], scale
+            return [stages.given(losses)], scale
         if not losses and isinstance(returned, Tensor) and returned.numel() == 1:
             losses = [returned.detach().reshape(())]
         if not losses and any(p.grad is not None for p in self._parts.measurer.parameters):
