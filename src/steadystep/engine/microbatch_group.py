@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState
 from steadystep.config import Config
-from steadystep.engine.arguments import number
+from steadystep.engine.arguments import real_number
 from steadystep.engine.closures import Closure, RepeatableClosure
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.optimizers import Trained
@@ -87,7 +87,7 @@ class Group:
             )
         if weight is None:
             return None
-        value = number("weight", weight)
+        value = real_number("weight", weight)
         if not (math.isfinite(value) and value >= 0):
             raise MisuseError(f"weight = {weight!r}: must be a finite number of at least 0, such as a number of tokens")
         return value
@@ -271,4 +271,13 @@ def check_pipelined(config: Config, stages: Stages | None) -> None:
     if named := [key for key, asked in refused.items() if asked]:
         raise ConfigError(
             f"a pipeline's schedule runs its micro-batches and their backward passes itself: remove {', '.join(named)}"
+        )
+
+
+def refuse_loss(work: object, weight: float | None) -> None:
+    """Refuse what a pipeline cannot be given: its gradients exist once its schedule has run."""
+    if weight is not None or isinstance(work, Tensor):
+        raise MisuseError(
+            "a pipeline's schedule runs backward itself: pass step() a function that calls schedule.step(...) and "
+            "returns the loss on the last stage, None on the others; without weight="
         )

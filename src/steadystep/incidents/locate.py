@@ -21,7 +21,7 @@ from steadystep._utils.tensors import device_of, layout_of, measure
 from steadystep.errors import MisuseError
 from steadystep.incidents.autograd_hooks import BackwardWatch, ForwardWatch
 from steadystep.incidents.origin import (
-    Examination,
+    NaNTrace,
     Origin,
     Sick,
     badness,
@@ -72,10 +72,10 @@ def locate(
     >>> locate(model, lambda: model(torch.ones(4, 2)).mean()).module
     '2'
     """
-    return examine(model, work, loss_of=loss_of, parameters=parameters, batch=batch, scale=scale).origin
+    return trace_step(model, work, loss_of=loss_of, parameters=parameters, batch=batch, scale=scale).origin
 
 
-def examine(
+def trace_step(
     model: nn.Module,
     work: RunAgain,
     *,
@@ -85,7 +85,7 @@ def examine(
     scale: float = 1.0,
     agree: AgreeOnBad | None = None,
     stages: Stages | None = None,
-) -> Examination:
+) -> NaNTrace:
     """Run a step again under hooks and return its origin, loss and gradient norm.
 
     Takes the arguments of `locate`, and `agree` where parameters are sharded: all ranks call it, each with its own
@@ -94,7 +94,7 @@ def examine(
     """
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     sick = sick_weights(model)
-    run = _Run(model, work, loss_of, trained, batch, scale, sick, agree, stages)
+    run = _TracedRun(model, work, loss_of, trained, batch, scale, sick, agree, stages)
     with _eagerly(), _nothing_changed(model, trained) as rng:
         try:
             found = run(through_grad=agree is None)  # a sharded gradient comes into being under backward() only
@@ -110,7 +110,7 @@ def examine(
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _TracedRun:
     """One forward and backward pass under hooks."""
 
     model: nn.Module
@@ -123,7 +123,7 @@ class _Run:
     agree: AgreeOnBad | None = None
     stages: Stages | None = None
 
-    def __call__(self, *, through_grad: bool) -> Examination:
+    def __call__(self, *, through_grad: bool) -> NaNTrace:
         watch = ForwardWatch(self.model)
         if self.stages is not None:
             return self._scheduled(watch, self.stages)
@@ -133,12 +133,12 @@ class _Run:
             goes_on = self.agree is None or self.agree(math.isfinite(value * self.scale))
             if not math.isfinite(value):
                 origin = of_forward(self.model, watch, self.sick, self.batch, loss=loss)
-                return Examination(origin=origin, loss=value)
+                return NaNTrace(origin=origin, loss=value)
             scaled = loss if self.scale == 1.0 else loss * self.scale
             if not math.isfinite(float(scaled.detach())):  # sync: only in trouble
-                return Examination(origin=of_scaled_loss(self.scale), loss=value)
+                return NaNTrace(origin=of_scaled_loss(self.scale), loss=value)
             if not goes_on:
-                return Examination(origin=of_buffers(self.model, self.sick) or Origin(), loss=value)
+                return NaNTrace(origin=of_buffers(self.model, self.sick) or Origin(), loss=value)
             back = BackwardWatch(watch)
             watch.judging, watch.recomputed = False, back.attach
             try:
@@ -148,7 +148,7 @@ class _Run:
                 back.remove()
         if self.agree is not None:  # what arrived from other ranks is for those to explain
             named = of_node(back) or of_buffers(self.model, self.sick)
-            return Examination(origin=named or Origin(), loss=value)
+            return NaNTrace(origin=named or Origin(), loss=value)
         norms = _norms(grads)
         norm = math.hypot(*norms.values()) if norms else math.nan
         found = of_backward(self.model, back, self.trained, grads)
@@ -157,9 +157,9 @@ class _Run:
             what = "every gradient value is finite, but their norm is not"
             found = of_gradient(self.model, self.trained[largest], what)
         origin = found or of_buffers(self.model, self.sick) or Origin()
-        return Examination(origin=origin, loss=value, grad_norm=norm / self.scale)
+        return NaNTrace(origin=origin, loss=value, grad_norm=norm / self.scale)
 
-    def _scheduled(self, watch: ForwardWatch, stages: Stages) -> Examination:
+    def _scheduled(self, watch: ForwardWatch, stages: Stages) -> NaNTrace:
         """Of the stages here; what came bad from another stage is for that one to explain."""
         with watch.watching():
             loss = stages.loss(self.work())
@@ -168,12 +168,12 @@ class _Run:
         watch.suspects = [s for s in watch.suspects if s not in received]
         suspect = watch.first()
         if received and suspect is None:
-            return Examination(loss=value)
+            return NaNTrace(loss=value)
         if suspect is not None or not math.isfinite(value):
-            return Examination(origin=of_forward(self.model, watch, self.sick, self.batch, loss=loss), loss=value)
+            return NaNTrace(origin=of_forward(self.model, watch, self.sick, self.batch, loss=loss), loss=value)
         bad = [p for p in self.trained if p.grad is not None and badness(p.grad)]
         found = of_gradient(self.model, bad[-1], "its gradient is not finite") if bad else None
-        return Examination(origin=found or of_buffers(self.model, self.sick) or Origin(), loss=value)
+        return NaNTrace(origin=found or of_buffers(self.model, self.sick) or Origin(), loss=value)
 
     def _loss(self, made: Any) -> Tensor:
         loss = made if self.loss_of is None else self.loss_of(made)
@@ -244,14 +244,14 @@ def second_look(
     scale: float = 1.0,
     agree: AgreeOnBad | None = None,
     stages: Stages | None = None,
-) -> Examination:
+) -> NaNTrace:
     """Run a step again under hooks; whatever the user's code raises becomes part of the answer.
 
     With `agree` all ranks do so together: see `examine`.
     """
     if work is None:
         origin = of_weights(model, sick_weights(model))
-        return Examination(origin=origin or Origin(what=_NO_FUNCTION))
+        return NaNTrace(origin=origin or Origin(what=_NO_FUNCTION))
 
     def run() -> Any:
         with nullcontext() if precision is None else precision.autocast():
@@ -269,8 +269,8 @@ def second_look(
             rng.restore()
         try:
             agreeing = None if agree is None else all_agree
-            return examine(model, run, batch=batch, scale=scale, agree=agreeing, stages=stages)
+            return trace_step(model, run, batch=batch, scale=scale, agree=agreeing, stages=stages)
         except Exception as error:
             if agree is not None and not asked:
                 agree(False)  # the others wait for an answer
-            return Examination(origin=Origin(what=f"it could not be re-run: {type(error).__name__}: {error}"))
+            return NaNTrace(origin=Origin(what=f"it could not be re-run: {type(error).__name__}: {error}"))

@@ -26,7 +26,7 @@ __all__ = [
     "ranks_and_model",
     "ranks_of",
     "sections",
-    "unwrapped",
+    "without_ddp",
 ]
 
 
@@ -74,16 +74,16 @@ def ranks_of(model: nn.Module) -> Ranks:
         return SingleProcess()
     from steadystep.parallel.process_group import ProcessGroup  # why: who runs alone need not load it
 
-    return ProcessGroup(unwrapped(model), wrapped, group)
+    return ProcessGroup(without_ddp(model), wrapped, group)
 
 
 def ranks_and_model(model: nn.Module) -> tuple[Ranks, nn.Module]:
     """The ranks, and what is trained on this one: the model itself, or its stages of a pipeline."""
     ranks = ranks_of(model)
-    return ranks, unwrapped(model) if ranks.stages is None else ranks.stages
+    return ranks, without_ddp(model) if ranks.stages is None else ranks.stages
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def without_ddp(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, where names are as its owner knows them; any other as it is."""
     wrapped = data_parallel_of(model)
     if wrapped is None:

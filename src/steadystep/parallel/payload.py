@@ -169,7 +169,7 @@ def encode(
 
 
 def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, probe: Probe | None = None) -> Agreed:
-    """What the sums of all ballots mean; `signals` and `probe` are what this rank had put in."""
+    """What the sums of all payloads mean; `signals` and `probe` are what this rank had put in."""
     size, host = form.size, iter(sums)
     present, loss, repeatable, bad_inputs, good_inputs, looked, spoilt = islice(host, 7)
     marks = [same_on_all_ranks(next(host), next(host), size) for _ in range(5)]
@@ -178,28 +178,23 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
     ranks = tuple(_ranks(islice(host, _words(size)), size))
     losses = list(islice(host, form.micro_batches))
     squares = dict(zip(form.names, islice(host, len(form.names)), strict=True))
-    known, names = float(size), signals.names
-    if form.pipelined:
-        known = next(host)
-        names = tuple(name for name, held in zip(form.names, islice(host, len(form.names)), strict=True) if held)
+    known, names = _of_stages(form, host) if form.pipelined else (float(size), signals.names)
     norms = tuple(math.sqrt(squares[name]) for name in names)
     buffers = {name: tuple(islice(host, 3)) for name in form.buffers}
-    watched = {name: (fourth / seen) ** 0.25 for name, (seen, _, fourth) in buffers.items() if seen}
+    peaks = {name: (fourth / seen) ** 0.25 for name, (seen, _, fourth) in buffers.items() if seen}
     inputs = _inputs(next(host), [total / size for total in islice(host, len(_INPUTS))], size)
     metrics = [total / size for total in islice(host, METRICS)]
     return Agreed(
         signals=replace(
             signals,
-            loss=loss / known if known else math.nan,
-            losses=tuple(total / known if known else math.nan for total in losses[: len(signals.losses)]),
+            loss=loss / (known or math.nan),
+            losses=tuple(total / (known or math.nan) for total in losses[: len(signals.losses)]),
             grad_norm=math.hypot(*norms),
             names=names,
             norms=norms,
             bad_buffers=tuple(name for name, (_, bad, _) in buffers.items() if bad),
-            buffers=tuple(watched),
-            buffer_peaks=tuple(watched.values()),
-            state=(EVERYTHING,) if looked else (),
-            state_peaks=(0.0,) if looked else (),
+            **_named("buffers", "buffer_peaks", peaks),
+            **_named("state", "state_peaks", {EVERYTHING: 0.0} if looked else {}),
             repeatable=repeatable == size,
             input_finite=False if bad_inputs else (True if good_inputs else None),
             metrics=dict(zip(sorted(signals.metrics), metrics, strict=False)) if same_metrics else {},
@@ -216,6 +211,17 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
         damaged=spoilt > 0.0,
         has_loss=known > 0.0,
     )
+
+
+def _named(names: str, numbers: str, known: Mapping[str, float]) -> dict[str, Any]:
+    """Two fields of `Signals` that belong together: which tensors, and a number for each."""
+    return {names: tuple(known), numbers: tuple(known.values())}
+
+
+def _of_stages(form: PayloadLayout, host: Iterator[float]) -> tuple[float, tuple[str, ...]]:
+    """How many ranks have a loss, and the parameters of which one has a gradient."""
+    known, held = next(host), islice(host, len(form.names))
+    return known, tuple(name for name, count in zip(form.names, held, strict=True) if count)
 
 
 def damaged(signals: Signals) -> dict[str, float]:
