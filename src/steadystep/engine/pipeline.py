@@ -97,7 +97,7 @@ class Pipeline:
         if view.signals.bit_flips:
             view = self._recomputed(view)
         if self._samples is not None and self._samples.due(view.signals.step):
-            values = self._samples.take(view.signals.names, view.grads)
+            values = self._samples.take(view.names, view.grads)
             self._log.sampled(GradientSample(step=view.signals.step, values=values))
         verdict = self.judge(view)
         return self.record(self.apply(view, self._twice.ended(verdict) if wrong else verdict))

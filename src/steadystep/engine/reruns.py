@@ -135,7 +135,7 @@ class BatchReruns:
                 return None
             tried = [first, *(self._tried(work, other, backward=backward) for other in others)]
             known = [loss for loss in tried if loss is not None]
-            return self.ranks.mean(known) if self.ranks.all(len(known) == len(tried)) else None
+            return self.ranks.mean_loss(known) if self.ranks.all(len(known) == len(tried)) else None
         finally:
             for parameter, grad in zip(self.trained.parameters, grads, strict=True):
                 parameter.grad = grad

@@ -73,8 +73,8 @@ def watch(
         scaler: the loop's `GradScaler`, if it has one.
         schedulers: schedulers that are not torch's own; torch's are found automatically.
         detectors: additional detectors.
-        find_loss: observe the loop's `backward` calls. With False, give each loss with `watcher.loss(loss)`; clipping
-            by the loop is then not seen.
+        find_loss: observe the loop's `backward` calls. With False, and in a pipeline on the rank of the last stage,
+            give each loss with `watcher.loss(loss)`; clipping by the loop is then not seen.
         hparams: hyperparameters to log, see `Guard`.
     """
     more: dict[str, Any] = {"scaler": scaler, "schedulers": schedulers, "detectors": detectors, "hparams": hparams}
@@ -139,7 +139,9 @@ class Watcher:
         self._handles = [each.register_step_pre_hook(eager(self._before)) for each in each_of_them]
         self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of_them]
         self._seen.before = self._before_backward
-        if find_loss:
+        if (
+            find_loss and self.guard._parts.ranks.stages is None
+        ):  # why: a schedule divides the gradients after its last backward
             listeners.listen_to_backward(self._seen)
             listeners.listen_to_clipping(self._seen)
 
