@@ -79,8 +79,8 @@ class StabilityCallback(TrainerCallback):
         self._remove()
         model: nn.Module = made["model"]
         optimizer = made["optimizer"]
-        if args.deepspeed or args.fsdp:
-            engine = "DeepSpeed" if args.deepspeed else "FSDP through the Trainer"
+        if args.deepspeed or (args.fsdp and _fsdp_version(args) < 2):
+            engine = "DeepSpeed" if args.deepspeed else "FSDP1 through the Trainer"
             raise UnsupportedError(
                 f"StabilityCallback: {engine} takes the step itself, where a guard cannot intervene: remove it (the "
                 "Trainer then uses DistributedDataParallel under torchrun)"
@@ -160,6 +160,10 @@ def _about_a_policy(logs: Mapping[str, Any]) -> dict[str, float]:
     """What TRL's trainers log beside the loss: KL, entropy, reward, clip ratio. They go with the next step."""
     numbers = {name: value for name, value in logs.items() if isinstance(value, float | int)}
     return {name: float(value) for name, value in numbers.items() if words(name) & _POLICY}
+
+
+def _fsdp_version(args: TrainingArguments) -> int:
+    return int((args.fsdp_plugin_args or {}).get("fsdp_version", 1))
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

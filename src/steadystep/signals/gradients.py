@@ -4,6 +4,7 @@ Also here: what a whole step computes, as it is compared with the same step comp
 """
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
@@ -46,7 +47,8 @@ class Gradients:
 
     def versions(self) -> tuple[int | None, ...]:
         """The version counter of each gradient; None where there is none."""
-        return tuple([None if (grad := p.grad) is None else grad._version for p in self.parameters])
+        own = tuple([None if (grad := p.grad) is None else grad._version for p in self.parameters])
+        return own if not self._sharded else (*own, *map(_version_of, unreduced_in(self._model)))
 
     def named(self) -> tuple[tuple[str, ...], tuple[Parameter, ...]]:
         """All that the optimizer holds, with their names."""
@@ -98,6 +100,26 @@ class Gradients:
         self._names = tuple(named)
         self.parameters = tuple(named.values())
         self._sharded = is_sharded(self.parameters)
+
+
+def unreduced_in(model: nn.Module) -> Iterator[Tensor | None]:
+    """The gradients that FSDP2 keeps whole on each rank until a pass is reduced: accumulation without synchronization.
+
+    Torch has no name for them; where it has moved them to, there are none.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has used it has imported it
+    for module in model.modules() if fsdp is not None else ():
+        if not isinstance(module, fsdp.FSDPModule):
+            continue
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for held in (held for group in groups for held in getattr(group, "fsdp_params", ())):
+            grad = getattr(held, "unsharded_accumulated_grad", None)  # where sums are kept in another dtype
+            yield grad if grad is not None else getattr(getattr(held, "_unsharded_param", None), "grad", None)
+
+
+def _version_of(grad: Tensor | None) -> int | None:
+    return None if grad is None else grad._version
 
 
 def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, Parameter]]:
