@@ -121,6 +121,7 @@ class Watcher:
         self.guard._foreign = True
         WATCHERS[self.guard] = weakref.ref(self)
         self._optimizer = one
+        self._ends: list[Callable[[], None]] = []
         parts = self.guard._parts
         self._recorder = self._recorded(model, why_not(one, scaler, finds_loss=find_loss))
         self._seen = Collected(parts.measurer, self._recorder, parts.run_history.loop, each_of(one))
@@ -168,11 +169,24 @@ class Watcher:
         """Give scalars, `**numbers`, that belong to the next step: they are logged with it and monitored."""
         self.guard._pipeline.metrics.update(checked(numbers))
 
+    @property
+    def refuses(self) -> bool:
+        """Whether the step under way is refused: for an engine that takes the step by itself."""
+        decided = self._step.outcome
+        return decided is not None and not decided.stepped
+
+    def on_remove(self, act: Callable[[], None]) -> None:
+        """Call `act` in `remove`: for an adapter with hooks of its own."""
+        self._ends.append(act)
+
     def remove(self) -> None:
         """Remove all hooks and close the guard; the loop runs as before. Leaving a `with` block does the same."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        for act in self._ends:
+            act()
+        self._ends = []
         listeners.stop_listening(self._seen)
         listeners.stop_hearing(self._seen)
         if self._recorder is not None:
