@@ -41,7 +41,7 @@ def train(mode: str, plan: Plan) -> Ran:
     optimizer: Any = torch.optim.AdamW(net.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 400)
     model, optimizer, schedule = accelerator.prepare(net, optimizer, schedule)
-    watcher = guarded_accelerate.watch(accelerator, model, optimizer) if plan.guarded else None
+    watcher = guarded_accelerate.watch(accelerator, model, optimizer, run_dir=plan.folder()) if plan.guarded else None
     ran = Ran({})
     for step in plan.todo():
         if plan.breaks(step):

@@ -38,7 +38,7 @@ def made(mode: str) -> Any:
 
 def train(mode: str, plan: Plan) -> Ran:
     engine = made(mode)
-    watcher = guarded_deepspeed.watch(engine) if plan.guarded else None
+    watcher = guarded_deepspeed.watch(engine, run_dir=plan.folder()) if plan.guarded else None
     ran, count = Ran({}), engine.gradient_accumulation_steps()
     for step in plan.todo():
         if plan.breaks(step):

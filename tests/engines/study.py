@@ -6,9 +6,12 @@ with. Run by torchrun: `main.py ENGINE CHECK...`.
 
 import math
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -27,6 +30,10 @@ DAMAGE = 30
 LONG = 34
 NORMS = 1e-5
 """How far the norm of the guard may be from the engine's, which is rounded to fp32."""
+
+
+FOLDERS: list[Path] = []
+"""Of guarded runs, the newest last."""
 
 
 @dataclass
@@ -61,6 +68,13 @@ class Plan:
         """Of one step and rank; without the NaN, if it is not the micro-batch to be `bad`."""
         x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1000 * step + rank))
         return x * math.nan if bad and step == BAD and rank == self.bad_rank else x
+
+    def folder(self) -> Path:
+        """A new one, the same on all ranks, for the run log and the incidents."""
+        made = [tempfile.mkdtemp(prefix="steadystep-engines-") if dist.get_rank() == 0 else ""]
+        dist.broadcast_object_list(made)
+        FOLDERS.append(Path(made[0]))
+        return FOLDERS[-1]
 
     def todo(self) -> list[int]:
         return [step for step in range(self.steps) if step != self.without]
@@ -123,6 +137,7 @@ def nan(engine: Engine, mode: str) -> None:
         assert_one_decision(ran.outcomes)
         assert_finite(ran.tensors)
         assert_same(without.tensors, ran.tensors)
+        assert_written("non-finite")
 
 
 def poisoned(engine: Engine, mode: str) -> None:
@@ -140,6 +155,18 @@ def rollback(engine: Engine, mode: str) -> None:
     assert_finite(ran.tensors)
     assert all(o.stepped for o in ran.outcomes if o.step not in restored)
     assert ran.applied in ([], [o.stepped for o in ran.outcomes], [True] * LONG), ran.applied
+    assert_written("rollback")
+
+
+def assert_written(word: str) -> None:
+    """The run log names it, and there is one bundle: by rank 0 alone, or the rank where it began."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        folder = FOLDERS[-1]
+        log = next(folder.rglob("run.jsonl"))
+        assert word in log.read_text(), log.read_text()[-2000:]
+        assert len(list(folder.rglob("incident.json"))) == 1, list(folder.rglob("*"))
+    dist.barrier()
 
 
 CHECKS: dict[str, Callable[[Engine, str], None]] = {
@@ -161,6 +188,8 @@ def run(engine: Engine, modes: Sequence[str], checks: Sequence[str]) -> None:
     for mode in modes:
         for name in checks:
             CHECKS[name](engine, mode)
+            while FOLDERS:
+                shutil.rmtree(FOLDERS.pop(), ignore_errors=True)
             assert set(everywhere(name)) == {name}
             if dist.get_rank() == 0:
                 os.write(1, f"{mode}: {name}: ok\n".encode())

@@ -93,7 +93,7 @@ def train(mode: str, plan: Plan) -> Ran:
             remove_unused_columns=False,
             **more,
         )
-        own = StabilityCallback() if plan.guarded else None
+        own = StabilityCallback(run_dir=plan.folder()) if plan.guarded else None
         trainer = InOrder(
             Net(losses), args, train_dataset=samples(plan, accumulate), callbacks=[own] if own else []
         )
