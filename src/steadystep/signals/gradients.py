@@ -47,8 +47,11 @@ class Gradients:
 
     def versions(self) -> tuple[int | None, ...]:
         """The version counter of each gradient; None where there is none."""
-        own = tuple([None if (grad := p.grad) is None else grad._version for p in self.parameters])
-        return own if not self._sharded else (*own, *map(_version_of, unreduced_in(self._model)))
+        if not self._sharded:
+            return tuple([None if (grad := p.grad) is None else grad._version for p in self.parameters])
+        # why local: FSDP2 adds to the part of this rank, and the DTensor around it does not notice
+        held = [None if p.grad is None else local_part(p.grad) for p in self.parameters]
+        return tuple(map(_version_of, (*held, *unreduced_in(self._model))))
 
     def named(self) -> tuple[tuple[str, ...], tuple[Parameter, ...]]:
         """All that the optimizer holds, with their names."""
