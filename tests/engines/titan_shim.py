@@ -1,6 +1,6 @@
 """What torchtitan needs to run on CPUs with gloo; import it before anything of torchtitan's.
 
-The device is the CPU; modules that need triton or download data are empty; the monitor of device memory reports
+The device is the CPU; the module that needs triton is empty; the monitor of device memory reports
 nothing; FSDP2 adds up and divides (gloo has no PREMUL_SUM); timeouts of process groups stay.
 """
 
@@ -26,7 +26,7 @@ class _Nothing(types.ModuleType):
         return made
 
 
-for _name in ("torchtitan.distributed.minimal_async_ep", "torchtitan.distributed.minimal_async_ep.api", "datasets", "datasets.distributed"):
+for _name in ("torchtitan.distributed.minimal_async_ep", "torchtitan.distributed.minimal_async_ep.api"):
     sys.modules[_name] = _Nothing(_name)
 
 torch.cpu.set_device = lambda *_: None
@@ -58,8 +58,14 @@ dist_utils.set_pg_timeouts = lambda **_: None
 config_utils.get_attention_config = lambda _: ScaledDotProductAttention.Config()
 
 
-def add_up(model: torch.nn.Module) -> None:
-    """Let FSDP2 add up and divide."""
+def _adding_up(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    _apply(model, *args, **kwargs)
     for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
+
+
+from torchtitan.models.llama3 import parallelize
+
+_apply = parallelize.apply_fsdp_to_decoder
+parallelize.apply_fsdp_to_decoder = _adding_up
