@@ -88,9 +88,7 @@ def llama() -> ModelSpec:
             num_embeddings=WORDS, embedding_dim=WIDTH, param_init={"weight": torch.nn.init.normal_}
         ),
         norm=RMSNorm.Config(normalized_shape=WIDTH, param_init=norm),
-        lm_head=Linear.Config(
-            in_features=WIDTH, out_features=WORDS, param_init=llama3._output_linear_init(WIDTH)
-        ),
+        lm_head=Linear.Config(in_features=WIDTH, out_features=WORDS, param_init=llama3._output_linear_init(WIDTH)),
         layers=llama3._build_llama3_layers(
             n_layers=2, dim=WIDTH, n_heads=4, hidden_dim=32, rope=rope, attn_backend="flex"
         ),

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from tests.engines import hf_shim, study
-from tests.engines.study import Plan, Ran, damage, network, squared
-
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import ParallelismConfig
 
 from steadystep.integrations import accelerate as guarded_accelerate
 from tests.distributed.setting import tensors_of
+from tests.engines import hf_shim, study
+from tests.engines.study import Plan, Ran, damage, network, squared
 
 MODES = {2: ("ddp", "ddp accumulate", "fsdp2", "fsdp2 accumulate"), 4: ("hsdp",)}
 

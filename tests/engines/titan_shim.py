@@ -31,14 +31,14 @@ for _name in ("torchtitan.distributed.minimal_async_ep", "torchtitan.distributed
 
 torch.cpu.set_device = lambda *_: None
 os.environ.setdefault("LOCAL_RANK", "0")
-import torchtitan.tools.utils as utils
+import torchtitan.tools.utils as utils  # noqa: E402
 
 utils.device_type, utils.device_module = "cpu", torch.cpu
 utils.get_local_device = lambda: torch.device("cpu")
-import torchtitan.components.metrics as metrics
-import torchtitan.distributed.utils as dist_utils
-import torchtitan.models.common.config_utils as config_utils
-from torchtitan.models.common.attention import ScaledDotProductAttention
+import torchtitan.components.metrics as metrics  # noqa: E402
+import torchtitan.distributed.utils as dist_utils  # noqa: E402
+import torchtitan.models.common.config_utils as config_utils  # noqa: E402
+from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
 
 metrics.device_module, metrics.device_type = torch.cpu, "cpu"
 dist_utils.device_type, dist_utils.device_module = "cpu", torch.cpu
@@ -65,7 +65,7 @@ def _adding_up(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-from torchtitan.models.llama3 import parallelize
+from torchtitan.models.llama3 import parallelize  # noqa: E402
 
 _apply = parallelize.apply_fsdp_to_decoder
 parallelize.apply_fsdp_to_decoder = _adding_up

@@ -38,7 +38,7 @@ def train(mode: str, plan: Plan) -> Ran:
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_for(mode, plan, folder)
         ran, todo = Ran({}), plan.todo()
-        own_step, own_loss, log = trainer.train_step, trainer.loss_fn, trainer.metrics_processor.log
+        own_step, own_loss = trainer.train_step, trainer.loss_fn
 
         def loss_fn(*args: Any, **kwargs: Any) -> Any:
             loss, more = own_loss(*args, **kwargs)

@@ -7,14 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from tests.distributed.setting import tensors_of
-from tests.engines import hf_shim, study
-from tests.engines.study import Plan, Ran, damage, network, squared
-
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from steadystep.integrations.transformers import StabilityCallback
+from tests.distributed.setting import tensors_of
+from tests.engines import hf_shim, study
+from tests.engines.study import Plan, Ran, damage, network, squared
 
 MODES = {2: ("ddp", "ddp accumulate", "fsdp2", "fsdp2 accumulate"), 4: ("fsdp2",)}
 
@@ -94,9 +92,7 @@ def train(mode: str, plan: Plan) -> Ran:
             **more,
         )
         own = StabilityCallback(run_dir=plan.folder()) if plan.guarded else None
-        trainer = InOrder(
-            Net(losses), args, train_dataset=samples(plan, accumulate), callbacks=[own] if own else []
-        )
+        trainer = InOrder(Net(losses), args, train_dataset=samples(plan, accumulate), callbacks=[own] if own else [])
         trainer.add_callback(Listens(plan, ran, own))
         trainer.train()
         dist.barrier()

@@ -7,14 +7,11 @@ Partitioning, accumulation and clipping stay DeepSpeed's. A refused step counts 
 is False, `engine.skipped_steps` grows and the engine's scheduler does not advance.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from steadystep._utils.tensors import local_part
@@ -22,7 +19,7 @@ from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.errors import MisuseError
 from steadystep.integrations import install_line
-from steadystep.integrations.zero import Partitions, partitions_of
+from steadystep.integrations.zero import Partitions, ShardedWeights, like, partitions_of, spread
 from steadystep.watching import Watcher
 
 try:
@@ -68,7 +65,7 @@ class EngineStep(Optimizer):
 
     def __init__(self, engine: Any, parts: Partitions) -> None:
         self._engine, self._parts = engine, parts
-        self.model: nn.Module = engine.module if parts.whole else ShardedWeights(engine.module, _spread(parts))
+        self.model: nn.Module = engine.module if parts.whole else ShardedWeights(engine.module, spread(parts))
         named = dict(self.model.named_parameters())
         groups = [{**group, "params": []} for group in parts.inner.param_groups]
         for name, place in parts.groups.items():
@@ -90,7 +87,7 @@ class EngineStep(Optimizer):
             watcher.guard.keep("DeepSpeed optimizer", self._parts, check=True)
         if hasattr(engine.lr_scheduler, "state_dict"):
             watcher.guard.keep("DeepSpeed scheduler", engine.lr_scheduler)
-        watcher.on_remove(self.remove)
+        watcher._handles.append(self)
 
     def remove(self) -> None:
         """Leave the engine as it was."""
@@ -126,7 +123,7 @@ class EngineStep(Optimizer):
             mine.update({key: value for key, value in theirs.items() if key != "params"})
         if not self._parts.whole:
             for name, grad in self._parts.gradients().items():
-                self._named[name].grad = _as(grad, self._named[name])
+                self._named[name].grad = like(self._named[name], grad)
         self.step()
         if not self._parts.whole:
             self.zero_grad()
@@ -151,35 +148,3 @@ class EngineStep(Optimizer):
                 group["lr"] = rate
         if self._parts.whole:
             self._engine.optimizer.overflow = False
-
-
-@final
-class ShardedWeights(nn.Module):
-    """The fp32 weights that ZeRO trains, by the names of the model's parameters; modules and buffers are the model's."""
-
-    def __init__(self, model: nn.Module, parts: dict[str, nn.Parameter]) -> None:
-        super().__init__()
-        self._forward_module = model
-        self._spread = parts
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's part of each."""
-        yield from self._spread.items()
-
-    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
-        """The model's own."""
-        yield from self._forward_module.named_modules(*args, **kwargs)
-
-
-def _spread(parts: Partitions) -> dict[str, nn.Parameter]:
-    mesh = init_device_mesh(parts.device, (torch.distributed.get_world_size(),))
-    return {name: nn.Parameter(_dtensor(part, size, mesh)) for name, (part, size) in parts.weights().items()}
-
-
-def _dtensor(part: Tensor, size: int, mesh: Any) -> DTensor:
-    return DTensor.from_local(part.detach(), mesh, [Shard(0)], run_check=False, shape=torch.Size([size]), stride=(1,))
-
-
-def _as(grad: Tensor, parameter: nn.Parameter) -> Tensor:
-    spread: Any = parameter
-    return _dtensor(grad.reshape(-1).to(parameter.dtype), spread.numel(), spread.device_mesh)

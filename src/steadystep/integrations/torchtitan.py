@@ -109,17 +109,24 @@ def watch(
                 raise  # why: a step that was refused did no harm, and the run goes on
 
     trainer.forward_backward_step, trainer.train_step = observed, step
-    watcher.on_remove(lambda: _forget(trainer, "forward_backward_step", "train_step"))
+    watcher._handles.append(_InFront(trainer))
     return watcher
 
 
-def _forget(trainer: Any, *names: str) -> None:
-    for name in names:
-        vars(trainer).pop(name, None)
+@final
+class _InFront:
+    """What stands in front of a trainer's methods."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def remove(self) -> None:
+        for name in ("forward_backward_step", "train_step"):
+            vars(self._trainer).pop(name, None)
 
 
 def _watched(train: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`Trainer.train`, under a guard where the optimizers came from `guarded`: an override is not told of its trainer."""
+    """`Trainer.train`, under a guard where the optimizers came from `guarded`: an override has no trainer."""
 
     @functools.wraps(train)
     def run(self: Any) -> Any:

@@ -1,9 +1,12 @@
 """What ZeRO keeps where: this rank's part of each weight, gradient and moment, stage by stage."""
 
+from collections.abc import Iterator
 from typing import Any, Protocol, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from steadystep.errors import UnsupportedError
@@ -121,6 +124,7 @@ class _Flat:
         self.device = flat[0].device.type
 
     def gradients(self) -> dict[str, Tensor]:
+        """Of each stage."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -225,3 +229,37 @@ class Shards(_Flat):
         if optimizer.persistent_parameters:
             optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
         optimizer.invalidate_secondary_tensor()
+
+
+@final
+class ShardedWeights(nn.Module):
+    """The fp32 weights that ZeRO trains, by the names of the model's parameters; buffers are the model's."""
+
+    def __init__(self, model: nn.Module, parts: dict[str, nn.Parameter]) -> None:
+        super().__init__()
+        self._forward_module = model
+        self._spread = parts
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's part of each."""
+        yield from self._spread.items()
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """The model's own."""
+        yield from self._forward_module.named_modules(*args, **kwargs)
+
+
+def spread(parts: Partitions) -> dict[str, nn.Parameter]:
+    """This rank's part of each weight as a DTensor over all ranks."""
+    mesh = init_device_mesh(parts.device, (torch.distributed.get_world_size(),))
+    return {name: nn.Parameter(_dtensor(part, size, mesh)) for name, (part, size) in parts.weights().items()}
+
+
+def _dtensor(part: Tensor, size: int, mesh: Any) -> DTensor:
+    return DTensor.from_local(part.detach(), mesh, [Shard(0)], run_check=False, shape=torch.Size([size]), stride=(1,))
+
+
+def like(parameter: nn.Parameter, grad: Tensor) -> Tensor:
+    """A part of a gradient as a DTensor like its parameter."""
+    known: Any = parameter
+    return _dtensor(grad.reshape(-1).to(parameter.dtype), known.numel(), known.device_mesh)

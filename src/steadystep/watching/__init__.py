@@ -121,7 +121,6 @@ class Watcher:
         self.guard._foreign = True
         WATCHERS[self.guard] = weakref.ref(self)
         self._optimizer = one
-        self._ends: list[Callable[[], None]] = []
         parts = self.guard._parts
         self._recorder = self._recorded(model, why_not(one, scaler, finds_loss=find_loss))
         self._seen = Collected(parts.measurer, self._recorder, parts.run_history.loop, each_of(one))
@@ -138,7 +137,7 @@ class Watcher:
         self._judges = judges_for(parts, len(each_of(one)))
         self._step = HookedStep(self.guard, one, self._seen, self._scaling[0], self._reruns, several=needs_closure(one))
         eager: Any = torch.compiler.disable  # why: a compiled optimizer.step would trace hooks and all that they call
-        self._handles = [each.register_step_pre_hook(eager(self._before)) for each in each_of(one)]
+        self._handles: list[Any] = [each.register_step_pre_hook(eager(self._before)) for each in each_of(one)]
         self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of(one)]
         self._seen.before = self._before_backward
         if find_loss:
@@ -172,21 +171,13 @@ class Watcher:
     @property
     def refuses(self) -> bool:
         """Whether the step under way is refused: for an engine that takes the step by itself."""
-        decided = self._step.outcome
-        return decided is not None and not decided.stepped
-
-    def on_remove(self, act: Callable[[], None]) -> None:
-        """Call `act` in `remove`: for an adapter with hooks of its own."""
-        self._ends.append(act)
+        return self._step.outcome is not None and not self._step.outcome.stepped
 
     def remove(self) -> None:
         """Remove all hooks and close the guard; the loop runs as before. Leaving a `with` block does the same."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        for act in self._ends:
-            act()
-        self._ends = []
         listeners.stop_listening(self._seen)
         listeners.stop_hearing(self._seen)
         if self._recorder is not None:
