@@ -179,10 +179,8 @@ class Watcher:
         self._handles = []
         listeners.stop_listening(self._seen)
         listeners.stop_hearing(self._seen)
-        if self._recorder is not None:
-            self._recorder.remove()
-        for scaling in self._scaling:
-            scaling.remove()
+        for part in (*self._scaling, *([self._recorder] if self._recorder is not None else [])):
+            part.remove()
         self._step.abandon()
         self.guard.close()
 
@@ -281,8 +279,7 @@ class Watcher:
             say_what_is_lost(self.guard.config, obstacle)
         if obstacle or not parts.recovery.remembers:
             return None
-        parameters = parts.measurer.parameters
-        return Recorder(model, parts.measurer, parameters[0].device)
+        return Recorder(model, parts.measurer, parts.measurer.parameters[0].device)
 
     def _keep(self, schedulers: Sequence[Any]) -> None:
         for scheduler in schedulers:
