@@ -182,9 +182,8 @@ def refuse_foreign_steps(model: Any, optimizer: Any) -> None:
     given = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     if any(type(thing).__module__.partition(".")[0] == "deepspeed" for thing in (model, *given)):
         raise UnsupportedError(
-            "DeepSpeed keeps gradients, clipping and the update inside its engine, where a guard cannot intervene. "
-            "Use DistributedDataParallel, or fully_shard (FSDP2) for what ZeRO does; DeepSpeed's own log can be "
-            "read with `steadystep diagnose`"
+            "DeepSpeed keeps gradients, clipping and the update inside its engine: use "
+            "steadystep.integrations.deepspeed.watch(engine), and engine.backward and engine.step as before"
         )
     if not isinstance(model, nn.Module):
         return
