@@ -25,6 +25,9 @@ KINDS = {
     "soft_margin_loss": "soft margin",
     "hinge_embedding_loss": "hinge embedding",
     "poisson_nll_loss": "poisson",
+    "cosine_embedding_loss": "cosine embedding",
+    "margin_ranking_loss": "margin ranking",
+    "kl_div": "kl",
 }
 """What the loss functions of torch are called here."""
 _IGNORED = -100
@@ -111,6 +114,13 @@ def without_ignored(call: LossCall) -> Tensor:
     if ignored == _IGNORED or call.target.is_floating_point():
         return call.target
     return torch.where(call.target == ignored, _IGNORED, call.target)
+
+
+def is_plain(call: LossCall) -> bool:
+    """Whether its level is known: not that of a divergence that is averaged over the classes as well."""
+    return call.name != "kl_div" or (
+        call.options.get("reduction") == "batchmean" and not call.options.get("log_target")
+    )
 
 
 def class_dim(given: Tensor) -> int:

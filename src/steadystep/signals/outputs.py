@@ -16,7 +16,7 @@ from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_l
 from steadystep.signals.batch_stats import BatchStatistics, Copies, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
-from steadystep.signals.losses import KINDS, OF, losses_of, mistakes, without_ignored
+from steadystep.signals.losses import KINDS, OF, is_plain, losses_of, mistakes, without_ignored
 from steadystep.signals.structure import count_leaves, has_frozen_statistics, is_batch_first, left_out
 
 TARGET = "['target']"
@@ -89,6 +89,7 @@ class Outputs(ForwardHooks):
         wrong = dict.fromkeys(mistakes(heard.calls, heard.differences, heard.softmaxes, size))
         self._called = {"mistakes": tuple(wrong), "cuts": tuple(heard.cuts[:3]), "terms": len(heard.calls)}
         self._called |= {"unlinked": self._held_of(heard), "ahead": heard.ahead}
+        self._called["policy"] = heard.picks and not heard.calls
         if call is None or call.target is None or not call.target.dim() or call.target.is_complex():
             return
         self._count_target(call)
@@ -110,7 +111,7 @@ class Outputs(ForwardHooks):
         if known is None or (known.shape != tuple(target.shape[1:]) and not known.flat):
             self._target = known = PartStats(TARGET, target, flat=known is not None)
         known.add(target)
-        kind = "" if call.weighted else KINDS.get(call.name, "")
+        kind = "" if call.weighted or not is_plain(call) else KINDS.get(call.name, "")
         made = "" if call.origin is None else call.origin.name
         self._called |= {"kind": kind, "result": call.result, "activation": made}
 
@@ -162,17 +163,18 @@ class Outputs(ForwardHooks):
         try:
             found = _main_tensor(output)
             if found is not None:
-                self._measure(module, given, found)
+                self._measure(module, given, found, output)
         except Exception:  # why all: it must not cost the step
             self._closed, self.waiting = True, []
 
-    def _measure(self, module: nn.Module, given: list[Any], output: Tensor) -> None:
+    def _measure(self, module: nn.Module, given: list[Any], output: Tensor, everything: Any) -> None:
         if self._outside < 0:
             inside = {id(p) for p in (*module.parameters(), *self._gradients.parameters)}
             self._outside = count_leaves(output, inside | {id(tensor) for _, tensor in tensors_in(given)})
             loss = None if self._recorder is None else self._recorder.loss
             held = {id(p) for p in self._gradients.parameters}
-            self._around = {} if loss is None else left_out(loss, module, held)
+            used = self._recorder.used if self._recorder is not None else set()
+            self._around = {} if loss is None else left_out(loss, module, held, used)
         with torch.no_grad():
             first = next((tensor for _, tensor in tensors_in(given) if tensor.dim()), None)
             whole = output.detach()
@@ -182,6 +184,8 @@ class Outputs(ForwardHooks):
             if result is not None and kind:
                 losses[f"{kind}{OF}{TARGET}"] = result
             numbers = [*_shape_of_values(part.float()), _spread(None if first is None else first.detach())]
+            sharp = [] if self._recorder is None else self._recorder.sharpness
+            numbers += [_faintest(everything, output), torch.stack(sharp).amax() if sharp else _UNKNOWN]
             home = part.device
             flat = [number.detach().float().reshape(()).to(home) for number in (*numbers, *losses.values())]
             target = [] if self._target is None else [self._target.pending().float().to(home)]
@@ -192,7 +196,7 @@ class Outputs(ForwardHooks):
     def read(self, values: Sequence[float]) -> OutputStats:
         """The record, from the numbers that were waiting."""
         self.waiting = []
-        low, high, rms, spread, row, column, entropy, alignment, distinct, given, *rest = values
+        low, high, rms, spread, row, column, entropy, alignment, distinct, given, faintest, sharpest, *rest = values
         losses, host = rest[: len(self._names)], iter(rest[len(self._names) :])
         copied = Copies.read(next(host), next(host))
         return OutputStats(
@@ -208,6 +212,8 @@ class Outputs(ForwardHooks):
             entropy=entropy,
             alignment=alignment,
             distinct=distinct,
+            faintest=faintest,
+            sharpest=sharpest,
             calls=max(1, self._count),
             losses=tuple(zip(self._names, losses, strict=True)),
             evaluating=self._evaluating[1],
@@ -282,6 +288,20 @@ def _shape_of_values(values: Tensor) -> list[Tensor]:
     samples = values.flatten(1)
     apart = ((samples - samples.roll(1, 0)).abs().amax(1) > 1e-6 * rms).float().mean()
     return [low, high, rms, _spread(values), row, column, entropy, alignment, apart]
+
+
+_UNKNOWN = torch.full((), math.nan)
+
+
+def _faintest(everything: Any, main: Tensor) -> Tensor:
+    """How little the samples differ in any further output that has a row for each, as a share of its size."""
+    others = [
+        t.detach().float()
+        for _, t in tensors_in(everything, most_parts=8)
+        if t is not main and t.is_floating_point() and t.dim() > 1 and len(t) == len(main) > 1 and t.numel() <= _MOST
+    ]
+    shares = [_spread(t) / t.square().mean().sqrt().clamp(min=1e-30) for t in others]
+    return torch.stack(shares).amin() if shares else _UNKNOWN
 
 
 def _spread(values: Tensor | None) -> Tensor:

@@ -105,15 +105,22 @@ def untrained_heads(loss: Tensor, model: nn.Module, held: Container[int]) -> tup
     return ()
 
 
-def left_out(loss: Tensor, model: nn.Module, held: Container[int]) -> dict[str, tuple[str, ...]]:
-    """Fields of `OutputStats`: parameters that the loss depends on and that no optimizer holds."""
-    return {"untrained": untrained_heads(loss, model, held), "unheld": unheld_leaves(loss, model, held)}
+def left_out(loss: Tensor, model: nn.Module, held: Container[int], used: Container[int]) -> dict[str, tuple[str, ...]]:
+    """Fields of `OutputStats`: parameters that the loss depends on and no optimizer holds, and the other way round."""
+    named = {id(p): plain_name(name) for name, p in model.named_parameters()}
+    leaves = graph_leaves(loss)
+    return {
+        "untrained": untrained_heads(loss, model, held),
+        "unheld": tuple(name for key, name in named.items() if key in (leaves or ()) and key not in held),
+        "severed": tuple(
+            name for key, name in named.items() if leaves and key in held and key in used and key not in leaves
+        ),
+    }
 
 
-def unheld_leaves(loss: Tensor, model: nn.Module, held: Container[int]) -> tuple[str, ...]:
-    """Parameters of the model that the loss depends on and that no optimizer holds."""
-    named = {id(p): plain_name(name) for name, p in model.named_parameters() if id(p) not in held}
-    waiting: list[Any] = [loss.grad_fn] if named and loss.grad_fn is not None else []
+def graph_leaves(loss: Tensor) -> set[int] | None:
+    """What the loss depends on; None where the graph is too large to search."""
+    waiting: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
     seen, found = set(waiting), set()
     while waiting and len(seen) < _MOST_NODES:
         node = waiting.pop()
@@ -121,7 +128,7 @@ def unheld_leaves(loss: Tensor, model: nn.Module, held: Container[int]) -> tuple
         new = [below for below, _ in node.next_functions if below is not None and below not in seen]
         seen.update(new)
         waiting += new
-    return tuple(name for key, name in named.items() if key in found)
+    return None if waiting else found
 
 
 def _last_layers(loss: Tensor) -> list[list[nn.Parameter]]:
@@ -150,5 +157,4 @@ def is_batch_first(given: Tensor, batch: list[tuple[str, Tensor]]) -> bool:
     inputs, targets = batch[0][1], batch[-1][1]
     rows = len(inputs)
     one_label_each = targets.dim() == 1 and len(targets) == rows
-    as_given = inputs.dim() > 1 and tuple(given.shape[:2]) == tuple(inputs.shape[:2])
-    return one_label_each and as_given and given.shape[1] != rows
+    return one_label_each and inputs.dim() > 1 and given.shape[0] == rows != given.shape[1]
