@@ -23,6 +23,8 @@ _FAR = 100.0  # the size of targets that a network has to grow to first
 _ONE_KIND = 0.1  # of the entropy of all labels is left inside a batch
 _TINY_BATCH = 4
 _SMALL_UPDATE, _LARGE_UPDATE = 3e-4, 0.1
+_HANDFUL = 64  # samples that are too few to be a data set
+_FEW_VALUES = 0.05  # of the samples
 
 
 def constant_targets(facts: Facts) -> str:
@@ -115,9 +117,11 @@ def far_targets(facts: Facts) -> str:
 
 
 def raw_inputs(facts: Facts) -> str:
-    """Inputs far from unit scale, and a loss that stays at the level of a constant prediction."""
-    inputs, found = facts.inputs, unlearned(facts)
+    """Inputs far from unit scale, and a loss that is not half of that of a constant prediction."""
+    inputs, found = facts.inputs, progress(facts)
     if inputs is None or found is None or found.base is None or max(abs(inputs.mean), inputs.std) < 20.0:
+        return ""
+    if learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
         return ""
     return f"inputs have mean {inputs.mean:.3g} and standard deviation {inputs.std:.3g}; {found}"
 
@@ -155,12 +159,51 @@ def same_batch(facts: Facts) -> str:
     )
 
 
+def few_samples(facts: Facts) -> str:
+    """All batches hold the same few samples, in any order."""
+    batch = facts.measured.batch
+    part = None if batch is None else next((p for p in batch.parts if p.shape and not p.whole), None)
+    if part is None or num_batches(facts) < _ENOUGH_BATCHES or facts.opposed or part.distinct < 2 or part.values:
+        return ""
+    if part.counted < max(_ENOUGH_BATCHES * part.rows, 96) or part.distinct > min(part.rows, _HANDFUL):
+        return ""
+    first = facts.measured.outputs.first
+    others = [p for p in facts.measured.batch.parts if p.counted and not p.whole] if facts.measured.batch else []
+    if any(p.distinct > part.distinct for p in others) or (first is not None and first.input_spread == 0.0):
+        return ""  # why: samples that differ in something else are not the same
+    return f"the first {part.counted} samples are the same {part.distinct} again and again, in another order"
+
+
+def few_inputs(facts: Facts) -> str:
+    """Real-valued inputs that take a few values only, while their targets differ, in a run that learns little."""
+    batch, part = facts.measured.batch, target(facts)
+    given = None if batch is None else next((p for p in batch.parts if p.shape and not p.whole), None)
+    if given is None or part is None or part.whole or given is part or not supervised(facts) or learns(facts):
+        return ""
+    if given.counted < 128 or not given.distinct < _FEW_VALUES * given.counted or part.values or given.values:
+        return ""
+    if 2 * part.distinct < part.counted:
+        return ""
+    return f"{given.counted} inputs take {given.distinct} different values, and their targets {part.distinct}"
+
+
+def constant_part(facts: Facts) -> str:
+    """What comes last in the batch, after the inputs, is one and the same number, and no loss function has it."""
+    batch = facts.measured.batch
+    part = batch.parts[-1] if batch is not None and len(batch.parts) > 1 else None
+    if part is None or supervised(facts) or is_policy(facts) or facts.opposed or part.smallest != part.largest:
+        return ""
+    if part.rows < 8 or num_batches(facts) < _ENOUGH_BATCHES or part.shape or part.ignored:
+        return ""
+    return f"{part.name}, the last tensor of the batch, is {part.smallest:g} for every sample of {num_batches(facts)}"
+
+
 def tiny_batch(facts: Facts) -> str:
-    """A handful of samples per batch, and no progress in the noise."""
+    """A handful of samples per batch, and little progress in the noise."""
     part, found, curve = target(facts), progress(facts), facts.curve
     if part is None or found is None or curve is None or part.rows > _TINY_BATCH or curve.noise < 0.2 * abs(found.end):
         return ""
-    if found.gained or found.beats_base or facts.trace.num_updates < JUDGED_AFTER:
+    if learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
         return ""
     return f"a batch has {part.rows} samples, losses of consecutive steps differ by {curve.noise:.3g}; {found}"
 
@@ -214,7 +257,7 @@ def outside_of_domain(facts: Facts) -> str:
     seen = f"targets are between {part.smallest:g} and {part.largest:g}"
     if kind in ("bce", "bce with logits") and (part.smallest < -0.01 or part.largest > 1.01):
         return f"{seen}, and binary cross-entropy is made for 0 to 1: beyond, it falls without end"
-    if kind in ("soft margin", "hinge embedding") and part.smallest > -0.5:
+    if kind in ("soft margin", "hinge embedding", "cosine embedding", "margin ranking") and part.smallest > -0.5:
         return f"{seen}, and a margin loss is made for -1 and 1: at 0 there is no gradient"
     if kind == "poisson" and part.smallest < 0.0:
         return f"{seen}, and a Poisson loss is made for counts"

@@ -112,9 +112,20 @@ def is_policy(facts: Facts) -> bool:
     return named or facts.measured.rewarded or reward(facts) is not None
 
 
+def acts(facts: Facts) -> bool:
+    """Whether probabilities of whole numbers in the batch are picked out and weighted by numbers beside them."""
+    last, parts = facts.measured.outputs.last, _parts(facts)
+    if last is None or not last.policy:
+        return False
+    return any(p.whole for p in parts[1:]) and any(not p.whole and not p.shape for p in parts[1:])
+
+
 def reward(facts: Facts) -> BatchPart | None:
     """The part of the batch that holds the rewards."""
-    return next((p for p in _parts(facts) if any(word in plain(p.name) for word in _REWARDS)), None)
+    found = next((p for p in _parts(facts) if any(word in plain(p.name) for word in _REWARDS)), None)
+    if found is None and acts(facts):
+        return next(part for part in reversed(_parts(facts)) if not part.whole and not part.shape)
+    return found
 
 
 def target(facts: Facts) -> BatchPart | None:
@@ -193,6 +204,10 @@ def base_of(kind: str, part: BatchPart) -> tuple[float | None, str]:
     """The same, for a kind of loss and its target."""
     if kind in _CLASSES and part.entropy > 0.02:
         return part.entropy, "the entropy of the labels"
+    if kind == "cross-entropy" and part.marginal > 0.02:
+        return part.marginal, "the entropy of the mean target"
+    if kind == "kl" and part.marginal - part.conditional > 0.02:
+        return part.marginal - part.conditional, "the divergence of the targets from their mean"
     if kind in _BINARY and 0.0 <= part.smallest < part.largest <= 1.0 and part.binary > 0.02:
         return part.binary, "the entropy of the labels"
     if kind == "mse" and part.variance > 0.0:

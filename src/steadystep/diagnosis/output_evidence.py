@@ -63,14 +63,6 @@ def faint_outputs(facts: Facts) -> str:
     )
 
 
-def cut_graph(facts: Facts) -> str:
-    """A part of the forward pass is taken out of the graph, in a run that learned nothing."""
-    last, found = facts.measured.outputs.last, stuck(facts)
-    if last is None or not last.cuts or last.terms != 1 or found is None or not found.at_base:
-        return ""
-    return f"the forward pass calls {', '.join(sorted(set(last.cuts)))}(), behind which no gradient gets; {found}"
-
-
 def wrong_axis(facts: Facts) -> str:
     """A softmax over the wrong dimension, as it was called."""
     return facts.measured.outputs.mistake(Fault.SOFTMAX_AXIS)
@@ -79,11 +71,6 @@ def wrong_axis(facts: Facts) -> str:
 def wrong_loss(facts: Facts) -> str:
     """A loss function that does not fit what it is called with."""
     return facts.measured.outputs.mistake(Fault.WRONG_LOSS)
-
-
-def inner_axis(facts: Facts) -> str:
-    """A softmax inside of the model that is over one element or over the samples, in a run that learns little."""
-    return "" if learns(facts) else facts.measured.outputs.mistake("inner softmax-axis")
 
 
 def distance_of_shares(facts: Facts) -> str:
@@ -110,6 +97,42 @@ def loud_start(facts: Facts) -> str:
     if first < 100.0 * found.base or norms[0] < 100.0:
         return ""
     return f"the first loss was {first:.3g} and its gradient norm {norms[0]:.3g}, with inputs of usual size; {found}"
+
+
+def high_first_loss(facts: Facts) -> str:
+    """A first loss ten times that of a constant prediction, with inputs of usual size, in a run that learns little."""
+    found, inputs = progress(facts), facts.inputs
+    if found is None or found.base is None or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    if inputs is not None and max(abs(inputs.mean), inputs.std) >= 20.0:
+        return ""
+    if facts.measured.outputs.loss[0] not in ("cross-entropy", "nll") or not facts.trace.first[0] > 10.0 * found.base:
+        return ""
+    return f"the first loss was {facts.trace.first[0]:.3g}: wrong answers were certain before the first update; {found}"
+
+
+def infinite_at_once(facts: Facts) -> str:
+    """A gradient that is infinite from the first step on, in most of the model, while the loss is a number."""
+    seen = facts.incidents.get("non-finite-gradient")
+    if (
+        seen is None
+        or seen.first > 1
+        or "infinite" not in seen.what
+        or len(seen.names) < 3
+        or facts.incidents.get("non-finite-loss")
+    ):
+        return ""
+    return f"the loss is a number and its gradient is infinite from step {seen.first} on: it grows from layer to layer"
+
+
+def bottomless(facts: Facts) -> str:
+    """A loss that falls below zero and on, faster and faster, until numbers end."""
+    losses, first = facts.trace.losses, facts.trace.first
+    if len(losses) < 16 or is_policy(facts) or facts.opposed or supervised(facts):
+        return ""
+    if not min(losses) < -10.0 * max(abs(first[0]), 1.0) or min(losses[-4:]) > 0.1 * min(losses):
+        return ""
+    return f"the loss fell from {first[0]:.4g} to {min(losses):.4g} and on: nothing bounds it from below"
 
 
 def loud_gradients(facts: Facts) -> str:
@@ -265,14 +288,6 @@ def softmax_over_batch(facts: Facts) -> str:
     if trail.simplex[1] == trail.count and not trail.simplex[0]:
         return f"the outputs add up to 1 over the {last.shape[0]} samples of the batch, not over the classes"
     return ""
-
-
-def batch_as_time(facts: Facts) -> str:
-    """A layer without batch_first that is given (batch, time, features)."""
-    last = facts.measured.outputs.last
-    if last is None or not last.misread or learns(facts):
-        return ""
-    return f"{', '.join(last.misread[:3])} is not batch_first and is given the batch as its first dimension"
 
 
 def _is_constant(outputs: OutputStats) -> bool:

@@ -9,12 +9,14 @@ from torch.optim import Optimizer
 
 from steadystep.config import Config
 from steadystep.diagnosis.causes import EXPLAINED, Cause, Fault
+from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.learning import NOT_JUDGED, hardly_learned, has_learned, is_judged, supervised
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
 from steadystep.errors import UnsupportedError
 from steadystep.examination import Examination, examine
+from steadystep.examination.comparison import COMPARED
 from steadystep.examination.experiments import HAS_LEARNED
 from steadystep.optimizers import CombinedOptimizer
 from steadystep.records import Diagnosis
@@ -44,10 +46,23 @@ def examine_guarded(
 
     if parts.precision.casts:
         under_precision.plain = compute  # type: ignore[attr-defined]
-    settings = {"max_grad_norm": config.training.max_grad_norm, **options}
-    done = examine(model, optimizer, under_precision, batches, **settings)
     history = parts.run_history
     facts, seen = history.facts(), history.diagnose()
+    known = {"max_grad_norm": config.training.max_grad_norm, "num_updates": facts.trace.num_updates}
+    done = examine(model, optimizer, under_precision, batches, **{**known, **options})
+    story = told_together(facts, seen, done)
+    parts.progress.examined = parts.progress.attempts, story
+    return replace(done, causes=story)
+
+
+def told_together(facts: Facts, seen: tuple[Diagnosis, ...], done: Examination) -> tuple[Diagnosis, ...]:
+    """One story of a run and of experiments with it.
+
+    Args:
+        facts: what is known about the run.
+        seen: its diagnosis.
+        done: the experiments.
+    """
     seen_as_is = proven(facts)
     rates = sorted(facts.trace.lrs)
     if rates and rates[len(rates) // 2] < 0.1 * facts.structure.announced:
@@ -60,9 +75,7 @@ def examine_guarded(
     judged = is_judged(facts) and not facts.measured.loop.turns
     learned = has_learned(facts) and not hardly_learned(facts)
     tried = credible(seen[0], done.causes, learned=learned, judged=judged, known=judged and supervised(facts))
-    story = one_story(seen, tried, seen_as_is)
-    parts.progress.examined = parts.progress.attempts, story
-    return replace(done, causes=story)
+    return one_story(seen, tried, seen_as_is)
 
 
 _OF_THE_LOOP = frozenset(
@@ -117,11 +130,15 @@ def credible(
     if seen.cause != Cause.HEALTHY:
         kept = [d for d in tried if judged or (d.fault or d.cause) in _OF_STRUCTURE]
         return kept or [seen]
-    if NOT_JUDGED in seen.evidence and not known:  # trials go by the level of the loss too, which says nothing here
+    if not judged or (NOT_JUDGED in seen.evidence and not known):  # trials go by the level of the loss as well
         tried = [d for d in tried if (d.fault or d.cause) in _OF_STRUCTURE]
     if learned:
-        tried = [d for d in tried if (d.fault or d.cause) not in _NOT_WHERE_IT_LEARNED]
+        tried = [d for d in tried if (d.fault or d.cause) not in _NOT_WHERE_IT_LEARNED or _is_compared(d)]
     return tried or [seen]
+
+
+def _is_compared(found: Diagnosis) -> bool:
+    return found.evidence.startswith(COMPARED)
 
 
 def one_story(

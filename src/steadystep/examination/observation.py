@@ -28,9 +28,9 @@ from steadystep.examination.passes import Pass, observe_passes, over_batches, ro
 from steadystep.examination.repairs import restart
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
-from steadystep.signals.batch_stats import Copies, PartStats
+from steadystep.signals.batch_stats import PartStats
 from steadystep.signals.loss_calls import LossCall
-from steadystep.signals.losses import KINDS, class_dim, without_ignored
+from steadystep.signals.losses import KINDS, Copies, class_dim, without_ignored
 
 CLASSES = ("cross_entropy", "nll_loss")
 

@@ -18,6 +18,7 @@ from steadystep.signals.loss_calls import record_losses
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _NORMS = nn.modules.batchnorm._BatchNorm
 _USUAL_FACTORS, _USUAL_RATE = 1e3, 0.1
+_UNEVEN = 0.02  # of the largest learning rate
 _LARGE_BATCH, _TINY_BATCH, _USUAL_BATCH = 8, 4, 64
 
 
@@ -78,12 +79,14 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str], frozen: Seque
     larger = _larger_batches(bench, seen.num_samples)
     tiny = seen.num_samples <= _TINY_BATCH
     yield from (larger,) if tiny else ()
-    yield from _rates(max(float(group["lr"]) for group in bench.optimizer.param_groups))  # sync: examined
+    yield from slower()
+    yield from faster(max(float(group["lr"]) for group in bench.optimizer.param_groups))  # sync: examined
     yield _PLAIN_INIT
     yield from () if tiny else (larger,)
 
 
-def _rates(lr: float) -> Iterator[Repair]:
+def slower() -> Iterator[Repair]:
+    """A tenth and a hundredth of the learning rate."""
     for factor in (0.1, 0.01):
         yield Repair(
             name=f"lr/{round(1 / factor)}",
@@ -93,7 +96,11 @@ def _rates(lr: float) -> Iterator[Repair]:
             variation=Variation(lr_mult=factor),
             fresh=True,
         )
-    for factor in (10.0, 100.0, 1e3, 1e4, 1e5):
+
+
+def faster(lr: float = 1.0, factors: Sequence[float] = (10.0, 100.0, 1e3, 1e4, 1e5)) -> Iterator[Repair]:
+    """Multiples of a learning rate, up to 1000 or to where it is usual."""
+    for factor in factors:
         if factor > _USUAL_FACTORS and factor * lr > _USUAL_RATE:
             break
         yield Repair(
@@ -114,6 +121,16 @@ def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
             fault=Fault.WRONG_OPTIMIZER_PARAMS,
             advice="build the optimizer from model.parameters(), or add a group for these (tried, learns)",
             variation=Variation(prepare=lambda model, optimizer: hold_too(model, optimizer, left_out)),
+            particular=True,
+        )
+    rates = [float(group["lr"]) for group in bench.optimizer.param_groups]  # sync: examined
+    if min(rates) < _UNEVEN * max(rates):
+        yield Repair(
+            name="even-rates",
+            what="with the largest learning rate for all parameters",
+            cause=Cause.LEARNING_RATE_TOO_LOW,
+            advice="give all parameters rates of the same order (tried, learns)",
+            variation=Variation(prepare=_evenly),
             particular=True,
         )
     if bench.max_grad_norm is not None:
@@ -194,6 +211,12 @@ def _thawed(frozen: Sequence[str]) -> Iterator[Repair]:
 
 def _train_mode(model: nn.Module) -> None:
     model.train()  # `set_aside` puts the modes back
+
+
+def _evenly(_: nn.Module, optimizer: Optimizer) -> None:
+    most = max(float(group["lr"]) for group in optimizer.param_groups)  # sync: examined
+    for group in optimizer.param_groups:
+        group["lr"] = most
 
 
 def _without_decay(_: nn.Module, optimizer: Optimizer) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadystep._utils.tree import tensors_in
 from steadystep.clip import clip_global_norm_
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.lr_finder import restored
@@ -20,8 +21,8 @@ from steadystep.signals.activations import SilentHook
 
 BatchLoss = Callable[[Any], Tensor]
 Prepare = Callable[[nn.Module, Optimizer], None]
-_HELD = 8
-"""Batches that trials do not train on, as far as there are enough."""
+_HELD, _HELD_SAMPLES = 8, 128
+"""Batches, and samples where these are small, that trials do not train on, as far as there are enough."""
 _AGAIN = 3  # updates
 _TWO_PER_CENT, _ERRORS = 0.02, 2.5
 
@@ -121,6 +122,7 @@ class Workbench:
         max_grad_norm: float | None,
         seed: int,
         in_time: Callable[[], bool] = lambda: True,
+        updated: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
             raise MisuseError(
@@ -130,7 +132,8 @@ class Workbench:
             raise UnsupportedError(f"examine: {type(optimizer).__name__} needs a closure in step(), which trials lack")
         if not batches:
             raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
-        held = min(max(_HELD, len(batches) // 4), len(batches) // 3)
+        size = max((t.shape[0] for _, t in tensors_in(batches[0]) if t.dim()), default=1)
+        held = min(max(_HELD, _HELD_SAMPLES // max(size, 1)), len(batches) // 3)
         self.model, self.optimizer, self._loss = model, optimizer, loss
         self._takes_gradients = False
         self.plain: BatchLoss | None = getattr(loss, "plain", None)
@@ -141,6 +144,8 @@ class Workbench:
         self.num_steps = num_steps
         self.max_grad_norm = max_grad_norm
         self._seed, self.in_time = seed, in_time
+        self.updated = updated
+        """Updates that the job had made before."""
         self.num_updates = 0
         """Taken by all trials together."""
 
@@ -184,6 +189,15 @@ class Workbench:
                 for p, flag in flags:
                     if p.requires_grad is not flag:
                         p.requires_grad_(flag)
+
+    @contextmanager
+    def other_seed(self) -> Iterator[None]:
+        """Trials inside draw other weights and other random numbers."""
+        self._seed += 1
+        try:
+            yield
+        finally:
+            self._seed -= 1
 
     def losses(
         self, batches: Iterable[Any], change: Callable[[Any], Any] | None = None, loss: BatchLoss | None = None

@@ -1,7 +1,7 @@
 """What the model returns, seen through a forward hook on sampled steps, and what common losses would make of it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, final
@@ -13,15 +13,24 @@ from steadystep._utils.text import plain_name
 from steadystep._utils.tree import tensors_in
 from steadystep.records import OutputStats
 from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
-from steadystep.signals.batch_stats import BatchStatistics, Copies, PartStats, batch_tensors
+from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
-from steadystep.signals.losses import KINDS, OF, is_plain, losses_of, mistakes, without_ignored
-from steadystep.signals.structure import count_leaves, has_frozen_statistics, is_batch_first, left_out
+from steadystep.signals.losses import KINDS, OF, Copies, is_plain, losses_of, mistakes, without_ignored
+from steadystep.signals.structure import (
+    MOST,
+    UNKNOWN,
+    count_leaves,
+    faintest,
+    has_frozen_statistics,
+    is_batch_first,
+    left_out,
+    main_tensor,
+    spread_of,
+)
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
-_MOST = 1 << 20  # elements of an output that are measured
 _PROBES = 6  # batches that make a record where only those of probes are known
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -161,7 +170,7 @@ class Outputs(ForwardHooks):
 
     def _see(self, module: nn.Module, given: list[Any], output: Any) -> None:
         try:
-            found = _main_tensor(output)
+            found = main_tensor(output)
             if found is not None:
                 self._measure(module, given, found, output)
         except Exception:  # why all: it must not cost the step
@@ -178,14 +187,14 @@ class Outputs(ForwardHooks):
         with torch.no_grad():
             first = next((tensor for _, tensor in tensors_in(given) if tensor.dim()), None)
             whole = output.detach()
-            part = whole if whole.numel() <= _MOST else whole[: max(1, _MOST // max(1, whole[0].numel()))]
+            part = whole if whole.numel() <= MOST else whole[: max(1, MOST // max(1, whole[0].numel()))]
             losses = losses_of(part, self._batch) if part is whole else {}
             result, kind = self._called.pop("result", None), self._called.get("kind", "")
             if result is not None and kind:
                 losses[f"{kind}{OF}{TARGET}"] = result
-            numbers = [*_shape_of_values(part.float()), _spread(None if first is None else first.detach())]
+            numbers = [*_shape_of_values(part.float()), spread_of(None if first is None else first.detach())]
             sharp = [] if self._recorder is None else self._recorder.sharpness
-            numbers += [_faintest(everything, output), torch.stack(sharp).amax() if sharp else _UNKNOWN]
+            numbers += [faintest(everything, output), torch.stack(sharp).amax() if sharp else UNKNOWN]
             home = part.device
             flat = [number.detach().float().reshape(()).to(home) for number in (*numbers, *losses.values())]
             target = [] if self._target is None else [self._target.pending().float().to(home)]
@@ -261,23 +270,13 @@ class Evidence:
         return found
 
 
-def _main_tensor(output: Any) -> Tensor | None:
-    """The logits by their name, else the first tensor of real numbers."""
-    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
-        output = output["logits"]
-    for _, tensor in tensors_in(output, most_parts=64):
-        if tensor.dim() and tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
-            return tensor
-    return None
-
-
 def _shape_of_values(values: Tensor) -> list[Tensor]:
     """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy, alignment, distinct rows."""
     low, high = torch.aminmax(values)
     rms = values.square().mean().sqrt()
     unknown = torch.full_like(rms, math.nan)
     if values.dim() < 2:
-        return [low, high, rms, _spread(values), unknown, unknown, unknown, unknown, unknown]
+        return [low, high, rms, spread_of(values), unknown, unknown, unknown, unknown, unknown]
     row = (values.sum(-1) - 1.0).abs().amax()
     column = (values.sum(0) - 1.0).abs().amax()
     logs = torch.log_softmax(values, -1)
@@ -287,26 +286,4 @@ def _shape_of_values(values: Tensor) -> list[Tensor]:
     alignment = units.mean(0).square().sum().sqrt() if values.shape[-1] > 1 else unknown
     samples = values.flatten(1)
     apart = ((samples - samples.roll(1, 0)).abs().amax(1) > 1e-6 * rms).float().mean()
-    return [low, high, rms, _spread(values), row, column, entropy, alignment, apart]
-
-
-_UNKNOWN = torch.full((), math.nan)
-
-
-def _faintest(everything: Any, main: Tensor) -> Tensor:
-    """How little the samples differ in any further output that has a row for each, as a share of its size."""
-    others = [
-        t.detach().float()
-        for _, t in tensors_in(everything, most_parts=8)
-        if t is not main and t.is_floating_point() and t.dim() > 1 and len(t) == len(main) > 1 and t.numel() <= _MOST
-    ]
-    shares = [_spread(t) / t.square().mean().sqrt().clamp(min=1e-30) for t in others]
-    return torch.stack(shares).amin() if shares else _UNKNOWN
-
-
-def _spread(values: Tensor | None) -> Tensor:
-    """How far the samples of a batch are apart; NaN for fewer than two."""
-    if values is None or len(values) < 2 or values.is_complex():
-        return torch.full((), math.nan)
-    rows = values[: max(2, _MOST // max(1, values[0].numel()))]
-    return rows.float().var(0, correction=0).mean().sqrt()
+    return [low, high, rms, spread_of(values), row, column, entropy, alignment, apart]

@@ -1,14 +1,20 @@
-"""Which parameters are trained, and with which settings: read from model and optimizer, without touching a number."""
+"""Which parameters are trained and how, read from model, optimizer and graph; and the parts of an output."""
 
-from collections.abc import Container
+import math
+from collections.abc import Container, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, bfloat16, float16, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.text import plain_name
+from steadystep._utils.tree import tensors_in
 from steadystep.records import Structure
 
+MOST = 1 << 20
+"""Elements of an output that are measured."""
+UNKNOWN = torch.full((), math.nan)
 _DECOUPLED = ("AdamW", "NAdamW", "Lion", "Adan", "Sophia", "Muon")
 _PLAIN = ("SGD", "ASGD", "LBFGS")
 _PLANNED = ("initial_lr", "max_lr")
@@ -158,3 +164,32 @@ def is_batch_first(given: Tensor, batch: list[tuple[str, Tensor]]) -> bool:
     rows = len(inputs)
     one_label_each = targets.dim() == 1 and len(targets) == rows
     return one_label_each and inputs.dim() > 1 and given.shape[0] == rows != given.shape[1]
+
+
+def main_tensor(output: Any) -> Tensor | None:
+    """The logits by their name, else the first tensor of real numbers."""
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
+        output = output["logits"]
+    for _, tensor in tensors_in(output, most_parts=64):
+        if tensor.dim() and tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
+            return tensor
+    return None
+
+
+def faintest(everything: Any, main: Tensor) -> Tensor:
+    """How little the samples differ in any further output that has a row for each, as a share of its size."""
+    others = [
+        t.detach().float()
+        for _, t in tensors_in(everything, most_parts=8)
+        if t is not main and t.is_floating_point() and t.dim() > 1 and len(t) == len(main) > 1 and t.numel() <= MOST
+    ]
+    shares = [spread_of(t) / t.square().mean().sqrt().clamp(min=1e-30) for t in others]
+    return torch.stack(shares).amin() if shares else UNKNOWN
+
+
+def spread_of(values: Tensor | None) -> Tensor:
+    """How far the samples of a batch are apart; NaN for fewer than two."""
+    if values is None or len(values) < 2 or values.is_complex():
+        return torch.full((), math.nan)
+    rows = values[: max(2, MOST // max(1, values[0].numel()))]
+    return rows.float().var(0, correction=0).mean().sqrt()

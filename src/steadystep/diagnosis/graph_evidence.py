@@ -1,0 +1,140 @@
+"""Signs in the graph of the loss: what it depends on, what is cut off from it, and which layers pass nothing on."""
+
+from steadystep.diagnosis.facts import Facts, names
+from steadystep.diagnosis.learning import JUDGED_AFTER, has_learned, is_judged, learns, stuck
+from steadystep.diagnosis.measured import is_bias
+from steadystep.diagnosis.output_evidence import first_and_last
+
+_LONG = 50  # updates
+_MANY = 1 / 3  # of the trained tensors
+_PART = 0.25  # of them, which is more than a spare head
+_SHARP = 0.95  # the largest share of a softmax, in the mean
+_STILL, _SLOW = 1e-4, 1e-3  # of the largest update, by the size of the weights
+_ALIKE = 1e-6  # of the size of an output
+
+
+def never_trained(facts: Facts) -> str:
+    """Many parameters that the optimizer holds and that never had a gradient."""
+    seen = facts.measured
+    missing = seen.untouched(facts.structure) if seen.touched and facts.trace.num_updates >= _LONG else ()
+    total = len(facts.structure.trained)
+    if not missing or len(missing) < _MANY * total or has_learned(facts):  # spare parts are no fault
+        return ""
+    return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})"
+
+
+def behind_no_grad(facts: Facts) -> str:
+    """Parameters in the optimizer that the forward pass uses under `no_grad`, in a run that learns little."""
+    last, seen = facts.measured.outputs.last, facts.measured
+    blind = () if last is None else tuple(n for n in last.unlinked if n not in seen.touched)
+    if not blind or facts.trace.num_updates < _LONG or learns(facts):
+        return ""
+    return f"{len(blind)} parameters in the optimizer are used under no_grad only ({names(blind)})"
+
+
+def in_no_optimizer(facts: Facts) -> str:
+    """Parameters that no optimizer holds: the last layer, or any in a run that learns little."""
+    unheld, last = facts.structure.unheld, facts.measured.outputs.last
+    if last is not None and last.unheld is not None:  # a target network is left out on purpose
+        unheld = tuple(name for name in unheld if name in last.unheld)
+    if not unheld or facts.trace.num_updates < JUDGED_AFTER or facts.opposed:
+        return ""
+    if last is not None and last.untrained:
+        return f"the output comes from {names(last.untrained)}, which require a gradient and are in no optimizer"
+    if not is_judged(facts) or learns(facts):
+        return ""
+    return f"{len(unheld)} parameters require a gradient and are in no optimizer ({names(unheld)})"
+
+
+def outside_the_model(facts: Facts) -> str:
+    """Layers that the output depends on and that are no part of the model, in a run that learns little."""
+    last = facts.measured.outputs.last
+    if last is None or not last.outside or learns(facts) or not is_judged(facts):
+        return ""
+    return (
+        f"the output depends on {last.outside} parameters that are in no optimizer and not registered in the model, "
+        "as in a plain list"
+    )
+
+
+def cut_graph(facts: Facts) -> str:
+    """A part of the forward pass is taken out of the graph, in a run that learned nothing."""
+    last, found = facts.measured.outputs.last, stuck(facts)
+    if last is None or not last.cuts or last.terms != 1 or found is None or not found.at_base:
+        return ""
+    return f"the forward pass calls {', '.join(sorted(set(last.cuts)))}(), behind which no gradient gets; {found}"
+
+
+def inner_axis(facts: Facts) -> str:
+    """A softmax inside of the model that is over one element or over the samples, in a run that learns little."""
+    return "" if learns(facts) else facts.measured.outputs.mistake("inner softmax-axis")
+
+
+def batch_as_time(facts: Facts) -> str:
+    """A layer without batch_first that is given (batch, time, features)."""
+    last = facts.measured.outputs.last
+    if last is None or not last.misread or learns(facts):
+        return ""
+    return f"{', '.join(last.misread[:3])} is not batch_first and is given the batch as its first dimension"
+
+
+def severed(facts: Facts) -> str:
+    """Parameters that the forward pass computes with, while the loss does not depend on what comes out."""
+    last, total = facts.measured.outputs.last, len(facts.structure.trained)
+    if last is None or not last.severed or facts.opposed or facts.measured.loop.turns:
+        return ""
+    cut = tuple(name for name in last.severed if name not in facts.measured.touched)
+    if not cut or facts.trace.num_updates < _LONG or (learns(facts) and len(cut) < _PART * total):
+        return ""
+    by = f", behind {', '.join(sorted(set(last.cuts)))}()" if last.cuts else ""
+    return (
+        f"{len(cut)} of {total} parameters are computed with, and the loss does not depend on them{by} ({names(cut)})"
+    )
+
+
+def still_layers(facts: Facts) -> str:
+    """Most weights get next to nothing of the updates that others get, in a run that learns little."""
+    probe = facts.probe
+    if probe is None or not probe.update_rms or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    columns = zip(probe.names, probe.weight_rms, probe.update_rms, strict=False)
+    moves = {n: update / weight for n, weight, update in columns if weight > 0.0 and not is_bias(n)}
+    most = max(moves.values(), default=0.0)
+    least = (_SLOW if facts.structure.scale_free else _STILL) * most
+    still = [n for n, move in moves.items() if move < least and n in facts.measured.touched]
+    if len(still) < 0.5 * len(moves) or len(moves) < 3:
+        return ""
+    share = f"{len(still)} of {len(moves)} weights ({names(still)})"
+    return f"the updates of {share} are below {least / most:g} of the largest, by the size of the weights"
+
+
+def starved_layers(facts: Facts) -> str:
+    """The same where updates are gradients: the gradient does not get there."""
+    return "" if facts.structure.scale_free else still_layers(facts)
+
+
+def slow_layers(facts: Facts) -> str:
+    """The same where the size of the gradient does not matter: the rates of the layers are far apart."""
+    return still_layers(facts) if facts.structure.scale_free else ""
+
+
+def sharp_softmax(facts: Facts) -> str:
+    """A softmax inside of the model that was all but certain before anything was learned."""
+    first, _ = first_and_last(facts)
+    if first is None or not first.sharpest > _SHARP or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    return (
+        f"a softmax inside of the model gave {first.sharpest:.0%} to one element at step {first.step}: it is saturated"
+    )
+
+
+def faint_part(facts: Facts) -> str:
+    """A further output of the model is the same for every sample, in a run that learns little."""
+    first, last = first_and_last(facts)
+    if first is None or last is None or learns(facts) or facts.opposed:
+        return ""
+    if not max(first.faintest, last.faintest) <= _ALIKE or first.input_spread == 0.0:
+        return ""
+    return (
+        f"one of the model's outputs was the same for all {last.shape[0]} samples at steps {first.step} and {last.step}"
+    )
