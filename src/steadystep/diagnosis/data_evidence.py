@@ -16,15 +16,9 @@ from steadystep.records import BatchPart, BatchStats, DetectorName
 
 _ENOUGH_BATCHES = 6
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
-_SEVERAL = 0.8  # nats: more than two classes, as two may be the sides of an adversary
-_TWO = 0.05  # nats, of a loss of classes and no other term
 _TINY, _WIDE = 1e-3, 50.0  # standard deviations of targets that layers are not made for
 _FAR = 100.0  # the size of targets that a network has to grow to first
-_ONE_KIND = 0.1  # of the entropy of all labels is left inside a batch
-_TINY_BATCH = 4
 _SMALL_UPDATE, _LARGE_UPDATE = 3e-4, 0.1
-_HANDFUL = 64  # samples that are too few to be a data set
-_FEW_VALUES = 0.05  # of the samples
 
 
 def constant_targets(facts: Facts) -> str:
@@ -45,23 +39,6 @@ def ignored_targets(facts: Facts) -> str:
     if part is None or part.ignored < 1.0 or not part.whole or _looks(facts) < _ENOUGH_BATCHES:
         return ""
     return f"every label in {_looks(facts)} batches is -100, which the loss ignores"
-
-
-def one_kind_per_batch(facts: Facts) -> str:
-    """Labels that hardly differ inside a batch, and differ between batches."""
-    part = target(facts)
-    if part is None or not supervised(facts) or part.rows < 8 or num_batches(facts) < _ENOUGH_BATCHES or facts.opposed:
-        return ""
-    jumps = _is_of_classes(facts) and part.entropy > _TWO and _jumps(facts)
-    if facts.going_well and not jumps:  # classes in turn on purpose, as in continual learning
-        return ""
-    several = part.entropy > _SEVERAL or jumps
-    if not several or part.entropy_within > _ONE_KIND * part.entropy:
-        return ""
-    return (
-        f"a batch of {part.rows} holds hardly more than one class: the entropy of its labels is "
-        f"{part.entropy_within:.2g}, that of all batches {part.entropy:.2g}"
-    )
 
 
 def unrelated_targets(facts: Facts) -> str:
@@ -146,68 +123,6 @@ def constant_inputs(facts: Facts) -> str:
     return ""
 
 
-def same_batch(facts: Facts) -> str:
-    """Every batch holds the same numbers, in new tensors: the loader starts anew in every step."""
-    batch = facts.measured.batch
-    if batch is None or batch.batches < _ENOUGH_BATCHES or not batch.parts:
-        return ""
-    first = batch.parts[0]
-    if first.smallest == first.largest or not all(part.repeated for part in batch.parts):
-        return ""
-    return (
-        f"all {batch.batches} batches that were measured hold the same {first.rows} samples, in new tensors each time"
-    )
-
-
-def few_samples(facts: Facts) -> str:
-    """All batches hold the same few samples, in any order."""
-    batch = facts.measured.batch
-    part = None if batch is None else next((p for p in batch.parts if p.shape and not p.whole), None)
-    if part is None or num_batches(facts) < _ENOUGH_BATCHES or facts.opposed or part.distinct < 2 or part.values:
-        return ""
-    if part.counted < max(_ENOUGH_BATCHES * part.rows, 96) or part.distinct > min(part.rows, _HANDFUL):
-        return ""
-    first = facts.measured.outputs.first
-    others = [p for p in facts.measured.batch.parts if p.counted and not p.whole] if facts.measured.batch else []
-    if any(p.distinct > part.distinct for p in others) or (first is not None and first.input_spread == 0.0):
-        return ""  # why: samples that differ in something else are not the same
-    return f"the first {part.counted} samples are the same {part.distinct} again and again, in another order"
-
-
-def few_inputs(facts: Facts) -> str:
-    """Real-valued inputs that take a few values only, while their targets differ, in a run that learns little."""
-    batch, part = facts.measured.batch, target(facts)
-    given = None if batch is None else next((p for p in batch.parts if p.shape and not p.whole), None)
-    if given is None or part is None or part.whole or given is part or not supervised(facts) or learns(facts):
-        return ""
-    if given.counted < 128 or not given.distinct < _FEW_VALUES * given.counted or part.values or given.values:
-        return ""
-    if 2 * part.distinct < part.counted:
-        return ""
-    return f"{given.counted} inputs take {given.distinct} different values, and their targets {part.distinct}"
-
-
-def constant_part(facts: Facts) -> str:
-    """What comes last in the batch, after the inputs, is one and the same number, and no loss function has it."""
-    batch = facts.measured.batch
-    part = batch.parts[-1] if batch is not None and len(batch.parts) > 1 else None
-    if part is None or supervised(facts) or is_policy(facts) or facts.opposed or part.smallest != part.largest:
-        return ""
-    if part.rows < 8 or num_batches(facts) < _ENOUGH_BATCHES or part.shape or part.ignored:
-        return ""
-    return f"{part.name}, the last tensor of the batch, is {part.smallest:g} for every sample of {num_batches(facts)}"
-
-
-def tiny_batch(facts: Facts) -> str:
-    """A handful of samples per batch, and little progress in the noise."""
-    part, found, curve = target(facts), progress(facts), facts.curve
-    if part is None or found is None or curve is None or part.rows > _TINY_BATCH or curve.noise < 0.2 * abs(found.end):
-        return ""
-    if learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
-        return ""
-    return f"a batch has {part.rows} samples, losses of consecutive steps differ by {curve.noise:.3g}; {found}"
-
-
 def leaked_target(facts: Facts) -> str:
     """The next token is predicted all but perfectly, sooner than any text can be learned."""
     batch, found = facts.measured.batch, progress(facts)
@@ -264,39 +179,12 @@ def outside_of_domain(facts: Facts) -> str:
     return ""
 
 
-def _jumps(facts: Facts) -> bool:
-    """Late losses are next to nothing but for a few: those where another class begins."""
-    late = sorted(facts.trace.losses[len(facts.trace.losses) // 2 :])
-    return len(late) >= 32 and (late[-1] > 20.0 * late[len(late) // 2] or not learns(facts))
-
-
-def _is_of_classes(facts: Facts) -> bool:
-    last = facts.measured.outputs.last
-    return facts.measured.outputs.loss[0] in ("cross-entropy", "nll", "bce", "bce with logits") and (
-        last is not None and last.terms <= 1
-    )
-
-
 def copied_target(facts: Facts) -> str:
     """One of the inputs is the target."""
     trail = facts.measured.outputs
     if trail.last is None or not trail.last.copied or is_policy(facts) or facts.opposed or trail.count < 4:
         return ""
     return f"{trail.last.copied} is the target at all {trail.count} probes"
-
-
-def small_normed_batch(facts: Facts) -> str:
-    """Batch normalization over a handful of samples, in a run that learns little."""
-    batch, found = facts.measured.batch, progress(facts)
-    if batch is None or not batch.parts or not facts.structure.norms or found is None or learns(facts):
-        return ""
-    rows = batch.parts[0].rows
-    curve = facts.curve
-    if not 1 <= rows < _TINY_BATCH or facts.trace.num_updates < JUDGED_AFTER:
-        return ""
-    if curve is None or curve.noise < 0.2 * abs(found.end):
-        return ""
-    return f"batch normalization takes its statistics from {rows} samples; {found}"
 
 
 def _looks(facts: Facts) -> int:

@@ -1,7 +1,19 @@
-"""Signs in the graph of the loss: what it depends on, what is cut off from it, and which layers pass nothing on."""
+"""Signs in the graph of the loss: what it depends on, what is cut off, where it is still, and where it explodes."""
 
 from steadystep.diagnosis.facts import Facts, names
-from steadystep.diagnosis.learning import JUDGED_AFTER, has_learned, is_judged, learns, stuck
+from steadystep.diagnosis.learning import (
+    JUDGED_AFTER,
+    base_of,
+    has_learned,
+    is_judged,
+    is_policy,
+    learns,
+    progress,
+    stuck,
+    supervised,
+    target,
+    worse_than_constant,
+)
 from steadystep.diagnosis.measured import is_bias
 from steadystep.diagnosis.output_evidence import first_and_last
 
@@ -10,6 +22,7 @@ _MANY = 1 / 3  # of the trained tensors
 _PART = 0.25  # of them, which is more than a spare head
 _SHARP = 0.95  # the largest share of a softmax, in the mean
 _STILL, _SLOW = 1e-4, 1e-3  # of the largest update, by the size of the weights
+_LOUD = 1e4
 _ALIKE = 1e-6  # of the size of an output
 
 
@@ -137,4 +150,76 @@ def faint_part(facts: Facts) -> str:
         return ""
     return (
         f"one of the model's outputs was the same for all {last.shape[0]} samples at steps {first.step} and {last.step}"
+    )
+
+
+def loud_start(facts: Facts) -> str:
+    """Outputs and gradients that were enormous before the first update, and a loss still above a constant's."""
+    found, part, norms = worse_than_constant(facts), target(facts), facts.trace.first_norms
+    if found is None or found.base is None or part is None or not norms or part.std > 50.0 or abs(part.mean) > 50.0:
+        return ""
+    first, inputs = facts.trace.first[0], facts.inputs
+    if inputs is not None and max(abs(inputs.mean), inputs.std) >= 20.0:
+        return ""
+    if first < 100.0 * found.base or norms[0] < 100.0:
+        return ""
+    return f"the first loss was {first:.3g} and its gradient norm {norms[0]:.3g}, with inputs of usual size; {found}"
+
+
+def high_first_loss(facts: Facts) -> str:
+    """A first loss ten times that of a constant prediction, with inputs of usual size, in a run that learns little."""
+    found, inputs = progress(facts), facts.inputs
+    if found is None or found.base is None or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    if inputs is not None and max(abs(inputs.mean), inputs.std) >= 20.0:
+        return ""
+    if facts.measured.outputs.loss[0] not in ("cross-entropy", "nll") or not facts.trace.first[0] > 10.0 * found.base:
+        return ""
+    return f"the first loss was {facts.trace.first[0]:.3g}: wrong answers were certain before the first update; {found}"
+
+
+def far_above(facts: Facts) -> str:
+    """A loss of several terms that is still far above what a constant prediction has in each of them."""
+    last, curve = first_and_last(facts)[1], facts.curve
+    if last is None or curve is None or last.target is None or supervised(facts) or is_policy(facts) or facts.opposed:
+        return ""
+    base, text = base_of(last.kind, last.target)
+    if base is None or last.terms < 2 or last.kind not in ("mse", "l1", "huber"):
+        return ""
+    if facts.trace.num_updates < JUDGED_AFTER or curve.late < 30.0 * last.terms * base:
+        return ""
+    if not facts.trace.first_norms[0] > 100.0:
+        return ""
+    if max(abs(last.target.mean), last.target.std) >= 20.0:
+        return ""
+    norm = facts.trace.first_norms[0]
+    return f"the loss is {curve.late:.3g} and {text} {base:.3g}; the first gradient norm was {norm:.3g}"
+
+
+def infinite_at_once(facts: Facts) -> str:
+    """A gradient that is infinite from the first step on, in most of the model, while the loss is a number."""
+    seen = facts.incidents.get("non-finite-gradient")
+    if (
+        seen is None
+        or seen.first > 1
+        or "infinite" not in seen.what
+        or len(seen.names) < 3
+        or facts.incidents.get("non-finite-loss")
+    ):
+        return ""
+    return f"the loss is a number and its gradient is infinite from step {seen.first} on: it grows from layer to layer"
+
+
+def loud_gradients(facts: Facts) -> str:
+    """A first loss and first gradients thousands of times those at the end, with inputs and targets of usual size."""
+    curve, first, norms = facts.curve, facts.trace.first, facts.trace.norms
+    part, inputs = target(facts), facts.inputs
+    if curve is None or not first or first[0] < _LOUD * max(abs(curve.best), 1.0) or learns(facts):
+        return ""
+    sizes = [max(abs(each.mean), each.std) for each in (part, inputs) if each is not None]
+    early = norms[: max(4, len(norms) // 4)]
+    if max(sizes, default=0.0) >= 20.0 or sorted(early)[len(early) // 2] < _LOUD:
+        return ""
+    return (
+        f"the first loss was {first[0]:.3g} and its gradient norm {norms[0]:.3g}; later losses reach {curve.best:.3g}"
     )

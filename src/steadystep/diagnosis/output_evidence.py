@@ -15,7 +15,6 @@ from steadystep.diagnosis.learning import (
     stuck,
     supervised,
     target,
-    worse_than_constant,
 )
 from steadystep.records import DetectorName, OutputStats
 
@@ -86,45 +85,6 @@ def distance_of_shares(facts: Facts) -> str:
     return f"the loss is the {last.kind} of a {last.activation} and of labels, whose gradient vanishes; {found}"
 
 
-def loud_start(facts: Facts) -> str:
-    """Outputs and gradients that were enormous before the first update, and a loss still above a constant's."""
-    found, part, norms = worse_than_constant(facts), target(facts), facts.trace.first_norms
-    if found is None or found.base is None or part is None or not norms or part.std > 50.0 or abs(part.mean) > 50.0:
-        return ""
-    first, inputs = facts.trace.first[0], facts.inputs
-    if inputs is not None and max(abs(inputs.mean), inputs.std) >= 20.0:
-        return ""
-    if first < 100.0 * found.base or norms[0] < 100.0:
-        return ""
-    return f"the first loss was {first:.3g} and its gradient norm {norms[0]:.3g}, with inputs of usual size; {found}"
-
-
-def high_first_loss(facts: Facts) -> str:
-    """A first loss ten times that of a constant prediction, with inputs of usual size, in a run that learns little."""
-    found, inputs = progress(facts), facts.inputs
-    if found is None or found.base is None or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
-        return ""
-    if inputs is not None and max(abs(inputs.mean), inputs.std) >= 20.0:
-        return ""
-    if facts.measured.outputs.loss[0] not in ("cross-entropy", "nll") or not facts.trace.first[0] > 10.0 * found.base:
-        return ""
-    return f"the first loss was {facts.trace.first[0]:.3g}: wrong answers were certain before the first update; {found}"
-
-
-def infinite_at_once(facts: Facts) -> str:
-    """A gradient that is infinite from the first step on, in most of the model, while the loss is a number."""
-    seen = facts.incidents.get("non-finite-gradient")
-    if (
-        seen is None
-        or seen.first > 1
-        or "infinite" not in seen.what
-        or len(seen.names) < 3
-        or facts.incidents.get("non-finite-loss")
-    ):
-        return ""
-    return f"the loss is a number and its gradient is infinite from step {seen.first} on: it grows from layer to layer"
-
-
 def bottomless(facts: Facts) -> str:
     """A loss that falls below zero and on, faster and faster, until numbers end."""
     losses, first = facts.trace.losses, facts.trace.first
@@ -133,21 +93,6 @@ def bottomless(facts: Facts) -> str:
     if not min(losses) < -10.0 * max(abs(first[0]), 1.0) or min(losses[-4:]) > 0.1 * min(losses):
         return ""
     return f"the loss fell from {first[0]:.4g} to {min(losses):.4g} and on: nothing bounds it from below"
-
-
-def loud_gradients(facts: Facts) -> str:
-    """A first loss and first gradients thousands of times those at the end, with inputs and targets of usual size."""
-    curve, first, norms = facts.curve, facts.trace.first, facts.trace.norms
-    part, inputs = target(facts), facts.inputs
-    if curve is None or not first or first[0] < _LOUD * max(abs(curve.best), 1.0) or learns(facts):
-        return ""
-    sizes = [max(abs(each.mean), each.std) for each in (part, inputs) if each is not None]
-    early = norms[: max(4, len(norms) // 4)]
-    if max(sizes, default=0.0) >= 20.0 or sorted(early)[len(early) // 2] < _LOUD:
-        return ""
-    return (
-        f"the first loss was {first[0]:.3g} and its gradient norm {norms[0]:.3g}; later losses reach {curve.best:.3g}"
-    )
 
 
 def contracted(facts: Facts) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from steadystep.diagnosis import (
+    batch_evidence,
     data_evidence,
     graph_evidence,
     learning_evidence,
@@ -19,8 +20,8 @@ from steadystep.diagnosis import (
 )
 from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
+from steadystep.diagnosis.conclusion import conclude
 from steadystep.diagnosis.facts import Facts, told
-from steadystep.diagnosis.learning import conclude
 from steadystep.diagnosis.learning_evidence import EvidenceRule, EvidenceTest, noted, warned
 from steadystep.records import DetectorName, Diagnosis
 
@@ -104,7 +105,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.ZERO_GRADIENT, Fault.ALL_IGNORED_TARGETS, data_evidence.ignored_targets, 4.0),
     _seen(Cause.FLAT_REWARD, None, policy_evidence.flat_reward, 4.0),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, data_evidence.constant_targets, 3.6),
-    _seen(Cause.NO_LEARNING, Fault.UNSHUFFLED_DATA, data_evidence.one_kind_per_batch, 3.5),
+    _seen(Cause.NO_LEARNING, Fault.UNSHUFFLED_DATA, batch_evidence.one_kind_per_batch, 3.5),
     _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.softmax_over_batch, 3.4),
     _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.wrong_axis, 3.4),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.wrong_loss, 3.3),
@@ -122,10 +123,10 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.ZERO_GRADIENT, None, graph_evidence.behind_no_grad, 2.6),
     _seen(Cause.ZERO_GRADIENT, None, graph_evidence.severed, 2.6),
     _seen(Cause.NO_LEARNING, Fault.OUTPUT_INDEPENDENT_OF_INPUT, graph_evidence.faint_part, 2.5),
-    _seen(Cause.REPEATED_BATCH, None, data_evidence.few_samples),
+    _seen(Cause.REPEATED_BATCH, None, batch_evidence.few_samples),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.bottomless),
-    _seen(Cause.NO_LEARNING, Fault.CONSTANT_INPUTS, data_evidence.few_inputs, 2.8),
-    _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, data_evidence.constant_part, 3.6),
+    _seen(Cause.NO_LEARNING, Fault.CONSTANT_INPUTS, batch_evidence.few_inputs, 2.8),
+    _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, batch_evidence.constant_part, 3.6),
     _seen(Cause.FLAT_REWARD, None, policy_evidence.constant_signal, 4.0),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.quick_decay, 2.4),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.growing_rate),
@@ -137,7 +138,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.schedule_ends_early),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.still_warming_up),
     _seen(Cause.LEARNING_RATE_TOO_LOW, None, model_evidence.rate_always_zero),
-    _seen(Cause.REPEATED_BATCH, None, data_evidence.same_batch),
+    _seen(Cause.REPEATED_BATCH, None, batch_evidence.same_batch),
     _seen(Cause.GRADIENT_UNDERFLOW, Fault.PRECISION, model_evidence.half_weights),
     _seen(Cause.UNSCALED_DATA, Fault.UNSCALED_TARGETS, data_evidence.far_targets),
     _seen(Cause.POOR_INITIALISATION, None, model_evidence.equal_weights),
@@ -152,13 +153,14 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.VANISHING_GRADIENT, 1.3, graph_evidence.starved_layers),
     EvidenceRule(Cause.LEARNING_RATE_TOO_LOW, 1.2, graph_evidence.slow_layers),
     EvidenceRule(Cause.SATURATION, 1.2, graph_evidence.sharp_softmax),
-    EvidenceRule(Cause.POOR_INITIALISATION, 1.1, output_evidence.high_first_loss),
+    EvidenceRule(Cause.POOR_INITIALISATION, 1.1, graph_evidence.high_first_loss),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, step_size_evidence.died),
-    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.3, output_evidence.infinite_at_once),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.3, graph_evidence.infinite_at_once),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.1, graph_evidence.far_above),
     EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.0, policy_evidence.single_visits),
     EvidenceRule(Cause.POOR_INITIALISATION, 1.6, model_evidence.unusual_gains),
-    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.3, output_evidence.loud_start),
-    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.1, output_evidence.loud_gradients),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.3, graph_evidence.loud_start),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.1, graph_evidence.loud_gradients),
     EvidenceRule(Cause.NO_LEARNING, 1.2, output_evidence.contracted, fault=Fault.WRONG_LOSS),
     EvidenceRule(Cause.UNSCALED_DATA, 1.0, output_evidence.far_from_outputs, fault=Fault.UNSCALED_TARGETS),
     EvidenceRule(Cause.UNSCALED_DATA, 1.5, data_evidence.tiny_targets, fault=Fault.UNSCALED_TARGETS),
@@ -166,10 +168,10 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.faint_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.2, graph_evidence.cut_graph),
     EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.idle_term, fault=Fault.REGULARISATION_TOO_STRONG),
-    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, data_evidence.small_normed_batch),
+    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, batch_evidence.small_normed_batch),
     EvidenceRule(Cause.UNSCALED_DATA, 1.2, data_evidence.raw_inputs),
     EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.5, policy_evidence.certain_policy),
-    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, data_evidence.tiny_batch),
+    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, batch_evidence.tiny_batch),
     EvidenceRule(Cause.POOR_INITIALISATION, 1.2, model_evidence.large_biases),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, data_evidence.collapsed),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, data_evidence.ended_above_start),

@@ -9,8 +9,9 @@ from torch.optim import Optimizer
 
 from steadystep.config import Config
 from steadystep.diagnosis.causes import EXPLAINED, Cause, Fault
+from steadystep.diagnosis.conclusion import NOT_JUDGED
 from steadystep.diagnosis.facts import Facts
-from steadystep.diagnosis.learning import NOT_JUDGED, hardly_learned, has_learned, is_judged, supervised
+from steadystep.diagnosis.learning import hardly_learned, has_learned, is_judged, supervised
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
@@ -109,7 +110,12 @@ _NOT_WHERE_IT_LEARNED: frozenset[str] = frozenset(
         *(Fault.LABELS_SHUFFLED, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS, Fault.FROZEN_PARAMETERS),
     }
 )
-_WITHOUT_GRADIENT = frozenset({Fault.WRONG_LOSS, Fault.SOFTMAX_AXIS, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS})
+_WITHOUT_GRADIENT = frozenset(
+    {
+        *(Fault.WRONG_LOSS, Fault.SOFTMAX_AXIS, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS),
+        Fault.OUTPUT_INDEPENDENT_OF_INPUT,
+    }
+)
 """Reasons for a gradient of zero."""
 _WEAK = frozenset({Fault.LABELS_SHUFFLED})
 """Concluded where nothing else explains that nothing is learned."""
@@ -164,14 +170,17 @@ def one_story(
     if "(tried" in tried[0].advice:  # a repair that works says more than an effect that was seen
         sure -= {Cause.NO_LEARNING + Fault.OUTPUT_INDEPENDENT_OF_INPUT}
     if tried[0].fault in _WITHOUT_GRADIENT:
-        sure -= {Cause.ZERO_GRADIENT.value}
+        sure -= {Cause.ZERO_GRADIENT.value, Cause.ZERO_GRADIENT + Fault.FROZEN_PARAMETERS}
     tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
     by_trial = tried[0].fault in _WEAK
-    first = [d for d in others if unknown or d.cause + d.fault in sure]
+    # a comparison says that something is wrong, and what helps; what was seen in the run itself comes before it
+    first = [d for d in others if unknown or d.cause + d.fault in sure or _is_compared(tried[0])]
     effects = EXPLAINED.get(seen[0].fault or seen[0].cause, ()) if seen else ()
+    if tried[0].fault == Fault.OUTPUT_INDEPENDENT_OF_INPUT and seen[0].cause == Cause.ZERO_GRADIENT:
+        effects = ()  # an input that the loss does not notice is why what reads it gets no gradient
     first += [d for d in others if d is seen[0] and d not in first and (tried[0].fault or tried[0].cause) in effects]
     first += [d for d in others if by_trial and d not in first and d is seen[0] and d.fault not in _WEAK]
     return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))

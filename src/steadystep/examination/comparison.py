@@ -13,7 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadystep.examination.observation import Observation
-from steadystep.examination.repairs import Repair, faster, repairs, restart, slower
+from steadystep.examination.parameters import restart
+from steadystep.examination.repairs import Repair, faster, repairs, slower
 from steadystep.examination.workbench import Trial, Variation, Workbench, standard_error
 from steadystep.records import Diagnosis
 
@@ -78,6 +79,7 @@ class Comparison:
         self._bench, self._run, self._o, self._base, self._fresh = bench, trial, o, base, fresh
         self._steps = _LONGER * bench.num_steps
         self._last: Trial | None = None
+        self._has_room = True
 
     def causes(
         self, trivial: float | None, longer: Trial | None, worn: Callable[[Trial, Trial], Diagnosis]
@@ -96,7 +98,10 @@ class Comparison:
         if not self._bench.updated and longer is None:
             longer = self._run("longer", "as it is, for longer", Variation(), num_steps=self._steps)
             reached = min(longer.end, base.end)
-        if not math.isfinite(level) or not ROOM * level < reached < 3.0 * level or self._o.is_adversarial:
+        if not math.isfinite(level) or self._o.is_adversarial:
+            return
+        self._has_room = ROOM * level < reached < 3.0 * level
+        if not self._has_room and len(self._o.calls) != 1:
             return
         again = self._run(
             "fresh-longer", "with new weights, for longer", Variation(prepare=restart), num_steps=self._steps
@@ -106,7 +111,7 @@ class Comparison:
         best = max((one.gain for one in worked), default=0.0)
         first = [one for one in worked if one.repair.particular and one.gain >= _NEARLY * best]
         others = sorted((one for one in worked if one not in first), key=lambda one: -one.gain)
-        if missed(level, reached, again.end) > _MISSED and not first:
+        if self._has_room and missed(level, reached, again.end) > _MISSED and not first:
             yield _told(worn(base, again), reached, again)
         for one in (*first, *others):
             repair = one.repair
@@ -131,10 +136,12 @@ class Comparison:
     def _candidates(self, again: Trial) -> Iterator[Repair]:
         o = self._o
         for repair in repairs(self._bench, o.passes[0], o.parameters.not_in_optimizer):
+            if not self._has_room and repair.variation.loss is None:
+                continue
             large = repair.name == "large-batches" and o.passes[0].num_samples > _SMALL_BATCH
             if not large and not repair.name.startswith("lr") and repair.name != "no-dropout":
                 yield replace(repair, fresh=True)
-        for rates in (slower(), faster(factors=(10.0, 100.0))):
+        for rates in (slower(), faster(factors=(10.0, 100.0))) if self._has_room else ():
             for repair in rates:
                 yield replace(repair, fresh=True)
                 if not self._last or not self._last.end < again.end:  # farther off it will not be better

@@ -16,7 +16,8 @@ from steadystep.examination.comparison import Comparison, from_new_weights
 from steadystep.examination.dependence import spread_of_outputs
 from steadystep.examination.observation import Observation, observe, trivial_loss
 from steadystep.examination.output_checks import suspects
-from steadystep.examination.repairs import Repair, repairs, restart, restart_plainly
+from steadystep.examination.parameters import restart, restart_plainly
+from steadystep.examination.repairs import Repair, repairs
 from steadystep.examination.workbench import Trial, Variation, Workbench, standard_error
 from steadystep.records import Diagnosis
 
@@ -69,7 +70,7 @@ class Experiments:
         # why with new weights too: a part that has died gets no gradient either, and is a matter of trials
         unreached = partly_reached(observation, set(base.still) - observation.reached_fresh)
         if unreached is not None:
-            return (unreached,)
+            return tuple(suspects(observation)) if observation.ignored else (unreached,)
         collapsed = _collapsed(observation, base, fresh)
         if collapsed is not None:
             return (collapsed,)
@@ -80,11 +81,11 @@ class Experiments:
     def _judged(self, o: Observation, base: Trial, fresh: Trial) -> tuple[Diagnosis, ...]:
         trivial = trivial_loss(o)
         left_out = o.parameters.not_in_optimizer
-        if _learns_well(base, trivial) and not left_out:
-            return self._compared(o, base, fresh, trivial) or (Diagnosis(evidence=f"it learns; {base}"),)
         halved = trivial is not None and base.start <= 0.5 * trivial
         if not halved and (found := list(suspects(o))):
             return tuple(found)
+        if _learns_well(base, trivial) and not left_out:
+            return self._compared(o, base, fresh, trivial) or (Diagnosis(evidence=f"it learns; {base}"),)
         knows = self._knows(o, base, fresh, trivial)
         longer = base if knows else self._longer()
         learns = _learns_well(longer, trivial)

@@ -48,6 +48,10 @@ class Pass:
         """A batch of the same form with each input that has a row per sample changed."""
         return _replaced(batch, self.inputs, change)
 
+    def with_one_input(self, batch: Any, name: str, change: Callable[[Tensor], Tensor]) -> Any:
+        """A batch of the same form with a single input changed."""
+        return _replaced(batch, (name,), change)
+
     def with_targets(self, batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
         """A batch of the same form with each target that has a row per sample changed."""
         return _replaced(batch, self.targets, change)
