@@ -26,6 +26,7 @@ _ERRORS = 3.0
 _NEARLY = 0.7  # of the best gain: then a more particular repair comes first
 _SMALL_BATCH = 8
 _LONGER = 5
+_TRAINED = 50  # updates after which the present loss counts
 _SURELY = 0.6  # of what the first draw showed
 
 
@@ -93,9 +94,10 @@ class Comparison:
         """
         level = self._fresh.start if trivial is None else trivial
         base = self._base
-        reached = min(base.start, base.end) if self._bench.updated else math.inf
+        trained = self._bench.updated >= _TRAINED
+        reached = min(base.start, base.end) if trained else math.inf
         reached = min(reached, math.inf if longer is None else longer.end)
-        if not self._bench.updated and longer is None:
+        if not trained and longer is None:
             longer = self._run("longer", "as it is, for longer", Variation(), num_steps=self._steps)
             reached = min(longer.end, base.end)
         if not math.isfinite(level) or self._o.is_adversarial:
