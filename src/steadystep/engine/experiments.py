@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.config import Config
-from steadystep.diagnosis.causes import EXPLAINED, Cause, Fault
+from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
 from steadystep.diagnosis.conclusion import NOT_JUDGED
 from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.learning import hardly_learned, has_learned, is_judged, supervised
@@ -178,9 +178,11 @@ def one_story(
     by_trial = tried[0].fault in _WEAK
     # a comparison says that something is wrong, and what helps; what was seen in the run itself comes before it
     first = [d for d in others if unknown or d.cause + d.fault in sure or _is_compared(tried[0])]
-    effects = EXPLAINED.get(seen[0].fault or seen[0].cause, ()) if seen else ()
+    effects = EXPLAINED.get(seen[0].fault or seen[0].cause, set()) if seen else set()
+    if seen and seen[0].cause == Cause.EXPLODING_GRADIENT:
+        effects = CONSEQUENCES[Cause.EXPLODING_GRADIENT]
     if tried[0].fault == Fault.OUTPUT_INDEPENDENT_OF_INPUT and seen[0].cause == Cause.ZERO_GRADIENT:
-        effects = ()  # an input that the loss does not notice is why what reads it gets no gradient
+        effects = set()  # an input that the loss does not notice is why what reads it gets no gradient
     first += [d for d in others if d is seen[0] and d not in first and (tried[0].fault or tried[0].cause) in effects]
     first += [d for d in others if by_trial and d not in first and d is seen[0] and d.fault not in _WEAK]
     return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))
