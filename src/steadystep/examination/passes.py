@@ -232,6 +232,16 @@ def together(batches: Sequence[Any], times: int) -> list[Any] | None:
         return None
 
 
+def fits(bench: Workbench, batch: Any) -> bool:
+    """Whether the loss takes it: a matrix of links between samples cannot be joined with another."""
+    try:
+        with bench.set_aside():
+            bench.losses([batch])
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    return True
+
+
 def _joined(parts: list[Any]) -> Any:
     if isinstance(parts[0], Tensor):
         return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""The trials of an examination: the run as it is, and the run with one thing repaired."""
+"""What an examination tries: the run with one thing repaired."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.examination.parameters import hold_too, restart, restart_plainly, thaw
-from steadystep.examination.passes import Pass, Scaling, mixed, together
+from steadystep.examination.passes import Pass, Scaling, fits, mixed, together
 from steadystep.examination.workbench import Variation, Workbench
 from steadystep.signals.loss_calls import record_losses
 
@@ -102,15 +102,7 @@ def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
             particular=True,
         )
     rates = [float(group["lr"]) for group in bench.optimizer.param_groups]  # sync: examined
-    if min(rates) < _UNEVEN * max(rates):
-        yield Repair(
-            name="even-rates",
-            what="with the largest learning rate for all parameters",
-            cause=Cause.LEARNING_RATE_TOO_LOW,
-            advice="give all parameters rates of the same order (tried, learns)",
-            variation=Variation(prepare=_evenly),
-            particular=True,
-        )
+    yield from (_EVEN_RATES,) if min(rates) < _UNEVEN * max(rates) else ()
     if bench.max_grad_norm is not None:
         yield Repair(
             name="no-clipping",
@@ -175,6 +167,22 @@ _PLAIN_INIT = Repair(
 )
 
 
+def _evenly(_: nn.Module, optimizer: Optimizer) -> None:
+    most = max(float(group["lr"]) for group in optimizer.param_groups)  # sync: examined
+    for group in optimizer.param_groups:
+        group["lr"] = most
+
+
+_EVEN_RATES = Repair(
+    name="even-rates",
+    what="with the largest learning rate for all parameters",
+    cause=Cause.LEARNING_RATE_TOO_LOW,
+    advice="give all parameters rates of the same order (tried, learns)",
+    variation=Variation(prepare=_evenly),
+    particular=True,
+)
+
+
 def _thawed(frozen: Sequence[str]) -> Iterator[Repair]:
     yield Repair(
         name="all-trainable",
@@ -189,12 +197,6 @@ def _thawed(frozen: Sequence[str]) -> Iterator[Repair]:
 
 def _train_mode(model: nn.Module) -> None:
     model.train()  # `set_aside` puts the modes back
-
-
-def _evenly(_: nn.Module, optimizer: Optimizer) -> None:
-    most = max(float(group["lr"]) for group in optimizer.param_groups)  # sync: examined
-    for group in optimizer.param_groups:
-        group["lr"] = most
 
 
 def _without_decay(_: nn.Module, optimizer: Optimizer) -> None:
@@ -278,20 +280,10 @@ def _has_more(bench: Workbench) -> bool:
     return first > 0.0 and abs(first - float(loss)) > 0.02 * abs(float(loss))  # sync: once
 
 
-def _fits(bench: Workbench, batch: Any) -> bool:
-    """Whether the loss takes it: a matrix of links between samples cannot be joined with another."""
-    try:
-        with bench.set_aside():
-            bench.losses([batch])
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return False
-    return True
-
-
 def _larger_batches(bench: Workbench, size: int) -> Repair:
     times = max(_LARGE_BATCH, _USUAL_BATCH // max(size, 1))
     joined = together(bench.batches, times)
-    if joined and not _fits(bench, joined[0]):
+    if joined and not fits(bench, joined[0]):
         joined = None
     times = min(times, len(bench.batches)) if joined else times
     return Repair(

@@ -23,8 +23,7 @@ BatchLoss = Callable[[Any], Tensor]
 Prepare = Callable[[nn.Module, Optimizer], None]
 _HELD, _HELD_SAMPLES = 8, 128
 """Batches, and samples where these are small, that trials do not train on, as far as there are enough."""
-_AGAIN = 3  # updates
-_TWO_PER_CENT, _ERRORS = 0.02, 2.5
+_AGAIN, _TWO_PER_CENT, _ERRORS = 3, 0.02, 2.5
 
 
 @final
@@ -132,12 +131,12 @@ class Workbench:
             raise UnsupportedError(f"examine: {type(optimizer).__name__} needs a closure in step(), which trials lack")
         if not batches:
             raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
-        size = max((t.shape[0] for _, t in tensors_in(batches[0]) if t.dim()), default=1)
-        held = min(max(_HELD, _HELD_SAMPLES // max(size, 1)), len(batches) // 3)
+        size = max((len(t) for _, t in tensors_in(batches[0]) if t.dim()), default=1) or 1
+        held = min(max(_HELD, _HELD_SAMPLES // size), len(batches) // 3)
         self.model, self.optimizer, self._loss = model, optimizer, loss
         self._takes_gradients = False
         self.plain: BatchLoss | None = getattr(loss, "plain", None)
-        """The same loss without autocast, where it has one."""
+        """The same without autocast, where it has one."""
         self.batches: Sequence[Any] = batches[: len(batches) - held]
         self.every = batches
         self.held: Sequence[Any] = batches[len(batches) - held :] or batches
@@ -194,10 +193,8 @@ class Workbench:
     def other_seed(self) -> Iterator[None]:
         """Trials inside draw other weights and other random numbers."""
         self._seed += 1
-        try:
-            yield
-        finally:
-            self._seed -= 1
+        yield
+        self._seed -= 1
 
     def losses(
         self, batches: Iterable[Any], change: Callable[[Any], Any] | None = None, loss: BatchLoss | None = None
