@@ -19,7 +19,7 @@ _LONG = 200  # updates, before a loss that has not moved is called so
 _USUAL_UPDATE = 3e-4  # of the weights
 
 
-def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
+def conclude_from_curve(facts: Facts, *, live: bool = False) -> Diagnosis:
     """Return "healthy" with the evidence for it, or "no-learning" for a loss that has not moved."""
     updates, found = facts.trace.num_updates, progress(facts)
     if facts.curve is None or updates < TOO_SHORT:

@@ -7,7 +7,7 @@ from statistics import fmean, median, pstdev
 from typing import final
 
 from steadystep.diagnosis.facts import Facts
-from steadystep.records import BatchPart
+from steadystep.records import BatchPartStats
 
 TOO_SHORT = 50
 """Updates: of a run of fewer nothing is said."""
@@ -115,7 +115,7 @@ def acts(facts: Facts) -> bool:
     return any(p.whole for p in parts[1:]) and any(not p.whole and not p.shape for p in parts[1:])
 
 
-def reward(facts: Facts) -> BatchPart | None:
+def reward(facts: Facts) -> BatchPartStats | None:
     """The part of the batch that holds the rewards."""
     found = next((p for p in _parts(facts) if any(word in plain(p.name) for word in _REWARDS)), None)
     if found is None and acts(facts):
@@ -123,7 +123,7 @@ def reward(facts: Facts) -> BatchPart | None:
     return found
 
 
-def target(facts: Facts) -> BatchPart | None:
+def target(facts: Facts) -> BatchPartStats | None:
     """The targets: what the loss was found to be of, else what is called so, else the last of several tensors."""
     parts, outputs = _parts(facts), facts.measured.outputs
     kind, name = outputs.loss
@@ -195,7 +195,7 @@ def base_level(facts: Facts) -> tuple[float | None, str]:
     return (None if base is None else base * facts.measured.outputs.scale), text
 
 
-def base_of(kind: str, part: BatchPart) -> tuple[float | None, str]:
+def base_of(kind: str, part: BatchPartStats) -> tuple[float | None, str]:
     """The same, for a kind of loss and its target."""
     if kind in _CLASSES and part.entropy > 0.02:
         return part.entropy, "the entropy of the labels"
@@ -223,7 +223,7 @@ def plain(name: str) -> str:
     return name.strip("[]'\".").lower()
 
 
-def _parts(facts: Facts) -> Sequence[BatchPart]:
+def _parts(facts: Facts) -> Sequence[BatchPartStats]:
     return () if facts.measured.batch is None else facts.measured.batch.parts
 
 

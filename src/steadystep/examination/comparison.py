@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from steadystep.examination.observation import Observation
 from steadystep.examination.parameters import restart
 from steadystep.examination.repairs import Repair, faster, repairs, slower
-from steadystep.examination.workbench import Trial, Variation, Workbench, standard_error
+from steadystep.examination.workbench import Trial, Variation, Workbench, paired_standard_error
 from steadystep.records import Diagnosis
 
 COMPARED = "it learns far less than it could"
@@ -176,7 +176,7 @@ class Comparison:
             return Compared(repair, trial, missed(1.0, min(reached, again.end) / level, share), 1.0 - share)
         limit = min(reached, again.end)
         apart = limit - trial.end
-        if apart < _ERRORS * standard_error(again.after, trial.after) and math.isfinite(again.end):
+        if apart < _ERRORS * paired_standard_error(again.after, trial.after) and math.isfinite(again.end):
             return None
         return Compared(repair, trial, missed(level, limit, trial.end), 1.0 - trial.end / level)
 

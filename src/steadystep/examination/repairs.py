@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.examination.parameters import hold_too, restart, restart_plainly, thaw
-from steadystep.examination.passes import Pass, Scaling, fits, mixed, together
+from steadystep.examination.passes import Pass, Scaling, fits, joined_batches, mixed
 from steadystep.examination.workbench import Variation, Workbench
 from steadystep.signals.loss_calls import record_losses
 
@@ -50,7 +50,8 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str], frozen: Seque
         left_out: trainable parameters that get a gradient and are not in the optimizer.
         frozen: parameters with `requires_grad` off.
     """
-    yield from _settings(bench, left_out)
+    yield from _of_the_update(bench, left_out)
+    yield from _of_the_model(bench)
     yield from _thawed(frozen) if frozen else ()
     yield from _terms(bench, seen)
     yield from _data(bench, seen)
@@ -90,7 +91,7 @@ def faster(lr: float = 1.0, factors: Sequence[float] = (10.0, 100.0, 1e3, 1e4, 1
         )
 
 
-def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
+def _of_the_update(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
     if left_out:
         yield Repair(
             name="all-parameters",
@@ -122,6 +123,9 @@ def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
             variation=Variation(loss=bench.plain),
             particular=True,
         )
+
+
+def _of_the_model(bench: Workbench) -> Iterator[Repair]:
     if not bench.model.training:
         yield Repair(
             name="train-mode",
@@ -282,7 +286,7 @@ def _has_more(bench: Workbench) -> bool:
 
 def _larger_batches(bench: Workbench, size: int) -> Repair:
     times = max(_LARGE_BATCH, _USUAL_BATCH // max(size, 1))
-    joined = together(bench.batches, times)
+    joined = joined_batches(bench.batches, times)
     if joined and not fits(bench, joined[0]):
         joined = None
     times = min(times, len(bench.batches)) if joined else times

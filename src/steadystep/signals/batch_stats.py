@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from steadystep._utils.tree import is_readable, tensors_in
-from steadystep.records import BatchPart, BatchStats
+from steadystep.records import BatchPartStats, BatchStats
 
 FIRST = 16
 """Batches at the start that are all measured."""
@@ -153,7 +153,7 @@ class PartStats:
         more += [mean.new_tensor(self._marked), different, torch.special.entr(mean.clamp(0.0, 1.0)).sum(), rows * scale]
         return torch.stack([*numbers, *more])
 
-    def read(self, host: Iterator[float]) -> BatchPart:
+    def read(self, host: Iterator[float]) -> BatchPartStats:
         """The record, from the numbers of `pending`."""
         numbers = tuple(islice(host, _NUMBERS))
         (
@@ -177,7 +177,7 @@ class PartStats:
             marginal,
             conditional,
         ) = numbers
-        return BatchPart(
+        return BatchPartStats(
             name=self.name,
             whole=self.whole,
             rows=self.rows,

@@ -12,12 +12,7 @@ from torch import Tensor, nn
 from steadystep._utils.text import plain_name
 from steadystep._utils.tree import tensors_in
 from steadystep.records import OutputStats
-from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
-from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
-from steadystep.signals.gradients import Gradients
-from steadystep.signals.loss_calls import LossCall, LossRecorder
-from steadystep.signals.losses import KINDS, OF, Copies, is_plain, losses_of, mistakes, without_ignored
-from steadystep.signals.structure import (
+from steadystep.signals import (
     MOST,
     UNKNOWN,
     count_leaves,
@@ -28,6 +23,11 @@ from steadystep.signals.structure import (
     main_tensor,
     spread_of,
 )
+from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
+from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
+from steadystep.signals.gradients import Gradients
+from steadystep.signals.loss_calls import LossCall, LossRecorder
+from steadystep.signals.losses import KINDS, OF, Copies, is_plain, losses_of, mistakes, without_ignored
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
