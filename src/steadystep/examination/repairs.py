@@ -65,7 +65,7 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str], frozen: Seque
 
 
 def slower() -> Iterator[Repair]:
-    """A tenth and a hundredth of the learning rate."""
+    """Fractions of the learning rate."""
     for factor in (0.1, 0.01):
         yield Repair(
             name=f"lr/{round(1 / factor)}",
@@ -172,9 +172,8 @@ _PLAIN_INIT = Repair(
 
 
 def _evenly(_: nn.Module, optimizer: Optimizer) -> None:
-    most = max(float(group["lr"]) for group in optimizer.param_groups)  # sync: examined
     for group in optimizer.param_groups:
-        group["lr"] = most
+        group["lr"] = max(float(each["lr"]) for each in optimizer.param_groups)  # sync: examined
 
 
 _EVEN_RATES = Repair(
@@ -280,8 +279,8 @@ def _has_more(bench: Workbench) -> bool:
             recorder, loss = record_losses(bench.loss, bench.batches[0])
         except RuntimeError:  # why: a loss that takes gradients itself
             return False
-    first = float(recorder.results[0]) if recorder.results else math.nan  # sync: once
-    return first > 0.0 and abs(first - float(loss)) > 0.02 * abs(float(loss))  # sync: once
+    first, whole = float(recorder.results[0]) if recorder.results else math.nan, float(loss)  # sync: once
+    return first > 0.0 and abs(first - whole) > 0.02 * abs(whole)
 
 
 def _larger_batches(bench: Workbench, size: int) -> Repair:

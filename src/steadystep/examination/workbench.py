@@ -128,9 +128,8 @@ class Workbench:
         updated: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-            raise MisuseError(
-                f"expected a model and an optimizer, got {type(model).__name__}, {type(optimizer).__name__}"
-            )
+            given = f"{type(model).__name__}, {type(optimizer).__name__}"
+            raise MisuseError(f"expected a model and an optimizer, got {given}")
         if needs_closure(optimizer):
             raise UnsupportedError(f"examine: {type(optimizer).__name__} needs a closure in step(), which trials lack")
         if not batches:
@@ -139,8 +138,7 @@ class Workbench:
         held = min(max(_HELD, _HELD_SAMPLES // size), len(batches) // 3)
         self.model, self.optimizer, self._loss = model, optimizer, loss
         self._takes_gradients = False
-        self.plain: BatchLoss | None = getattr(loss, "plain", None)
-        """The same without autocast, where it has one."""
+        self.plain: BatchLoss | None = getattr(loss, "plain", None)  # without autocast, where it has one
         self.batches: Sequence[Any] = batches[: len(batches) - held]
         self.every = batches
         self.held: Sequence[Any] = batches[len(batches) - held :] or batches
@@ -245,9 +243,8 @@ class Workbench:
         loss = self.loss(batch if variation.change is None else variation.change(batch))
         if loss.requires_grad:
             torch.autograd.backward(loss)
-        return tuple(
-            name for name, p in self.parameters if p.grad is None or not bool(_values(p.grad).any())
-        )  # sync: once
+        found = [(name, p.grad) for name, p in self.parameters]
+        return tuple(name for name, grad in found if grad is None or not bool(_values(grad).any()))  # sync: once
 
     def _train(self, variation: Variation, num_steps: int) -> Iterator[float]:
         batches = self.batches if variation.batches is None else variation.batches

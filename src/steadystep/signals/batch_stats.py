@@ -155,28 +155,8 @@ class PartStats:
 
     def read(self, host: Iterator[float]) -> BatchPartStats:
         """The record, from the numbers of `pending`."""
-        numbers = tuple(islice(host, _NUMBERS))
-        (
-            mean,
-            total,
-            low,
-            high,
-            ignored,
-            within_entropy,
-            odd,
-            within,
-            variance,
-            pooled,
-            same,
-            apart,
-            bent,
-            kinds,
-            binary,
-            counted,
-            distinct,
-            marginal,
-            conditional,
-        ) = numbers
+        mean, total, low, high, ignored, within_entropy, odd, within, variance, *rest = islice(host, _NUMBERS)
+        pooled, same, apart, bent, kinds, binary, counted, distinct, marginal, conditional = rest
         return BatchPartStats(
             name=self.name,
             whole=self.whole,
