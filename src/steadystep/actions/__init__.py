@@ -7,7 +7,7 @@ takes has a part before it and a part after it: `Around`.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from torch.optim import Optimizer
 
@@ -224,15 +224,16 @@ class Updater:
         # A factor of exactly 1 changes nothing and is not applied. The margin covers that torch adds the norm up in its
         # own dtype; `not <` because in observe() a NaN norm must do what torch's clipping does with it.
         elif self._clip_norm is not None and (view.layout.half or not norm * _MARGIN + EPSILON < fixed):
-            self._scale(view, max_norm=fixed)
+            self._scale(view, max_norm=fixed, is_above=norm > fixed * _MARGIN)
         if self._clip_value is not None:
             clamp_(view.grads, view.layout, max_value=self._clip_value)
         return norm > min(learned, fixed)
 
-    def _scale(self, view: "GradientView", *, max_norm: float) -> None:
+    def _scale(self, view: "GradientView", *, max_norm: float, is_above: bool = False) -> None:
         """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
         if self._sharded is None:
-            scale_by_norm_(view.grads, view.layout, view.norms, max_norm=max_norm, stacked=view.stacked)
+            known: dict[str, Any] = {"max_norm": max_norm, "stacked": view.stacked, "is_above": is_above}
+            scale_by_norm_(view.grads, view.layout, view.norms, **known)
         else:
             clip_global_norm_(self._sharded.parameters, max_norm=max_norm)
 

@@ -170,7 +170,7 @@ class LoopState:
     def roll_back(self, state: Mapping[str, Any]) -> None:
         """As `put_back`, for a run that goes on: its place in the data, random numbers and learning rates stay.
 
-        With a kept scheduler the learning rates go back with it.
+        With a kept scheduler the learning rates are rolled back with it.
         """
         self._ranks.reshard()
         self._check(state)

@@ -95,7 +95,7 @@ def finish(
     move_in(staging, path)
 
 
-def is_whole(path: Path, manifest: Manifest, *, rank: int, size: int) -> str:
+def share_is_whole(path: Path, manifest: Manifest, *, rank: int, size: int) -> str:
     """What is wrong with this rank's share of the files, so that all ranks together read each of them once; or ""."""
     for number, (name, expected) in enumerate(sorted(manifest.files.items())):
         if number % size == rank:
@@ -224,18 +224,18 @@ class SharedCheckpointStore:
 
     def _first(self, steps: Iterable[int]) -> Checkpoint | None:
         for step in json.loads(self._ranks.texts(json.dumps(list(steps)[:64]))[0]):
-            found = read_together(self.folder / f"step-{step:08d}", self._ranks)
+            found = read_shared(self.folder / f"step-{step:08d}", self._ranks)
             if found is not None:
                 return found
         return None
 
 
-def read_together(path: Path, ranks: Ranks) -> Checkpoint | None:
+def read_shared(path: Path, ranks: Ranks) -> Checkpoint | None:
     """A checkpoint that all ranks find whole, each with its own part of the state; else None, and a warning."""
     found, wrong = None, ""
     try:
         manifest = read_manifest(path)
-        wrong = is_whole(path, manifest, rank=ranks.rank, size=ranks.size)
+        wrong = share_is_whole(path, manifest, rank=ranks.rank, size=ranks.size)
     except CheckpointError as error:
         wrong = str(error)
     every = [text for text in ranks.texts(wrong) if text]

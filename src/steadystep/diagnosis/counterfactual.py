@@ -2,7 +2,7 @@
 
 Each step's batch is run once under either, before anybody has learned from it, with the same random numbers. The pairs
 are compared until they agree: single batches differ, the weights of a noisy run wander, and a jump that is on its way
-down needs no help. What is lost by going back is in the comparison, because the old state has not seen those updates.
+down needs no help. What is lost by a rollback is in the comparison, because the old state has not seen those updates.
 """
 
 import math

@@ -12,7 +12,7 @@ from steadystep.diagnosis.learning import (
     unlearned,
 )
 from steadystep.diagnosis.output_evidence import first_and_last
-from steadystep.records import BatchPart, BatchStats, DetectorName
+from steadystep.records import BatchPartStats, BatchStats, DetectorName
 
 _ENOUGH_BATCHES = 6
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
@@ -268,7 +268,7 @@ def num_batches(facts: Facts) -> int:
     return 0 if facts.measured.batch is None else facts.measured.batch.batches
 
 
-def named(batch: BatchStats, name: str) -> BatchPart | None:
+def part_named(batch: BatchStats, name: str) -> BatchPartStats | None:
     """The part of this name."""
     return next((part for part in batch.parts if part.name == name), None)
 

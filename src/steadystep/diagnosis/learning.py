@@ -12,7 +12,7 @@ from typing import final
 from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.facts import Facts, told
-from steadystep.records import BatchPart, DetectorName, Diagnosis
+from steadystep.records import BatchPartStats, DetectorName, Diagnosis
 
 TOO_SHORT = 50
 """Updates: of a run of fewer nothing is said."""
@@ -112,12 +112,12 @@ def is_policy(facts: Facts) -> bool:
     return named or facts.measured.rewarded or reward(facts) is not None
 
 
-def reward(facts: Facts) -> BatchPart | None:
+def reward(facts: Facts) -> BatchPartStats | None:
     """The part of the batch that holds the rewards."""
     return next((p for p in _parts(facts) if any(word in plain(p.name) for word in _REWARDS)), None)
 
 
-def target(facts: Facts) -> BatchPart | None:
+def target(facts: Facts) -> BatchPartStats | None:
     """The targets: what the loss was found to be of, else what is called so, else the last of several tensors."""
     parts, outputs = _parts(facts), facts.measured.outputs
     kind, name = outputs.loss
@@ -189,7 +189,7 @@ def base_level(facts: Facts) -> tuple[float | None, str]:
     return (None if base is None else base * facts.measured.outputs.scale), text
 
 
-def base_of(kind: str, part: BatchPart) -> tuple[float | None, str]:
+def base_of(kind: str, part: BatchPartStats) -> tuple[float | None, str]:
     """The same, for a kind of loss and its target."""
     if kind in _CLASSES and part.entropy > 0.02:
         return part.entropy, "the entropy of the labels"
@@ -213,7 +213,7 @@ def plain(name: str) -> str:
     return name.strip("[]'\".").lower()
 
 
-def _parts(facts: Facts) -> Sequence[BatchPart]:
+def _parts(facts: Facts) -> Sequence[BatchPartStats]:
     return () if facts.measured.batch is None else facts.measured.batch.parts
 
 
@@ -226,7 +226,7 @@ _LONG = 200  # updates, before a loss that has not moved is called so
 _USUAL_UPDATE = 3e-4  # of the weights
 
 
-def conclude(facts: Facts, *, live: bool = False) -> Diagnosis:
+def conclude_from_curve(facts: Facts, *, live: bool = False) -> Diagnosis:
     """Return "healthy" with the evidence for it, or "no-learning" for a loss that has not moved."""
     updates, found = facts.trace.num_updates, progress(facts)
     if facts.curve is None or updates < TOO_SHORT:

@@ -2,7 +2,7 @@
 
 import math
 
-from steadystep.diagnosis.data_evidence import enough_batches, named, num_batches
+from steadystep.diagnosis.data_evidence import enough_batches, num_batches, part_named
 from steadystep.diagnosis.facts import Facts, told
 from steadystep.diagnosis.learning import JUDGED_AFTER, is_policy, reward
 from steadystep.diagnosis.output_evidence import first_and_last
@@ -23,7 +23,7 @@ def certain_policy(facts: Facts) -> str:
     """A policy that has become certain, while its reward has not risen."""
     first, last = first_and_last(facts)
     part, early = reward(facts), facts.measured.early
-    then = None if part is None or early is None else named(early, part.name)
+    then = None if part is None or early is None else part_named(early, part.name)
     if first is None or last is None or part is None or early is None or then is None or not first.entropy > 0.3:
         return ""
     if last.entropy > 0.1 * first.entropy:
@@ -80,7 +80,7 @@ def uniform_policy(facts: Facts) -> str:
 def _change_of_reward(facts: Facts) -> tuple[float, float, float] | None:
     """The mean reward of the first batches and of later ones, and their difference in standard errors."""
     part, early = reward(facts), facts.measured.early
-    then = None if part is None or early is None else named(early, part.name)
+    then = None if part is None or early is None else part_named(early, part.name)
     if part is None or early is None or then is None:
         return None
     more = num_batches(facts) - early.batches

@@ -19,7 +19,7 @@ from steadystep.diagnosis import (
 from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
 from steadystep.diagnosis.facts import Facts, told
-from steadystep.diagnosis.learning import conclude
+from steadystep.diagnosis.learning import conclude_from_curve
 from steadystep.diagnosis.learning_evidence import EvidenceRule, EvidenceTest, noted, warned
 from steadystep.records import DetectorName, Diagnosis
 
@@ -30,7 +30,7 @@ def _seen(cause: Cause, fault: Fault | None, sign: EvidenceTest, weight: float =
 
 def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
     """Units that rest are no fault where the loss has been halved without them."""
-    return lambda facts: "" if step_size_evidence.learns(facts) else sign(facts)
+    return lambda facts: "" if step_size_evidence.has_halved(facts) else sign(facts)
 
 
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
@@ -84,7 +84,7 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size_evidence.reckless_adam),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, warned(DetectorName.OSCILLATION), forgivable=True, level=True),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, noted(DetectorName.OSCILLATION), forgivable=True, level=True),
-    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.spikes, forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.frequent_spikes, forgivable=True, level=True),
     EvidenceRule(Cause.OSCILLATION, 1.0, warned(DetectorName.OSCILLATION), forgivable=True),
     EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.0, learning_evidence.drowned),
     # wrong from the start; inputs of any scale are no fault by themselves
@@ -203,7 +203,7 @@ def rank(facts: Facts, *, live: bool = False) -> tuple[Diagnosis, ...]:
     return tuple(
         Diagnosis(cause=cause, fault=fault, evidence=evidence, advice=_advice(Cause(cause), facts))
         for cause, fault, evidence in book.named()
-    ) or (conclude(facts, live=live),)
+    ) or (conclude_from_curve(facts, live=live),)
 
 
 def proven(facts: Facts) -> frozenset[tuple[str, str]]:

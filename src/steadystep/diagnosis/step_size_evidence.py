@@ -29,11 +29,11 @@ def unsteady(facts: Facts) -> str:
     if seen is None or {DetectorName.WEIGHT_JUMP, DetectorName.BIT_FLIP} & facts.warned.keys():
         return ""
     signs = (DetectorName.OSCILLATION, DetectorName.SLOW_DIVERGENCE)
-    if not any(sign in facts.noted or sign in facts.warned for sign in signs) or not spikes(facts):
+    if not any(sign in facts.noted or sign in facts.warned for sign in signs) or not frequent_spikes(facts):
         return ""
     momentum = facts.structure.momentum
     more = f"; a momentum of {momentum:g} adds up {1 / (1 - momentum):.0f} steps" if 0.98 < momentum < 1.0 else ""
-    return f"{told(seen)}; {spikes(facts)}{more}"
+    return f"{told(seen)}; {frequent_spikes(facts)}{more}"
 
 
 def leaped(facts: Facts) -> str:
@@ -107,7 +107,7 @@ def went_up(facts: Facts) -> str:
     return f"the loss rose from {first[0]:.4g} to {peak:.4g} at step {step}"
 
 
-def spikes(facts: Facts) -> str:
+def frequent_spikes(facts: Facts) -> str:
     """Spikes of loss or gradient in more than one step of a hundred."""
     found = [
         occurrences.get(d)
@@ -152,15 +152,15 @@ def suffers(facts: Facts) -> str:
     A first loss far above all others is no sign of suffering while it goes well: so begins any regression whose targets
     are not around zero.
     """
-    if not (large_inputs(facts) or uneven_inputs(facts)) or learns(facts):
+    if not (large_inputs(facts) or uneven_inputs(facts)) or has_halved(facts):
         return ""
     looks = [went_up, dead_layer, huge_updates, saturated_layer]
     if not facts.going_well:
-        looks += [cold_start, high_start, rose, spikes, _slow, _breaks]
+        looks += [cold_start, high_start, rose, frequent_spikes, _slow, _breaks]
     return next((text for text in (look(facts) for look in looks) if text), "")
 
 
-def learns(facts: Facts) -> bool:
+def has_halved(facts: Facts) -> bool:
     """Whether the loss has been halved, for good, by a net that is alive and does not merely guess."""
     curve = facts.curve
     if curve is None or facts.signed or not facts.going_well or curve.late > _HALVED * curve.start:

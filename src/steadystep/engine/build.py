@@ -31,7 +31,7 @@ from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
-from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, unwrapped
+from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, without_ddp
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands
 from steadystep.schedule import Schedule
@@ -86,7 +86,7 @@ def _build(
     hparams: dict[str, Any],
 ) -> Parts:
     components.check_settings(config, schedule, folder)
-    ranks, model = ranks_of(model), unwrapped(model)
+    ranks, model = ranks_of(model), without_ddp(model)
     # before the lock: it makes the folder
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)
@@ -98,7 +98,8 @@ def _build(
         log: Tracking | NullTracker = NullTracker()
         if ranks.rank == 0:
             log = components.tracking(config, folder, model, sinks, arguments.hparams_of(optimizer) | hparams)
-        learning_rate = _learning_rate(config, optimizer, schedule)
+        start, planned, times = config.training.learning_rate, config.training.schedule, config.training.lr_times
+        learning_rate = LearningRate(optimizer, start=start, schedule=schedule, planned=planned, times=times)
     except BaseException:
         islands.remove()
         raise
@@ -107,13 +108,6 @@ def _build(
     ground = _Ground(guard, config, model, optimizer, folder, ranks, measuring, learning_rate, detectors)
     every = config.monitoring.log_frequency if log.wants_samples else None
     return ground.parts(log=log, islands=islands, lock=lock, gradient_samples=GradientSamples(every))
-
-
-def _learning_rate(config: Config, optimizer: Optimizer, schedule: Schedule | None) -> LearningRate:
-    training = config.training
-    return LearningRate(
-        optimizer, start=training.learning_rate, schedule=schedule, planned=training.schedule, times=training.lr_times
-    )
 
 
 def _detectors(
@@ -157,13 +151,11 @@ class _Ground:
         gradient_samples: GradientSamples,
     ) -> Parts:
         """Everything else."""
-        config, ranks, measuring = self.config, self.ranks, self.measuring
-        limits, budget = components.limits(config), components.budget(config)
+        limits, budget = components.limits(self.config), components.budget(self.config)
         structure = partial(structure_of, self.model, self.optimizer)
-        history = RunHistory(components.setup(config, self.folder), structure)
-        replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(config))
-        run_state = self._run_state()
-        rule = clip_rule(config)
+        history = RunHistory(components.setup(self.config, self.folder), structure)
+        replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(self.config))
+        run_state, rule = self._run_state(), clip_rule(self.config)
         rolled_back = self._rolled_back(rule)
         recovery = self._recovery(rolled_back, run_state.data, replay_buffer, limits)
         updater = self._updater(recovery, rule)
@@ -173,23 +165,14 @@ class _Ground:
         saved |= {"early stopping": run_state.early_stopping, **self._saved(judge)}
         return Parts(
             progress=progress,
-            ranks=ranks,
-            precision=measuring.precision,
             islands=islands,
-            runner=measuring.runner,
-            measurer=measuring.measurer,
-            probes=measuring.probes,
-            edits=WeightEdits(self.model, measuring.gradients, each_of(self.optimizer), hooked=ranks.size == 1),
-            checksums=components.checksums(config, self.model, self.optimizer, ranks),
-            recomputation=Recomputation(config, self.model, measuring, ranks),
             gradient_samples=gradient_samples,
             judge=judge,
             counterfactuals=self._counterfactuals(recovery),
             run_history=history,
             budget=budget,
-            learning_rate=self.learning_rate,
             updater=updater,
-            around=Around(self.optimizer, updater, self.learning_rate, measuring.probes),
+            around=Around(self.optimizer, updater, self.learning_rate, self.measuring.probes),
             recovery=recovery,
             rollback=self._rollback(progress, updater, recovery, checkpoints, limits),
             closure_errors=self._closure_errors(budget, updater, limits),
@@ -198,7 +181,19 @@ class _Ground:
             run_state=run_state,
             lock=lock,
             stateful=rolled_back | saved,
+            **self._measuring_parts(),
         )
+
+    def _measuring_parts(self) -> dict[str, Any]:
+        ranks, measuring, model, optimizer = self.ranks, self.measuring, self.model, self.optimizer
+        return {
+            **{name: getattr(measuring, name) for name in ("precision", "runner", "measurer", "probes")},
+            "ranks": ranks,
+            "learning_rate": self.learning_rate,
+            "edits": WeightEdits(model, measuring.gradients, each_of(optimizer), hooked=ranks.size == 1),
+            "checksums": components.checksums(self.config, model, optimizer, ranks),
+            "recomputation": Recomputation(self.config, model, measuring, ranks),
+        }
 
     def _saved(self, judge: Judge) -> dict[str, Stateful]:
         measuring, memory = self.measuring, self.measuring.memory

@@ -11,18 +11,23 @@ from typing import Any, final
 
 from steadystep.detectors import Detector, has_what_it_needs, occasional
 from steadystep.detectors.vanishing_gradient import SuddenZero
-from steadystep.diagnosis import (
-    LASTING,
-    RollbackTrial,
-    RollbackTrialResult,
-    explain,
-    first_sign,
-    needs_counterfactual,
-    weigh,
-)
+from steadystep.diagnosis import RollbackTrial, RollbackTrialResult, explain, first_sign, needs_counterfactual, weigh
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
-from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, by_plan, go_on, held_back, newest_finite
+from steadystep.engine.verdict import (
+    USUAL,
+    Ask,
+    Needs,
+    State,
+    Turns,
+    Verdict,
+    by_plan,
+    go_on,
+    held_back,
+    is_uncertain,
+    newest_finite,
+    stand_out,
+)
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Action, DetectorName, Finding, Severity, Signals
@@ -33,8 +38,6 @@ _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders 
 _HELD = 7  # batches that were remembered; with the one at hand they are enough
 _GROWN = 2.0  # times what it was
 _TRIED = 3  # states, where updates are refused again and again: the newest may hold the damage already
-_USUAL = 20  # batches before a repetition
-_UNUSUAL = 2.0  # times the mean of their losses
 
 
 def notice(detectors: Sequence[Detector], signals: Signals) -> tuple[Finding, ...]:
@@ -141,12 +144,7 @@ class Judge:
     ) -> Generator[Ask, Any, Verdict]:
         if clipped:
             found = yield from held_back(found)
-        # why a jump of the loss too: a zeroed embedding is half learned again by the next look at the weights
-        doubtful = doubtful or any(f.severity in _GRAVE or f.detector == DetectorName.LOSS_SPIKE for f in found)
-        if doubtful and not signals.weight_norms:
-            # what looks like a bad batch may be the weights: they are looked at now, and not at the next cadence
-            signals = yield Ask("weight-norms")
-            found += notice([each for each in self.steady if each.name == DetectorName.WEIGHT_JUMP], signals)
+        signals, found = yield from self._with_weights(signals, found, doubtful=doubtful)
         damaged = has_broken_weights(found) or any(f.detector == DetectorName.DAMAGED_STATE for f in found)
         # with damaged weights also those that hold these very updates: it was none of them
         states, lr_mult = yield Ask("finite-states" if damaged else "states")
@@ -157,22 +155,33 @@ class Judge:
             signals, found = yield from self._compared(signals, found, states, lr_mult)
         if not found:
             return Verdict(signals)
+        mode: Mode = "careful" if careful and self.mode == "autopilot" else self.mode
         verdict = conclude(
             signals,
             found,
             budget=self.budget,
             limits=self.limits,
             states=states,
-            mode="careful" if careful and self.mode == "autopilot" else self.mode,
+            mode=mode,
             ceiling=ceiling,
             setup=replace(self.setup, clips=True) if clipped else self.setup,
         )
-        plan = verdict.plan
-        if Action.RESTORE_MOMENTS in plan.actions:  # what they fall to is our doing
+        if Action.RESTORE_MOMENTS in verdict.plan.actions:  # what they fall to is our doing
             self._learn_again((DetectorName.LOST_MOMENTS,))
-        if Action.ROLLBACK in plan.actions and self.trial.finding is not None:
+        if Action.ROLLBACK in verdict.plan.actions and self.trial.finding is not None:
             self.trial.close(signals.step)  # what was compared with are other weights from now on
         return verdict
+
+    def _with_weights(
+        self, signals: Signals, found: tuple[Finding, ...], *, doubtful: bool
+    ) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
+        """What looks like a bad batch may be the weights: they are looked at now, and not at the next cadence."""
+        # why a jump of the loss too: a zeroed embedding is half learned again by the next look at the weights
+        doubtful = doubtful or any(f.severity in _GRAVE or f.detector == DetectorName.LOSS_SPIKE for f in found)
+        if doubtful and not signals.weight_norms:
+            signals = yield Ask("weight-norms")
+            found += notice([each for each in self.steady if each.name == DetectorName.WEIGHT_JUMP], signals)
+        return signals, found
 
     def _learn_again(self, names: Container[str]) -> None:
         for detector in self.detectors:
@@ -190,7 +199,7 @@ class Judge:
             tried = None if losses is None else newest_finite(known, losses)
         signals = replace(signals, counterfactual=tried)
         weighed, jump = weigh(signals, found), DetectorName.WEIGHT_JUMP
-        return signals, tuple(f if f.detector == jump or not _is_uncertain(f) else self._untried(f) for f in weighed)
+        return signals, tuple(f if f.detector == jump or not is_uncertain(f) else self._untried(f) for f in weighed)
 
     def _compared(
         self, signals: Signals, found: tuple[Finding, ...], states: list[State], lr_mult: float
@@ -201,13 +210,13 @@ class Judge:
         if over is not None and (
             yield from self._was_garbage(over, self._restorable(signals, (over,), states, lr_mult))
         ):
-            return signals, tuple(f for f in found if f is over or not _is_uncertain(f))
-        lasting = tuple(filter(_is_uncertain, found))
+            return signals, tuple(f for f in found if f is over or not is_uncertain(f))
+        lasting = tuple(filter(is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
         # why not where guards take turns: it could not be told, and running old closures again may have side effects
         if loud and trial.finding is None and not self.turns.are_taken:
             yield from self._begin(loud[0], self._restorable(signals, loud, states, lr_mult))
-        rest = tuple(finding for finding in found if not _is_uncertain(finding))
+        rest = tuple(finding for finding in found if not is_uncertain(finding))
         if trial.finding is None:
             return signals, (*rest, *(trial.once(self._untried(finding)) for finding in lasting))
         for finding in loud:
@@ -241,13 +250,8 @@ class Judge:
         if not known or not self.limits.replays or self.turns.are_taken:
             return False
         count = int(over.value)
-        losses = yield Ask("remembered-losses", states=known[-1:], count=_USUAL + count)
-        old = [pair[0] for pair in losses]
-        usual, repeated = old[:-count], old[1 - count :]  # the first of them may be the one that was repeated
-        enough = len(usual) >= _USUAL // 2 and min(usual) > 0.0
-        return (
-            enough and min(repeated) > max(usual) and sum(repeated) / len(repeated) > _UNUSUAL * sum(usual) / len(usual)
-        )
+        losses = yield Ask("remembered-losses", states=known[-1:], count=USUAL + count)
+        return stand_out([old for old, _ in losses], count)
 
     def _severity(self, result: RollbackTrialResult, state: State, suspected: Finding) -> Generator[Ask, Any, Severity]:
         """A rollback pays where the objective is still what it was: no adversary, no target network has moved.
@@ -291,9 +295,3 @@ class Judge:
         before = self.budget.episode.began(signals.step, first_sign(found))
         known = restorable(states, before=before, step=signals.step, budget=self.budget, limits=self.limits)
         return [state for state in known if not by_plan(state, signals.lr * lr_mult, signals.announced_lr)]
-
-
-def _is_uncertain(finding: Finding) -> bool:
-    """Only a comparison can confirm it; a weight that is no longer finite needs none."""
-    certain = {DetectorName.WEIGHT_JUMP: "act", DetectorName.SAME_BATCH: "warn"}.get(finding.detector, "")
-    return finding.detector in LASTING and finding.severity != certain

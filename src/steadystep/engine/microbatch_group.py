@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState
-from steadystep.engine.arguments import number
+from steadystep.engine.arguments import real_number
 from steadystep.engine.closures import Closure, RepeatableClosure
 from steadystep.errors import MisuseError
 from steadystep.optimizers import Trained
@@ -85,7 +85,7 @@ class Group:
             )
         if weight is None:
             return None
-        value = number("weight", weight)
+        value = real_number("weight", weight)
         if not (math.isfinite(value) and value >= 0):
             raise MisuseError(f"weight = {weight!r}: must be a finite number of at least 0, such as a number of tokens")
         return value

@@ -53,14 +53,10 @@ class MicroBatchRunner:
     ) -> None:
         self._ranks = ranks or SingleProcess()
         self.group = Group(size, self._ranks.mean)
-        self._optimizer = optimizer
-        self._precision = precision
-        self._buffers = buffers
-        self._trained = trained
+        self._optimizer, self._precision, self._buffers, self._trained = optimizer, precision, buffers, trained
         self.reruns = GroupReruns(self, device, self._ranks)
         self._only_loss = OnlyTheLoss(optimizer, trained)
-        self._device = device
-        self._memory = memory
+        self._device, self._memory, self._draws = device, memory, draws
         # A group of one has nothing to leave out, so nothing is kept for it.
         self._keep_recipes = retry and size > 1
         self._state: Literal["idle", "collecting", "collected"] = "idle"
@@ -75,7 +71,6 @@ class MicroBatchRunner:
         self._rng: RngState | None = None
         self.failed_collecting = False
         """The last call ended with an exception of the closure, before anything was decided."""
-        self._draws = draws
         self._offered: tuple[RecordedMicroBatch, ...] = ()
         self.given_losses = False
         """The loop computes its losses itself."""

@@ -62,20 +62,9 @@ def assemble(
     with meeting.telling(model):
         replace_earlier(one, run_dir)
         claim(guard, model, one)
+    extra: dict[str, Any] = {"extra_detectors": detectors, "extra_sinks": sinks, "hparams": hparams}
     try:
-        parts = build(
-            guard,
-            settings,
-            model,
-            one,
-            schedule,
-            run_dir,
-            extra_detectors=detectors,
-            extra_sinks=sinks,
-            force=force,
-            meeting=meeting,
-            hparams=hparams,
-        )
+        parts = build(guard, settings, model, one, schedule, run_dir, force=force, meeting=meeting, **extra)
     except BaseException:
         release(one)
         raise
@@ -155,21 +144,21 @@ def _held(optimizer: Optimizer) -> bool:
     return holder is not None and holder() is not None
 
 
-def needs_closure(optimizer: Optimizer) -> bool:
+def reevaluates(optimizer: Optimizer) -> bool:
     """An optimizer that cannot step without one evaluates it as often as it likes."""
     return any(map(optimizers.needs_closure, each_of(optimizer)))
 
 
 def steps_elsewhere(optimizer: Optimizer) -> bool:
     """Whether `Guard.step` has no step to take: the optimizer runs the closure itself, or there is none."""
-    return needs_closure(optimizer) or isinstance(optimizer, ByHand)
+    return reevaluates(optimizer) or isinstance(optimizer, ByHand)
 
 
 def refuse_step(optimizer: Optimizer, *, closed: bool) -> NoReturn:
     """Raise what to call instead of `Guard.step`."""
     if closed:
         raise MisuseError("this guard is closed: create a new one")
-    if needs_closure(optimizer):
+    if reevaluates(optimizer):
         raise UnsupportedError(
             f"{type(optimizer).__name__} calls the closure itself, several times per step: use "
             "steadystep.watch(model, optimizer) and keep the loop unchanged"

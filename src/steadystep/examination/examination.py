@@ -19,7 +19,7 @@ from steadystep._utils.rng import HostRandom, RngState, generator_back
 from steadystep._utils.tree import tensors_in
 from steadystep.errors import ConfigError
 from steadystep.examination.experiments import Experiments
-from steadystep.examination.passes import rows
+from steadystep.examination.passes import num_rows
 from steadystep.examination.workbench import BatchLoss, Trial, Workbench
 from steadystep.lr_finder import generators_of
 from steadystep.records import Diagnosis
@@ -172,7 +172,7 @@ def _random_numbers_back(batches: object) -> Iterator[None]:
 def _kept(batches: Iterator[Any], number: int) -> list[Any]:
     """The first batches; some from farther on where these have a single target, as with sorted data."""
     first = list(islice(batches, number))
-    size = max((rows(t) for batch in first[:1] for _, t in tensors_in(batch)), default=0)
+    size = max((num_rows(t) for batch in first[:1] for _, t in tensors_in(batch)), default=0)
     if size and len(first) == number:
         first += islice(batches, max(min(_FEWEST_SAMPLES // size, 512) - number, 0))
         number = len(first)

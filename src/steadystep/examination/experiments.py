@@ -16,10 +16,10 @@ from steadystep.diagnosis.facts import names
 from steadystep.diagnosis.measured import is_bias
 from steadystep.examination.checks import faults_of, partly_reached
 from steadystep.examination.dependence import spread_of_outputs
-from steadystep.examination.observation import Observation, observe, trivial_loss
+from steadystep.examination.observation import Observation, observe_program, trivial_loss
 from steadystep.examination.output_checks import suspects
 from steadystep.examination.repairs import Repair, repairs, restart, restart_plainly
-from steadystep.examination.workbench import Trial, Variation, Workbench, standard_error
+from steadystep.examination.workbench import Trial, Variation, Workbench, paired_standard_error
 from steadystep.records import Diagnosis
 
 HAS_LEARNED = "the model has learned"
@@ -54,7 +54,7 @@ class Experiments:
     def run(self) -> tuple[Diagnosis, ...]:
         """Everything, from the first look to the causes."""
         self._progress("observing a few passes")
-        observation = observe(self._bench, self._scheduler)
+        observation = observe_program(self._bench, self._scheduler)
         found = list(faults_of(observation))
         seen = observation.passes[0]
         base = self._trial(
@@ -125,7 +125,7 @@ class Experiments:
         if not base.finite:
             return False
         lead = fresh.start - base.start
-        surely = min(_SURELY * standard_error(fresh.before, base.before), 0.5 * abs(fresh.start))
+        surely = min(_SURELY * paired_standard_error(fresh.before, base.before), 0.5 * abs(fresh.start))
         leads = lead > max(_UNLEARNED * abs(fresh.start), surely)
         if trivial is not None:  # their loss is below that of the best constant, and not so with any weights
             below = base.start < _BELOW * trivial and leads
@@ -146,7 +146,7 @@ class Experiments:
         plain = self._bench.losses(held)
         turned = self._bench.losses(held, lambda batch: seen.with_inputs(batch, lambda t: t.roll(1, 0)))
         worse = fmean(turned) - fmean(plain)
-        return float(worse > max(_UNLEARNED * abs(fmean(plain)), _SURELY * standard_error(turned, plain)))
+        return float(worse > max(_UNLEARNED * abs(fmean(plain)), _SURELY * paired_standard_error(turned, plain)))
 
     def _repaired(
         self, o: Observation, base: Trial, fresh: Trial, trivial: float | None, *, knows: bool, learns: bool

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from steadystep.examination.workbench import Prepare, Workbench
-from steadystep.signals.structure import untrained_heads
+from steadystep.signals import untrained_heads
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _MOST_PARTS = 10_000
@@ -61,14 +61,12 @@ def observe_parameters(bench: Workbench) -> Parameters:
     rates = {id(p): float(group["lr"]) for group in bench.optimizer.param_groups for p in group["params"]}  # sync: once
     named = dict(bench.model.named_parameters())
     names = {id(p): name for name, p in named.items()}
-    batches = bench.batches[:_BACKWARDS]
     trained = {name: p for name, p in named.items() if p.requires_grad}
     norms = dict.fromkeys(trained, 0.0)
-    missing = set(trained)
     leaves: dict[int, Tensor] = {}
     heads: tuple[str, ...] = ()
     with bench.set_aside():
-        for batch in batches:
+        for batch in bench.batches[:_BACKWARDS]:
             bench.optimizer.zero_grad()
             for p in named.values():
                 p.grad = None
@@ -79,10 +77,8 @@ def observe_parameters(bench: Workbench) -> Parameters:
                 torch.autograd.backward(loss)
             for name, p in trained.items():
                 if p.grad is not None:
-                    missing.discard(name)
                     norms[name] = max(norms[name], _norm(p.grad))
-    hidden = _unregistered(bench.model)
-    outside = [key for key in leaves if key in hidden and key not in names and key not in rates]
+    outside = (_unregistered(bench.model) & leaves.keys()) - names.keys() - rates.keys()
     return Parameters(
         trainable=sum(p.numel() for p in trained.values()),
         total=sum(p.numel() for p in named.values()),

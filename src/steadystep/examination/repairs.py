@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.examination.parameters import hold_too, thaw
-from steadystep.examination.passes import Pass, Scaling, mixed, together
+from steadystep.examination.passes import Pass, Scaling, joined_batches, mixed
 from steadystep.examination.workbench import Variation, Workbench
 from steadystep.signals.loss_calls import record_losses
 
@@ -71,7 +71,8 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str], frozen: Seque
         left_out: trainable parameters that get a gradient and are not in the optimizer.
         frozen: parameters with `requires_grad` off.
     """
-    yield from _settings(bench, left_out)
+    yield from _of_the_update(bench, left_out)
+    yield from _of_the_model(bench)
     yield from _thawed(frozen) if frozen else ()
     yield from _terms(bench, seen)
     yield from _data(bench, seen)
@@ -105,7 +106,7 @@ def _rates(lr: float) -> Iterator[Repair]:
         )
 
 
-def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
+def _of_the_update(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
     if left_out:
         yield Repair(
             name="all-parameters",
@@ -135,6 +136,9 @@ def _settings(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair]:
             variation=Variation(loss=bench.plain),
             particular=True,
         )
+
+
+def _of_the_model(bench: Workbench) -> Iterator[Repair]:
     if not bench.model.training:
         yield Repair(
             name="train-mode",
@@ -278,7 +282,7 @@ def _fits(bench: Workbench, batch: Any) -> bool:
 
 def _larger_batches(bench: Workbench, size: int) -> Repair:
     times = max(_LARGE_BATCH, _USUAL_BATCH // max(size, 1))
-    joined = together(bench.batches, times)
+    joined = joined_batches(bench.batches, times)
     if joined and not _fits(bench, joined[0]):
         joined = None
     times = min(times, len(bench.batches)) if joined else times

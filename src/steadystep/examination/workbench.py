@@ -91,14 +91,18 @@ class Trial:
     def learns(self) -> bool:
         """The held loss falls: by two per cent, and by more than its spread over batches explains."""
         fall = self.start - self.end
-        return self.finite and self.gain > _TWO_PER_CENT and fall > _ERRORS * standard_error(self.before, self.after)
+        return (
+            self.finite
+            and self.gain > _TWO_PER_CENT
+            and fall > _ERRORS * paired_standard_error(self.before, self.after)
+        )
 
     def __str__(self) -> str:
         end = f"{self.end:.4g}" if math.isfinite(self.end) else "not finite"
         return f"{self.what}: {self.start:.4g} -> {end} in {len(self.losses)} updates"
 
 
-def standard_error(left: Sequence[float], right: Sequence[float]) -> float:
+def paired_standard_error(left: Sequence[float], right: Sequence[float]) -> float:
     """The standard error of the mean difference of pairs; infinite where one of them is not finite."""
     differences = [a - b for a, b in zip(left, right, strict=True)]
     if not all(map(math.isfinite, differences)):

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from steadystep.incidents.incidents import Incidents, RefusedStep, gathered, step_state
 from steadystep.incidents.locate import as_before, second_look
-from steadystep.incidents.origin import Examination, Origin
+from steadystep.incidents.origin import NaNTrace, Origin
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.precision import Precision
 from steadystep.records import Outcome, Plan, Signals
@@ -89,7 +89,7 @@ class NaNTracer:
             whole: Mapping[str, Any] = gathered(step_state(self._model, self._optimizer, rng), keep=keep)
             return whole
 
-    def _second_look(self, signals: Signals) -> Examination:
+    def _second_look(self, signals: Signals) -> NaNTrace:
         work, batch, rng = self._runner.suspect(signals.bad_micro_batches)
         with as_before(self._buffers):
             return second_look(
@@ -108,7 +108,7 @@ class NaNTracer:
         signals: Signals,
         *,
         updates: int,
-        found: Examination | None = None,
+        found: NaNTrace | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> RefusedStep:
         work, batch, rng = self._runner.suspect(signals.bad_micro_batches)
@@ -154,7 +154,7 @@ def _said(origin: Origin, signals: Signals | None) -> str:
 _BAD, _FINE = "!", "."
 
 
-def whose(ranks: Ranks, signals: Signals, found: Examination, said: str) -> tuple[int, str]:
+def whose(ranks: Ranks, signals: Signals, found: NaNTrace, said: str) -> tuple[int, str]:
     """The rank, and what it has to say: one whose own loss was bad, else one where it showed again, else the first.
 
     All ranks call it, each with what it found.

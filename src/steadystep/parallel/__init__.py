@@ -15,7 +15,7 @@ from steadystep._utils.modules import data_parallel_of
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.parallel.single_process import AskRank, Ranks, Sections, SingleProcess, sections
 
-__all__ = ["Meeting", "Once", "Ranks", "SingleProcess", "Through", "ranks_of", "sections", "unwrapped"]
+__all__ = ["Meeting", "Once", "Ranks", "SingleProcess", "Through", "ranks_of", "sections", "without_ddp"]
 
 
 @final
@@ -57,10 +57,10 @@ def ranks_of(model: nn.Module) -> Ranks:
         return SingleProcess()
     from steadystep.parallel.process_group import ProcessGroup  # why: who runs alone need not load it
 
-    return ProcessGroup(unwrapped(model), wrapped, group)
+    return ProcessGroup(without_ddp(model), wrapped, group)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def without_ddp(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, where names are as its owner knows them; any other as it is."""
     wrapped = data_parallel_of(model)
     if wrapped is None:

@@ -155,7 +155,7 @@ def encode(
 
 
 def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, probe: Probe | None = None) -> Agreed:
-    """What the sums of all ballots mean; `signals` and `probe` are what this rank had put in."""
+    """What the sums of all payloads mean; `signals` and `probe` are what this rank had put in."""
     size, host = form.size, iter(sums)
     present, loss, repeatable, bad_inputs, good_inputs, looked, spoilt = islice(host, 7)
     marks = [same_on_all_ranks(next(host), next(host), size) for _ in range(5)]
@@ -166,7 +166,7 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
     squares = dict(zip(form.names, islice(host, len(form.names)), strict=True))
     norms = tuple(math.sqrt(squares[name]) for name in signals.names)
     buffers = {name: tuple(islice(host, 3)) for name in form.buffers}
-    watched = {name: (fourth / seen) ** 0.25 for name, (seen, _, fourth) in buffers.items() if seen}
+    peaks = {name: (fourth / seen) ** 0.25 for name, (seen, _, fourth) in buffers.items() if seen}
     inputs = _inputs(next(host), [total / size for total in islice(host, len(_INPUTS))], size)
     metrics = [total / size for total in islice(host, METRICS)]
     return Agreed(
@@ -177,10 +177,8 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
             grad_norm=math.hypot(*norms),
             norms=norms,
             bad_buffers=tuple(name for name, (_, bad, _) in buffers.items() if bad),
-            buffers=tuple(watched),
-            buffer_peaks=tuple(watched.values()),
-            state=(EVERYTHING,) if looked else (),
-            state_peaks=(0.0,) if looked else (),
+            **_named("buffers", "buffer_peaks", peaks),
+            **_named("state", "state_peaks", {EVERYTHING: 0.0} if looked else {}),
             repeatable=repeatable == size,
             input_finite=False if bad_inputs else (True if good_inputs else None),
             metrics=dict(zip(sorted(signals.metrics), metrics, strict=False)) if same_metrics else {},
@@ -196,6 +194,11 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
         probe_fits=probe_fits,
         damaged=spoilt > 0.0,
     )
+
+
+def _named(names: str, numbers: str, known: Mapping[str, float]) -> dict[str, Any]:
+    """Two fields of `Signals` that belong together: which tensors, and a number for each."""
+    return {names: tuple(known), numbers: tuple(known.values())}
 
 
 def damaged(signals: Signals) -> dict[str, float]:

@@ -9,7 +9,7 @@ from steadystep.records.record import JSON, Record
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPart(Record):
+class BatchPartStats(Record):
     """One tensor of the batches, over all batches that were measured."""
 
     __pydantic_config__ = JSON
@@ -61,7 +61,7 @@ class BatchStats(Record):
 
     batches: int
     """Number of batches measured."""
-    parts: tuple[BatchPart, ...]
+    parts: tuple[BatchPartStats, ...]
     """At most six tensors, in the order of the batch."""
     shifted: bool = False
     """Whether the last tensor is the first one, moved by one position: the next token is predicted."""
@@ -130,7 +130,7 @@ class OutputStats(Record):
     """The activation that made what the first loss function got, as in "softmax"."""
     kind: str = ""
     """Of the first loss function, where it is a plain mean."""
-    target: BatchPart | None = None
+    target: BatchPartStats | None = None
     """What the first loss function compared with, over all probes so far."""
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from steadystep._utils.tree import is_readable, tensors_in
-from steadystep.records import BatchPart, BatchStats
+from steadystep.records import BatchPartStats, BatchStats
 
 FIRST = 16
 """Batches at the start that are all measured."""
@@ -136,7 +136,7 @@ class PartStats:
             [*numbers, variance.mean(), pooled, self._print[1], apart * scale, bent * scale, kinds, _binary(mean)]
         )
 
-    def read(self, host: Iterator[float]) -> BatchPart:
+    def read(self, host: Iterator[float]) -> BatchPartStats:
         """The record, from the numbers of `pending`."""
         numbers = tuple(islice(host, _NUMBERS))
         (
@@ -156,7 +156,7 @@ class PartStats:
             kinds,
             binary,
         ) = numbers
-        return BatchPart(
+        return BatchPartStats(
             name=self.name,
             whole=self.whole,
             rows=self.rows,

@@ -19,7 +19,23 @@ from steadystep._utils.text import plain_name
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.records import Signals
 
+_ANNOUNCING = ("initial_lr", "max_lr")
 NO_PARAMETERS = "the optimizer has no parameters: pass it model.parameters()"
+
+
+def learning_rates(optimizer: Optimizer) -> tuple[list[float], list[Tensor], float]:
+    """Of all groups, and the largest announced: torch's schedulers write what they rise to into the groups."""
+    numbers: list[float] = []
+    tensors: list[Tensor] = []
+    largest = 0.0
+    for group in optimizer.param_groups:
+        lr = group.get("lr", 0.0)
+        (tensors if isinstance(lr, Tensor) else numbers).append(lr)
+        for key in _ANNOUNCING:
+            value = group.get(key, 0.0)
+            if isinstance(value, float | int) and value > largest:
+                largest = float(value)
+    return numbers, tensors, largest
 
 
 @final

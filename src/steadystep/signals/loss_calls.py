@@ -51,14 +51,14 @@ _OTHER_NAMES = {"sigmoid_": "sigmoid", "tanh_": "tanh", "relu_": "relu", "specia
 
 @final
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ActivationOrigin:
     """The activation whose output a tensor is."""
 
     name: str
     dim: int | None
     """Of a softmax, from 0."""
     shape: tuple[int, ...]
-    before: "Origin | None"
+    before: "ActivationOrigin | None"
     """The activation directly before it."""
 
 
@@ -72,7 +72,7 @@ class LossCall:
     target: Tensor | None
     result: Tensor | None
     """The mean over what it compares, detached, also where the call takes the sum or nothing of the kind."""
-    origin: Origin | None
+    origin: ActivationOrigin | None
     options: Mapping[str, Any] = field(default_factory=dict)
     weighted: bool = False
     """With weights of samples or classes."""
@@ -108,12 +108,12 @@ class LossRecorder(TorchFunctionMode):
         self.ahead = ""
         """The call by which a position of a sequence sees later ones, if there is one without a mask."""
         self._masked = False
-        self.softmaxes: list[Origin] = []
+        self.softmaxes: list[ActivationOrigin] = []
         """Every softmax, wherever it is."""
         self._used: dict[bool, dict[int, nn.Parameter]] = {False: {}, True: {}}
         self.loss: Tensor | None = None
         """The last single number with a gradient."""
-        self._origins: dict[int, tuple[Tensor, Origin]] = {}
+        self._origins: dict[int, tuple[Tensor, ActivationOrigin]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -169,7 +169,7 @@ class LossRecorder(TorchFunctionMode):
         """Parameters that require a gradient and were computed with under `no_grad` only."""
         return [p for key, p in self._used[False].items() if key not in self._used[True]]
 
-    def origin_of(self, tensor: Tensor) -> Origin | None:
+    def origin_of(self, tensor: Tensor) -> ActivationOrigin | None:
         """The activation that made it, if one did."""
         found = self._origins.get(id(tensor))
         return None if found is None else found[1]
@@ -199,14 +199,14 @@ class LossRecorder(TorchFunctionMode):
         if name in ACTIVATIONS:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None) if "softmax" in name else None
             place = dim % given.dim() if isinstance(dim, int) and given.dim() else None
-            made = Origin(name, place, tuple(given.shape), origin)
+            made = ActivationOrigin(name, place, tuple(given.shape), origin)
             self._origins[id(result)] = (result, made)
             self.softmaxes += [made] if place is not None else []
         elif name in _KEEPS_VALUES or name in _KEEPS_ORDER:
             if origin is not None:
                 self._origins[id(result)] = (result, origin)
         elif name == "log" and origin is not None and origin.name in _LOGGED:
-            logged = Origin(_LOGGED[origin.name], origin.dim, origin.shape, None)
+            logged = ActivationOrigin(_LOGGED[origin.name], origin.dim, origin.shape, None)
             self._origins[id(result)] = (result, logged)
         self._distance(name, given, args, result)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadystep.signals.loss_calls import LossCall, Origin
+from steadystep.signals.loss_calls import ActivationOrigin, LossCall
 
 OF = " of "
 """Between the kind of a loss and the tensor that it is of."""
@@ -134,7 +134,7 @@ INNER_SOFTMAX = "inner softmax-axis"
 def mistakes(
     calls: Sequence[LossCall],
     differences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
-    softmaxes: Sequence[Origin] = (),
+    softmaxes: Sequence[ActivationOrigin] = (),
     size: int = 0,
 ) -> Iterator[tuple[str, str]]:
     """What shapes and the functions called show to be wrong, as fault and evidence: no number is read.
@@ -176,7 +176,7 @@ def _spreads(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
     return long == (*short, 1) or long == (short[0], 1, *short[1:])
 
 
-def _inner_axis(made: Origin, size: int) -> str:
+def _inner_axis(made: ActivationOrigin, size: int) -> str:
     """A softmax anywhere in the model that is over one element, or over the samples."""
     shape = made.shape
     if made.dim is None or len(shape) < 2:

@@ -44,10 +44,8 @@ class HookedStep:
     ) -> None:
         self._pipeline, self._parts = guard._pipeline, guard._parts
         self._progress = guard._parts.progress
-        self._optimizer = optimizer
-        self._seen = seen
+        self._optimizer, self._seen, self._reruns = optimizer, seen, reruns
         self.scaling = scaling
-        self._reruns = reruns
         self._several = several
         """The optimizer evaluates its closure as often as it likes, and moves the weights in between."""
         self._outcome: Outcome | None = None

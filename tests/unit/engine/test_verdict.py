@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from steadystep.engine.judge import Judge, _is_uncertain, conclude, notice
-from steadystep.engine.verdict import Ask, Needs, Turns, Verdict, by_plan, go_on, newest_finite, settle
+from steadystep.engine.judge import Judge, conclude, notice
+from steadystep.engine.verdict import Ask, Needs, Turns, Verdict, by_plan, go_on, is_uncertain, newest_finite, settle
 from steadystep.policy import Budget, Limits
 from steadystep.records import Finding, Probe, Severity, Signals
 
@@ -240,10 +240,10 @@ class TestUntried:
 
 
 def test_only_a_comparison_can_confirm_what_lasts() -> None:
-    assert _is_uncertain(finding("slow-divergence", "act"))
-    assert _is_uncertain(finding("weight-jump", "warn"))
-    assert not _is_uncertain(finding("weight-jump", "act"))
-    assert not _is_uncertain(finding("gradient-spike", "act"))
+    assert is_uncertain(finding("slow-divergence", "act"))
+    assert is_uncertain(finding("weight-jump", "warn"))
+    assert not is_uncertain(finding("weight-jump", "act"))
+    assert not is_uncertain(finding("gradient-spike", "act"))
 
 
 @pytest.mark.parametrize(
