@@ -168,8 +168,7 @@ class Judge:
             ceiling=ceiling,
             setup=replace(self.setup, clips=True) if clipped else self.setup,
         )
-        if Action.RESTORE_MOMENTS in verdict.plan.actions:  # what they fall to is our doing
-            self._learn_again((DetectorName.LOST_MOMENTS,))
+        self._learn_again((DetectorName.LOST_MOMENTS,) if Action.RESTORE_MOMENTS in verdict.plan.actions else ())
         if Action.ROLLBACK in verdict.plan.actions and self.trial.finding is not None:
             self.trial.close(signals.step)  # what was compared with are other weights from now on
         return verdict
