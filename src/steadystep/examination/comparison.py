@@ -73,7 +73,7 @@ def from_new_weights(variation: Variation) -> Variation:
 
 
 @final
-class Comparison:
+class RepairComparison:
     """Trials at the length of the run, and what they say about it."""
 
     def __init__(self, bench: Workbench, trial: RunTrial, o: Observation, base: Trial, fresh: Trial) -> None:

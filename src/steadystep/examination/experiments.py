@@ -12,7 +12,7 @@ from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
 from steadystep.diagnosis.measured import is_bias
 from steadystep.examination.checks import faults_of, partly_reached
-from steadystep.examination.comparison import Comparison, from_new_weights
+from steadystep.examination.comparison import RepairComparison, from_new_weights
 from steadystep.examination.dependence import spread_of_outputs
 from steadystep.examination.observation import Observation, observe_program, trivial_loss
 from steadystep.examination.output_checks import suspects
@@ -109,7 +109,7 @@ class Experiments:
         self, o: Observation, base: Trial, fresh: Trial, trivial: float | None, longer: Trial | None = None
     ) -> tuple[Diagnosis, ...]:
         """What a repaired job shows to be wrong with one that learns."""
-        comparison = Comparison(self._bench, self._trial, o, base, fresh)
+        comparison = RepairComparison(self._bench, self._trial, o, base, fresh)
         return tuple(comparison.causes(trivial, longer, lambda now, new: _worn(o, now, new)))
 
     def _longer(self) -> Trial:

@@ -145,8 +145,7 @@ class Workbench:
         self.num_steps = num_steps
         self.max_grad_norm = max_grad_norm
         self._seed, self.in_time = seed, in_time
-        self.updated = updated
-        """Updates that the job had made before."""
+        self.updated = updated  # what the job had made before
         self.num_updates = 0
         """Taken by all trials together."""
 

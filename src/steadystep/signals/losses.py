@@ -119,7 +119,7 @@ def without_ignored(call: LossCall) -> Tensor:
     return torch.where(call.target == ignored, _IGNORED, call.target)
 
 
-def is_plain(call: LossCall) -> bool:
+def has_known_level(call: LossCall) -> bool:
     """Whether its level is known: not that of a divergence that is averaged over the classes as well."""
     return call.name != "kl_div" or (
         call.options.get("reduction") == "batchmean" and not call.options.get("log_target")

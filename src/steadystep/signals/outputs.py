@@ -27,7 +27,7 @@ from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_l
 from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
-from steadystep.signals.losses import KINDS, OF, Copies, is_plain, losses_of, mistakes, without_ignored
+from steadystep.signals.losses import KINDS, OF, Copies, has_known_level, losses_of, mistakes, without_ignored
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
@@ -120,7 +120,7 @@ class Outputs(ForwardHooks):
         if known is None or (known.shape != tuple(target.shape[1:]) and not known.flat):
             self._target = known = PartStats(TARGET, target, flat=known is not None)
         known.add(target)
-        kind = "" if call.weighted or not is_plain(call) else KINDS.get(call.name, "")
+        kind = "" if call.weighted or not has_known_level(call) else KINDS.get(call.name, "")
         made = "" if call.origin is None else call.origin.name
         self._called |= {"kind": kind, "result": call.result, "activation": made}
 
