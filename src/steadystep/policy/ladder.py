@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from steadystep.policy.budget import Budget, Limits
-from steadystep.policy.reinforcement import better_policy, coefficient_for
+from steadystep.policy.budget import Budget, Limits, better_policy, coefficient_for
 from steadystep.policy.trusted_snapshots import TrustedSnapshot, restorable
 from steadystep.records import Action, ActionName, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
 from steadystep.stats import is_absurd
