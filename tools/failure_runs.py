@@ -11,8 +11,7 @@ from torch.nn import functional
 
 import steadystep
 from steadystep import faults
-from steadystep.lab.tasks import TASKS, Task
-from steadystep.lab.tasks.classification import Clusters
+from steadystep.lab.tasks import TASKS, Clusters, Task
 from steadystep.lab.tasks.task import classifier
 from steadystep.records import Outcome
 

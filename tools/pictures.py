@@ -22,9 +22,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
 from steadystep.pages.report import report_page
-from steadystep.tracking import Incident, Run, read
-from steadystep.tracking.display import Progress, card, live
-from steadystep.tracking.sink import StepRow
+from steadystep.tracking import Incident, Run, StepRow, read
+from steadystep.tracking.display import DisplayedProgress, card, live
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
@@ -152,7 +151,7 @@ def picture(tab: Page, name: str) -> None:
 def terminal(run: Run, *, until: int = 400) -> str:
     """What the terminal showed at that step, drawn from the log by the same functions; the speed is the average."""
     console = Console(record=True, width=92, force_terminal=True, color_system="truecolor", file=io.StringIO())
-    progress, seconds = Progress(STEPS), seconds_per_step(run)
+    progress, seconds = DisplayedProgress(STEPS), seconds_per_step(run)
     last: Incident | None = None
     for step, loss, norm, lr in zip(
         run.loss.steps.tolist(), run.loss.values, run.grad_norm.values, run.lr.values, strict=True

@@ -162,6 +162,13 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.launched: Counter[str] = Counter()
         self.dispatched: Counter[str] = Counter()
         """With the ranges of torch's profiler around `step`, which a guard does not open."""
+        self.of_steps: list[int] = []
+        """Launches of each step."""
+
+    @property
+    def median(self) -> int:
+        """Launches of the median step."""
+        return sorted(self.of_steps)[len(self.of_steps) // 2]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.dispatched[str(func)] += 1
@@ -172,9 +179,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def operators_of(step: Callable[[], object]) -> Operators:
+def operators_of(step: Callable[[], object], *, warm_up: int = WARM_UP, counted_steps: int = KERNEL_STEPS) -> Operators:
     """Of a stretch of healthy steps, after some to warm up."""
-    for _ in range(WARM_UP):
+    for _ in range(warm_up):
         step()
     counted, tolist = Operators(), Tensor.tolist
 
@@ -183,8 +190,10 @@ def operators_of(step: Callable[[], object]) -> Operators:
         return tolist(tensor)
 
     with counted, patch.object(Tensor, "tolist", read):
-        for _ in range(KERNEL_STEPS):
+        for _ in range(counted_steps):
+            before = counted.launched.total()
             step()
+            counted.of_steps.append(counted.launched.total() - before)
     return counted
 
 
@@ -201,6 +210,11 @@ def kernels() -> dict[str, Any]:
             "operators": _compared(plain.seen, guarded.seen),
             "launches": _compared(plain.launched, guarded.launched),
             "launches, corruption checks off": _compared(plain.launched, unchecked.launched),
+            "launches, corruption checks off, median step": {
+                "plain": plain.median,
+                "guarded": unchecked.median,
+                "ratio": unchecked.median / plain.median,
+            },
             "dispatched calls, corruption checks off": _compared(plain.dispatched, unchecked.dispatched),
             "more_launches": {op: more for op, more in apart.items() if more},
         }

@@ -9,7 +9,7 @@ import pkgutil
 from steadystep import _deprecated
 from steadystep._utils import load_quietly, stub_homes
 
-_deprecated.install()
+_deprecated.install_finder()
 
 _homes = stub_homes((pkgutil.get_data(__name__, "__init__.pyi") or b"").decode())  # also from a zip
 

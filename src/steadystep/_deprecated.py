@@ -1,7 +1,7 @@
 """Old names of public things. Each works until 0.2 and says once what it is called now.
 
-Nothing else in the package knows them: modules are found by `install`, fields of records are added by `old_fields`,
-and the tables below are read where states, records and settings from before are loaded.
+Nothing else in the package knows them: modules are found by `install_finder`, fields of records are added by
+`old_fields`, and the tables below are read where states, records and settings from before are loaded.
 """
 
 import json
@@ -62,8 +62,13 @@ NAMES: dict[str, dict[str, str]] = {
         "Verdict": "RollbackTrialResult",
         "needs_witness": "needs_counterfactual",
     },
-    "steadystep.incidents": {"Case": "RefusedStep", "Examiner": "NaNTracer"},
-    "steadystep.records": {"Witness": "Counterfactual"},
+    "steadystep.incidents": {
+        "Case": "RefusedStep",
+        "Examination": "NaNTrace",
+        "Examiner": "NaNTracer",
+        "examine": "trace_step",
+    },
+    "steadystep.records": {"BatchPart": "BatchPartStats", "Witness": "Counterfactual"},
 }
 """Names of modules that are called what they were."""
 
@@ -193,7 +198,7 @@ class _OldModules(MetaPathFinder, Loader):
         module.__dict__["__getattr__"] = find
 
 
-def install() -> None:
+def install_finder() -> None:
     """Let `import` find modules by the names they had."""
     if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
         sys.meta_path.append(_OldModules())

@@ -19,7 +19,7 @@ from steadystep.engine.ownership import assemble, refuse_step, release, settings
 from steadystep.engine.pipeline import Pipeline
 from steadystep.records import Diagnosis, Outcome, Plan, Quarantined
 from steadystep.schedule import Schedule
-from steadystep.signals import Metrics, checked
+from steadystep.signals import Metrics, checked_metrics
 from steadystep.state import KeptObject
 from steadystep.tracking import Sink
 
@@ -121,7 +121,7 @@ class Guard:
             arguments.refuse_inside("step", busy=self._runner.busy)
             arguments.check_work(closure_or_loss)
         check_rates(self._optimizer)
-        number, numbers = self._runner.group.weight_of(weight), checked(metrics) if metrics else {}
+        number, numbers = self._runner.group.weight_of(weight), checked_metrics(metrics) if metrics else {}
         if not self._run_state.data.open and not isinstance(closure_or_loss, Tensor):
             self._pipeline.between()
         return self._pipeline.collect(closure_or_loss, batch, number, numbers)
@@ -140,8 +140,8 @@ class Guard:
             val_loss: the validation loss; lower is better.
             **metrics: other scalars to log with it.
         """
-        metrics = {name: arguments.number(name, value) for name, value in metrics.items()}
-        self._pipeline.validated(arguments.number("val_loss", val_loss), metrics)
+        metrics = {name: arguments.real_number(name, value) for name, value in metrics.items()}
+        self._pipeline.validated(arguments.real_number("val_loss", val_loss), metrics)
 
     @property
     def should_stop(self) -> bool:

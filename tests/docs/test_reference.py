@@ -28,10 +28,13 @@ OTHERS = {
     "steadystep.config": "Config TrainingSettings MonitoringSettings RecoverySettings autopilot careful observe",
     "steadystep.errors": "SteadystepError ConfigError MisuseError CheckpointError UnsupportedError TrainingHalted",
     "steadystep.integrations.accelerate": "watch mark_skipped",
+    "steadystep.integrations.deepspeed": "watch",
     "steadystep.integrations.fabric": "watch",
     "steadystep.integrations.lightning": "StabilityCallback",
+    "steadystep.integrations.torchft": "veto_non_finite",
+    "steadystep.integrations.torchtitan": "watch guarded",
     "steadystep.integrations.transformers": "StabilityCallback",
-    "steadystep.train.plan": "RunSettings GroupRule",
+    "steadystep.train": "RunSettings GroupRule",
 }
 # Every argument of these methods is described too.
 FACES = ("steadystep.guard.Guard", "steadystep.watching.Watcher")
@@ -206,7 +209,7 @@ def test_every_class_has_an_example(package: Any) -> None:
     missing = []
     for path, where in public().items():
         thing, name = at(package, where), path.rpartition(".")[2]
-        if not thing.is_class or name in OTHERS["steadystep.train.plan"]:  # keys that RunPlan's example shows
+        if not thing.is_class or name in OTHERS["steadystep.train"]:  # keys that RunPlan's example shows
             continue
         pages = [PAGES[page] for listed, page in directives().items() if home(listed) == where]
         missing += [] if has_example(name, thing.docstring.value, pages) else [path]

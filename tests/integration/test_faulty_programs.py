@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from faulty_programs import EVERY, PROGRAMS, UNSEEN, half
+from faulty_programs import EVERY, LATER, PROGRAMS, UNSEEN, half
 from faulty_programs.program import LABELS, Program, Setup, train
 
 FAULTY = tuple(program for program in PROGRAMS if program.faults)
@@ -32,6 +32,11 @@ def test_programs_run_and_start_where_their_twins_start(family: str) -> None:
 @pytest.mark.slow
 def test_unseen_programs_run_and_start_where_their_twins_start() -> None:
     run_and_compare(UNSEEN)
+
+
+@pytest.mark.slow
+def test_later_programs_run_and_start_where_their_twins_start() -> None:
+    run_and_compare(LATER)
 
 
 def run_and_compare(programs: Sequence[Program]) -> None:
@@ -85,6 +90,16 @@ def test_the_unseen_set_stands_apart() -> None:
     assert {half(program) for program in PROGRAMS} == {"develop", "sealed"}
     assert sum(bool(program.faults) for program in UNSEEN) >= 40
     assert sum(not program.faults for program in UNSEEN) >= 12
+
+
+def test_the_later_set_stands_apart() -> None:
+    assert {half(program) for program in LATER} == {"later"}
+    assert not set(LATER) & set(PROGRAMS)
+    faulty = [program for program in LATER if program.faults]
+    assert len(faulty) >= 40
+    assert len(LATER) - len(faulty) >= 12
+    assert max(Counter(program.faults[0] for program in faulty).values()) <= 6
+    assert sum(program.source != "own" for program in faulty) * 2 >= len(faulty)
 
 
 def test_every_family_and_frequent_label_is_in_both_halves() -> None:

@@ -15,9 +15,8 @@ import steadystep
 from steadystep import ConfigError, Diagnosis, Guard, MisuseError, Outcome
 from steadystep.records import Incident
 from steadystep.runs import compare, open_run
-from steadystep.tracking import Terminal
-from steadystep.tracking.display import Progress
-from steadystep.tracking.sink import StepRow
+from steadystep.tracking import StepRow, Terminal
+from steadystep.tracking.display import DisplayedProgress
 from steadystep.tracking.terminal import notebook_chart
 from tests.unit.pages.report_runs import made_run
 
@@ -136,7 +135,7 @@ def test_polars_too() -> None:
 
 
 def test_the_chart_of_a_cell_is_escaped() -> None:
-    progress = Progress()
+    progress = DisplayedProgress()
     for step in range(10):
         progress.step(StepRow(step=step, loss=1.0 / (1 + step), grad_norm=1.0, lr=0.1), now=float(step))
     chart = notebook_chart(progress, "<script>", [Incident(step=3, cause="<i>", severity="warn")])

@@ -152,10 +152,10 @@ def _json_or_none(line: bytes) -> Any:
         return None
 
 
-def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+def mean_by_weight(values: Sequence[float], weights: Sequence[float]) -> float:
     """Of those with a weight; NaN where none has.
 
-    >>> weighted_mean((1.0, 3.0, math.nan), [1.0, 3.0, 0.0])
+    >>> mean_by_weight((1.0, 3.0, math.nan), [1.0, 3.0, 0.0])
     2.5
     """
     counted = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0]

@@ -7,7 +7,7 @@ takes has a part before it and a part after it: `Around`.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from torch.optim import Optimizer
 
@@ -18,6 +18,7 @@ from steadystep.clip.global_norm import EPSILON, clamp_, clip_global_norm_, mult
 from steadystep.clip.learned import NormRule
 from steadystep.clip.per_tensor import scale_units_
 from steadystep.optimizers import Trained
+from steadystep.parallel.stages import Stages
 from steadystep.precision import Precision
 from steadystep.records import Action, Diagnosis, Outcome, Plan
 from steadystep.rl.controls import Controls
@@ -66,7 +67,7 @@ class ByTensors:
         norms = dict(zip(view.signals.names, view.signals.norms, strict=True))
         limits = self._rule.limits(norms)
         self._rule.learn(norms)
-        factors = [min(1.0, limits[name] / norm) if norm else 1.0 for name, norm in norms.items()]
+        factors = [min(1.0, limits[name] / norms[name]) if norms[name] else 1.0 for name in view.names]
         if all(factor == 1.0 for factor in factors):
             return False
         multiply_each_(view.grads, view.layout, factors)
@@ -95,7 +96,7 @@ class Updater:
         clip_value: float | None,
         clip_rule: NormRule | None,
         tensor_clip: TensorClip | None = None,
-        sharded: "Gradients | None" = None,
+        sharded: "Gradients | Stages | None" = None,
         copy_from: Callable[[int, Optimizer], None] | None = None,
     ) -> None:
         self._optimizer = optimizer
@@ -108,7 +109,7 @@ class Updater:
         self._clip_norm, self._clip_value, self._clip_rule = clip_norm, clip_value, clip_rule
         self._tensor_clip = tensor_clip
         self._sharded = sharded
-        """Where gradients are spread over ranks: those whose norm torch computes together."""
+        """Where gradients are spread over ranks: those whose norm torch computes together, or stages of a pipeline."""
         self._copy_from = copy_from
         self.controls: Controls | None = None
 
@@ -226,15 +227,18 @@ class Updater:
         # A factor of exactly 1 changes nothing and is not applied. The margin covers that torch adds the norm up in its
         # own dtype; `not <` because in observe() a NaN norm must do what torch's clipping does with it.
         elif self._clip_norm is not None and (view.layout.half or not norm * _MARGIN + EPSILON < fixed):
-            self._scale(view, max_norm=fixed)
+            self._scale(view, max_norm=fixed, is_above=norm > fixed * _MARGIN)
         if self._clip_value is not None:
             clamp_(view.grads, view.layout, max_value=self._clip_value)
         return norm > min(learned, fixed)
 
-    def _scale(self, view: "GradientView", *, max_norm: float) -> None:
+    def _scale(self, view: "GradientView", *, max_norm: float, is_above: bool = False) -> None:
         """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
-        if self._sharded is None:
-            scale_by_norm_(view.grads, view.layout, view.norms, max_norm=max_norm, stacked=view.stacked)
+        if isinstance(self._sharded, Stages):  # torch has no norm over stages: the one that was agreed on
+            multiply_(view.grads, view.layout, min(1.0, max_norm / (view.signals.grad_norm + EPSILON)))
+        elif self._sharded is None:
+            known: dict[str, Any] = {"max_norm": max_norm, "stacked": view.stacked, "is_above": is_above}
+            scale_by_norm_(view.grads, view.layout, view.norms, **known)
         else:
             clip_global_norm_(self._sharded.parameters, max_norm=max_norm)
 

@@ -18,7 +18,7 @@ from typing import Any, final
 from steadystep._utils.text import logger
 from steadystep.checkpoints.checkpoint import MANIFEST, Checkpoint, read_checkpoint
 from steadystep.checkpoints.loop_state import LoopState
-from steadystep.checkpoints.shared_store import SharedCheckpointStore, Shelving, read_together
+from steadystep.checkpoints.shared_store import SharedCheckpointStore, Shelving, read_shared
 from steadystep.checkpoints.store import BackgroundWriter, CheckpointStore, check_finite
 from steadystep.errors import CheckpointError
 from steadystep.parallel import Ranks, SingleProcess
@@ -191,7 +191,7 @@ def read_any(path: Path, ranks: Ranks) -> Checkpoint:
     """One checkpoint, or the newest of a folder of them that is whole and finite."""
     found: Checkpoint | None
     if (path / MANIFEST).exists():
-        found = read_checkpoint(path) if ranks.size == 1 else read_together(path, ranks)
+        found = read_checkpoint(path) if ranks.size == 1 else read_shared(path, ranks)
         if found is not None:
             check_finite(found)
     else:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from steadystep._utils.rng import all_random_state, restore_all
 from steadystep._utils.text import warn
-from steadystep.checkpoints.fit import count
+from steadystep.checkpoints.fit import checked_count
 from steadystep.errors import CheckpointError
 
 Batch = TypeVar("Batch")
@@ -123,7 +123,7 @@ class DataPosition:
         self._sought = {**saved, "random": random}
 
     def state_dict(self) -> dict[str, Any]:
-        """The place alone, for going back within this process."""
+        """The place alone, for a rollback within this process."""
         return {"place": [self.epoch, self.batch + self.is_used]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ def _set_generator(loader: Any, state: torch.Tensor | None) -> None:
 def check_place(saved: Mapping[str, Any]) -> None:
     """Refuse a place in the data that no loop was at."""
     for key in ("epoch", "batch"):
-        count(saved.get(key), f"data.{key}")
+        checked_count(saved.get(key), f"data.{key}")
     _check_marks(saved, "data")
     began = saved.get("began")
     if not isinstance(began, Mapping):
@@ -251,7 +251,7 @@ def _check_marks(saved: Mapping[str, Any], where: str) -> None:
     if "generator" not in saved or saved["generator"] is not None:
         _check_generator(saved.get("generator"), f"{where}.generator")
     if saved.get("batch_size") is not None:
-        count(saved["batch_size"], f"{where}.batch_size", least=1)
+        checked_count(saved["batch_size"], f"{where}.batch_size", least=1)
 
 
 _WORDS = 624  # of the Mersenne Twister, in Python and in NumPy

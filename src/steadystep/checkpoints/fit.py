@@ -35,7 +35,7 @@ def check_parts(state: Mapping[str, Any]) -> None:
     for part, kind in STATE_PARTS.items():
         if not isinstance(state[part], kind):
             raise CheckpointError(f"the checkpoint does not match: {part} is a {type(state[part]).__name__}")
-    count(state.get("ranks", 1), "ranks", least=1)
+    checked_count(state.get("ranks", 1), "ranks", least=1)
 
 
 def check_parameters(saved: Mapping[str, Any], present: Mapping[str, Tensor]) -> None:
@@ -90,7 +90,7 @@ def owners(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, st
                 yield module._buffers, key, plain_name(f"{path}.{key}" if path else key), module
 
 
-def count(value: Any, where: str, *, least: int = 0) -> int:
+def checked_count(value: Any, where: str, *, least: int = 0) -> int:
     """A whole number of things."""
     if type(value) is not int or not least <= value < _MOST:
         raise CheckpointError(f"the checkpoint does not match: {where} is {value!r:.60}")

@@ -72,7 +72,7 @@ class RunLock:
             held.count += 1
             return
         try:
-            _HELD[key] = _Held(_open(folder), os.getpid())
+            _HELD[key] = _HeldLock(_open(folder), os.getpid())
         except OSError:  # what cannot be written to needs no lock; who tries to write says why it cannot
             self._finalizer.detach()
         except MisuseError:
@@ -86,13 +86,13 @@ class RunLock:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldLock:
     file: int
     pid: int
     count: int = 1
 
 
-_HELD: dict[str, _Held] = {}
+_HELD: dict[str, _HeldLock] = {}
 """Of this process, by file. A process that was forked off has inherited it, but not the locks."""
 
 

@@ -24,7 +24,7 @@ from steadystep.checkpoints.checkpoint import (
     read_manifest,
     read_state,
 )
-from steadystep.checkpoints.packing import Packed, pack
+from steadystep.checkpoints.packing import STAGE, Packed, pack
 from steadystep.checkpoints.store import CheckpointStore, check_finite
 from steadystep.errors import CheckpointError, ConfigError
 from steadystep.parallel import Ranks
@@ -95,7 +95,7 @@ def finish(
     move_in(staging, path)
 
 
-def is_whole(path: Path, manifest: Manifest, *, rank: int, size: int) -> str:
+def share_is_whole(path: Path, manifest: Manifest, *, rank: int, size: int) -> str:
     """What is wrong with this rank's share of the files, so that all ranks together read each of them once; or ""."""
     for number, (name, expected) in enumerate(sorted(manifest.files.items())):
         if number % size == rank:
@@ -125,6 +125,8 @@ def _read_note(staging: Path, rank: int, patience: Callable[[], float]) -> Itera
 
 _HURRY_S = 3.0
 _OWN = ("random", "data", "buffers")
+_OF_A_STAGE = (*_OWN, STAGE, "parameters", "optimizer")
+"""Of a pipeline no rank has what another has."""
 
 
 class Shelving(Protocol):
@@ -224,18 +226,18 @@ class SharedCheckpointStore:
 
     def _first(self, steps: Iterable[int]) -> Checkpoint | None:
         for step in json.loads(self._ranks.texts(json.dumps(list(steps)[:64]))[0]):
-            found = read_together(self.folder / f"step-{step:08d}", self._ranks)
+            found = read_shared(self.folder / f"step-{step:08d}", self._ranks)
             if found is not None:
                 return found
         return None
 
 
-def read_together(path: Path, ranks: Ranks) -> Checkpoint | None:
+def read_shared(path: Path, ranks: Ranks) -> Checkpoint | None:
     """A checkpoint that all ranks find whole, each with its own part of the state; else None, and a warning."""
     found, wrong = None, ""
     try:
         manifest = read_manifest(path)
-        wrong = is_whole(path, manifest, rank=ranks.rank, size=ranks.size)
+        wrong = share_is_whole(path, manifest, rank=ranks.rank, size=ranks.size)
     except CheckpointError as error:
         wrong = str(error)
     every = [text for text in ranks.texts(wrong) if text]
@@ -260,7 +262,8 @@ def _for_this_rank(path: Path, ranks: Ranks) -> Checkpoint:
     state = dict(common.state)
     if ranks.rank > 0 and set(own) <= manifest.files.keys():
         mine = read_state(path, manifest, own)
-        state |= {part: value for part, value in mine.state.items() if part in _OWN}
+        parts = _OF_A_STAGE if STAGE in mine.state else _OWN
+        state |= {part: value for part, value in mine.state.items() if part in parts}
         common = replace(common, not_finite=(*common.not_finite, *mine.not_finite))
     saved = int(state.get("ranks", 1))
     if ranks.rank >= saved:

@@ -154,10 +154,10 @@ def train(
 
     Example: steadystep train my_run.yaml
     """
-    from steadystep.train.plan import RunPlan, write  # torch is imported when the file is known to be right
+    from steadystep.train import RunPlan, write_example  # torch is imported when the file is known to be right
 
     if new is not None:
-        program, settings = write(new, Path.cwd())
+        program, settings = write_example(new, Path.cwd())
         typer.echo(f"wrote {program.name} and {settings.name}; start it with: steadystep train {settings.name}")
     elif not config:
         raise ConfigError("no file given: use steadystep train CONFIG, or --new NAME to create one")

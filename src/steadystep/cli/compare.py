@@ -69,11 +69,11 @@ def show(compared: "Comparison", console: "Console | None" = None) -> None:
     from rich.console import Console  # why here: a page needs none of it, and the import takes time
     from rich.text import Text
 
-    from steadystep.pages.report import rows
+    from steadystep.pages.report import comparison_rows
 
     console = console or Console(highlight=False)
     console.print(Text(compared.said), soft_wrap=True)
-    told = [(name, [_shown(value) for value in values]) for name, values in rows(compared)]
+    told = [(name, [_shown(value) for value in values]) for name, values in comparison_rows(compared)]
     console.print(_table(compared, told, console.width))
     if not compared.settings:
         console.print("No differing settings found in the logs.")

@@ -78,14 +78,31 @@ def diagnose(
     """
     asked = by_role(column)
     is_folder(Path(path))  # before anything is imported for it
+    readings, num_paths, failed = _readings(path, asked)
+    several = num_paths > 1 or len(readings) > 1
+    if as_json:
+        told = [as_json_dict(*one) for one in readings]
+        typer.echo(json.dumps(told if several else told[0], indent=2))
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False, soft_wrap=True)
+        for run, reading, verdict in readings:
+            _tell(console, run, reading, verdict, notes=notes, several=several)
+    if failed:
+        raise typer.Exit(2)
+    raise typer.Exit(int(any(verdict.healthy is False for _, _, verdict in readings)))
+
+
+def _readings(path: str, asked: dict[str, str]) -> "tuple[list[tuple[Run, Reading, Headline]], int, bool]":
+    """The runs found at a path, how many paths there were, and whether one of several could not be read."""
     from rich.console import Console
 
     from steadystep.runs.diagnosis import diagnose as read_curves
     from steadystep.runs.diagnosis import headline
     from steadystep.runs.open import find_runs, open_runs
 
-    found = find_runs(path)
-    failed = False
+    found, failed = find_runs(path), False
     readings: list[tuple[Run, Reading, Headline]] = []
     waiting = Console(stderr=True)
     for run_path in found:
@@ -99,23 +116,13 @@ def diagnose(
                     raise
                 failed = True
                 typer.echo(f"error: {error}", err=True)
-    several = len(found) > 1 or len(readings) > 1
-    if as_json:
-        told = [as_json_dict(*one) for one in readings]
-        typer.echo(json.dumps(told if several else told[0], indent=2))
-    else:
-        console = Console(highlight=False, soft_wrap=True)
-        for run, reading, verdict in readings:
-            _tell(console, run, reading, verdict, notes=notes, several=several)
-    if failed:
-        raise typer.Exit(2)
-    raise typer.Exit(int(any(verdict.healthy is False for _, _, verdict in readings)))
+    return readings, len(found), failed
 
 
 def _tell(
     console: "Console", run: "Run", reading: "Reading", verdict: "Headline", *, notes: bool, several: bool
 ) -> None:
-    from steadystep.pages.site import sparkline
+    from steadystep.pages import sparkline
 
     def line(text: str, style: str = "") -> None:
         console.print(printable(text), style=style, markup=False)
@@ -141,15 +148,7 @@ def _tell(
     if run.incidents:
         _tell_incidents(line, run)
     elif reading.plans:
-        line("")
-        line(f"A guard would have intervened at {len(reading.plans)} of the logged steps:", "bold")
-        rows = _rows(reading.plans)
-        for plans in rows[:_MOST_PLANS]:
-            line(f"   step {plans[0].step}: {plans[0].action} ({plans[0].reason})")
-            if len(plans) > 1:
-                line(f"     … repeated {len(plans) - 1} times (steps {plans[1].step}-{plans[-1].step})")
-        if len(rows) > _MOST_PLANS:
-            line(f"   and {sum(map(len, rows[_MOST_PLANS:]))} more (--json lists all)")
+        _tell_plans(line, reading.plans)
     if notes and reading.notes:
         line("")
         for note in reading.notes:
@@ -160,6 +159,19 @@ def _tell(
         line(f"{more} more note{'s' * (more > 1)}: --notes", "dim")
     if several:
         line("")
+
+
+def _tell_plans(line: "Callable[[str, str], None]", plans: "Sequence[PlannedAction]") -> None:
+    """What a guard would have done in a run that had none."""
+    line("", "")
+    line(f"A guard would have intervened at {len(plans)} of the logged steps:", "bold")
+    rows = _rows(plans)
+    for alike in rows[:_MOST_PLANS]:
+        line(f"   step {alike[0].step}: {alike[0].action} ({alike[0].reason})", "")
+        if len(alike) > 1:
+            line(f"     … repeated {len(alike) - 1} times (steps {alike[1].step}-{alike[-1].step})", "")
+    if len(rows) > _MOST_PLANS:
+        line(f"   and {sum(map(len, rows[_MOST_PLANS:]))} more (--json lists all)", "")
 
 
 def _rows(plans: "Sequence[PlannedAction]") -> "list[list[PlannedAction]]":

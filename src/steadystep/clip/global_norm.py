@@ -16,7 +16,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from steadystep._utils import tensors
 from steadystep._utils.tensors import Layout, dense_values, layout_of, measure, total_norm, total_norm_in_half
-from steadystep.clip.over_ranks import largest_over_ranks, norms_over_ranks
+from steadystep.clip import largest_over_ranks, norms_over_ranks
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
 
 Params = Iterable[Parameter] | Iterable[tuple[str, Parameter]] | Parameter
@@ -107,8 +107,7 @@ def _layout_if_alike(grads: list[Tensor]) -> Layout | None:
     if not grads or len(_group_tensors_by_device_and_dtype([[*grads]])) != 1:
         return None
     device, dtype = grads[0].device, grads[0].dtype
-    everything = (tuple(range(len(grads))),)
-    return Layout(len(grads), (device, dtype), everything, half=dtype in _HALVES, sparse=False)
+    return Layout(len(grads), (device, dtype), (tuple(range(len(grads))),), half=dtype in _HALVES, sparse=False)
 
 
 @final
@@ -187,12 +186,18 @@ def clip_global_norm_(params: Params, max_norm: float) -> ClipReport:
 
 @torch.no_grad()
 def scale_by_norm_(
-    grads: list[Tensor], layout: Layout, norms: list[Tensor], *, max_norm: float, stacked: Tensor | None = None
+    grads: list[Tensor],
+    layout: Layout,
+    norms: list[Tensor],
+    *,
+    max_norm: float,
+    stacked: Tensor | None = None,
+    is_above: bool = False,
 ) -> None:
-    """Scale by norms already measured, in torch's arithmetic: on the device, in the dtype torch would hold them."""
+    """Scale by norms already measured, with torch's bits; `is_above`: the norm is known to exceed `max_norm`."""
     if not grads:
         return
-    factor = _factor(total_norm(norms, layout, stacked), max_norm)
+    factor = _factor(total_norm(norms, layout, stacked), max_norm, is_above=is_above and not layout.half)
     if layout.half:
         rounded = total_norm_in_half(grads, layout)
         # why: a half-precision norm that overflows would make torch zero every gradient
@@ -200,8 +205,10 @@ def scale_by_norm_(
     multiply_(grads, layout, factor)
 
 
-def _factor(total: Tensor, max_norm: float) -> Tensor:
-    return torch.clamp(max_norm / (total + EPSILON), max=1.0)
+def _factor(total: Tensor, max_norm: float, *, is_above: bool = False) -> Tensor:
+    # why: torch divides a number by a tensor as reciprocal times number, and a product with 1 is a launch for nothing
+    factor = (total + EPSILON).reciprocal() if max_norm == 1.0 else max_norm / (total + EPSILON)
+    return factor if is_above else torch.clamp(factor, max=1.0)
 
 
 @torch.no_grad()

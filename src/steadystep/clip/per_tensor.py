@@ -16,8 +16,8 @@ from torch.nn import Parameter
 
 from steadystep._utils import numbers, tensors
 from steadystep._utils.text import alike
+from steadystep.clip import l2_over_ranks
 from steadystep.clip.global_norm import ClipReport, Params, measured, multiply_each_, named
-from steadystep.clip.over_ranks import l2_over_ranks
 from steadystep.errors import ConfigError, UnsupportedError
 
 

@@ -74,6 +74,10 @@ def build_detectors(
 
 
 def _for_every_run(config: Config) -> list[Detector]:
+    return [*_of_every_step(config), *_of_probes_and_metrics()]
+
+
+def _of_every_step(config: Config) -> list[Detector]:
     watch = config.monitoring
     return [
         NonFinite(),
@@ -102,6 +106,11 @@ def _for_every_run(config: Config) -> list[Detector]:
         SuspiciousPerfection(),
         _rationed(VanishingGradient()),
         ZeroGradient(),
+    ]
+
+
+def _of_probes_and_metrics() -> list[Detector]:
+    return [
         UpdateRatio(),
         PoisonedMoments(),
         Cooldown(RmsSurprise(), quiet_steps=500),

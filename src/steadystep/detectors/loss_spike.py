@@ -64,7 +64,7 @@ class LossSpike:
 _MATERIAL = 0.02  # of the loss itself and of the progress made: less is not worth an intervention
 _NOTE_AT = 6  # raised losses in a row, less those in between that were not
 _WARN_AT, _WARN_AT_LOST = 36, 18  # so many for a warning; the second where half of what was learned is lost
-_LOST, _GRAVE = 0.5, 0.25  # of the progress made; the second is worth going back for
+_LOST, _GRAVE = 0.5, 0.25  # of the progress made; the second is worth a rollback
 _AGAIN = 2.0  # times the longest such stretch of this run that healed by itself: one like it is no news
 _EDGE = 6  # losses at either end of a stretch, for its trend
 _HEALING = 0.7  # of where it began: what is on its way down needs no help

@@ -1,9 +1,8 @@
 """What to try for each cause: not what the guard has done already, nor what the run is set up with."""
 
 from steadystep._utils.text import number
-from steadystep.diagnosis.causes import REMEDY_OF, Cause, Remedy, Tip
+from steadystep.diagnosis.causes import POLICY_TIPS, REMEDY_OF, Cause, Remedy, Tip
 from steadystep.diagnosis.facts import UNKNOWN_SETUP, Setup
-from steadystep.diagnosis.policy_advice import POLICY_TIPS
 from steadystep.records import Action, ActionName, Plan
 
 _BACK = frozenset[ActionName]((Action.ROLLBACK,))

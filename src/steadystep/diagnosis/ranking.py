@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from steadystep.diagnosis import (
+    batch_evidence,
     data_evidence,
+    graph_evidence,
     learning_evidence,
     model_evidence,
     output_evidence,
@@ -18,8 +20,8 @@ from steadystep.diagnosis import (
 )
 from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
+from steadystep.diagnosis.conclusion import conclude_from_curve
 from steadystep.diagnosis.facts import Facts, told
-from steadystep.diagnosis.learning import conclude
 from steadystep.diagnosis.learning_evidence import EvidenceRule, EvidenceTest, noted, warned
 from steadystep.records import DetectorName, Diagnosis
 
@@ -30,7 +32,7 @@ def _seen(cause: Cause, fault: Fault | None, sign: EvidenceTest, weight: float =
 
 def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
     """Units that rest are no fault where the loss has been halved without them."""
-    return lambda facts: "" if step_size_evidence.learns(facts) else sign(facts)
+    return lambda facts: "" if step_size_evidence.has_halved(facts) else sign(facts)
 
 
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
@@ -90,7 +92,7 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, step_size_evidence.reckless_adam),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, warned(DetectorName.OSCILLATION), forgivable=True, level=True),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.3, noted(DetectorName.OSCILLATION), forgivable=True, level=True),
-    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.spikes, forgivable=True, level=True),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 0.4, step_size_evidence.frequent_spikes, forgivable=True, level=True),
     EvidenceRule(Cause.OSCILLATION, 1.0, warned(DetectorName.OSCILLATION), forgivable=True),
     EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.0, learning_evidence.drowned),
     # wrong from the start; inputs of any scale are no fault by themselves
@@ -109,33 +111,40 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.ZERO_GRADIENT, Fault.ALL_IGNORED_TARGETS, data_evidence.ignored_targets, 4.0),
     _seen(Cause.FLAT_REWARD, None, policy_evidence.flat_reward, 4.0),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, data_evidence.constant_targets, 3.6),
-    _seen(Cause.NO_LEARNING, Fault.UNSHUFFLED_DATA, data_evidence.one_kind_per_batch, 3.5),
+    _seen(Cause.NO_LEARNING, Fault.UNSHUFFLED_DATA, batch_evidence.one_kind_per_batch, 3.5),
     _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.softmax_over_batch, 3.4),
     _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.wrong_axis, 3.4),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.wrong_loss, 3.3),
-    _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, output_evidence.inner_axis, 3.3),
+    _seen(Cause.NO_LEARNING, Fault.SOFTMAX_AXIS, graph_evidence.inner_axis, 3.3),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, data_evidence.outside_of_domain, 3.3),
     _seen(Cause.SUSPICIOUS_PERFECTION, Fault.TARGET_LEAK, data_evidence.copied_target, 3.3),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.wrong_input_of_loss, 3.3),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.activation_twice, 3.2),
-    _seen(Cause.NO_LEARNING, Fault.BATCH_DEPENDENCE, output_evidence.batch_as_time, 3.1),
+    _seen(Cause.NO_LEARNING, Fault.BATCH_DEPENDENCE, graph_evidence.batch_as_time, 3.1),
     _seen(Cause.NO_LEARNING, Fault.EVAL_MODE, model_evidence.in_eval_mode, 3.0),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_INPUTS, data_evidence.constant_inputs, 2.9),
-    _seen(Cause.NO_LEARNING, Fault.WRONG_OPTIMIZER_PARAMS, model_evidence.in_no_optimizer, 2.8),
-    _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.outside_the_model, 2.7),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_OPTIMIZER_PARAMS, graph_evidence.in_no_optimizer, 2.8),
+    _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, graph_evidence.outside_the_model, 2.7),
     _seen(Cause.NO_LEARNING, Fault.FROZEN_PARAMETERS, model_evidence.rate_of_zero, 2.6),
-    _seen(Cause.ZERO_GRADIENT, None, model_evidence.behind_no_grad, 2.6),
+    _seen(Cause.ZERO_GRADIENT, None, graph_evidence.behind_no_grad, 2.6),
+    _seen(Cause.ZERO_GRADIENT, None, graph_evidence.severed, 2.6),
+    _seen(Cause.NO_LEARNING, Fault.OUTPUT_INDEPENDENT_OF_INPUT, graph_evidence.faint_part, 2.5),
+    _seen(Cause.REPEATED_BATCH, None, batch_evidence.few_samples),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.bottomless),
+    _seen(Cause.NO_LEARNING, Fault.CONSTANT_INPUTS, batch_evidence.few_inputs, 2.8),
+    _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, batch_evidence.constant_part, 3.6),
+    _seen(Cause.FLAT_REWARD, None, policy_evidence.constant_signal, 4.0),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.quick_decay, 2.4),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.growing_rate),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_dropout, 2.5),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_decay, 2.4),
     _seen(Cause.NO_LEARNING, Fault.OUTPUT_INDEPENDENT_OF_INPUT, output_evidence.constant_outputs, 2.3),
-    _seen(Cause.ZERO_GRADIENT, Fault.FROZEN_PARAMETERS, model_evidence.never_trained, 2.5),
+    _seen(Cause.ZERO_GRADIENT, Fault.FROZEN_PARAMETERS, graph_evidence.never_trained, 2.5),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.schedule_stays_at_zero),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.schedule_ends_early),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.still_warming_up),
     _seen(Cause.LEARNING_RATE_TOO_LOW, None, model_evidence.rate_always_zero),
-    _seen(Cause.REPEATED_BATCH, None, data_evidence.same_batch),
+    _seen(Cause.REPEATED_BATCH, None, batch_evidence.same_batch),
     _seen(Cause.GRADIENT_UNDERFLOW, Fault.PRECISION, model_evidence.half_weights),
     _seen(Cause.UNSCALED_DATA, Fault.UNSCALED_TARGETS, data_evidence.far_targets),
     _seen(Cause.POOR_INITIALISATION, None, model_evidence.equal_weights),
@@ -147,20 +156,28 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.NO_LEARNING, 1.3, policy_evidence.falling_reward, fault=Fault.WRONG_LOSS),
     EvidenceRule(Cause.NO_LEARNING, 1.3, policy_evidence.uniform_policy, fault=Fault.REGULARISATION_TOO_STRONG),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.3, policy_evidence.no_signal),
+    EvidenceRule(Cause.VANISHING_GRADIENT, 1.3, graph_evidence.starved_layers),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_LOW, 1.2, graph_evidence.slow_layers),
+    EvidenceRule(Cause.SATURATION, 1.2, graph_evidence.sharp_softmax),
+    EvidenceRule(Cause.POOR_INITIALISATION, 1.1, graph_evidence.high_first_loss),
+    EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, step_size_evidence.died),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.3, graph_evidence.infinite_at_once),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.1, graph_evidence.far_above),
+    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.0, policy_evidence.single_visits),
     EvidenceRule(Cause.POOR_INITIALISATION, 1.6, model_evidence.unusual_gains),
-    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.3, output_evidence.loud_start),
-    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.1, output_evidence.loud_gradients),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.3, graph_evidence.loud_start),
+    EvidenceRule(Cause.EXPLODING_GRADIENT, 1.1, graph_evidence.loud_gradients),
     EvidenceRule(Cause.NO_LEARNING, 1.2, output_evidence.contracted, fault=Fault.WRONG_LOSS),
     EvidenceRule(Cause.UNSCALED_DATA, 1.0, output_evidence.far_from_outputs, fault=Fault.UNSCALED_TARGETS),
     EvidenceRule(Cause.UNSCALED_DATA, 1.5, data_evidence.tiny_targets, fault=Fault.UNSCALED_TARGETS),
     EvidenceRule(Cause.UNSCALED_DATA, 1.4, data_evidence.wide_targets, fault=Fault.UNSCALED_TARGETS),
     EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.faint_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
-    EvidenceRule(Cause.ZERO_GRADIENT, 1.2, output_evidence.cut_graph),
+    EvidenceRule(Cause.ZERO_GRADIENT, 1.2, graph_evidence.cut_graph),
     EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.idle_term, fault=Fault.REGULARISATION_TOO_STRONG),
-    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, data_evidence.small_normed_batch),
+    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, batch_evidence.small_normed_batch),
     EvidenceRule(Cause.UNSCALED_DATA, 1.2, data_evidence.raw_inputs),
     EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.5, policy_evidence.certain_policy),
-    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, data_evidence.tiny_batch),
+    EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, batch_evidence.tiny_batch),
     EvidenceRule(Cause.POOR_INITIALISATION, 1.2, model_evidence.large_biases),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, data_evidence.collapsed),
     EvidenceRule(Cause.LEARNING_RATE_TOO_HIGH, 1.0, data_evidence.ended_above_start),
@@ -209,7 +226,7 @@ def rank(facts: Facts, *, live: bool = False) -> tuple[Diagnosis, ...]:
     return tuple(
         Diagnosis(cause=cause, fault=fault, evidence=evidence, advice=_advice(Cause(cause), facts))
         for cause, fault, evidence in book.named()
-    ) or (conclude(facts, live=live),)
+    ) or (conclude_from_curve(facts, live=live),)
 
 
 def proven(facts: Facts) -> frozenset[tuple[str, str]]:

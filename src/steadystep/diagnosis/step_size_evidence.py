@@ -8,6 +8,7 @@ from steadystep.diagnosis.learning_evidence import dead_layer, saturated_layer
 from steadystep.records import DetectorName
 
 _LARGE_UPDATE, _HUGE_UPDATE = 0.1, 0.3  # of the weights, in one step; a thousandth is usual
+_ALL, _ALIVE = 0.99, 0.8  # of the units of a layer
 _SHARP = 100.0  # a logit: small GPTs stay below 64 at rates that suit them, and QK-clip (Kimi Team 2025) begins here
 
 
@@ -29,17 +30,27 @@ def unsteady(facts: Facts) -> str:
     if seen is None or {DetectorName.WEIGHT_JUMP, DetectorName.BIT_FLIP} & facts.warned.keys():
         return ""
     signs = (DetectorName.OSCILLATION, DetectorName.SLOW_DIVERGENCE)
-    if not any(sign in facts.noted or sign in facts.warned for sign in signs) or not spikes(facts):
+    if not any(sign in facts.noted or sign in facts.warned for sign in signs) or not frequent_spikes(facts):
         return ""
     momentum = facts.structure.momentum
     more = f"; a momentum of {momentum:g} adds up {1 / (1 - momentum):.0f} steps" if 0.98 < momentum < 1.0 else ""
-    return f"{told(seen)}; {spikes(facts)}{more}"
+    return f"{told(seen)}; {frequent_spikes(facts)}{more}"
 
 
 def leaped(facts: Facts) -> str:
     """The first updates were nearly as large as the weights."""
     ratio = max(facts.ratios[:4], default=0.0)
     return f"early updates changed the weights by {ratio:.2g} of their size" if ratio >= _HUGE_UPDATE else ""
+
+
+def died(facts: Facts) -> str:
+    """Layers that were alive at first and that updates have made silent for every input."""
+    first, dead, probe = facts.first_probe, dead_layer(facts), facts.probe
+    if first is None or probe is None or not dead or probe is first:
+        return ""
+    pairs = zip(first.dead, probe.dead, strict=False)
+    before = [then for then, now in pairs if now >= _ALL > _ALIVE > then]
+    return f"{dead}; at step {first.step} only {max(before):.0%} were" if before else ""
 
 
 def sharp_attention(facts: Facts) -> str:
@@ -107,7 +118,7 @@ def went_up(facts: Facts) -> str:
     return f"the loss rose from {first[0]:.4g} to {peak:.4g} at step {step}"
 
 
-def spikes(facts: Facts) -> str:
+def frequent_spikes(facts: Facts) -> str:
     """Spikes of loss or gradient in more than one step of a hundred."""
     found = [
         occurrences.get(d)
@@ -152,15 +163,15 @@ def suffers(facts: Facts) -> str:
     A first loss far above all others is no sign of suffering while it goes well: so begins any regression whose targets
     are not around zero.
     """
-    if not (large_inputs(facts) or uneven_inputs(facts)) or learns(facts):
+    if not (large_inputs(facts) or uneven_inputs(facts)) or has_halved(facts):
         return ""
     looks = [went_up, dead_layer, huge_updates, saturated_layer]
     if not facts.going_well:
-        looks += [cold_start, high_start, rose, spikes, _slow, _breaks]
+        looks += [cold_start, high_start, rose, frequent_spikes, _slow, _breaks]
     return next((text for text in (look(facts) for look in looks) if text), "")
 
 
-def learns(facts: Facts) -> bool:
+def has_halved(facts: Facts) -> bool:
     """Whether the loss has been halved, for good, by a net that is alive and does not merely guess."""
     curve = facts.curve
     if curve is None or facts.signed or not facts.going_well or curve.late > _HALVED * curve.start:

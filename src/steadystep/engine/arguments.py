@@ -61,7 +61,7 @@ def check_loss(call: str, loss: object) -> Tensor:
     return loss
 
 
-def number(what: str, value: object) -> float:
+def real_number(what: str, value: object) -> float:
     """One real number, given as one or as a tensor or array of one element."""
     try:
         if isinstance(value, str | bytes | bytearray) or (isinstance(value, Tensor) and value.is_meta):

@@ -24,6 +24,7 @@ from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.components import Measuring, clip_rule, measuring_for, tensor_clip
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
+from steadystep.engine.microbatch_group import check_pipelined
 from steadystep.engine.miscomputation import Recomputation
 from steadystep.engine.parts import Parts, RunState
 from steadystep.engine.playing import Rollouts
@@ -32,7 +33,7 @@ from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
-from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, unwrapped
+from steadystep.parallel import Meeting, Once, Ranks, ranks_and_model, sections
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands
 from steadystep.schedule import Schedule
@@ -87,11 +88,12 @@ def _build(
     hparams: dict[str, Any],
 ) -> Parts:
     components.check_settings(config, schedule, folder)
-    ranks, model = ranks_of(model), unwrapped(model)
+    ranks, model = ranks_and_model(model)
     # before the lock: it makes the folder
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)
     meeting.compare(ranks, sections(config, model, optimizer, extra_detectors), wrong=wrong)
+    check_pipelined(config, ranks.stages)
     repeats = folder is not None or components.replay_buffer_bytes(config) > 0
     measuring = measuring_for(config, model, optimizer, ranks, repeats=repeats)
     islands = Fp32Islands(model, list(config.training.fp32_modules))
@@ -99,7 +101,8 @@ def _build(
         log: Tracking | NullTracker = NullTracker()
         if ranks.rank == 0:
             log = components.tracking(config, folder, model, sinks, arguments.hparams_of(optimizer) | hparams)
-        learning_rate = _learning_rate(config, optimizer, schedule)
+        start, planned, times = config.training.learning_rate, config.training.schedule, config.training.lr_times
+        learning_rate = LearningRate(optimizer, start=start, schedule=schedule, planned=planned, times=times)
     except BaseException:
         islands.remove()
         raise
@@ -108,13 +111,6 @@ def _build(
     ground = _Ground(guard, config, model, optimizer, folder, ranks, measuring, learning_rate, detectors)
     every = config.monitoring.log_frequency if log.wants_samples else None
     return ground.parts(log=log, islands=islands, lock=lock, gradient_samples=GradientSamples(every))
-
-
-def _learning_rate(config: Config, optimizer: Optimizer, schedule: Schedule | None) -> LearningRate:
-    training = config.training
-    return LearningRate(
-        optimizer, start=training.learning_rate, schedule=schedule, planned=training.schedule, times=training.lr_times
-    )
 
 
 def _detectors(
@@ -157,12 +153,12 @@ class _Ground:
         lock: RunLock | None,
         gradient_samples: GradientSamples,
     ) -> Parts:
-        config, ranks, measuring = self.config, self.ranks, self.measuring
-        limits, budget = components.limits(config), components.budget(config)
+        """Everything else."""
+        limits, budget = components.limits(self.config), components.budget(self.config)
         structure = partial(structure_of, self.model, self.optimizer)
-        history = RunHistory(components.setup(config, self.folder), structure)
-        replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(config))
-        run_state, rule = self._run_state(), clip_rule(config)
+        history = RunHistory(components.setup(self.config, self.folder), structure)
+        replay_buffer = ReplayBuffer(max_bytes=components.replay_buffer_bytes(self.config))
+        run_state, rule = self._run_state(), clip_rule(self.config)
         rolled_back = self._rolled_back(rule)
         recovery = self._recovery(rolled_back, run_state.data, replay_buffer, limits)
         updater = self._updater(recovery, rule)
@@ -172,23 +168,14 @@ class _Ground:
         saved |= {"early stopping": run_state.early_stopping, **self._saved(judge)}
         return Parts(
             progress=progress,
-            ranks=ranks,
-            precision=measuring.precision,
             islands=islands,
-            runner=measuring.runner,
-            measurer=measuring.measurer,
-            probes=measuring.probes,
-            edits=WeightEdits(self.model, measuring.gradients, each_of(self.optimizer), hooked=ranks.size == 1),
-            checksums=components.checksums(config, self.model, self.optimizer, ranks),
-            recomputation=Recomputation(config, self.model, measuring, ranks),
             gradient_samples=gradient_samples,
             judge=judge,
             counterfactuals=self._counterfactuals(recovery),
             run_history=history,
             budget=budget,
-            learning_rate=self.learning_rate,
             updater=updater,
-            around=Around(self.optimizer, updater, self.learning_rate, measuring.probes),
+            around=Around(self.optimizer, updater, self.learning_rate, self.measuring.probes),
             recovery=recovery,
             rollback=self._rollback(progress, updater, recovery, checkpoints, limits),
             closure_errors=self._closure_errors(budget, updater, limits),
@@ -197,7 +184,19 @@ class _Ground:
             run_state=run_state,
             lock=lock,
             stateful=rolled_back | saved,
+            **self._measuring_parts(),
         )
+
+    def _measuring_parts(self) -> dict[str, Any]:
+        ranks, measuring, model, optimizer = self.ranks, self.measuring, self.model, self.optimizer
+        return {
+            **{name: getattr(measuring, name) for name in ("precision", "runner", "measurer", "probes")},
+            "ranks": ranks,
+            "learning_rate": self.learning_rate,
+            "edits": WeightEdits(model, measuring.gradients, each_of(optimizer), hooked=ranks.size == 1),
+            "checksums": components.checksums(self.config, model, optimizer, ranks),
+            "recomputation": Recomputation(self.config, model, measuring, ranks),
+        }
 
     def _saved(self, judge: Judge) -> dict[str, Stateful]:
         measuring, memory = self.measuring, self.measuring.memory
@@ -247,7 +246,7 @@ class _Ground:
             clip_value=training.clip_value,
             clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
             tensor_clip=tensor_clip(self.config, rule, measuring.gradients, sharded=sharded),
-            sharded=measuring.gradients if sharded else None,
+            sharded=(self.ranks.stages or measuring.gradients) if sharded else None,
             copy_from=self.ranks.copy_from,
         )
 

@@ -216,11 +216,10 @@ class Measuring:
 def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks, *, repeats: bool) -> Measuring:
     """Made from the settings; `repeats` says that passes may be run again, with the random numbers they began with."""
     training, touches = config.training, config.mode != "observe"
-    gradients = Gradients(model, optimizer)
+    gradients, buffers = Gradients(model, optimizer), Buffers(model, restores=touches)
     device = gradients.parameters[0].device
     precision = Precision(training.mixed_precision, device_type=device.type, autocast=training.autocast)
     precision.check(gradients.parameters)
-    buffers = Buffers(model, restores=touches)
     finite = FiniteParts(model, buffers.judged)
     size, memory = training.gradient_accumulation_steps, _memory(config, model)
     ranks.watch(gradients.named, buffers.names, micro_batches=size)
@@ -237,16 +236,8 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         draws=Draws(device, by_modules=draws(model)) if repeats else None,
         ranks=ranks,
     )
-    inputs = Inputs()
-    outputs = Outputs(model, gradients)
-    probes = UpdateProbes(
-        gradients,
-        optimizer,
-        activations=Activations(model),
-        attention=AttentionLogits(model),
-        tables=RowNorms(model),
-        outputs=outputs,
-    )
+    inputs, outputs = Inputs(), Outputs(model, gradients)
+    probes = _probes(model, optimizer, gradients, outputs)
     weights = WeightNorms(gradients, infinite=finite.without_norm)
     peaks = StatePeaks(gradients, optimizer, finite.kept.tensors)
     measurer = Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs))
@@ -265,9 +256,14 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
     )
 
 
+def _probes(model: nn.Module, optimizer: Optimizer, gradients: Gradients, outputs: Outputs) -> UpdateProbes:
+    heard, attention, tables = Activations(model), AttentionLogits(model), RowNorms(model)
+    return UpdateProbes(gradients, optimizer, activations=heard, attention=attention, tables=tables, outputs=outputs)
+
+
 def checksums(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Checksums:
-    """Of every bit between two updates; in a single process."""
-    checks = config.monitoring.corruption_checks if ranks.size == 1 else "off"  # why: the others would wait for one
+    """Of every bit between two updates; where parameters are whole on each rank."""
+    checks = "off" if ranks.sharded else config.monitoring.corruption_checks
     return Checksums(model, optimizer, checks=checks, repairs=config.mode == "autopilot")
 
 

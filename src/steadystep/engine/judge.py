@@ -11,19 +11,24 @@ from typing import Any, final
 
 from steadystep.detectors import Detector, has_what_it_needs, occasional
 from steadystep.detectors.vanishing_gradient import SuddenZero
-from steadystep.diagnosis import (
-    RollbackTrial,
-    RollbackTrialResult,
-    explain,
-    first_sign,
-    needs_counterfactual,
-    weigh,
-)
-from steadystep.diagnosis.counterfactual import is_uncertain
+from steadystep.diagnosis import RollbackTrial, RollbackTrialResult, explain, first_sign, needs_counterfactual, weigh
+from steadystep.diagnosis.counterfactual import GROWN, is_uncertain
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
 from steadystep.engine.rollouts import PolicyTrial
-from steadystep.engine.verdict import Ask, Needs, State, Turns, Verdict, by_plan, go_on, held_back, newest_finite
+from steadystep.engine.verdict import (
+    USUAL,
+    Ask,
+    Needs,
+    State,
+    Turns,
+    Verdict,
+    by_plan,
+    go_on,
+    held_back,
+    newest_finite,
+    stand_out,
+)
 from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Action, DetectorName, Finding, Severity, Signals
@@ -32,10 +37,7 @@ _GRAVE, _UNKNOWN = ("act", "critical"), Setup()
 _OF_RESTING_LOSSES = (DetectorName.CONSTANT_PREDICTION, DetectorName.NO_LEARNING)
 _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders (a DQN's rises tenfold at first)
 _HELD = 7  # batches that were remembered; with the one at hand they are enough
-_GROWN = 2.0  # times what it was
 _TRIED = 3  # states, where updates are refused again and again: the newest may hold the damage already
-_USUAL = 20  # batches before a repetition
-_UNUSUAL = 2.0  # times the mean of their losses
 
 
 def notice(detectors: Sequence[Detector], signals: Signals) -> tuple[Finding, ...]:
@@ -143,12 +145,7 @@ class Judge:
     ) -> Generator[Ask, Any, Verdict]:
         if clipped:
             found = yield from held_back(found)
-        # why a jump of the loss too: a zeroed embedding is half learned again by the next look at the weights
-        doubtful = doubtful or any(f.severity in _GRAVE or f.detector == DetectorName.LOSS_SPIKE for f in found)
-        if doubtful and not signals.weight_norms:
-            # what looks like a bad batch may be the weights: they are looked at now, and not at the next cadence
-            signals = yield Ask("weight-norms")
-            found += notice([each for each in self.steady if each.name == DetectorName.WEIGHT_JUMP], signals)
+        signals, found = yield from self._with_weights(signals, found, doubtful=doubtful)
         damaged = has_broken_weights(found) or any(f.detector == DetectorName.DAMAGED_STATE for f in found)
         # with damaged weights also those that hold these very updates: it was none of them
         states, lr_mult = yield Ask("finite-states" if damaged else "states")
@@ -157,27 +154,35 @@ class Judge:
             signals, found = yield from self._tried(signals, found, states, lr_mult)
         else:
             signals, found = yield from self._compared(signals, found, states, lr_mult)
-        controls = self.policy_trial.controls
-        if controls is not None and self.mode == "autopilot" and not careful:
-            signals, found = yield from self.policy_trial.play(signals, found, states)
+        mode: Mode = "careful" if careful and self.mode == "autopilot" else self.mode
+        signals, found = yield from self.policy_trial.play(signals, found, states, mode)
         if not found:
             return Verdict(signals)
         verdict = conclude(
             signals,
             found,
             budget=self.budget,
-            limits=self.limits if controls is None else replace(self.limits, coefficients=controls.names),
+            limits=self.policy_trial.limited(self.limits),
             states=states,
             mode="careful" if careful and self.mode == "autopilot" else self.mode,
             ceiling=ceiling,
             setup=replace(self.setup, clips=True) if clipped else self.setup,
         )
-        plan = verdict.plan
-        if Action.RESTORE_MOMENTS in plan.actions:  # what they fall to is our doing
-            self._learn_again((DetectorName.LOST_MOMENTS,))
-        if Action.ROLLBACK in plan.actions and self.trial.finding is not None:
+        self._learn_again((DetectorName.LOST_MOMENTS,) if Action.RESTORE_MOMENTS in verdict.plan.actions else ())
+        if Action.ROLLBACK in verdict.plan.actions and self.trial.finding is not None:
             self.trial.close(signals.step)  # what was compared with are other weights from now on
         return verdict
+
+    def _with_weights(
+        self, signals: Signals, found: tuple[Finding, ...], *, doubtful: bool
+    ) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
+        """What looks like a bad batch may be the weights: they are looked at now, and not at the next cadence."""
+        # why a jump of the loss too: a zeroed embedding is half learned again by the next look at the weights
+        doubtful = doubtful or any(f.severity in _GRAVE or f.detector == DetectorName.LOSS_SPIKE for f in found)
+        if doubtful and not signals.weight_norms:
+            signals = yield Ask("weight-norms")
+            found += notice([each for each in self.steady if each.name == DetectorName.WEIGHT_JUMP], signals)
+        return signals, found
 
     def _learn_again(self, names: Container[str]) -> None:
         for detector in self.detectors:
@@ -203,31 +208,34 @@ class Judge:
         """A loss that stays high is acted upon when the state to be restored does better on several batches."""
         trial = self.trial
         over = next((f for f in found if f.detector == DetectorName.SAME_BATCH and f.severity == "act"), None)
-        if over is not None and (
-            yield from self._was_garbage(over, self._restorable(signals, (over,), states, lr_mult))
-        ):
+        before = [] if over is None else self._restorable(signals, (over,), states, lr_mult)
+        if over is not None and (yield from self._was_garbage(over, before)):
             return signals, tuple(f for f in found if f is over or not is_uncertain(f))
         lasting = tuple(filter(is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
         # why not where guards take turns: it could not be told, and running old closures again may have side effects
-        if loud and trial.finding is None and not self.turns.are_taken:
-            yield from self._begin(loud[0], self._restorable(signals, loud, states, lr_mult))
+        suspected = trial.candidates(loud, lasting, replays=self.limits.replays)
+        if suspected and trial.finding is None and not self.turns.are_taken:
+            yield from self._begin(suspected[0], self._restorable(signals, suspected, states, lr_mult))
         rest = tuple(finding for finding in found if not is_uncertain(finding))
         if trial.finding is None:
             return signals, (*rest, *(trial.once(self._untried(finding)) for finding in lasting))
         for finding in loud:
             trial.heard(finding)
         state = next((state for state in states if state.step == trial.state), None)
-        losses = None if state is None else (yield Ask("losses", states=[state]))
-        if state is None or losses is None:  # it cannot be told: what the curve says is what there is
+        if state is None or (losses := (yield Ask("losses", states=[state]))) is None:  # only the curve can tell
             return signals, (*rest, trial.once(self._untried(trial.close(signals.step))))
         result = trial.add(old_loss=losses[1], current_loss=losses[0])
         if result == "gathering":
             return signals, rest + tuple(replace(finding, severity="info") for finding in lasting)
-        signals = replace(signals, counterfactual=trial.counterfactual)
-        suspected = trial.close(signals.step)
-        severity = yield from self._severity(result, state, suspected)
-        return signals, (*rest, trial.once(replace(suspected, severity=severity)))
+        signals, of_data = replace(signals, counterfactual=trial.counterfactual), trial.is_of_data
+        suspect = trial.close(signals.step)
+        if suspect.severity == "info":  # nobody has warned: it is acted upon where batches were bad, or kept silent
+            if result != "confirmed" or not of_data:
+                return signals, rest + lasting
+            suspect = replace(suspect, severity="act")
+        told = replace(suspect, severity=(yield from self._severity(result, state, suspect)))
+        return signals, (*rest, trial.once(told))
 
     def _begin(self, suspected: Finding, known: list[State]) -> Generator[Ask, Any, None]:
         """Suspect it, if there is a state that a rollback could restore."""
@@ -246,13 +254,8 @@ class Judge:
         if not known or not self.limits.replays or self.turns.are_taken:
             return False
         count = int(over.value)
-        losses = yield Ask("remembered-losses", states=known[-1:], count=_USUAL + count)
-        old = [pair[0] for pair in losses]
-        usual, repeated = old[:-count], old[1 - count :]  # the first of them may be the one that was repeated
-        enough = len(usual) >= _USUAL // 2 and min(usual) > 0.0
-        return (
-            enough and min(repeated) > max(usual) and sum(repeated) / len(repeated) > _UNUSUAL * sum(usual) / len(usual)
-        )
+        losses = yield Ask("remembered-losses", states=known[-1:], count=USUAL + count)
+        return stand_out([old for old, _ in losses], count)
 
     def _severity(self, result: RollbackTrialResult, state: State, suspected: Finding) -> Generator[Ask, Any, Severity]:
         """A rollback pays where the objective is still what it was: no adversary, no target network has moved.
@@ -269,7 +272,7 @@ class Judge:
         if repeats is False or self.turns.are_taken or healed:
             return "info"
         # why: older weights do no better on a loss that has multiplied, so returns or targets have grown
-        grown = suspected.baseline is not None and suspected.value > _GROWN * suspected.baseline
+        grown = suspected.baseline is not None and suspected.value > GROWN * suspected.baseline
         worse_than_best = suspected.detector == DetectorName.WORSE_THAN_BEST
         if (grown and result == "cleared") or (worse_than_best and not confirmed):
             return "info"

@@ -135,7 +135,7 @@ class BatchReruns:
                 return None
             tried = [first, *(self._tried(work, other, backward=backward) for other in others)]
             known = [loss for loss in tried if loss is not None]
-            return self.ranks.mean(known) if self.ranks.all(len(known) == len(tried)) else None
+            return self.ranks.mean_loss(known) if self.ranks.all(len(known) == len(tried)) else None
         finally:
             for parameter, grad in zip(self.trained.parameters, grads, strict=True):
                 parameter.grad = grad
@@ -228,13 +228,14 @@ class GroupReruns:
     def repeat(self, undo: Callable[[], None]) -> bool:
         """Run the whole group at hand once more, after `undo`; False where it cannot be."""
         works = self._runner.passes()
-        if works:
-            with random_numbers_kept(self._device):
-                undo()
-                for work in works:
-                    closure, batch = work.recipe.again()
-                    self._runner.add(closure, batch=batch, weight=work.weight)
-        return bool(works)
+        if not self._ranks.all(bool(works)):
+            return False
+        with random_numbers_kept(self._device):
+            undo()
+            for work in works:
+                closure, batch = work.recipe.again()
+                self._runner.add(self._ranks.together(closure), batch=batch, weight=work.weight)
+        return True
 
     def undo(self, after: Sequence[int], recipe: RepeatableClosure | None) -> None:
         """As if the present micro-batch had not begun. Gradients of earlier ones are computed again."""

@@ -89,8 +89,7 @@ class Rollback:
         jumped = False
         if plan.until is not None and measure is not None:
             missed = self.recovery.missed(restored)
-            if any(len(done.options) != len(options) for done in missed):  # a group was added since
-                missed = ()
+            missed = missed if all(len(done.options) == len(options) for done in missed) else ()  # a group was added
             try:
                 replayed, jumped = self._replay_updates(plan, missed, present, view, diagnosis, measure)
             except BaseException:

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any, final
 
 from steadystep.engine.verdict import Ask, State
+from steadystep.policy import Limits, Mode
 from steadystep.records import Counterfactual, DetectorName, Finding, Signals
 from steadystep.rl.controls import Controls
 
@@ -64,9 +65,11 @@ class PolicyTrial:
         return self._finding is not None and step >= self._next
 
     def play(
-        self, signals: Signals, found: tuple[Finding, ...], states: Sequence[State]
+        self, signals: Signals, found: tuple[Finding, ...], states: Sequence[State], mode: Mode
     ) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
         """Act upon a warning about a policy where rollouts prove one of `states` better."""
+        if self.controls is None or mode != "autopilot":
+            return signals, found
         step = signals.step
         loud = next((f for f in found if f.detector in OF_A_POLICY and f.severity == "warn"), None)
         if loud is not None:
@@ -86,6 +89,10 @@ class PolicyTrial:
         self._finding = None
         acted = replace(suspected, step=step, severity="act")
         return replace(signals, counterfactual=tried), (acted, *(each for each in found if each is not loud))
+
+    def limited(self, limits: Limits) -> Limits:
+        """The limits with the coefficients that may be raised."""
+        return limits if self.controls is None else replace(limits, coefficients=self.controls.names)
 
     def _lasts(self) -> bool:
         """Proved three times in a row, and the current policy is not on its way back: a noisy one is, by itself."""

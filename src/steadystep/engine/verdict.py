@@ -10,6 +10,9 @@ from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Counterfactual, DetectorName, Diagnosis, Finding, Plan, Signals
 
 _PLANNED = 1.1  # times the learning rate of a state: with that much more by plan, the loss is meant to be higher
+USUAL = 20
+"""Batches before a repetition that it is compared with."""
+_UNUSUAL = 2.0  # times the mean of their losses
 _NOTHING_FOUND, _PROCEED = Diagnosis(), Plan()  # what nearly every step comes to; made once
 
 
@@ -101,6 +104,14 @@ def newest_finite(states: Sequence[State], losses: Sequence[float]) -> Counterfa
     ]
     finite = [each for each in tried if math.isfinite(each.old_loss)]
     return finite[-1] if finite else tried[-1]
+
+
+def stand_out(losses: Sequence[float], count: int) -> bool:
+    """Whether the last `count` losses, of one batch again and again, are far above all of those before."""
+    usual, repeated = losses[:-count], losses[1 - count :]  # the first of them may be the one that was repeated
+    if len(usual) < USUAL // 2 or not min(usual) > 0.0:
+        return False
+    return min(repeated) > max(usual) and sum(repeated) / len(repeated) > _UNUSUAL * sum(usual) / len(usual)
 
 
 def by_plan(state: State, lr: float, announced: float) -> bool:

@@ -10,7 +10,7 @@ from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
 from steadystep.examination.observation import CLASSES, Observation, links, targets_of
 from steadystep.examination.output_checks import OUTPUT_CHECKS, no_learning, softmax_axis
-from steadystep.examination.passes import over_batches, rows
+from steadystep.examination.passes import num_rows, over_batches
 from steadystep.records import Diagnosis
 
 _MOST, _MANY = 0.9, 0.3
@@ -208,9 +208,9 @@ def _one_class_at_a_time(o: Observation) -> Diagnosis | None:
         fits = [
             t
             for t in seen.targets.values()
-            if rows(t) == seen.num_samples and t.dim() == 1 and not t.is_floating_point()
+            if num_rows(t) == seen.num_samples and t.dim() == 1 and not t.is_floating_point()
         ]
-        if not fits or rows(fits[-1]) < 4:
+        if not fits or num_rows(fits[-1]) < 4:
             return None
         groups.append(torch.unique(fits[-1]).tolist())  # sync: examined
     single = sum(len(group) == 1 for group in groups)
@@ -230,7 +230,7 @@ def _constant_inputs(o: Observation) -> Diagnosis | None:
     features = {name: tensor for name, tensor in o.passes[0].inputs.items() if not links(tensor)}
     for name in features:
         values = over_batches(o.passes, lambda seen, name=name: seen.inputs.get(name))  # type: ignore[misc]
-        if values is not None and rows(values) > 4 and bool((values == values[:1]).all()):  # sync: examined
+        if values is not None and num_rows(values) > 4 and bool((values == values[:1]).all()):  # sync: examined
             flat.append(name or "the input")
     if not flat or len(flat) < len(features):
         return None
@@ -246,7 +246,7 @@ def _same_batch(o: Observation) -> Diagnosis | None:
     if len(o.batches) < 3 or not o.rounds or o.is_solved:
         return None
     # why a power of two: batches that are the whole dataset are the same as well, and are rarely so large to the sample
-    size = rows(first[0]) if first else 0
+    size = num_rows(first[0]) if first else 0
     if size < 4 or size & (size - 1) or o.is_graph:
         return None
     return Diagnosis(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from steadystep._utils.tree import tensors_in
-from steadystep.examination.passes import Pass, recorded_calls, rows
+from steadystep.examination.passes import Pass, num_rows, recorded_calls
 from steadystep.examination.workbench import Prepare, Workbench
-from steadystep.signals.activations import spread
+from steadystep.signals.activations import evenly_chosen
 
 _MOST_CLASSES, _FEW = 32, 6
 _MOST_PLACES = 12  # positions of a sequence that are changed one by one
@@ -35,6 +35,32 @@ def depends_on_input(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare 
     return max(changes, default=None)
 
 
+def ignored_inputs(bench: Workbench, seen: Pass, prepare: Prepare) -> tuple[str, ...]:
+    """Inputs that differ between samples and that the loss does not notice, with present and with new weights."""
+    named = [n for n, t in seen.inputs.items() if t.dim() > 1 and num_rows(t) == seen.num_samples > 3 and _differs(t)]
+    if len(named) < 2:
+        return ()
+    unnoticed = set(named)
+    for change in (None, prepare):
+        with bench.set_aside():
+            if change is not None:
+                change(bench.model, bench.optimizer)
+            for batch in bench.batches[:2]:
+                plain = bench.losses([batch])[0]
+                for name in list(unnoticed):
+                    try:
+                        other = bench.losses([seen.with_one_input(batch, name, lambda t: t.roll(1, 0))])[0]
+                    except Exception:  # why all: the changed batch may not fit the user's loss
+                        other = math.nan
+                    if not abs(other - plain) <= 1e-7 * abs(plain):
+                        unnoticed.discard(name)
+    return tuple(name for name in named if name in unnoticed)
+
+
+def _differs(tensor: Tensor) -> bool:
+    return bool((tensor != tensor[:1]).any())  # sync: examined
+
+
 def depends_on_content(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
     """The same for sequences of ids whose padding stays where it is: only which ids there are changes."""
     ids = [t for t in seen.inputs.values() if t.dim() == 2 and not t.is_floating_point() and t.shape[1] > 3]
@@ -56,7 +82,7 @@ def depends_on_content(bench: Workbench, batch: Any, seen: Pass, prepare: Prepar
 def blocked_positions(bench: Workbench, batch: Any, seen: Pass) -> tuple[int, int] | None:
     """Of how many positions of a sequence the loss depends on, and to how many of these no gradient comes back."""
     tensor = next((t for t in seen.inputs.values() if t.dim() == 3 and t.is_floating_point()), None)
-    if tensor is None or tensor.shape[1] < 3 or rows(tensor) != seen.num_samples or min(tensor.shape[2:]) > 64:
+    if tensor is None or tensor.shape[1] < 3 or num_rows(tensor) != seen.num_samples or min(tensor.shape[2:]) > 64:
         return None
     given = tensor.detach().clone().requires_grad_()
     wanted = seen.with_inputs(batch, lambda t: given if t is tensor else t)
@@ -64,7 +90,7 @@ def blocked_positions(bench: Workbench, batch: Any, seen: Pass) -> tuple[int, in
         try:
             gradient: Tensor | None = torch.autograd.grad(bench.loss(wanted), given, allow_unused=True)[0]
             plain = bench.losses([batch])[0]
-            places = spread(range(tensor.shape[1]), _MOST_PLACES)
+            places = evenly_chosen(range(tensor.shape[1]), _MOST_PLACES)
             changes = [_changed_at(bench, batch, seen, tensor, place) - plain for place in places]
         except Exception:  # why all: what the loss makes of its inputs may not be differentiable
             return None
@@ -81,10 +107,10 @@ def _changed_at(bench: Workbench, batch: Any, seen: Pass, tensor: Tensor, place:
     return bench.losses([seen.with_inputs(batch, lambda t: other if t is tensor else t)])[0]
 
 
-def alike(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare) -> float | None:
+def share_alike(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare) -> float | None:
     """The share of samples whose first output is that of the sample before; None where there is no row for each."""
     (output,) = _outputs_of(bench, batch, prepare=prepare)
-    if output is None or output.dim() < 2 or rows(output) < 4 or seen.num_samples < 4:
+    if output is None or output.dim() < 2 or num_rows(output) < 4 or seen.num_samples < 4:
         return None
     flat = output.flatten(1)
     apart = (flat - flat.roll(1, 0)).abs().amax(1) > 1e-6 * flat.square().mean().sqrt()
@@ -104,7 +130,7 @@ def _change(one: Tensor, two: Tensor) -> float:
 def spread_of_outputs(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
     """The mean of 1 - cosine between the outputs of two samples; None where there is no vector per sample."""
     (output,) = _outputs_of(bench, batch, prepare=prepare)
-    if output is None or output.dim() != 2 or output.shape[1] < 2 or rows(output) < 2:
+    if output is None or output.dim() != 2 or output.shape[1] < 2 or num_rows(output) < 2:
         return None
     return float(1.0 - torch.cosine_similarity(output, output.roll(1, 0), dim=1).mean())  # sync: examined
 
@@ -158,7 +184,7 @@ def depends_on_later(bench: Workbench, batch: Any, seen: Pass) -> float | None:
 def share_of_own_target(bench: Workbench, batch: Any, seen: Pass) -> float | None:
     """How much of the change that the target of one sample makes is in the gradient of that sample's own output."""
     size = seen.num_samples
-    if size < 4 or not seen.targets or max(rows(t) for t in seen.targets.values()) != size:
+    if size < 4 or not seen.targets or max(num_rows(t) for t in seen.targets.values()) != size:
         return None
     place = size // 2
     changed = seen.with_targets(batch, lambda t: _other_target(t, place))
@@ -174,14 +200,16 @@ def share_of_own_target(bench: Workbench, batch: Any, seen: Pass) -> float | Non
 
 def deaf_classes(bench: Workbench, seen: Pass, prepare: Prepare) -> tuple[float, float] | None:
     """With newly drawn weights: the only class whose samples give a gradient, and one whose samples give none."""
-    found = [t for t in seen.targets.values() if rows(t) == seen.num_samples]
+    found = [t for t in seen.targets.values() if num_rows(t) == seen.num_samples]
     if len(found) != 1 or len(torch.unique(found[0])) > _MOST_CLASSES or not bool((found[0] == found[0].round()).all()):
         return None
     felt: dict[float, bool] = {}
     with bench.set_aside():
         prepare(bench.model, bench.optimizer)
         for batch in bench.batches[:_FEW]:
-            target = next((t for n, t in tensors_in(batch) if n in seen.targets and rows(t) == rows(found[0])), None)
+            target = next(
+                (t for n, t in tensors_in(batch) if n in seen.targets and num_rows(t) == num_rows(found[0])), None
+            )
             gradient = _output_gradient(bench, batch)
             if target is None or gradient is None or gradient.shape[: target.dim()] != target.shape:
                 return None
@@ -198,7 +226,7 @@ def _other_target(tensor: Tensor, place: int) -> Tensor:
     if tensor.is_floating_point():
         other[place] = tensor[place] + tensor.std() + 1.0
     else:
-        different = (tensor != tensor[place]).reshape(rows(tensor), -1).any(1).nonzero()
+        different = (tensor != tensor[place]).reshape(num_rows(tensor), -1).any(1).nonzero()
         if len(different):
             other[place] = tensor[int(different[0])]  # sync: examined
     return other
@@ -206,9 +234,9 @@ def _other_target(tensor: Tensor, place: int) -> Tensor:
 
 def rewards_certainty(bench: Workbench, batch: Any, seen: Pass) -> bool:
     """Whether, with all advantages at zero, the loss of a policy still falls as its entropy does."""
-    actions = [t for t in seen.targets.values() if not t.is_floating_point() and rows(t) == seen.num_samples]
+    actions = [t for t in seen.targets.values() if not t.is_floating_point() and num_rows(t) == seen.num_samples]
     weights = [t for t in seen.targets.values() if t.is_floating_point() and t.dim() == 1]
-    logits = [t for t in seen.outputs if t.dim() == 2 and t.shape[1] > 1 and rows(t) == seen.num_samples]
+    logits = [t for t in seen.outputs if t.dim() == 2 and t.shape[1] > 1 and num_rows(t) == seen.num_samples]
     if not actions or not weights or not logits or seen.calls:
         return False
     without = seen.with_targets(batch, lambda t: torch.zeros_like(t) if t.is_floating_point() else t)

@@ -12,25 +12,25 @@ from torch.optim.lr_scheduler import LRScheduler
 from steadystep._utils.tree import tensors_in
 from steadystep.diagnosis.learning import base_of
 from steadystep.examination.dependence import (
-    alike,
     blocked_positions,
     deaf_classes,
     depends_on_content,
     depends_on_input,
     depends_on_later,
     depends_on_neighbors,
+    ignored_inputs,
     rewards_certainty,
+    share_alike,
     share_of_own_target,
     spread_of_outputs,
 )
-from steadystep.examination.parameters import Parameters, next_rates, observe_parameters, reached
-from steadystep.examination.passes import Pass, observe_passes, over_batches, rows
-from steadystep.examination.repairs import restart
+from steadystep.examination.parameters import Parameters, next_rates, observe_parameters, reached, restart
+from steadystep.examination.passes import Pass, num_rows, observe_passes, over_batches
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
-from steadystep.signals.batch_stats import Copies, PartStats
+from steadystep.signals.batch_stats import PartStats
 from steadystep.signals.loss_calls import LossCall
-from steadystep.signals.losses import KINDS, class_dim, without_ignored
+from steadystep.signals.losses import KINDS, Copies, class_dim, without_ignored
 
 CLASSES = ("cross_entropy", "nll_loss")
 
@@ -63,6 +63,8 @@ class Observation:
     """Positions that the loss depends on, and how many of these get no gradient."""
     alike: float | None = None
     """The share of samples whose output is that of the sample before, with newly drawn weights."""
+    ignored: tuple[str, ...] = ()
+    """Inputs that differ between samples and that the loss does not notice."""
     copied: str = ""
     """The feature of the input that is the target."""
     deaf: tuple[float, float] | None = None
@@ -135,7 +137,7 @@ def targets_of(o: Observation) -> Tensor | None:
         return seen.calls[0].target if seen.calls else None
 
     def from_batch(seen: Pass) -> Tensor | None:
-        fits = [t for t in seen.targets.values() if rows(t) == seen.num_samples]
+        fits = [t for t in seen.targets.values() if num_rows(t) == seen.num_samples]
         return fits[-1] if fits else None
 
     found = over_batches(o.passes, from_call)
@@ -174,7 +176,7 @@ def _factor(passes: Sequence[Pass]) -> float | None:
     return usual if usual > 0.0 and all(abs(f - usual) <= 1e-3 * usual for f in found) else None
 
 
-def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
+def observe_program(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
     """Run a few passes, and put everything back."""
     batch = bench.batches[0]
     passes = observe_passes(bench)
@@ -198,7 +200,8 @@ def observe(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
         certainty=rewards_certainty(bench, batch, seen),
         on_content=depends_on_content(bench, batch, seen, prepare=restart),
         blocked=blocked_positions(bench, batch, seen),
-        alike=alike(bench, batch, seen, prepare=restart),
+        alike=share_alike(bench, batch, seen, prepare=restart),
+        ignored=ignored_inputs(bench, seen, prepare=restart),
         copied=_copied(passes),
         deaf=deaf_classes(bench, seen, prepare=restart),
         reached_fresh=reached(bench, prepare=restart),

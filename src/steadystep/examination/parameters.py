@@ -1,6 +1,7 @@
 """Parameters that nothing can move, and why; the learning rates to come."""
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from steadystep.examination.workbench import Prepare, Workbench
-from steadystep.signals.structure import untrained_heads
+from steadystep.signals import untrained_heads
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _MOST_PARTS = 10_000
@@ -61,14 +62,12 @@ def observe_parameters(bench: Workbench) -> Parameters:
     rates = {id(p): float(group["lr"]) for group in bench.optimizer.param_groups for p in group["params"]}  # sync: once
     named = dict(bench.model.named_parameters())
     names = {id(p): name for name, p in named.items()}
-    batches = bench.batches[:_BACKWARDS]
     trained = {name: p for name, p in named.items() if p.requires_grad}
     norms = dict.fromkeys(trained, 0.0)
-    missing = set(trained)
     leaves: dict[int, Tensor] = {}
     heads: tuple[str, ...] = ()
     with bench.set_aside():
-        for batch in batches:
+        for batch in bench.batches[:_BACKWARDS]:
             bench.optimizer.zero_grad()
             for p in named.values():
                 p.grad = None
@@ -79,10 +78,8 @@ def observe_parameters(bench: Workbench) -> Parameters:
                 torch.autograd.backward(loss)
             for name, p in trained.items():
                 if p.grad is not None:
-                    missing.discard(name)
                     norms[name] = max(norms[name], _norm(p.grad))
-    hidden = _unregistered(bench.model)
-    outside = [key for key in leaves if key in hidden and key not in names and key not in rates]
+    outside = (_unregistered(bench.model) & leaves.keys()) - names.keys() - rates.keys()
     return Parameters(
         trainable=sum(p.numel() for p in trained.values()),
         total=sum(p.numel() for p in named.values()),
@@ -201,3 +198,25 @@ def hold_too(model: nn.Module, optimizer: Optimizer, left_out: Sequence[str]) ->
     named = dict(model.named_parameters())
     if left_out:
         optimizer.add_param_group({"params": [named[name] for name in left_out]})
+
+
+def restart(model: nn.Module, optimizer: Optimizer) -> None:
+    """Draw every weight again that its module knows how to draw, and forget the optimizer's moments."""
+    for module in model.modules():
+        reset = getattr(module, "reset_parameters", None)
+        if callable(reset):
+            reset()
+    optimizer.state.clear()
+
+
+@torch.no_grad()
+def restart_plainly(model: nn.Module, optimizer: Optimizer) -> None:
+    """Draw every matrix anew with a deviation of 1 / sqrt(inputs), and set biases to 0 and scales of norms to 1."""
+    restart(model, optimizer)
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        if p.dim() > 1:
+            p.normal_(0.0, 1.0 / math.sqrt(p[0].numel()))
+        else:
+            p.fill_(1.0 if name.endswith("weight") else 0.0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from steadystep._utils.tree import children, mapped, rebuilt, tensors_in
 from steadystep.examination.workbench import Workbench
-from steadystep.signals.loss_calls import LossCall, Origin, record_losses
+from steadystep.signals.loss_calls import ActivationOrigin, LossCall, record_losses
 
 _PASSES = 24
 """Batches that are run forward."""
@@ -36,17 +36,21 @@ class Pass:
     """Loss functions that were called."""
     differences: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     """Shapes of subtractions whose result is larger than both sides."""
-    softmaxes: tuple[Origin, ...] = ()
+    softmaxes: tuple[ActivationOrigin, ...] = ()
     """Every softmax of the pass."""
 
     @property
     def num_samples(self) -> int:
         """By the first dimension of the inputs."""
-        return max((rows(tensor) for tensor in self.inputs.values()), default=0)
+        return max((num_rows(tensor) for tensor in self.inputs.values()), default=0)
 
     def with_inputs(self, batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
         """A batch of the same form with each input that has a row per sample changed."""
         return _replaced(batch, self.inputs, change)
+
+    def with_one_input(self, batch: Any, name: str, change: Callable[[Tensor], Tensor]) -> Any:
+        """A batch of the same form with a single input changed."""
+        return _replaced(batch, (name,), change)
 
     def with_targets(self, batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
         """A batch of the same form with each target that has a row per sample changed."""
@@ -57,12 +61,12 @@ def _replaced(batch: Any, names: Container[str], change: Callable[[Tensor], Tens
     """Another batch in which the tensors of these names are changed, as far as containers hold them."""
     # why by position: one tensor may stand in a batch twice, as input and as target
     named = list(tensors_in(batch))
-    size = max((rows(t) for name, t in named if name in names), default=0)
+    size = max((num_rows(t) for name, t in named if name in names), default=0)
     chosen = iter(named)
 
     def replace(tensor: Tensor) -> Tensor:
         name = next(name for name, each in chosen if each is tensor)  # objects are passed over: they stay as they are
-        return change(tensor) if name in names and rows(tensor) == size else tensor
+        return change(tensor) if name in names and num_rows(tensor) == size else tensor
 
     return mapped(batch, replace)
 
@@ -147,7 +151,7 @@ def _is_same(held: Tensor, given: Tensor) -> bool:
     return held.numel() == given.numel() and torch.equal(held.flatten().double(), given.flatten().double())
 
 
-def rows(tensor: Tensor) -> int:
+def num_rows(tensor: Tensor) -> int:
     """How many samples, by the first dimension."""
     return tensor.shape[0] if tensor.dim() else 0
 
@@ -209,7 +213,7 @@ def mixed(batches: Sequence[Any]) -> list[Any] | None:
         whole = _joined(list(batches))
     except (RuntimeError, TypeError, ValueError):
         return None
-    sizes = {rows(tensor) for tensor in _leaves(whole)}
+    sizes = {num_rows(tensor) for tensor in _leaves(whole)}
     if len(sizes) != 1:
         return None
     order = torch.randperm(sizes.pop(), generator=torch.Generator().manual_seed(0))
@@ -217,7 +221,7 @@ def mixed(batches: Sequence[Any]) -> list[Any] | None:
     return [_picked(whole, order[at : at + size]) for at in range(0, len(order), size)]
 
 
-def together(batches: Sequence[Any], times: int) -> list[Any] | None:
+def joined_batches(batches: Sequence[Any], times: int) -> list[Any] | None:
     """Batches that are joined, so many into one; None where they do not fit together."""
     if len(batches) < 2:
         return None
@@ -226,6 +230,16 @@ def together(batches: Sequence[Any], times: int) -> list[Any] | None:
         return [_joined(group) for group in groups if len(group) == min(times, len(batches))]
     except (RuntimeError, TypeError, ValueError):
         return None
+
+
+def fits(bench: Workbench, batch: Any) -> bool:
+    """Whether the loss takes it: a matrix of links between samples cannot be joined with another."""
+    try:
+        with bench.set_aside():
+            bench.losses([batch])
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    return True
 
 
 def _joined(parts: list[Any]) -> Any:

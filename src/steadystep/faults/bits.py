@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -123,35 +123,41 @@ def _in_flight(
 
     @contextmanager
     def around(step: int) -> Iterator[None]:
-        left = [1] if transient else None
-
-        def hit(tensor: Tensor) -> None:
-            if left is None or left:
-                change(step, tensor)
-            if left:
-                left.pop()
-
-        def of_gradient(grad: Tensor) -> Tensor:
-            spoilt = grad.clone()
-            hit(spoilt)
-            return spoilt
-
-        def of_output(module: nn.Module, inputs: Any, output: Any) -> None:
-            first = next((t for t in (output if isinstance(output, tuple) else (output,)) if _is_real(t)), None)
-            if first is not None:
-                hit(first)
-
+        hit = _Hit(change, step, transient=transient)
         with ExitStack() as stack:
             if target == "gradient":
                 count = sum(p.requires_grad for p in model.parameters())
                 chosen = draw(seed, step, "parameter", count) if which is None else which
-                stack.enter_context(hooked([(pick(model, chosen)[1], of_gradient)]))
+                stack.enter_context(hooked([(pick(model, chosen)[1], hit.gradient)]))
             else:
                 module = _chosen(modules, which, seed, step, what=target)
-                stack.callback(module.register_forward_hook(of_output).remove)
+                stack.callback(module.register_forward_hook(hit.output).remove)
             yield
 
     return Fault(name="flipped-bit", steps=steps, around=around)
+
+
+@final
+class _Hit:
+    """Changes what is computed within one step, every time or only the first."""
+
+    def __init__(self, change: Change, step: int, *, transient: bool) -> None:
+        self._change, self._step, self._transient, self._over = change, step, transient, False
+
+    def _hit(self, tensor: Tensor) -> None:
+        if not self._over:
+            self._change(self._step, tensor)
+        self._over = self._transient
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        spoilt = grad.clone()
+        self._hit(spoilt)
+        return spoilt
+
+    def output(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        first = next((t for t in (output if isinstance(output, tuple) else (output,)) if _is_real(t)), None)
+        if first is not None:
+            self._hit(first)
 
 
 def _position(bit: Bit, tensor: Tensor, seed: int, step: int) -> int | None:

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -113,7 +114,7 @@ class Scorecard:
 
     def table(self) -> "Table":
         """Return a table for a rich console."""
-        return table(self)
+        return scorecard_table(self)
 
     def __str__(self) -> str:
         return text(self)
@@ -141,38 +142,32 @@ def scorecard(
         tolerance: how much worse than the fault-free run still counts as survived.
         progress: called before each run.
     """
-    settings = Config.load(config)
-    at = steps * 2 // 3
+    settings, at = Config.load(config), steps * 2 // 3
     if steps < MIN_STEPS:
         raise ConfigError(f"steps = {steps}: expected at least {MIN_STEPS}: a guard needs a baseline before the fault")
     if not seeds:
         raise ConfigError("seeds: expected at least one")
     specs = trials(kinds, at=at)
-    say, total = _Count(progress), len(seeds) * (1 + 2 * len(specs))
+    say = _Count(progress, len(seeds) * (1 + 2 * len(specs)))
     declarations = [_declared(spec, steps) for spec in specs]
+    one = partial(run, factory, steps=steps)
     looking = settings.model_copy(update={"mode": "observe"})
     clean = []
     for seed in seeds:
-        say(total, f"no fault, seed {seed}")
-        clean.append(run(factory, seed, steps=steps, config=looking))
+        say(f"no fault, seed {seed}")
+        clean.append(one(seed, config=looking))
 
     def row(spec: Mapping[str, Any], declaration: Declaration) -> ScorecardRow:
+        known = partial(ScorecardRow, spec=spec, label=label(spec), tolerance=tolerance)
         unguarded, guarded = list[End](), list[End]()
         try:
             for seed in seeds:
                 for ends, mode in ((unguarded, looking), (guarded, settings)):
-                    say(total, f"{label(spec)}, seed {seed}, {'unguarded' if mode is looking else 'guarded'}")
-                    ends.append(run(factory, seed, steps=steps, config=mode, declaration=declaration))
+                    say(f"{label(spec)}, seed {seed}, {'unguarded' if mode is looking else 'guarded'}")
+                    ends.append(one(seed, config=mode, declaration=declaration))
         except (MisuseError, UnsupportedError) as reason:
-            return ScorecardRow(spec=spec, label=label(spec), tolerance=tolerance, why_not=str(reason))
-        return ScorecardRow(
-            spec=spec,
-            label=label(spec),
-            tolerance=tolerance,
-            clean=tuple(clean),
-            unguarded=tuple(unguarded),
-            guarded=tuple(guarded),
-        )
+            return known(why_not=str(reason))
+        return known(clean=tuple(clean), unguarded=tuple(unguarded), guarded=tuple(guarded))
 
     return Scorecard(
         rows=tuple(map(row, specs, declarations)), steps=steps, at=at, seeds=tuple(seeds), tolerance=tolerance
@@ -191,12 +186,12 @@ def _declared(spec: Mapping[str, Any], steps: int) -> Declaration:
 class _Count:
     """Tells how far it is."""
 
-    def __init__(self, tell: OnProgress | None) -> None:
-        self._tell, self._done = tell, 0
+    def __init__(self, tell: OnProgress | None, total: int) -> None:
+        self._tell, self._done, self._total = tell, 0, total
 
-    def __call__(self, total: int, what: str) -> None:
+    def __call__(self, what: str) -> None:
         if self._tell is not None:
-            self._tell(self._done, total, what)
+            self._tell(self._done, self._total, what)
         self._done += 1
 
 
@@ -211,7 +206,7 @@ _COLOURS = {
 }
 
 
-def table(card: "Scorecard") -> "Table":
+def scorecard_table(card: "Scorecard") -> "Table":
     """One line per fault; scores are over that of the run without a fault."""
     from rich.table import Table  # why here: its import draws from Python's random numbers
 
@@ -238,7 +233,7 @@ def text(card: "Scorecard") -> str:
 
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(table(card))
+        console.print(scorecard_table(card))
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 

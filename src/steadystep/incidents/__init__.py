@@ -22,25 +22,25 @@ from steadystep._utils.tree import mapped
 from steadystep.errors import CheckpointError, ConfigError
 from steadystep.incidents.bundle import Bundle, read_bundle, write_bundle
 from steadystep.incidents.incidents import History, Incidents, RefusedStep
-from steadystep.incidents.locate import examine, locate
+from steadystep.incidents.locate import locate, trace_step
 from steadystep.incidents.nan_tracer import NaNTracer
-from steadystep.incidents.origin import Examination, Origin
+from steadystep.incidents.origin import NaNTrace, Origin
 from steadystep.records import Outcome
 
 __all__ = [
     "Bundle",
-    "Examination",
     "History",
     "Incidents",
+    "NaNTrace",
     "NaNTracer",
     "Origin",
     "RefusedStep",
     "Replay",
     "RngState",
-    "examine",
     "locate",
     "read_bundle",
     "replay",
+    "trace_step",
     "write_bundle",
 ]
 
@@ -65,7 +65,7 @@ class Replay:
     """What was found when it happened."""
     then: Origin
     """Origin found when it happened."""
-    now: Examination
+    now: NaNTrace
     """Result of this run."""
     seen_loss: float
     """Loss when it happened."""
@@ -167,7 +167,7 @@ def _made(factory: ReplayFactory) -> tuple[Any, ...]:
 
 def _run(
     model: nn.Module, closure: Callable[..., Any], kept: Bundle, dtype: torch.dtype | None, scale: float
-) -> Examination:
+) -> NaNTrace:
     assert kept.state is not None
     device = device_of(model.parameters())
     batch = mapped(kept.batch, lambda tensor: tensor.to(device))
@@ -186,7 +186,7 @@ def _run(
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{kept.path / 'state'} contains no random state ({str(error)[:200]})") from error
         try:
-            return examine(model, work, batch=batch, scale=scale)
+            return trace_step(model, work, batch=batch, scale=scale)
         except Exception as error:
             raise ConfigError(f"the closure raised {type(error).__name__}: {error}") from error
 

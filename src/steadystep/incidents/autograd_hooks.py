@@ -3,7 +3,7 @@
 Values are looked at where they enter and where they leave a module. A module that takes good values and gives bad ones
 is a suspect. Bad values that appear at the entry of a module, when none had been seen before, come from an operation of
 the module that calls it. A module that gives good values although something inside it was bad has dealt with it, so
-what is inside is acquitted (it is asked again only if nobody else is left: a loss may be handed on in an attribute).
+what is inside is cleared (it is asked again only if nobody else is left: a loss may be handed on in an attribute).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,11 +35,13 @@ class Suspect:
     masking: bool = False
     """-inf only: perhaps meant."""
     is_cleared: bool = False
+    receiver: str = ""
+    """The module whose input it was, where it came from outside."""
 
 
 @final
 @dataclass(slots=True, kw_only=True)
-class ModuleCall:
+class TracedCall:
     """One run of one module; the numbers say which autograd nodes were made meanwhile."""
 
     module: nn.Module
@@ -60,12 +62,12 @@ class ForwardWatch:
 
     model: nn.Module
     suspects: list[Suspect] = field(default_factory=list)
-    calls: list[ModuleCall] = field(default_factory=list)
+    calls: list[TracedCall] = field(default_factory=list)
     judging: bool = True
     """False while backward runs: a checkpointed block is computed once more then."""
     recomputed: Callable[[Sequence[Tensor]], None] = field(default=lambda _: None)
     """Told of what modules return during backward: graphs of their own hang from it."""
-    _open: list[ModuleCall] = field(default_factory=list)
+    _open: list[TracedCall] = field(default_factory=list)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -94,7 +96,7 @@ class ForwardWatch:
         handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
 
     def _enter(self, name: str, module: nn.Module, given: Sequence[tuple[str, Tensor]]) -> None:
-        call = ModuleCall(
+        call = TracedCall(
             module=module,
             name=name,
             first=autograd._get_sequence_nr(),  # type: ignore[attr-defined]
@@ -126,7 +128,9 @@ class ForwardWatch:
                 if from_data
                 else f"{kind} was produced before {receiver} ran"
             )
-            self._suspect(Suspect(module=None, name="", what=what, tensor=key, from_data=from_data), since=0)
+            self._suspect(
+                Suspect(module=None, name="", what=what, tensor=key, from_data=from_data, receiver=receiver), since=0
+            )
             return
         what = f"one of its own operations, before {receiver}, produced {kind}"
         suspect = Suspect(module=caller.module, name=caller.name, what=what)
@@ -245,7 +249,7 @@ class BackwardWatch:
 
         return look
 
-    def call_of(self, node: BadNode) -> ModuleCall | None:
+    def call_of(self, node: BadNode) -> TracedCall | None:
         """The innermost module call under way when the node was made; None outside of all."""
         around = [c for c in self.forward.calls if c.first <= node.number < c.last]
         return max(around, key=lambda c: (c.depth, c.first)) if around else None

@@ -19,7 +19,7 @@ from steadystep._utils.text import plain_name, warn
 from steadystep._utils.tree import mapped
 from steadystep.incidents.bundle import HIDDEN, MEGABYTE, Draft, bundles_in, environment, folder_bytes, num_bytes
 from steadystep.incidents.locate import as_before, second_look
-from steadystep.incidents.origin import Examination
+from steadystep.incidents.origin import NaNTrace
 from steadystep.optimizers import own_state
 from steadystep.precision import Precision
 from steadystep.records import Action, Outcome, Plan
@@ -45,7 +45,7 @@ _APART_STEPS = 200
 class RefusedStep:
     """A refused step that was run again, and the bundle that is being written about it."""
 
-    examination: Examination
+    examination: NaNTrace
     """Result of the second run."""
     precision: str
     """Precision of the step: fp32, bf16 or fp16."""
@@ -156,7 +156,7 @@ class Incidents:
         precision: Precision | None = None,
         scale: float = 1.0,
         buffers: Buffers | None = None,
-        examination: Examination | None = None,
+        examination: NaNTrace | None = None,
         gathered: Mapping[str, Any] | None = None,
     ) -> RefusedStep:
         """Run the step again under hooks and write its state, while the weights are still those it started from.

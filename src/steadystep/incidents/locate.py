@@ -21,9 +21,10 @@ from steadystep._utils.tensors import device_of, layout_of, measure
 from steadystep.errors import MisuseError
 from steadystep.incidents.autograd_hooks import BackwardWatch, ForwardWatch
 from steadystep.incidents.origin import (
-    Examination,
+    NaNTrace,
     Origin,
     Sick,
+    badness,
     of_backward,
     of_buffers,
     of_forward,
@@ -33,6 +34,7 @@ from steadystep.incidents.origin import (
     of_weights,
     sick_weights,
 )
+from steadystep.parallel.stages import FIRST_STAGE, Stages
 from steadystep.precision import Precision
 from steadystep.snapshots.buffers import Buffers
 
@@ -70,10 +72,10 @@ def locate(
     >>> locate(model, lambda: model(torch.ones(4, 2)).mean()).module
     '2'
     """
-    return examine(model, work, loss_of=loss_of, parameters=parameters, batch=batch, scale=scale).origin
+    return trace_step(model, work, loss_of=loss_of, parameters=parameters, batch=batch, scale=scale).origin
 
 
-def examine(
+def trace_step(
     model: nn.Module,
     work: RunAgain,
     *,
@@ -82,15 +84,17 @@ def examine(
     batch: Any = None,
     scale: float = 1.0,
     agree: AgreeOnBad | None = None,
-) -> Examination:
+    stages: Stages | None = None,
+) -> NaNTrace:
     """Run a step again under hooks and return its origin, loss and gradient norm.
 
     Takes the arguments of `locate`, and `agree` where parameters are sharded: all ranks call it, each with its own
-    batch, and `agree` tells whether a flag is true on every rank, so that all run the backward pass or none does.
+    batch, and `agree` tells whether a flag is true on every rank, so that all run the backward pass or none does. In a
+    pipeline, of whose `stages` some are here, `work` runs backward too.
     """
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     sick = sick_weights(model)
-    run = _Run(model, work, loss_of, trained, batch, scale, sick, agree)
+    run = _TracedRun(model, work, loss_of, trained, batch, scale, sick, agree, stages)
     with _eagerly(), _nothing_changed(model, trained) as rng:
         try:
             found = run(through_grad=agree is None)  # a sharded gradient comes into being under backward() only
@@ -106,7 +110,7 @@ def examine(
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _TracedRun:
     """One forward and backward pass under hooks."""
 
     model: nn.Module
@@ -117,21 +121,24 @@ class _Run:
     scale: float
     sick: Sick
     agree: AgreeOnBad | None = None
+    stages: Stages | None = None
 
-    def __call__(self, *, through_grad: bool) -> Examination:
+    def __call__(self, *, through_grad: bool) -> NaNTrace:
         watch = ForwardWatch(self.model)
+        if self.stages is not None:
+            return self._scheduled(watch, self.stages)
         with watch.watching():
             loss = self._loss(self.work())
             value = float(loss.detach())  # sync: only in trouble
             goes_on = self.agree is None or self.agree(math.isfinite(value * self.scale))
             if not math.isfinite(value):
                 origin = of_forward(self.model, watch, self.sick, self.batch, loss=loss)
-                return Examination(origin=origin, loss=value)
+                return NaNTrace(origin=origin, loss=value)
             scaled = loss if self.scale == 1.0 else loss * self.scale
             if not math.isfinite(float(scaled.detach())):  # sync: only in trouble
-                return Examination(origin=of_scaled_loss(self.scale), loss=value)
+                return NaNTrace(origin=of_scaled_loss(self.scale), loss=value)
             if not goes_on:
-                return Examination(origin=of_buffers(self.model, self.sick) or Origin(), loss=value)
+                return NaNTrace(origin=of_buffers(self.model, self.sick) or Origin(), loss=value)
             back = BackwardWatch(watch)
             watch.judging, watch.recomputed = False, back.attach
             try:
@@ -141,7 +148,7 @@ class _Run:
                 back.remove()
         if self.agree is not None:  # what arrived from other ranks is for those to explain
             named = of_node(back) or of_buffers(self.model, self.sick)
-            return Examination(origin=named or Origin(), loss=value)
+            return NaNTrace(origin=named or Origin(), loss=value)
         norms = _norms(grads)
         norm = math.hypot(*norms.values()) if norms else math.nan
         found = of_backward(self.model, back, self.trained, grads)
@@ -150,7 +157,23 @@ class _Run:
             what = "every gradient value is finite, but their norm is not"
             found = of_gradient(self.model, self.trained[largest], what)
         origin = found or of_buffers(self.model, self.sick) or Origin()
-        return Examination(origin=origin, loss=value, grad_norm=norm / self.scale)
+        return NaNTrace(origin=origin, loss=value, grad_norm=norm / self.scale)
+
+    def _scheduled(self, watch: ForwardWatch, stages: Stages) -> NaNTrace:
+        """Of the stages here; what came bad from another stage is for that one to explain."""
+        with watch.watching():
+            loss = stages.loss(self.work())
+        value = float(loss)  # sync: only in trouble
+        received = [s for s in watch.suspects if s.from_data and not s.receiver.startswith(FIRST_STAGE)]
+        watch.suspects = [s for s in watch.suspects if s not in received]
+        suspect = watch.first()
+        if received and suspect is None:
+            return NaNTrace(loss=value)
+        if suspect is not None or not math.isfinite(value):
+            return NaNTrace(origin=of_forward(self.model, watch, self.sick, self.batch, loss=loss), loss=value)
+        bad = [p for p in self.trained if p.grad is not None and badness(p.grad)]
+        found = of_gradient(self.model, bad[-1], "its gradient is not finite") if bad else None
+        return NaNTrace(origin=found or of_buffers(self.model, self.sick) or Origin(), loss=value)
 
     def _loss(self, made: Any) -> Tensor:
         loss = made if self.loss_of is None else self.loss_of(made)
@@ -220,14 +243,15 @@ def second_look(
     precision: Precision | None = None,
     scale: float = 1.0,
     agree: AgreeOnBad | None = None,
-) -> Examination:
+    stages: Stages | None = None,
+) -> NaNTrace:
     """Run a step again under hooks; whatever the user's code raises becomes part of the answer.
 
     With `agree` all ranks do so together: see `examine`.
     """
     if work is None:
         origin = of_weights(model, sick_weights(model))
-        return Examination(origin=origin or Origin(what=_NO_FUNCTION))
+        return NaNTrace(origin=origin or Origin(what=_NO_FUNCTION))
 
     def run() -> Any:
         with nullcontext() if precision is None else precision.autocast():
@@ -244,8 +268,9 @@ def second_look(
         if rng is not None:
             rng.restore()
         try:
-            return examine(model, run, batch=batch, scale=scale, agree=None if agree is None else all_agree)
+            agreeing = None if agree is None else all_agree
+            return trace_step(model, run, batch=batch, scale=scale, agree=agreeing, stages=stages)
         except Exception as error:
             if agree is not None and not asked:
                 agree(False)  # the others wait for an answer
-            return Examination(origin=Origin(what=f"it could not be re-run: {type(error).__name__}: {error}"))
+            return NaNTrace(origin=Origin(what=f"it could not be re-run: {type(error).__name__}: {error}"))

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from steadystep.incidents.incidents import Incidents, RefusedStep, gathered, step_state
 from steadystep.incidents.locate import as_before, second_look
-from steadystep.incidents.origin import Examination, Origin
+from steadystep.incidents.origin import NaNTrace, Origin
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.precision import Precision
 from steadystep.records import Outcome, Plan, Signals
@@ -89,17 +89,19 @@ class NaNTracer:
             whole: Mapping[str, Any] = gathered(step_state(self._model, self._optimizer, rng), keep=keep)
             return whole
 
-    def _second_look(self, signals: Signals) -> Examination:
+    def _second_look(self, signals: Signals) -> NaNTrace:
         work, batch, rng = self._runner.suspect(signals.bad_micro_batches)
+        stages = self._ranks.stages
         with as_before(self._buffers):
             return second_look(
                 self._model,
-                work,
+                work if work is None or stages is None else self._ranks.together(work),
                 batch,
                 rng=rng,
                 precision=self._precision,
                 scale=signals.scale,
-                agree=self._ranks.all if self._ranks.sharded else None,
+                agree=self._ranks.all if self._ranks.sharded and stages is None else None,
+                stages=stages,
             )
 
     def _write(
@@ -108,7 +110,7 @@ class NaNTracer:
         signals: Signals,
         *,
         updates: int,
-        found: Examination | None = None,
+        found: NaNTrace | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> RefusedStep:
         work, batch, rng = self._runner.suspect(signals.bad_micro_batches)
@@ -154,7 +156,7 @@ def _said(origin: Origin, signals: Signals | None) -> str:
 _BAD, _FINE = "!", "."
 
 
-def whose(ranks: Ranks, signals: Signals, found: Examination, said: str) -> tuple[int, str]:
+def whose(ranks: Ranks, signals: Signals, found: NaNTrace, said: str) -> tuple[int, str]:
     """The rank, and what it has to say: one whose own loss was bad, else one where it showed again, else the first.
 
     All ranks call it, each with what it found.
@@ -162,6 +164,8 @@ def whose(ranks: Ranks, signals: Signals, found: Examination, said: str) -> tupl
     every = ranks.texts(f"{_FINE if found.finite else _BAD}{said}")
     again = [rank for rank, text in enumerate(every) if text.startswith(_BAD)]
     both = [rank for rank in again if rank in signals.bad_ranks]
+    if ranks.stages is not None:  # the loss is that of the last stage; values go bad on the way to it, gradients back
+        both = [rank for rank in again if ", backward: " not in every[rank]] or again[-1:]
     rank = next(iter([*both, *signals.bad_ranks, *again]), 0)
     text = every[rank][1:]
     known = bool(again or signals.bad_ranks)

@@ -58,7 +58,7 @@ class Origin(Record):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examination(Record):
+class NaNTrace(Record):
     """Result of running one step again under hooks: its origin, and numbers to compare with the first run."""
 
     __pydantic_config__ = _JSON

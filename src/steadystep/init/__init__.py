@@ -20,7 +20,7 @@ from steadystep.errors import ConfigError, MisuseError
 from steadystep.init import rules
 from steadystep.init.check import check_init
 from steadystep.init.findings import InitReport, LayerScale
-from steadystep.init.rules import InitMethod, InitRule, Slot, choose, is_projection, slots
+from steadystep.init.rules import InitMethod, InitRule, Slot, is_projection, rule_for, slots
 
 __all__ = ["InitReport", "InitRow", "InitTable", "LayerScale", "Recipe", "check_init", "initialise_"]
 
@@ -129,11 +129,11 @@ def initialise_(
             f"init recipe {recipe!r} found no residual output projection in repeated blocks: name them with "
             "residual=['blocks.*.my_out'], or use 'small'"
         )
-    random = _Random(seed, generator)
+    random = _RandomStreams(seed, generator)
     rows: list[InitRow] = []
     untouched: list[InitRow] = []
     for slot in slots(model):
-        rule = choose(slot, _METHODS[recipe])
+        rule = rule_for(slot, _METHODS[recipe])
         if isinstance(rule, InitRule) and slot.path in outputs and slot.key == "weight":
             rule = _residual_rule(recipe, outputs[slot.path])
         if isinstance(rule, InitRule):
@@ -144,7 +144,7 @@ def initialise_(
 
 
 @final
-class _Random:
+class _RandomStreams:
     """One stream of random numbers per device: a seed means the same on each, and the global one is left alone."""
 
     def __init__(self, seed: int | None, generator: Generator | None) -> None:
@@ -162,12 +162,12 @@ class _Random:
 
 def _residual_rule(recipe: Recipe, additions: int) -> InitRule:
     if recipe == "zero-residual":
-        return rules.constant(0.0, "0, residual")
+        return rules.constant_rule(0.0, "0, residual")
     label = f"N(0, std), residual: {rules.SMALL_STD} / sqrt({additions})"
     return rules.normal(rules.SMALL_STD / math.sqrt(additions), label)
 
 
-def _fill(slot: Slot, rule: InitRule, random: _Random) -> InitRule | str:
+def _fill(slot: Slot, rule: InitRule, random: _RandomStreams) -> InitRule | str:
     """Fill the slot; a reason when a parametrization cannot hold the value."""
     if not slot.originals:
         rule.fill(slot.value.detach(), random.on(slot.value.device))
@@ -198,7 +198,7 @@ def _reset_statistics(model: nn.Module) -> Iterator[InitRow]:
         if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:
             module.reset_running_stats()
             slot = Slot(path=plain_name(name), module=module, key="running_mean", value=module.running_mean)
-            yield _row(slot, rules.constant(0.0, "statistics reset to 0 and 1"))
+            yield _row(slot, rules.constant_rule(0.0, "statistics reset to 0 and 1"))
 
 
 def _check_arguments(

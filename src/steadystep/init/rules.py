@@ -101,7 +101,7 @@ class InitRule:
     fill: Callable[[Tensor, Generator | None], object]
 
 
-def constant(value: float, label: str = "") -> InitRule:
+def constant_rule(value: float, label: str = "") -> InitRule:
     """The same number everywhere."""
     return InitRule(label=label or f"{value:g}", std=0.0, fill=lambda t, _: t.fill_(value))
 
@@ -181,7 +181,7 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 _CELL_GATES: dict[type[nn.RNNCellBase], int] = {nn.LSTMCell: 4, nn.GRUCell: 3, nn.RNNCell: 1}
 
 
-def choose(slot: Slot, method: InitMethod) -> InitRule | str:
+def rule_for(slot: Slot, method: InitMethod) -> InitRule | str:
     """The rule, or the reason why there is none."""
     if slot.frozen:
         return "frozen"
@@ -189,7 +189,7 @@ def choose(slot: Slot, method: InitMethod) -> InitRule | str:
         return f"not real-valued ({slot.value.dtype})"
     module = slot.module
     if isinstance(module, _NORMS):
-        return constant(1.0 if slot.key == "weight" else 0.0)
+        return constant_rule(1.0 if slot.key == "weight" else 0.0)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and slot.key == "weight":
         return embedding(module.padding_idx)
     if isinstance(module, nn.MultiheadAttention):
@@ -206,7 +206,7 @@ def choose(slot: Slot, method: InitMethod) -> InitRule | str:
 def _linear(slot: Slot, method: InitMethod) -> InitRule | str:
     module, shape = slot.module, slot.value.shape
     if slot.key == "bias":
-        return constant(0.0)
+        return constant_rule(0.0)
     if slot.key != "weight" or len(shape) < 2:  # older torch.nn.utils.weight_norm, or a flattened shard
         return f"no rule for a {len(shape)}-dimensional {slot.key}"
     transposed = isinstance(module, _ConvTransposeNd) or type(module).__name__ == "Conv1D"
@@ -220,14 +220,14 @@ def _attention(slot: Slot, method: InitMethod) -> InitRule | str:
         return weight(method, slot.value.shape, parts=3)
     if slot.key in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
         return weight(method, slot.value.shape)
-    return constant(0.0) if slot.key == "in_proj_bias" else normal(SMALL_STD)  # bias_k, bias_v
+    return constant_rule(0.0) if slot.key == "in_proj_bias" else normal(SMALL_STD)  # bias_k, bias_v
 
 
 def _recurrent(slot: Slot, gates: int) -> InitRule | str:
     """The same for every recipe: what goes in xavier per gate, what goes round orthogonal."""
     shape = slot.value.shape
     if slot.key.startswith("bias"):
-        return forget_gate(gates) if gates == 4 and slot.key.startswith("bias_ih") else constant(0.0)
+        return forget_gate(gates) if gates == 4 and slot.key.startswith("bias_ih") else constant_rule(0.0)
     if slot.key.startswith("weight_hh"):
         return orthogonal(shape, parts=gates)
     return weight("xavier", shape, parts=gates if slot.key.startswith("weight_ih") else 1)

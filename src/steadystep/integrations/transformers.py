@@ -83,8 +83,8 @@ class StabilityCallback(TrainerCallback):
         self._remove()
         model: nn.Module = made["model"]
         optimizer = made["optimizer"]
-        if args.deepspeed or args.fsdp:
-            engine = "DeepSpeed" if args.deepspeed else "FSDP through the Trainer"
+        if args.deepspeed or (args.fsdp and _fsdp_version(args) < 2):
+            engine = "DeepSpeed" if args.deepspeed else "FSDP1 through the Trainer"
             raise UnsupportedError(
                 f"StabilityCallback: {engine} takes the step itself, where a guard cannot intervene: remove it (the "
                 "Trainer then uses DistributedDataParallel under torchrun)"
@@ -174,6 +174,10 @@ def _held_out(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The reward of an evaluation, as GRPO and RLOO log it; the reward margin of DPO."""
     named = {name: float(value) for name, value in metrics.items() if isinstance(value, float | int)}
     return {name: value for name, value in named.items() if canonical(name) == "held_out_reward"}
+
+
+def _fsdp_version(args: TrainingArguments) -> int:
+    return int((args.fsdp_plugin_args or {}).get("fsdp_version", 1))
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

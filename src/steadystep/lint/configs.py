@@ -53,7 +53,7 @@ def _checked(path: Path) -> Report:
 def _load(path: Path, *, is_run: bool) -> tuple[bool, Config]:
     if not is_run:
         return False, Config.load(path)
-    from steadystep.train.plan import RunPlan
+    from steadystep.train import RunPlan
 
     return True, RunPlan.load(path).guard
 

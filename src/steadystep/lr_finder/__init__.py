@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from steadystep._utils.modules import TensorCopy, left_as_found
 from steadystep._utils.tensors import device_of
 from steadystep.errors import ConfigError, MisuseError, UnsupportedError
-from steadystep.lr_finder.curve import LRCurve, SweepShape, read
+from steadystep.lr_finder.curve import LRCurve, SweepShape, judge_sweep
 from steadystep.optimizers import needs_closure
 
 __all__ = ["LRCurve", "SweepShape", "find_lr"]
@@ -141,7 +141,7 @@ def find_lr(
                 break
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return read(tried, seen, smoothing=smoothing, diverged=watch.over)
+    return judge_sweep(tried, seen, smoothing=smoothing, diverged=watch.over)
 
 
 @final

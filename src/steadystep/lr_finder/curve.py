@@ -118,10 +118,10 @@ _FLOOR, _ABOUT = 1e-6, 0.05  # of the level; of the lowest loss
 _ENOUGH = 8  # losses to read anything from
 
 
-def read(lrs: Sequence[float], losses: Sequence[float], *, smoothing: float, diverged: bool) -> LRCurve:
+def judge_sweep(lrs: Sequence[float], losses: Sequence[float], *, smoothing: float, diverged: bool) -> LRCurve:
     """Judge a sweep. `diverged` says that it was stopped because the loss ran away or stopped being finite.
 
-    >>> read([1e-3, 1e-2], [1.0, float("nan")], smoothing=0.85, diverged=True).verdict.value
+    >>> judge_sweep([1e-3, 1e-2], [1.0, float("nan")], smoothing=0.85, diverged=True).verdict.value
     'diverges-at-once'
     """
     count = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))

@@ -16,7 +16,7 @@ from steadystep._utils.rng import RngState
 from steadystep._utils.tensors import device_of
 from steadystep._utils.text import warn
 from steadystep.errors import MisuseError, TrainingHalted
-from steadystep.memory.split import BatchPart, split_batch
+from steadystep.memory import BatchPart, split_batch
 from steadystep.snapshots.buffers import Buffers
 
 Result = TypeVar("Result")

@@ -180,7 +180,7 @@ def _without(series: Series, steps: Collection[int]) -> tuple[Series, Series]:
     return Series(series.steps[~apart], series.values[~apart]), Series(series.steps[apart], series.values[apart])
 
 
-def left_out(run: Run) -> int:
+def metrics_left_out(run: Run) -> int:
     """Metrics beyond what a page can hold."""
     return max(0, len({*run.metrics, *run.validation} - {"val_loss"}) - _MOST_METRICS)
 

@@ -15,11 +15,11 @@ from starlette.responses import HTMLResponse, Response
 
 from steadystep._utils.text import count, number
 from steadystep.errors import SteadystepError
-from steadystep.pages.incident_groups import Headline, episodes
+from steadystep.pages import script, style, template_engine
+from steadystep.pages.incident_groups import Headline, incident_groups
 from steadystep.pages.library import CachedRun, Library, RunCache
 from steadystep.pages.report import charts, compare_parts, view
 from steadystep.pages.run_list import RunSummary
-from steadystep.pages.site import environment, script, style
 from steadystep.records import GRAVE
 from steadystep.runs.comparison import compare
 
@@ -64,7 +64,7 @@ class Pages:
         if request.query_params.get("seen") == version:
             return Response(status_code=204)
         told = await run_in_threadpool(self._told, cache, kept, _step(request, "first"), _step(request, "last"))
-        parts: Any = environment().get_template("run_parts.html").module
+        parts: Any = template_engine().get_template("run_parts.html").module
         html = {
             "head": parts.head(told["view"], told["state"]),
             "signs": parts.signs(told["view"]),
@@ -112,7 +112,7 @@ class Pages:
         whole = view(kept.run, verdict, buckets=_BUCKETS, near=False)
         drawn = whole.charts
         if first is not None or last is not None:
-            drawn = charts(kept.run, episodes(kept.run), verdict, buckets=_BUCKETS, first=first, last=last)
+            drawn = charts(kept.run, incident_groups(kept.run), verdict, buckets=_BUCKETS, first=first, last=last)
         return {"view": whole, "charts": drawn, "state": cache.summary.state()}
 
 
@@ -202,7 +202,7 @@ def _step(request: Request, name: str) -> int | None:
 
 
 def _page(template: str, *, status: int = 200, **context: Any) -> Response:
-    page: str = environment().get_template(template).render(**context)
+    page: str = template_engine().get_template(template).render(**context)
     # why: a name on disk, or a text in a log, may hold what UTF-8 has no bytes for
     return HTMLResponse(page.encode("utf-8", errors="replace"), status_code=status)
 

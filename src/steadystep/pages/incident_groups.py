@@ -101,7 +101,7 @@ class IncidentGroup:
         return any(incident.calls_for_action for incident in self.incidents)
 
 
-def episodes(run: Run) -> tuple[IncidentGroup, ...]:
+def incident_groups(run: Run) -> tuple[IncidentGroup, ...]:
     """All of a run, in order."""
     return tuple(_episode(run, group) for group in run.episodes())
 

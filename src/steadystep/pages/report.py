@@ -12,11 +12,10 @@ import numpy as np
 
 from steadystep._utils.checklist import ChecklistItem
 from steadystep._utils.text import NOTHING, count, number, share, short
-from steadystep.pages.charts import left_out, panels, thin
-from steadystep.pages.heat import heats
-from steadystep.pages.incident_groups import Headline, IncidentGroup, Mark, Unguarded, episodes, headline
-from steadystep.pages.overlay import differences, look, overlay, parallel
-from steadystep.pages.site import self_contained
+from steadystep.pages import self_contained
+from steadystep.pages.charts import metrics_left_out, panels, thin
+from steadystep.pages.heat_and_overlay import differences, heats, look, overlay, parallel
+from steadystep.pages.incident_groups import Headline, IncidentGroup, Mark, Unguarded, headline, incident_groups
 from steadystep.runs.checklist import checklist
 from steadystep.runs.comparison import Comparison, compare
 from steadystep.runs.run import Run, Series
@@ -51,9 +50,9 @@ class View:
 @np.errstate(all="ignore")  # why: a log may hold any number, and the mean of two of them may be none
 def view(run: Run, verdict: Headline, *, buckets: int = 1000, near: bool = True) -> View:
     """Everything about one run; `near` adds every step around its incidents."""
-    told = episodes(run)
+    told = incident_groups(run)
     shown = told[-_MOST_EPISODES:]
-    extra = left_out(run)
+    extra = metrics_left_out(run)
     notes = (*run.notes, f"{extra} more metrics are in the log but not on this page") if extra else run.notes
     return View(
         name=run.name,
@@ -196,15 +195,15 @@ def _effective(run: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
-    top = tuple((str(k), words(v)) for k, v in settings.items() if not isinstance(v, Mapping))
+    top = tuple((str(k), as_yaml(v)) for k, v in settings.items() if not isinstance(v, Mapping))
     if top:
         yield "", top
     for name, section in settings.items():
         if isinstance(section, Mapping) and section:
-            yield str(name), tuple((str(k), words(v)) for k, v in section.items())
+            yield str(name), tuple((str(k), as_yaml(v)) for k, v in section.items())
 
 
-def words(value: object) -> str:
+def as_yaml(value: object) -> str:
     """A setting as it would stand in the YAML."""
     if value is None:
         return NOTHING
@@ -257,10 +256,16 @@ def compare_parts(runs: Sequence[Run], compared: Comparison) -> dict[str, Any]:
     settings = differences(runs, compared)
     charts = overlay(runs) | {"parallel": parallel(compared, settings)}
     looks = [look(at) for at in range(len(runs))]
-    return {"compared": compared, "rows": rows(compared), "settings": settings, "looks": looks, "charts": charts}
+    return {
+        "compared": compared,
+        "rows": comparison_rows(compared),
+        "settings": settings,
+        "looks": looks,
+        "charts": charts,
+    }
 
 
-def rows(compared: Comparison) -> tuple[tuple[str, tuple[float | None, ...]], ...]:
+def comparison_rows(compared: Comparison) -> tuple[tuple[str, tuple[float | None, ...]], ...]:
     """The table: a name and a value for each run; rows in which no run has anything are left out."""
     made = [(said, tuple(getattr(one, key) for one in compared.runs)) for key, said in _ROWS]
     made[0] = (f"compared: {compared.judged_by}", made[0][1])

@@ -19,7 +19,7 @@ from steadystep._utils import QUIET_S as QUIET_S
 from steadystep._utils import RunStatus, run_status
 from steadystep._utils.text import dotted, logger
 from steadystep.pages.charts import is_wide, thin
-from steadystep.pages.incident_groups import Headline, episodes, gravest
+from steadystep.pages.incident_groups import Headline, gravest, incident_groups
 from steadystep.runs.run import Run, Series
 
 OUR_LOG = "run.jsonl"
@@ -236,7 +236,7 @@ class RunSummary:
 @np.errstate(all="ignore")
 def summary(key: str, run: Run, verdict: Headline | None, changed: float) -> RunSummary:
     """From a whole reading."""
-    told = episodes(run)
+    told = incident_groups(run)
     last = int(run.loss.steps[-1]) if len(run.loss) else 0
     marks = tuple((round(_WIDTH * e.first / max(last, 1), 1), e.severity) for e in told if e.acted)
     return RunSummary(

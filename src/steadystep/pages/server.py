@@ -23,9 +23,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steadystep.errors import ConfigError
+from steadystep.pages import template_engine
 from steadystep.pages.dashboard import Pages
 from steadystep.pages.library import Library
-from steadystep.pages.site import environment
 
 COOKIE = "steadystep-token"
 _OPEN = ("/style.css", "/script.js")  # the same for everybody, and the page that asks for the token wants them
@@ -79,7 +79,7 @@ class TokenGate:
         elif self._may_pass(scope["path"], request):
             await self._app(scope, receive, send)
         else:
-            page = environment().get_template("token.html").render()
+            page = template_engine().get_template("token.html").render()
             await Response(page, status_code=401, media_type="text/html")(scope, receive, send)
 
     def _may_pass(self, path: str, request: Request) -> bool:
@@ -191,7 +191,7 @@ def prepare(root: Path) -> Library:
     library = Library(root)
     library.summaries()
     for name in ("list.html", "run.html"):
-        environment().get_template(name)
+        template_engine().get_template(name)
     return library
 
 

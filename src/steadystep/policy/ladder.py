@@ -16,10 +16,10 @@ budget spent         stop
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
-from steadystep.policy.budget import Budget, Limits
-from steadystep.policy.reinforcement import better_policy, coefficient_for
+from steadystep.policy.budget import Budget, Limits, better_policy, coefficient_for
 from steadystep.policy.trusted_snapshots import TrustedSnapshot, restorable
 from steadystep.records import Action, ActionName, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
 from steadystep.stats import is_absurd
@@ -30,6 +30,10 @@ Mode = Literal["observe", "careful", "autopilot"]
 _CLEAN = 10.0  # times the usual second moments: poison begins at a hundred
 _EARLY_CUT = 0.1  # of a learning rate whose first updates multiplied the loss by a hundred
 _FROM_OUTSIDE = (DetectorName.WEIGHT_JUMP, DetectorName.BIT_FLIP, DetectorName.ODD_REPLICA)
+_OF_ALL_SAMPLES = (
+    *(DetectorName.BUFFER_JUMP, DetectorName.INPUT_SCALE),
+    *(DetectorName.RATIO_EXPLOSION, DetectorName.POLICY_MISMATCH),
+)
 _EXTREME = 10.0  # times the limit: not even the direction of such a gradient is worth having
 
 
@@ -61,9 +65,8 @@ def decide(
     if odd is not None and signals.healthy_rank is not None and autopilot:
         # this step's gradient is in part that of the odd weights
         return Plan(actions=(Action.COPY_REPLICA, Action.SKIP_STEP), reason=diagnosis.cause, rank=signals.healthy_rank)
-    raised = coefficient_for(diagnosis, limits.coefficients) if autopilot else ""
     if signals.counterfactual is not None and signals.counterfactual.rollouts:
-        return better_policy(signals, diagnosis, budget, limits, raised)
+        return better_policy(signals, diagnosis, budget, limits)
     if diagnosis.damage is Damage.WEIGHTS and autopilot and limits.rolls_back:
         at_once = _asked_for(diagnosis, DetectorName.EARLY_DIVERGENCE) is not None
         if at_once and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is None:
@@ -79,6 +82,19 @@ def decide(
         if unknown and budget.refused_in_a_row > 1 and autopilot and limits.rolls_back and not signals.scaled:
             return _roll_back(signals, diagnosis, budget, states, limits, ceiling)
         actions.append(Action.STOP)
+    return _in_place(actions, diagnosis, states, limits, ceiling, autopilot=autopilot)
+
+
+def _in_place(
+    actions: list[ActionName],
+    diagnosis: Diagnosis,
+    states: Sequence[TrustedSnapshot],
+    limits: Limits,
+    ceiling: float | None,
+    *,
+    autopilot: bool,
+) -> Plan:
+    """Mend the run where it stands: refuse the update by `actions`, rescale, hold the rate, restore moments."""
     norm = to = None
     spike = _asked_for(diagnosis, DetectorName.GRADIENT_SPIKE)
     if spike is not None and not actions:
@@ -92,13 +108,13 @@ def decide(
         actions = actions if to is None else [Action.RESTORE_MOMENTS, *actions]
         kept = _damaged(diagnosis)[1] if states else ()
         actions += [Action.RESTORE_KEPT] if kept else []
+    raised = coefficient_for(diagnosis, limits.coefficients) if autopilot else ""
     actions += [Action.RAISE_COEFFICIENT] if raised else []
     if not actions:
         return PROCEED
     hold = None if lr is None else limits.unmeant_hold
-    return Plan(
-        actions=tuple(actions), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold, raises=raised
-    )
+    plan = Plan(actions=tuple(actions), reason=diagnosis.cause, norm=norm, lr=lr, to=to, kept=kept, hold=hold)
+    return replace(plan, raises=raised) if raised else plan
 
 
 def _held_lr(diagnosis: Diagnosis, ceiling: float | None) -> float | None:
@@ -137,12 +153,7 @@ def _refusal(signals: Signals, diagnosis: Diagnosis) -> tuple[ActionName, ...]:
         return (refuse,)
     if not math.isfinite(signals.grad_norm):  # a note: the loss scaler's routine
         return (Action.BACK_OFF_SCALE,)
-    if (
-        _asked_for(diagnosis, DetectorName.BUFFER_JUMP) is not None
-        or _asked_for(diagnosis, DetectorName.INPUT_SCALE) is not None
-        or _asked_for(diagnosis, DetectorName.RATIO_EXPLOSION) is not None
-        or _asked_for(diagnosis, DetectorName.POLICY_MISMATCH) is not None
-    ):
+    if any(_asked_for(diagnosis, name) is not None for name in _OF_ALL_SAMPLES):
         return (Action.SKIP_STEP,)  # why: all losses are finite, so nobody knows which micro-batch it was
     if _asked_for(diagnosis, DetectorName.BIT_FLIP) is not None:
         return (Action.SKIP_STEP,)  # the weights are well again, these gradients are not
@@ -186,6 +197,13 @@ def _roll_back(
     lr = None
     if _by_updates(diagnosis, budget, limits):
         lr = _cut_lr(signals.lr, good[-1].lr, ceiling, limits, is_again=again is not None)
+    return _rollback_to(good[-1], diagnosis, limits, lr=lr, until=before, is_again=again is not None)
+
+
+def _rollback_to(
+    state: TrustedSnapshot, diagnosis: Diagnosis, limits: Limits, *, lr: float | None, until: int, is_again: bool
+) -> Plan:
+    """Restore `state`, replay updates `until` the first sign, cut the learning rate to `lr` where that is given."""
     replays = limits.replays
     actions = (Action.ROLLBACK,) + ((Action.REPLAY,) if replays else ()) + (() if lr is None else (Action.CUT_LR,))
     actions += (Action.SKIP_BATCHES,) if limits.skips_batches else ()
@@ -193,11 +211,11 @@ def _roll_back(
     return Plan(
         actions=actions,
         reason=diagnosis.cause,
-        to=good[-1].step,
+        to=state.step,
         lr=lr,
-        until=before if replays else None,
+        until=until if replays else None,
         outside=replays and any(_asked_for(diagnosis, name) for name in _FROM_OUTSIDE),
-        only_whole=replays and again is not None,
+        only_whole=replays and is_again,
     )
 
 

@@ -6,7 +6,7 @@ torch. Each record converts to JSON and back unchanged (NaN and infinity as stri
 
 from steadystep._deprecated import old_names
 from steadystep.records.decisions import Diagnosis, Finding, Incident, Outcome, Plan
-from steadystep.records.evidence import BatchPart, BatchStats, OutputStats, Structure, WeightStats
+from steadystep.records.evidence import BatchPartStats, BatchStats, OutputStats, Structure, WeightStats
 from steadystep.records.record import (
     GRAVE,
     LOUD,
@@ -39,7 +39,7 @@ __all__ = [
     "WEIGHTS_EVERY",
     "Action",
     "ActionName",
-    "BatchPart",
+    "BatchPartStats",
     "BatchStats",
     "BitFlip",
     "Counterfactual",

@@ -98,6 +98,8 @@ class BitFlip(Record):
     """Whether it was put back."""
     used: bool = True
     """Whether the gradients of this step were computed with it."""
+    rank: int | None = None
+    """The rank that holds it, in a distributed run."""
 
 
 @final

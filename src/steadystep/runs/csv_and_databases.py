@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from steadystep.errors import ConfigError
-from steadystep.runs.gathering import Gathering, encoding_of, number
+from steadystep.runs.gathering import Gathering, encoding_of, number_in_cell
 from steadystep.runs.json_and_events import flat
 from steadystep.runs.run import Run, Source
 from steadystep.runs.table import LogTable, to_run
@@ -77,7 +77,7 @@ def _tables(rows: Iterator[list[str]], path: Path) -> dict[str, LogTable]:
         raise ConfigError(f"{path}: the file has no rows")
     names = [cell.strip() for cell in header]
     first: list[list[str]] = []
-    if all(number(cell) is not None for cell in names if cell):
+    if all(number_in_cell(cell) is not None for cell in names if cell):
         first, names = [header], _unnamed(len(names))
     lower = [name.lower() for name in names]
     run = next((lower.index(name) for name in _RUNS if name in lower), None)

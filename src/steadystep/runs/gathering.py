@@ -19,10 +19,10 @@ from steadystep.runs.table import LogTable
 _MOST_COLUMNS = 512
 
 
-def number(value: Any) -> float | None:
+def number_in_cell(value: Any) -> float | None:
     """The number a cell holds; None when it holds none.
 
-    >>> number("1e-3"), number("NaN"), number(""), number(True), number("1,5")
+    >>> number_in_cell("1e-3"), number_in_cell("NaN"), number_in_cell(""), number_in_cell(True), number_in_cell("1,5")
     (0.001, nan, None, None, None)
     """
     if value is None or isinstance(value, bool | dict | list):
@@ -51,7 +51,7 @@ class Gathering:
     def add(self, row: Mapping[str, Any]) -> None:
         """One row; what is no number is left out."""
         for name, value in row.items():
-            found = number(value)
+            found = number_in_cell(value)
             if found is not None:
                 self._put(name, self.count, found)
         self.count += 1
@@ -69,7 +69,7 @@ class Gathering:
             del values[len(rows) :]
             for row, cell in enumerate(listed, start):
                 if cell:
-                    found = number(cell)
+                    found = number_in_cell(cell)
                     if found is not None:
                         rows.append(row)
                         values.append(found)

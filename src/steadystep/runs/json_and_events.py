@@ -18,7 +18,7 @@ from steadystep._utils.text import install
 from steadystep.errors import ConfigError
 from steadystep.runs.gathering import Gathering, encoding_of
 from steadystep.runs.run import Run, Source
-from steadystep.runs.table import LogTable, is_held_out, to_run, words
+from steadystep.runs.table import LogTable, is_held_out, name_words, to_run
 
 _SUMMARY = "train_runtime"  # the last line of a Hugging Face log: totals, no curve
 _LARGEST = 1 << 30  # bytes of one JSON document
@@ -129,7 +129,7 @@ def runs_below(folder: Path) -> dict[Path, list[Path]]:
     runs: dict[Path, list[Path]] = {}
     for parent in sorted(found, key=lambda place: len(place.parts)):
         home = next((run for run in runs if run in parent.parents), None)
-        if home is None and parent != folder and (is_held_out(parent.name) or "train" in words(parent.name)):
+        if home is None and parent != folder and (is_held_out(parent.name) or "train" in name_words(parent.name)):
             home = parent.parent
         runs.setdefault(home or parent, []).extend(found[parent])
     return runs

@@ -9,7 +9,7 @@ import numpy as np
 from steadystep.records import Severity
 from steadystep.runs.curve import Curve
 from steadystep.runs.levels import Floats, blocks
-from steadystep.runs.reading import Pattern, fell, standard_error, tame
+from steadystep.runs.reading import Pattern, correlated_standard_error, fell, tame
 
 _LEARNING_FEWEST = 24  # points
 _NO_RATE = 1e-12
@@ -197,7 +197,7 @@ def stands_still(values: Floats) -> Flat | None:
     level = float(np.median(late))
     first = float(max(values[0], np.median(values[:3])))
     way = first - level
-    error = math.hypot(standard_error(early), standard_error(late))
+    error = math.hypot(correlated_standard_error(early), correlated_standard_error(late))
     gained = float(np.mean(early) - np.mean(late))
     if way <= 0.0 or _CERTAIN * error > _VISIBLE * way:
         return None

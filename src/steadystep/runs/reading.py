@@ -13,7 +13,7 @@ from steadystep.records import Record, Severity, severity_rank
 from steadystep.runs.curve import Curve
 from steadystep.runs.levels import Floats, spread
 from steadystep.runs.run import Run
-from steadystep.runs.table import is_loss, words
+from steadystep.runs.table import is_loss, name_words
 
 Judged = Literal["healthy", "fault", "not-learning", "too-short", "not-judged"]
 
@@ -153,7 +153,7 @@ _NOTES = {
 }
 
 
-class Verdict(NamedTuple):
+class ReadingResult(NamedTuple):
     """The result as a word and as a sentence."""
 
     outcome: Judged
@@ -162,29 +162,29 @@ class Verdict(NamedTuple):
 
 def verdict(
     curve: Curve, patterns: tuple[Pattern, ...], plans: tuple[PlannedAction, ...], *, short: str, unjudged: str
-) -> Verdict:
+) -> ReadingResult:
     """Faults first. Healthy is said only of a run whose loss fell; `short` and `unjudged` say why it is not judged."""
     troubles = [pattern for pattern in patterns if pattern.is_trouble]
     end = curve.raw.level  # as in every other view
     way = f"{curve.name} {curve.start:.4g} to {end:.4g} in {len(curve.raw)} points" if len(curve) else ""
     if troubles and troubles[0].kind == "not-learning":
-        return Verdict("not-learning", _sentence(f"Not learning, cause unknown: {way}"))
+        return ReadingResult("not-learning", _sentence(f"Not learning, cause unknown: {way}"))
     if troubles:
         said = list(dict.fromkeys(_SAY.get(p.kind, p.kind).format(step=p.step) for p in troubles))
-        return Verdict("fault", _sentence(f"Problem: {'; '.join(said[:3])}"))
+        return ReadingResult("fault", _sentence(f"Problem: {'; '.join(said[:3])}"))
     grave = [plan for plan in plans if changes_course(plan)]
     if grave:
         did = f"a guard would have intervened at step {grave[0].step} ({grave[0].action})"
-        return Verdict("fault", _sentence(f"Problem: {did}"))
+        return ReadingResult("fault", _sentence(f"Problem: {did}"))
     if short:
-        return Verdict("too-short", _sentence(f"Too short to tell: {short}"))
+        return ReadingResult("too-short", _sentence(f"Too short to tell: {short}"))
     said = [_NOTES[p.kind].format(step=p.step) for p in patterns if p.kind in _NOTES]
     if plans:
         said.append(f"a guard would have scaled down {len(plans)} gradient{'s' * (len(plans) > 1)}")
     told = "; ".join((way, *said))
     if unjudged:
-        return Verdict("not-judged", _sentence(f"No sign of trouble, learning not judged: {unjudged}; {told}"))
-    return Verdict("healthy", _sentence(f"Healthy: {told}"))
+        return ReadingResult("not-judged", _sentence(f"No sign of trouble, learning not judged: {unjudged}; {told}"))
+    return ReadingResult("healthy", _sentence(f"Healthy: {told}"))
 
 
 def changes_course(plan: PlannedAction) -> bool:
@@ -240,7 +240,7 @@ def is_resumed(curve: Curve) -> bool:
 
 def unjudged_objective(run: Run) -> str:
     """The kind of objective, when the level of its loss does not show progress; empty for any other."""
-    names = [set(words(name)) for name in (*run.metrics, *run.validation, *run.columns.values())]
+    names = [set(name_words(name)) for name in (*run.metrics, *run.validation, *run.columns.values())]
     if any(found & _POLICY or {"approx", "kl"} <= found or _is_return(found) for found in names):
         return "reinforcement learning"
     losses = [found for found in names if found & {"err", "error"} or is_loss(" ".join(found))]
@@ -257,7 +257,7 @@ def fell(curve: Curve) -> bool | None:
     """Whether the loss fell by more than its noise and 2 % of its first value; None when its noise hides that."""
     count = len(curve)
     late = tame(curve.values[-max(_SHORTEST_PART, count // 4) :])
-    level, late_error = float(np.mean(late)), standard_error(late)
+    level, late_error = float(np.mean(late)), correlated_standard_error(late)
     least = _GAIN * abs(curve.start)
     fall = curve.start - curve.late
     if fall > max(least, _POINT_SIGMAS * curve.late_noise) and float(np.median(curve.values[:3])) > curve.late:
@@ -265,17 +265,17 @@ def fell(curve: Curve) -> bool | None:
     perhaps = False
     for share in (4, 8, 16, 32):  # a fast fall shows in the first points only, a slow one in many
         part = curve.values[: max(_SHORTEST_PART, count // share)]
-        own = max(standard_error(tame(part)), curve.late_noise / math.sqrt(len(part)))
+        own = max(correlated_standard_error(tame(part)), curve.late_noise / math.sqrt(len(part)))
         gained = float(np.mean(tame(part))) - level
         error = math.hypot(own, late_error)
         if gained > max(least, _SIGMAS * error):
             return True
         perhaps = perhaps or gained > max(least, _PERHAPS_SIGMAS * error)
-    error = math.hypot(standard_error(tame(curve.values[: max(_SHORTEST_PART, count // 4)])), late_error)
+    error = math.hypot(correlated_standard_error(tame(curve.values[: max(_SHORTEST_PART, count // 4)])), late_error)
     return None if perhaps or _HIDDEN_SIGMAS * error > _VISIBLE * abs(curve.start) else False
 
 
-def standard_error(part: Floats) -> float:
+def correlated_standard_error(part: Floats) -> float:
     """Standard error of the mean; noise that hangs together from point to point counts for more."""
     times = np.arange(len(part)) - (len(part) - 1) / 2
     slope = float(times @ part) / max(float(times @ times), 1.0)

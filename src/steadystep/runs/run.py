@@ -14,7 +14,7 @@ from steadystep._utils import RunStatus, run_status
 from steadystep._utils.text import html_card, number
 from steadystep.records import Incident
 from steadystep.records.decisions import episodes
-from steadystep.runs.effective import EffectiveTime, changed_at, effective_time
+from steadystep.runs import EffectiveTime, changed_at, effective_time
 
 Source = Literal["steadystep", "tensorboard", "csv", "transformers", "text"]
 StepUnit = Literal["step", "row", "epoch"]

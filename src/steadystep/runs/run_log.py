@@ -14,7 +14,7 @@ from steadystep._utils.numbers import from_json, json_lines
 from steadystep._utils.text import count, must_end
 from steadystep.errors import ConfigError
 from steadystep.records import Incident
-from steadystep.runs.effective import duration
+from steadystep.runs import duration
 from steadystep.runs.gathering import Column, LayerRows
 from steadystep.runs.run import Run, Series
 from steadystep.tracking.log_format import LARGEST_STEP, count_of, float_of, incident_of, step_of

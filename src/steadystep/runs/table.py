@@ -4,11 +4,11 @@ What a column or a tag is about is guessed from its name.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,10 @@ _HIGHER_IS_BETTER |= {"score", "iou", "map", "dice", "psnr", "ssim", "winrate", 
 
 
 @lru_cache(maxsize=4096)
-def words(name: str) -> tuple[str, ...]:
+def name_words(name: str) -> tuple[str, ...]:
     """The words of a name, in lower case.
 
-    >>> words("Loss/train"), words("trainGradNorm")
+    >>> name_words("Loss/train"), name_words("trainGradNorm")
     (('loss', 'train'), ('train', 'grad', 'norm'))
     """
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
@@ -51,7 +51,7 @@ def words(name: str) -> tuple[str, ...]:
 
 def is_held_out(name: str) -> bool:
     """Measured at a validation."""
-    return bool(_HELD_OUT.intersection(words(name)))
+    return bool(_HELD_OUT.intersection(name_words(name)))
 
 
 def is_split(name: str) -> bool:
@@ -61,12 +61,12 @@ def is_split(name: str) -> bool:
 
 def is_loss(name: str) -> bool:
     """A loss, of the training or of a validation."""
-    return _is_loss(set(words(name)))
+    return _is_loss(set(name_words(name)))
 
 
 def higher_is_better(name: str) -> bool:
     """An accuracy, a reward or the like."""
-    return bool(_HIGHER_IS_BETTER.intersection(words(name)))
+    return bool(_HIGHER_IS_BETTER.intersection(name_words(name)))
 
 
 def guess(names: Iterable[str]) -> dict[Role, str]:
@@ -85,7 +85,7 @@ def guess(names: Iterable[str]) -> dict[Role, str]:
 
 
 def _step_score(name: str) -> float:
-    plain = "_".join(words(name))
+    plain = "_".join(name_words(name))
     if plain in STEPS or name.lower() in STEPS:
         return 100.0 - (STEPS.index(plain) if plain in STEPS else 1)
     return 1.0 if plain == "epoch" or plain.endswith("global_step") else 0.0
@@ -96,7 +96,7 @@ def _is_loss(found: set[str]) -> bool:
 
 
 def _loss_score(name: str) -> float:
-    listed = words(name)
+    listed = name_words(name)
     found = set(listed)
     if not _is_loss(found) or _HELD_OUT & found:
         return 0.0
@@ -107,7 +107,7 @@ def _loss_score(name: str) -> float:
 
 
 def _val_score(name: str) -> float:
-    found = set(words(name))
+    found = set(name_words(name))
     if not _is_loss(found) or not _HELD_OUT & found:
         return 0.0
     first = {"test"} & found
@@ -116,7 +116,7 @@ def _val_score(name: str) -> float:
 
 
 def _norm_score(name: str) -> float:
-    listed = words(name)
+    listed = name_words(name)
     found = set(listed)
     if found & {"param", "params", "weight", "layer", "layers", "update"}:
         return 0.0
@@ -126,7 +126,7 @@ def _norm_score(name: str) -> float:
 
 
 def _lr_score(name: str) -> float:
-    found = set(words(name))
+    found = set(name_words(name))
     if "lr" in found or "learningrate" in found or {"learning", "rate"} <= found:
         return 50.0 - len(found)
     return 0.0
@@ -146,7 +146,7 @@ def role_of(name: str) -> Role | None:
     return next((role for role, score in _SCORES.items() if score(name) > 0.0), None)
 
 
-def choose(names: Iterable[str], asked: Mapping[str, str]) -> dict[Role, str]:
+def choose_columns(names: Iterable[str], asked: Mapping[str, str]) -> dict[Role, str]:
     """The guess, with what the user said instead where they said something."""
     found = guess([name for name in names if name not in asked.values()])
     return {**found, **{role: asked[role] for role in ROLES if role in asked}}
@@ -180,10 +180,8 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
     """The run in a table; ConfigError when there is no curve in it."""
     check_roles(asked)
     _check_columns(table, path, asked)
-    roles = choose(table.columns, asked)
-    notes = list(table.notes)
+    roles, notes = choose_columns(table.columns, asked), list(table.notes)
     steps, unit = _row_steps(table, roles, asked, notes)
-    taken = set(roles.values())
     restarts: set[int] = set()
 
     def series(column: str) -> Series:
@@ -194,29 +192,22 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
         notes.extend(f"{column}: {note}" for note in ordered.notes)
         return ordered.series
 
-    main = {role: series(roles[role]) for role in ("loss", "grad_norm", "lr") if role in roles}
+    main: dict[str, Any] = {role: series(roles[role]) for role in ("loss", "grad_norm", "lr") if role in roles}
     begun = set(restarts)
-    others = {column: series(column) for column in table.columns if column not in taken}
+    others = {column: series(column) for column in table.columns if column not in roles.values()}
     validation = {column: curve for column, curve in others.items() if is_held_out(column)}
     if "val_loss" in roles:
         validation["val_loss"] = series(roles["val_loss"])
     if "loss" not in main and "val_loss" not in validation and not any(map(higher_is_better, others)):
         some = ", ".join(repr(column) for column in list(table.columns)[:8])
         raise ConfigError(f"{path}: which column is the loss? --column loss=NAME, where NAME is one of {some}")
-    also = [repr(column) for column in others if is_loss(column) and column not in validation]
-    if also:
+    if also := [repr(column) for column in others if is_loss(column) and column not in validation]:
         notes.append(f"other losses: {', '.join(also[:5])}; --column loss=NAME reads another")
-    read = f"read {table.rows:,} rows: {', '.join(f'{role}={name}' for role, name in roles.items())}"
-    equal = [column for column in others if "loss" in roles and _loss_score(column) == _loss_score(roles["loss"])]
-    if equal and "loss" not in asked:
-        read += f"; also a loss: {', '.join(equal[:3])} (--column loss=NAME)"
+    read = _read_as(table, roles, list(others), asked)
     return Run(
         name=name,
         path=path,
         source=source,
-        loss=main.get("loss", Series()),
-        grad_norm=main.get("grad_norm", Series()),
-        lr=main.get("lr", Series()),
         metrics={column: curve for column, curve in others.items() if column not in validation},
         validation=validation,
         restarts=tuple(sorted(begun)),
@@ -224,6 +215,15 @@ def to_run(table: LogTable, *, name: str, path: Path, source: Source, asked: Map
         columns={str(role): column for role, column in roles.items()},
         read=read,
         step_unit=unit,
+        **main,
+    )
+
+
+def _read_as(table: LogTable, roles: Mapping[Role, str], others: Sequence[str], asked: Mapping[str, str]) -> str:
+    read = f"read {table.rows:,} rows: {', '.join(f'{role}={name}' for role, name in roles.items())}"
+    equal = [column for column in others if "loss" in roles and _loss_score(column) == _loss_score(roles["loss"])]
+    return (
+        f"{read}; also a loss: {', '.join(equal[:3])} (--column loss=NAME)" if equal and "loss" not in asked else read
     )
 
 
@@ -275,7 +275,7 @@ def _row_steps(
 
 def _epochs(table: LogTable) -> Floats | None:
     """The epoch of every row, carried on from the row before."""
-    column = next((name for name in table.columns if words(name) == ("epoch",)), None)
+    column = next((name for name in table.columns if name_words(name) == ("epoch",)), None)
     if column is None:
         return None
     rows, values = table.columns[column]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, final
 
-from steadystep.runs.table import STEPS, higher_is_better, is_loss, is_split, words
+from steadystep.runs.table import STEPS, higher_is_better, is_loss, is_split, name_words
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _DIGITS = r"\d{1,3}(?:,\d{3})+(?![,\d])(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
@@ -140,7 +140,7 @@ def _numbers(text: str) -> list[Number]:
 @lru_cache(maxsize=_REMEMBERED)
 def _may_be_odd(name: str, between: str) -> bool:
     """A NaN behind a colon or an equals sign, or behind the name of a loss, is a value; elsewhere it is a word."""
-    return bool(_MARKED.search(between)) or is_loss(name) or "norm" in words(name)
+    return bool(_MARKED.search(between)) or is_loss(name) or "norm" in name_words(name)
 
 
 def _cell(name: str, text: str) -> list[Number]:
@@ -189,7 +189,7 @@ def _name(between: str) -> str:
 @lru_cache(maxsize=_REMEMBERED)
 def _position(name: str) -> str:
     """The name under which it counts steps or epochs; empty when it does not."""
-    listed = words(name)
+    listed = name_words(name)
     if not listed or len(listed) > _MOST_WORDS:
         return ""
     if "epoch" in (listed[0], listed[-1]) and all(is_split(w) or w in _BEFORE_STEP or w == "epoch" for w in listed):
@@ -221,9 +221,9 @@ def _put_bar(line: Line, one: Number) -> None:
 
 
 def _put_step(line: Line, name: str, value: float) -> None:
-    plain = "_".join(words(name))
+    plain = "_".join(name_words(name))
     rank = STEPS.index(plain) if plain in STEPS else 0
-    known = STEPS.index("_".join(words(line.step_name))) if line.step_name else len(STEPS)
+    known = STEPS.index("_".join(name_words(line.step_name))) if line.step_name else len(STEPS)
     if rank < known:
         line.step, line.step_name, line.sure = value, name, plain not in _VAGUE
 
@@ -242,7 +242,7 @@ def _split_of(text: str, found: list[Number]) -> str:
 @lru_cache(maxsize=_REMEMBERED)
 def _in_split(name: str, split: str) -> str:
     """`loss` in a line about validation is `val loss`."""
-    if not split or not is_measure(name) or any(map(is_split, words(name))):
+    if not split or not is_measure(name) or any(map(is_split, name_words(name))):
         return name
     return f"{split} {name}"
 

@@ -16,7 +16,7 @@ from typing import TextIO, final
 import numpy as np
 
 from steadystep.errors import ConfigError
-from steadystep.runs.gathering import Gathering, encoding_of, number
+from steadystep.runs.gathering import Gathering, encoding_of, number_in_cell
 from steadystep.runs.run import Run, Source
 from steadystep.runs.table import LogTable, is_loss, role_of, to_run
 from steadystep.runs.text_line import Line, is_measure, plain_text, read_line
@@ -179,7 +179,7 @@ def _from_table(text: str, header: list[str], line: Line) -> tuple[list[str], Li
     cells = [cell for cell in _CELLS.split(text.strip(" |\t\n")) if cell]
     if len(cells) < 2:
         cells = text.split()
-    numbers = [number(cell) for cell in cells]
+    numbers = [number_in_cell(cell) for cell in cells]
     if header and len(cells) == len(header) and sum(value is not None for value in numbers) * 2 >= len(cells):
         return header, _row(header, numbers)
     if len(cells) > 1 and not any(value is not None for value in numbers) and any(map(is_loss, cells)):

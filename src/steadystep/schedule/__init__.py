@@ -17,6 +17,7 @@ from steadystep._utils.text import alike
 from steadystep.errors import ConfigError
 from steadystep.schedule.curves import (
     Schedule,
+    checked_share,
     constant,
     cosine,
     cosine_restarts,
@@ -26,7 +27,6 @@ from steadystep.schedule.curves import (
     linear,
     one_minus_sqrt,
     polynomial,
-    share,
     step_decay,
     then,
     warmup,
@@ -119,7 +119,7 @@ class _Run:
                 f"{where}: warmup_steps = {warmup!r} of total_steps = {total}: the run would end before its warmup, "
                 "with no step left to decay; 5 to 10 % of the steps is typical"
             )
-        low, first = share(f"{where}: floor", floor), share(f"{where}: warmup_start", start)
+        low, first = checked_share(f"{where}: floor", floor), checked_share(f"{where}: warmup_start", start)
         return cls(where=where, total_steps=total, warmup_steps=rise, floor=low, start=first)
 
     @property

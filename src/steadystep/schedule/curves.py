@@ -22,7 +22,7 @@ def constant(value: float = 1.0) -> Schedule:
     >>> constant()(10_000)
     1.0
     """
-    held = share("schedule.constant: value", value)
+    held = checked_share("schedule.constant: value", value)
     return lambda step: held
 
 
@@ -37,7 +37,7 @@ def warmup(steps: int, start: float = 0.0) -> Schedule:
     [0.0, 0.25, 1.0, 1.0]
     """
     total = whole("schedule.warmup: steps", steps, least=0)
-    low = share("schedule.warmup: start", start)
+    low = checked_share("schedule.warmup: start", start)
     return (lambda step: _from(low, _done(step, total))) if total else constant()
 
 
@@ -167,7 +167,7 @@ def exponential(gamma: float, floor: float = 0.0) -> Schedule:
     [1.0, 0.5, 0.25]
     """
     factor = shrink("schedule.exponential: gamma", gamma)
-    low = share("schedule.exponential: floor", floor)
+    low = checked_share("schedule.exponential: floor", floor)
     return lambda step: max(low, factor ** max(step, 0))
 
 
@@ -178,7 +178,7 @@ def half_cosine(done: float) -> float:
 
 def _checked(name: str, total: object, floor: object, *, key: str = "total") -> tuple[int, float]:
     where = f"schedule.{name}"
-    return whole(f"{where}: {key}", total, least=1), share(f"{where}: floor", floor)
+    return whole(f"{where}: {key}", total, least=1), checked_share(f"{where}: floor", floor)
 
 
 def _done(step: int, total: int) -> float:
@@ -234,7 +234,7 @@ def wsd(
     return then(warmup(rise, start), rise, then(constant(), flat, curve(fall, floor)))
 
 
-def share(key: str, value: object) -> float:
+def checked_share(key: str, value: object) -> float:
     """A fraction of the base learning rate, 0 and 1 included."""
     number = real(key, value)
     if not 0.0 <= number <= 1.0:

@@ -16,7 +16,7 @@ from typing import Any, Literal, SupportsFloat, final
 
 from steadystep._utils.numbers import real, whole
 from steadystep.errors import ConfigError
-from steadystep.schedule.curves import share, shrink, warmup
+from steadystep.schedule.curves import checked_share, shrink, warmup
 
 
 @final
@@ -69,8 +69,8 @@ class Plateau:
         if self._threshold < 0 or (self._relative and self._threshold >= 1):
             raise ConfigError(f"{where}: threshold = {threshold!r}: must be 0 or more, and below 1 when relative")
         self._cooldown = whole(f"{where}: cooldown", cooldown, least=0)
-        self._floor = share(f"{where}: floor", floor)
-        self._eps = share(f"{where}: eps", eps)
+        self._floor = checked_share(f"{where}: floor", floor)
+        self._eps = checked_share(f"{where}: eps", eps)
         self._warmup = warmup(warmup_steps, warmup_start)
         if self._factor == 1.0:
             raise ConfigError(f"{where}: factor = {factor!r}: must be below 1 to have an effect")

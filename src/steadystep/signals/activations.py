@@ -44,7 +44,7 @@ def compiles() -> bool:
     return bool(dynamo.counters["frames"]) or any(backend is not None for backend in backends.values())
 
 
-def spread(items: Sequence[Named], most: int) -> list[Named]:
+def evenly_chosen(items: Sequence[Named], most: int) -> list[Named]:
     """At most so many of them, evenly chosen from first to last."""
     if len(items) <= most:
         return list(items)
@@ -100,7 +100,7 @@ class Activations(ForwardHooks):
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
         self.clear()
-        for name, module in spread(self._watchable(), _MOST):
+        for name, module in evenly_chosen(self._watchable(), _MOST):
             self._handles.append(module.register_forward_hook(self._hook(name)))
 
     def clear(self) -> None:

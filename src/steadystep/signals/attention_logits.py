@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from steadystep.layers.attention import StableAttention
-from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules, spread
+from steadystep.signals.activations import ForwardHooks, compiles, evenly_chosen, numbers_may_leave, open_modules
 
 _NAME = "scaled_dot_product_attention"
 _MOST = 64  # calls in one forward pass
@@ -106,7 +106,7 @@ class AttentionLogits(ForwardHooks):
         watchable = self._watchable()
         if not watchable and not self._left_out and open_modules(self._model):
             self._calls.start()
-        for name, module in spread(watchable, _MOST):
+        for name, module in evenly_chosen(watchable, _MOST):
             if isinstance(module, StableAttention):
                 self._watch_stable(name, module)
             elif isinstance(module, nn.MultiheadAttention):

@@ -178,7 +178,7 @@ def _merge(seen: Tensor) -> Tensor:
     return torch.stack((overall, std, largest, constant, spread, finite))
 
 
-def checked(metrics: Metrics) -> dict[str, float | Tensor]:
+def checked_metrics(metrics: Metrics) -> dict[str, float | Tensor]:
     """Each metric as a number or as a tensor with no dimension and no graph; refused before anything is computed."""
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise MisuseError(f"metrics = {str(metrics)[:60]}: must map names to numbers, as in {{'reward': 1.0}}")

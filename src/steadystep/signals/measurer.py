@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol, final
 
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep._utils.numbers import weighted_mean
+from steadystep._utils.numbers import mean_by_weight
 from steadystep._utils.tensors import Layout, measure, read_mixed, read_together
 from steadystep.records import WEIGHTS_EVERY, Signals
 from steadystep.signals.batch_stats import FIRST
 from steadystep.signals.batches import Inputs, Metrics, as_numbers, batch_is_finite, batch_rms
-from steadystep.signals.gradients import Gradients, GradientView
+from steadystep.signals.gradients import Gradients, GradientView, learning_rates
 from steadystep.signals.outputs import Evidence
 from steadystep.signals.probes import UpdateProbes
 from steadystep.signals.weights import OFFSET, StatePeaks, WeightNorms
@@ -25,7 +26,6 @@ _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64
 _NO_METRICS: dict[str, float] = {}
 _NOTHING = slice(0, 0)
 _NO_BUFFERS: tuple[list[str], slice, slice] = ([], _NOTHING, _NOTHING)
-_ANNOUNCING = ("initial_lr", "max_lr")
 
 
 @final
@@ -101,7 +101,7 @@ class Measurer:
         self._evidence = evidence or Evidence()
         self.learning_rate: Announces | None = None
         """The guard's own schedule, if it has one."""
-        self.over_ranks: Callable[[Sequence[str], Sequence[float]], list[float]] | None = None
+        self.over_ranks: Callable[[Sequence[str], Sequence[float]], dict[str, float]] | None = None
         """Turns norms of the weights here into those over all ranks; None in a single process."""
         self.riders: Sequence[Tensor] = ()
         """Numbers that ride along with the next read."""
@@ -132,7 +132,7 @@ class Measurer:
         each, seen = read["norms"], read["losses"]
         signals = Signals(
             step=step,
-            loss=seen[0] if len(seen) == 1 else weighted_mean(seen, weights),
+            loss=seen[0] if len(seen) == 1 else mean_by_weight(seen, weights),
             grad_norm=math.hypot(*each),
             names=names,
             scaled=scale is not None,
@@ -145,7 +145,7 @@ class Measurer:
         stacked = (
             together[: len(norms)] if together is not None and norms and together.dtype == norms[0].dtype else None
         )
-        view = GradientView(signals, grads, layout, norms, stacked)
+        view = GradientView(signals, grads, layout, norms, stacked, names)
         return view if signals.all_finite else self._look_closer(view, batches or [], again=measured is None)
 
     def _read(
@@ -160,50 +160,56 @@ class Measurer:
         batches: list[Any] | None,
     ) -> dict[str, Any]:
         """The only host read of a healthy step, everything rides along: fields of `Signals`."""
-        lrs, tensor_lrs, announced = self._learning_rates()
+        lrs, tensor_lrs, announced = learning_rates(self._optimizer)
         of_scale = transfer.add((scale,)) if scale is not None else _NOTHING
         of_lrs = transfer.add(tensor_lrs) if tensor_lrs else _NOTHING
         watched, of_peaks, of_constants = self._ask_buffers(step, transfer) if self._buffers.modules else _NO_BUFFERS
         of_metrics = transfer.add([v for v in metrics.values() if isinstance(v, Tensor)]) if metrics else _NOTHING
-        due, alone = step % WEIGHTS_EVERY == OFFSET, self.over_ranks is None
-        of_weights = transfer.add(self._weights.measure()) if due and alone else _NOTHING
-        of_state = transfer.add(self._state.measure()) if due else _NOTHING
-        size, here = self._size_of(batches, losses[0].device, step) if batches else (None, False)
-        of_batch = _NOTHING if size is None or here else transfer.add((size,))
-        of_first = transfer.add(self._weights.begin()) if step == 0 and alone else _NOTHING
+        of_weights = self._ask_weights(step, transfer) if step % WEIGHTS_EVERY == OFFSET or step == 0 else None
+        size, of_batch = self._ask_batch(batches, losses[0].device, step, transfer) if batches else (None, None)
         of_riders = transfer.add(self.riders) if self.riders else _NOTHING
-        samples, first_batches, looks = self._probes.waiting, self._inputs.waiting, self._evidence.waiting
-        end = len(transfer)
-        host = transfer.read([*samples, *first_batches, *looks] if samples or first_batches or looks else ())
-        begin = end + _count(samples) if samples else end
-        rest = begin + _count(first_batches) if first_batches else begin
+        waiting, end = (self._probes.waiting, self._inputs.waiting, self._evidence.waiting), len(transfer)
+        host = transfer.read(list(chain(*waiting)) if any(waiting) else ())
         peaks, self.riders, self.ridden = tuple(host[of_peaks]), (), host[of_riders]
         if host[of_constants]:
             self._buffers.learn(host[of_constants])
         lrs += host[of_lrs]
-        weight_norms, state_peaks, batch_size = tuple(host[of_weights]), tuple(host[of_state]), host[of_batch]
-        if size is not None and here:
-            batch_size = [float(size)]  # sync: none, it is on the host
         return {
             "norms": tuple(host[:count]),
             "losses": tuple(host[count : count + len(losses)]),
             "bad_buffers": _not_finite(watched, peaks) if peaks else (),
             "buffers": tuple(watched),
             "buffer_peaks": peaks,
-            "weights": self._weights.names() if weight_norms else (),
-            "weight_norms": weight_norms,
-            "state": self._state.names if state_peaks else (),
-            "state_peaks": state_peaks,
-            "batch_rms": batch_size[0] if batch_size else None,
+            "batch_rms": size if of_batch is None else host[of_batch],
             "lr": lrs[0] if len(lrs) == 1 else _largest(lrs),
-            "announced_lr": announced,
+            "announced_lr": announced if self.learning_rate is None else max(announced, self.learning_rate.announced),
             "scale": 1.0 if scale is None else host[of_scale.start],
             "metrics": as_numbers(metrics, host[of_metrics]) if metrics else _NO_METRICS,
-            "probe": self._probes.read(host[end:begin]) if samples or self._probes.record is not None else None,
-            "inputs": self._inputs.read(host[begin:rest]) if first_batches else None,
-            **(self._evidence.read(host[rest:]) if looks else {}),
-            **({"initial": self._weights.read(host[of_first])} if host[of_first] else {}),
+            **(self._read_waiting(waiting, host, end) if any(waiting) or self._probes.record is not None else {}),
+            **(self._read_weights(host, *of_weights) if of_weights is not None else {}),
         }
+
+    def _read_waiting(self, waiting: Sequence[list[Tensor]], host: list[float], end: int) -> dict[str, Any]:
+        """What probes, the first batches and the looks at outputs had put behind everything else."""
+        samples, first_batches, looks = waiting
+        begin = end + sum([sample.numel() for sample in samples])
+        rest = begin + sum([batch.numel() for batch in first_batches])
+        probe = self._probes.read(host[end:begin]) if samples or self._probes.record is not None else None
+        inputs = self._inputs.read(host[begin:rest]) if first_batches else None
+        return {"probe": probe, "inputs": inputs, **(self._evidence.read(host[rest:]) if looks else {})}
+
+    def _ask_weights(self, step: int, transfer: Transfer) -> tuple[slice, slice, slice]:
+        """Norms of the weights, peaks of the optimizer's state, and once what the weights began as."""
+        due, alone = step % WEIGHTS_EVERY == OFFSET, self.over_ranks is None
+        of_norms = transfer.add(self._weights.measure()) if due and alone else _NOTHING
+        of_state = transfer.add(self._state.measure()) if due else _NOTHING
+        return of_norms, of_state, transfer.add(self._weights.begin()) if step == 0 and alone else _NOTHING
+
+    def _read_weights(self, host: list[float], of_norms: slice, of_state: slice, of_first: slice) -> dict[str, Any]:
+        norms, peaks = tuple(host[of_norms]), tuple(host[of_state])
+        read: dict[str, Any] = {"weights": self._weights.names(), "weight_norms": norms} if norms else {}
+        read |= {"state": self._state.names, "state_peaks": peaks} if peaks else {}
+        return read | ({"initial": self._weights.read(host[of_first])} if host[of_first] else {})
 
     def _ask_buffers(self, step: int, transfer: Transfer) -> tuple[list[str], slice, slice]:
         """Those that the forward pass writes: how large they are, and at some steps which of them it has written."""
@@ -217,7 +223,8 @@ class Measurer:
             return signals
         norms = Transfer(self._weights.measure()).read()
         if self.over_ranks is not None:
-            norms = self.over_ranks(self._weights.names(), norms)
+            whole = self.over_ranks(self._weights.names(), norms)
+            return replace(signals, weights=tuple(whole), weight_norms=tuple(whole.values()))
         return replace(signals, weights=self._weights.names() if norms else (), weight_norms=tuple(norms))
 
     def weighed(self, view: GradientView) -> GradientView:
@@ -256,14 +263,19 @@ class Measurer:
             signals = replace(signals, bad_buffers=bad)
         return replace(view, signals=replace(signals, input_finite=batch_is_finite(batches)) if batches else signals)
 
-    def _size_of(self, batches: list[Any], device: torch.device, step: int) -> tuple[Tensor | None, bool]:
-        """A number for the size of the batch, and whether it can be read without a transfer."""
+    def _ask_batch(
+        self, batches: list[Any], device: torch.device, step: int, transfer: Transfer
+    ) -> tuple[float | None, int | None]:
+        """A number for the size of the batch, or where it will be."""
         self._inputs.add(batches[0])
         if step < FIRST or not step & (step - 1) or not step % 128:
             self._evidence.add(batches[0], step)
         size = batch_rms(batches[0])
-        # why: a batch that is still on the host costs no transfer; one on another device rides along after all
-        return size, size is not None and size.device.type == "cpu" != device.type
+        if size is None:
+            return None, None
+        if size.device.type == "cpu" != device.type:
+            return float(size), None  # sync: none, it is on the host
+        return None, transfer.add((size,)).start
 
     def _measure(self, grads: list[Tensor], layout: Layout) -> tuple[list[Tensor], Layout]:
         try:
@@ -272,27 +284,9 @@ class Measurer:
             layout = self._gradients.regroup(grads)
             return measure(grads, layout), layout
 
-    def _learning_rates(self) -> tuple[list[float], list[Tensor], float]:
-        """Of all groups, and the largest announced: torch's schedulers write what they rise to into the groups."""
-        numbers: list[float] = []
-        tensors: list[Tensor] = []
-        largest = 0.0 if self.learning_rate is None else self.learning_rate.announced
-        for group in self._optimizer.param_groups:
-            lr = group.get("lr", 0.0)
-            (tensors if isinstance(lr, Tensor) else numbers).append(lr)
-            for key in _ANNOUNCING:
-                value = group.get(key, 0.0)
-                if isinstance(value, float | int) and value > largest:
-                    largest = float(value)
-        return numbers, tensors, largest
-
 
 def _not_finite(names: Sequence[str], peaks: Sequence[float]) -> tuple[str, ...]:
     return tuple([name for name, peak in zip(names, peaks, strict=True) if not math.isfinite(peak)])
-
-
-def _count(tensors: list[Tensor]) -> int:
-    return sum([tensor.numel() for tensor in tensors])
 
 
 def _largest(lrs: list[float]) -> float:

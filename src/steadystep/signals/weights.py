@@ -24,7 +24,7 @@ from steadystep._utils.text import plain_name
 from steadystep.layers.limits import BoundedEmbedding, bounded
 from steadystep.optimizers import Trained
 from steadystep.records import WeightStats
-from steadystep.signals.activations import SilentHook, spread
+from steadystep.signals.activations import SilentHook, evenly_chosen
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.samples import is_plain, sample
 
@@ -101,7 +101,7 @@ class RowNorms:
     def measure(self) -> list[Tensor]:
         """One flat tensor: the largest row norm of each of `names`; or none. Call it with the gradients in place."""
         found: dict[str, Tensor] = {}
-        for name, module in spread(self._trained(), _MOST):
+        for name, module in evenly_chosen(self._trained(), _MOST):
             rows = _rows(module.weight)
             if isinstance(module, BoundedEmbedding):  # it bounds what the update has written at the next lookup
                 rows = bounded(rows, module.max_norm, module.norm_type)

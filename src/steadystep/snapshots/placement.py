@@ -24,7 +24,7 @@ class Placement:
     in_memory: int
     on_disk: int = 0
     is_compact: bool = False
-    """One state, the optimizer's moments in half precision: weights go back exactly, moments to three digits."""
+    """One state, the optimizer's moments in half precision: weights are restored exactly, moments to three digits."""
 
     @property
     def count(self) -> int:
@@ -130,7 +130,7 @@ _PAIR_INTERVALS, _PAIR_SUSPECTED = (
 _SIZES = ((64 * 2**20, 1), (512 * 2**20, 2), (4 * 2**30, 4))
 
 
-_LARGEST = 8  # times: beyond that more would be lost by going back than won by not copying
+_LARGEST = 8  # times: beyond that more would be lost by a rollback than won by not copying
 
 
 # A state serves once it is trusted, and the first sign of damage may lie one look at the weights back. So of two the
@@ -157,7 +157,7 @@ def interval_mult(size: float, count: int) -> int:
 def to_replace(steps: Sequence[int], *, now: int, interval: int, suspected_since: int | None = None) -> int:
     """Return the position in `steps` (oldest first) of the state to overwrite at step `now`.
 
-    The young ones lose little when one goes back to them; the oldest lies before the first sign of a trouble that came
+    The young ones lose little when one rolls back to them; the oldest lies before the first sign of a trouble that came
     slowly. It can only be followed by a state that has itself become old: until one has, a younger one is overwritten
     instead, the newest of three, of more the one before it, so that one from just before is there. While something is
     suspected to have begun at `suspected_since`, the newest state from before is set aside and the others are a ring

@@ -120,7 +120,7 @@ class TensorState:
     ) -> None:
         """In place, so that whoever holds a reference (a compiled model, an EMA) sees the old values too.
 
-        `learning_rates` puts those of the groups back too: for a scheduler that goes back as well.
+        `learning_rates` puts those of the groups back too: for a scheduler that is rolled back as well.
         """
         for number, held in enumerate(numbers.held):
             _put_state_back(held, numbers.parameters, _slots(tensors, number))

@@ -17,7 +17,7 @@ import numpy as np
 from steadystep.detectors.detector import Detector
 from steadystep.records import SEVERITIES, Finding, Incident, Severity, Signals
 from steadystep.testing.signal_streams import signal_streams, with_burst
-from steadystep.tracking.sink import GradientSample, RunStart, Sink, StepRow
+from steadystep.tracking import GradientSample, RunStart, Sink, StepRow
 
 __all__ = ["check_detector", "check_sink", "signal_streams"]
 

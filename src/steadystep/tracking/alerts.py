@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from steadystep._utils.text import logger
 from steadystep.errors import ConfigError
 from steadystep.records import SEVERITIES, Incident, Severity, severity_rank
-from steadystep.tracking.sink import GradientSample, RunStart, StepRow
+from steadystep.tracking import GradientSample, RunStart, StepRow
 
 Kind = Literal["incident", "stall", "end"]
 Target = str | Sequence[str] | Callable[["Alert"], object]

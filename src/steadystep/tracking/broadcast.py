@@ -12,8 +12,8 @@ from typing import Any, final
 
 from steadystep._utils.text import logger
 from steadystep.records import Outcome, Signals
+from steadystep.tracking import GradientSample, RunStart, Sink, StepRow
 from steadystep.tracking.log_format import incident_from
-from steadystep.tracking.sink import GradientSample, RunStart, Sink, StepRow
 
 _GATHER_S = 0.5  # why: a thread that wakes for every point costs the training three times what the point costs
 _URGENT = ("start", "incident")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from steadystep._utils.text import number
 from steadystep.records import Incident
-from steadystep.tracking.sink import StepRow
+from steadystep.tracking import StepRow
 
 _WINDOW_S = 30.0  # over which the speed is measured
 _POINTS = 64
@@ -46,7 +46,7 @@ class Trail:
 
 
 @final
-class Progress:
+class DisplayedProgress:
     """Numbers of now, trails of then."""
 
     def __init__(self, total: int | None = None) -> None:
@@ -108,7 +108,7 @@ _COLOURS = {"info": "blue", "warn": "yellow", "act": "dark_orange", "critical": 
 _WIDEST_TRAIL = 32
 
 
-def live(progress: Progress, *, title: str, width: int, unicode: bool = True) -> RenderableType:
+def live(progress: DisplayedProgress, *, title: str, width: int, unicode: bool = True) -> RenderableType:
     """Five or six lines, whatever the width."""
     room = min(_WIDEST_TRAIL, max(0, width - 34)) if unicode else 0
     return Group(
@@ -116,7 +116,7 @@ def live(progress: Progress, *, title: str, width: int, unicode: bool = True) ->
     )
 
 
-def line(progress: Progress) -> str:
+def line(progress: DisplayedProgress) -> str:
     """The same in one line of plain text."""
     row = progress.row
     if row is None:
@@ -162,7 +162,7 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _bar(progress: Progress, width: int) -> RenderableType:
+def _bar(progress: DisplayedProgress, width: int) -> RenderableType:
     done, total = progress.done, progress.total
     table = Table.grid(padding=(0, 2))
     cells: list[RenderableType] = []
@@ -178,7 +178,7 @@ def _bar(progress: Progress, width: int) -> RenderableType:
     return table
 
 
-def _numbers(progress: Progress, room: int) -> RenderableType:
+def _numbers(progress: DisplayedProgress, room: int) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right", min_width=10)

@@ -181,7 +181,7 @@ def incident_line(outcome: Outcome, run_dir: Path) -> dict[str, Any]:
         line["lr_mult"] = outcome.lr_mult
     if outcome.origin:
         line["origin"] = outcome.origin
-    if ranks := ranks_of(outcome):
+    if ranks := bad_ranks_of(outcome):
         line["ranks"] = list(ranks)
     if bundle is not None:
         line["bundle"] = str(bundle.relative_to(run_dir) if bundle.is_relative_to(run_dir) else bundle)
@@ -249,11 +249,11 @@ def incident_from(outcome: Outcome) -> Incident:
         scaled_to=outcome.plan.norm,
         replayed=outcome.replayed,
         quarantined=outcome.quarantined,
-        ranks=ranks_of(outcome),
+        ranks=bad_ranks_of(outcome),
     )
 
 
-def ranks_of(outcome: Outcome) -> tuple[int, ...]:
+def bad_ranks_of(outcome: Outcome) -> tuple[int, ...]:
     """Ranks whose own loss, batch or weights were found wrong at this step, at most 64 of them."""
     if outcome.signals is None:
         return ()

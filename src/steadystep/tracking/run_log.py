@@ -22,8 +22,8 @@ from steadystep._utils.numbers import as_json, as_list
 from steadystep._utils.text import logger
 from steadystep.errors import ConfigError
 from steadystep.records import Diagnosis, Outcome, Probe, Signals
+from steadystep.tracking import Allowance
 from steadystep.tracking.log_format import dropped, end, incident_line, is_gone, state, write
-from steadystep.tracking.sink import Allowance
 from steadystep.version import __version__
 
 _FLUSH_EVERY, _FLUSH_EVERY_S = 100, 1.0  # lines; a crash loses at most these, an incident is written at once
@@ -80,11 +80,7 @@ class RunLog:
             Allowance(start * share, per_step) for start, per_step in (_METRICS, _LAYERS, _INCIDENTS)
         )
         self._end_when_dropped()
-        sizes = parameters or {}
-        header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1), "process": this_process()}
-        header |= {"settings": settings or {}, "hparams": dict(hparams or {})}
-        header |= {"parameters": sum(sizes.values()), "names": list(sizes)}
-        self._header = json.dumps(header) + "\n"
+        self._header = _header(settings or {}, parameters or {}, hparams or {})
         self._said_gone = False
         self._pending.append("\n" * torn + self._header)
         self._write()
@@ -228,7 +224,7 @@ class RunLog:
         return json.dumps(row, separators=(",", ":")) + "\n"
 
     def _is_news(self, signals: Signals) -> bool:
-        """A scale changes rarely, and readers carry it on; after going back they have forgotten it."""
+        """A scale changes rarely, and readers carry it on; after a rollback they have forgotten it."""
         back, due = signals.step <= self._last, signals.step % _SCALE_EVERY == 0
         return signals.scale != self._scale or back or due
 
@@ -236,3 +232,9 @@ class RunLog:
 def _ratio(update: float, weight: float) -> float | str | None:
     """Null where it is not known: a parameter without a gradient, or one that is zero."""
     return as_json(update / weight, 4) if weight > 0.0 and math.isfinite(update / weight) else None
+
+
+def _header(settings: Mapping[str, Any], parameters: Mapping[str, int], hparams: Mapping[str, Any]) -> str:
+    header = {"kind": "start", "steadystep": __version__, "time": round(time.time(), 1), "process": this_process()}
+    header |= {"settings": settings, "hparams": dict(hparams)}
+    return json.dumps(header | {"parameters": sum(parameters.values()), "names": list(parameters)}) + "\n"

@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.live import Live
 
 from steadystep.records import Incident
-from steadystep.tracking import display
-from steadystep.tracking.display import Progress
-from steadystep.tracking.sink import GradientSample, RunStart, StepRow, is_installed
+from steadystep.tracking import GradientSample, RunStart, StepRow, display, is_installed
+from steadystep.tracking.display import DisplayedProgress
 from steadystep.tracking.tracker import Row
 
 _DRAW_EVERY_S = 0.5  # a drawing costs a few milliseconds
@@ -47,7 +46,7 @@ class Terminal:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console or Console(stderr=True, highlight=False)
-        self._progress = Progress(total)
+        self._progress = DisplayedProgress(total)
         self._clock = clock
         self._title = ""
         self._live: Live | None = None
@@ -159,7 +158,7 @@ _MOST_NOTICED = 5
 _WIDTH, _HEIGHT = 300, 70
 
 
-def notebook_chart(progress: Progress, title: str, noticed: Sequence[Incident] = ()) -> str:
+def notebook_chart(progress: DisplayedProgress, title: str, noticed: Sequence[Incident] = ()) -> str:
     """Return the run as HTML for a notebook: three small charts, the numbers in a line, the last incidents."""
     row = progress.row
     now = (row.loss, row.grad_norm, row.lr) if row is not None else (math.nan,) * 3

@@ -8,9 +8,9 @@ from typing import Protocol, final
 
 from steadystep._utils.text import logger
 from steadystep.records import Diagnosis, Outcome
+from steadystep.tracking import GradientSample
 from steadystep.tracking.broadcast import Broadcast
 from steadystep.tracking.log_format import describe
-from steadystep.tracking.sink import GradientSample
 
 
 @final

@@ -16,7 +16,7 @@ from steadystep._utils.text import nearest_names
 from steadystep.errors import ConfigError
 from steadystep.groups import Rule, embed_and_attention, param_groups
 from steadystep.init import initialise_
-from steadystep.train.plan import RunSettings
+from steadystep.train import RunSettings
 
 Factory = Callable[[int], Any]
 Tasks = Mapping[str, Factory]

@@ -4,7 +4,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, final
@@ -16,13 +16,13 @@ from steadystep import faults
 from steadystep.errors import ConfigError, SteadystepError
 from steadystep.guard import Guard
 from steadystep.parallel import Through
-from steadystep.records import Outcome
+from steadystep.records import Diagnosis, Outcome
 from steadystep.runs.diagnosis import headline
 from steadystep.runs.run import Run
 from steadystep.runs.run_log import read
 from steadystep.tracking import Sink
+from steadystep.train import RunPlan, RunSettings, Summary
 from steadystep.train.job import Job, Tasks, make, split
-from steadystep.train.plan import RunPlan, RunSettings, Summary
 
 Strategy = Literal["ddp", "fsdp"]
 
@@ -194,16 +194,7 @@ def train(
         while guard.attempts < total and not guard.should_stop:
             before = guard.attempts
             job.begin(guard.epoch)
-            for batch in guard.batches(job.batches):
-                step = guard.attempts
-                with fault.at(step):
-                    outcome = guard.step(
-                        lambda batch, step=step: fault.loss(step, job.loss(batch)), batch=fault.batch(step, batch)
-                    )
-                if outcome.pending:
-                    continue
-                if job.after_step is not None:
-                    job.after_step()
+            for outcome in _one_pass(job, guard, fault):
                 watch(outcome, guard)
                 told.now_and_then()
                 if guard.attempts >= total or guard.should_stop:
@@ -212,22 +203,44 @@ def train(
                 raise ConfigError(f"task {settings.task!r}: its loader yields no batches")
         told.at_the_end()
         diagnosed = guard.diagnose()
+    rank, seconds = (crew or Crew()).rank, time.perf_counter() - started
+    return _summary(run_dir, guard, diagnosed, trained=guard.attempts - began, seconds=seconds, rank=rank)
+
+
+def _summary(
+    run_dir: Path, guard: Guard, diagnosed: Sequence[Diagnosis], *, trained: int, seconds: float, rank: int
+) -> Summary:
     run = _logged(run_dir)
     return Summary(
         run_dir=str(run_dir),
         steps=guard.attempts,
         updates=guard.updates,
-        trained=guard.attempts - began,
+        trained=trained,
         final_loss=math.nan if run.final_loss is None else run.final_loss,
         validation=run.last_validation,
         best_validation=run.best_validation,
         incidents=run.num_incidents,
         interventions=run.num_interventions,
         stopped_early=guard.should_stop,
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
         diagnosis=tuple(f"{d.cause}: {d.advice}" if d.advice else d.cause for d in diagnosed[:3]),
-        verdict=headline(run).said if (crew or Crew()).rank == 0 else "",
+        verdict=headline(run).said if rank == 0 else "",
     )
+
+
+def _one_pass(job: Job, guard: Guard, fault: faults.Fault) -> Iterator[Outcome]:
+    """Step through the job's batches once; yield what became of each group of micro-batches."""
+    for batch in guard.batches(job.batches):
+        step = guard.attempts
+        with fault.at(step):
+            outcome = guard.step(
+                lambda batch, step=step: fault.loss(step, job.loss(batch)), batch=fault.batch(step, batch)
+            )
+        if outcome.pending:
+            continue
+        if job.after_step is not None:
+            job.after_step()
+        yield outcome
 
 
 def _logged(run_dir: Path) -> Run:

@@ -20,12 +20,12 @@ from steadystep._utils.rng import RngState
 from steadystep.config import Config
 from steadystep.detectors import Detector, LossScale
 from steadystep.engine import arguments
-from steadystep.engine.ownership import IN_BACKWARD, WATCHERS, check_watched, inside_backward, needs_closure
+from steadystep.engine.ownership import IN_BACKWARD, WATCHERS, check_watched, inside_backward, reevaluates
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.guard import Guard
 from steadystep.optimizers import CombinedOptimizer, each_of
 from steadystep.records import Outcome
-from steadystep.signals import checked
+from steadystep.signals import checked_metrics
 from steadystep.watching import listeners
 from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.hooked_step import HookedStep
@@ -73,8 +73,8 @@ def watch(
         scaler: the loop's `GradScaler`, if it has one.
         schedulers: schedulers that are not torch's own; torch's are found automatically.
         detectors: additional detectors.
-        find_loss: observe the loop's `backward` calls. With False, give each loss with `watcher.loss(loss)`; clipping
-            by the loop is then not seen.
+        find_loss: observe the loop's `backward` calls. With False, and in a pipeline on the rank of the last stage,
+            give each loss with `watcher.loss(loss)`; clipping by the loop is then not seen.
         hparams: hyperparameters to log, see `Guard`.
     """
     more: dict[str, Any] = {"scaler": scaler, "schedulers": schedulers, "detectors": detectors, "hparams": hparams}
@@ -107,12 +107,9 @@ class Watcher:
     ) -> None:
         check_watched(model, optimizer)
         settings = arguments.checked_settings(Config.load(config))
-        schedulers = arguments.checked_schedulers(schedulers)
-        detectors = arguments.sequence("detectors", detectors)
-        arguments.checked_scaler(scaler)
+        schedulers, extra = arguments.checked_schedulers(schedulers), _extra_detectors(detectors, scaler)
         self._tell = arguments.checked_listener(tell)
         one = arguments.torch_optimizer(optimizer)
-        extra = (*detectors, LossScale()) if scaler is not None and scaler.is_enabled() else tuple(detectors)
         # why force: a watcher writes no checkpoints that another process could write over
         self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True, hparams=hparams)
         """The guard, for `diagnose()`, `validate()`, `keep()` and `state_dict()`; the loop steps."""
@@ -120,27 +117,31 @@ class Watcher:
         """Outcome of the last step."""
         self.guard._foreign = True
         WATCHERS[self.guard] = weakref.ref(self)
-        self._optimizer = one
-        parts = self.guard._parts
+        self._optimizer, parts = one, self.guard._parts
         self._recorder = self._recorded(model, why_not(one, scaler, finds_loss=find_loss))
         self._seen = Collected(parts.measurer, self._recorder, parts.run_history.loop, each_of(one))
-        signs = signs_scaling and settings.mode != "observe"
-        self._scaling = [LossScaling(each, scaler, signs=signs) for each in each_of(one)]
-        self._schedulers = Schedulers(one, schedulers)
-        self._kept = 0
+        signs_scaling &= settings.mode != "observe"
+        self._scaling = [LossScaling(each, scaler, signs=signs_scaling) for each in each_of(one)]
+        self._schedulers, self._kept = Schedulers(one, schedulers), 0
         self._keep(self._schedulers.known)
         self._begun = self._open = False
         self._late: Undo | None = None
-        self._nests = any(map(may_nest, each_of(one)))
         self._reruns = Reruns()
         self._rounds = Rounds(each_of(one), self._seen, scaler) if isinstance(one, CombinedOptimizer) else None
-        self._judges = judges_for(parts, len(each_of(one)))
-        self._step = HookedStep(self.guard, one, self._seen, self._scaling[0], self._reruns, several=needs_closure(one))
+        self._step = HookedStep(self.guard, one, self._seen, self._scaling[0], self._reruns, several=reevaluates(one))
+        self._hook(find_loss=find_loss)
+
+    def _hook(self, *, find_loss: bool) -> None:
+        each_of_them = each_of(self._optimizer)
+        self._nests = any(map(may_nest, each_of_them))
+        self._judges = judges_for(self.guard._parts, len(each_of_them))
         eager: Any = torch.compiler.disable  # why: a compiled optimizer.step would trace hooks and all that they call
-        self._handles = [each.register_step_pre_hook(eager(self._before)) for each in each_of(one)]
-        self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of(one)]
+        self._handles: list[Any] = [each.register_step_pre_hook(eager(self._before)) for each in each_of_them]
+        self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of_them]
         self._seen.before = self._before_backward
-        if find_loss:
+        if (
+            find_loss and self.guard._parts.ranks.stages is None
+        ):  # why: a schedule divides the gradients after its last backward
             listeners.listen_to_backward(self._seen)
             listeners.listen_to_clipping(self._seen)
 
@@ -166,7 +167,12 @@ class Watcher:
 
     def metrics(self, **numbers: float | Tensor) -> None:
         """Give scalars, `**numbers`, that belong to the next step: they are logged with it and monitored."""
-        self.guard._pipeline.metrics.update(checked(numbers))
+        self.guard._pipeline.metrics.update(checked_metrics(numbers))
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the step under way is refused: for an engine that takes the step by itself."""
+        return self._step.outcome is not None and not self._step.outcome.stepped
 
     def remove(self) -> None:
         """Remove all hooks and close the guard; the loop runs as before. Leaving a `with` block does the same."""
@@ -175,10 +181,8 @@ class Watcher:
         self._handles = []
         listeners.stop_listening(self._seen)
         listeners.stop_hearing(self._seen)
-        if self._recorder is not None:
-            self._recorder.remove()
-        for scaling in self._scaling:
-            scaling.remove()
+        for part in (*self._scaling, *([self._recorder] if self._recorder is not None else [])):
+            part.remove()
         self._step.abandon()
         self.guard.close()
 
@@ -277,8 +281,7 @@ class Watcher:
             say_what_is_lost(self.guard.config, obstacle)
         if obstacle or not parts.recovery.remembers:
             return None
-        parameters = parts.measurer.parameters
-        return Recorder(model, parts.measurer, parameters[0].device)
+        return Recorder(model, parts.measurer, parts.measurer.parameters[0].device)
 
     def _keep(self, schedulers: Sequence[Any]) -> None:
         for scheduler in schedulers:
@@ -291,3 +294,9 @@ class Watcher:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+def _extra_detectors(given: Sequence[Detector], scaler: GradScaler | None) -> tuple[Detector, ...]:
+    detectors = tuple(arguments.sequence("detectors", given))
+    arguments.checked_scaler(scaler)
+    return (*detectors, LossScale()) if scaler is not None and scaler.is_enabled() else detectors

@@ -15,7 +15,7 @@ from steadystep.config import Config
 from steadystep.engine.closures import TapedClosure
 from steadystep.engine.microbatch_group import Draws, draws
 from steadystep.engine.microbatches import MicroBatchRunner
-from steadystep.engine.ownership import needs_closure
+from steadystep.engine.ownership import reevaluates
 from steadystep.optimizers import Trained
 from steadystep.signals.activations import SilentHook
 from steadystep.snapshots.placement import without_replay
@@ -185,7 +185,7 @@ def why_not(optimizer: Optimizer, scaler: GradScaler | None, *, finds_loss: bool
         return "the loop's backward passes are not observed (find_loss=False)"
     if scaler is not None and scaler.is_enabled():
         return "the scale of a GradScaler changes"
-    if needs_closure(optimizer):
+    if reevaluates(optimizer):
         return f"{type(optimizer).__name__} calls its closure a varying number of times"
     return ""
 

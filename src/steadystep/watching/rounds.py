@@ -115,7 +115,7 @@ def _parameters(optimizer: Optimizer) -> list[Parameter]:
 def judges_for(parts: Parts, count: int) -> list[Judge]:
     """Return the guard's own and others like it, with detectors of their own; budget and states are common to all.
 
-    They are saved and go back with the guard. To be called before the first step.
+    They are saved and rolled back with the guard. To be called before the first step.
     """
     judges = [parts.judge]
     for number in range(1, count):

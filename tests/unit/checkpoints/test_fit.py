@@ -22,7 +22,7 @@ from steadystep.checkpoints.fit import (
     check_parameters,
     check_parts,
     check_tensor,
-    count,
+    checked_count,
     owners,
 )
 from steadystep.errors import CheckpointError
@@ -57,13 +57,13 @@ def test_every_part_of_a_state_is_there_and_of_its_kind() -> None:
 
 def test_a_count_is_a_whole_number_of_things() -> None:
     for value, least in ((0, 0), (1, 1), (2**53 - 1, 0)):
-        assert count(value, "x", least=least) == value
+        assert checked_count(value, "x", least=least) == value
     for wrong, least in ((0, 1), (-1, 0), (2**53, 0), (True, 0), (1.0, 0), (None, 0), ("1", 0)):
         with pytest.raises(CheckpointError):
-            count(wrong, "x", least=least)
+            checked_count(wrong, "x", least=least)
     with pytest.raises(CheckpointError):
-        count(-1, "x")
-    assert count(0, "x") == 0
+        checked_count(-1, "x")
+    assert checked_count(0, "x") == 0
 
 
 def test_kinds_of_numbers() -> None:

@@ -24,9 +24,9 @@ from steadystep.checkpoints.shared_store import (
     SharedCheckpointStore,
     files_of,
     finish,
-    is_whole,
-    read_together,
+    read_shared,
     refuse_part,
+    share_is_whole,
     write_part,
 )
 from steadystep.errors import CheckpointError, ConfigError
@@ -99,7 +99,7 @@ def test_each_rank_finds_what_all_have_and_what_is_its_own(tmp_path: Path) -> No
 
 def test_a_rank_that_the_saved_run_did_not_have_draws_its_own_numbers(tmp_path: Path) -> None:
     put(tmp_path, 5)
-    found = together(lambda ranks: read_together(tmp_path / "step-00000005", ranks), size=3)
+    found = together(lambda ranks: read_shared(tmp_path / "step-00000005", ranks), size=3)
     assert [each.state["random"] for each in found] == [{"rank": 0}, {"rank": 1}, None]
     assert [each.state["data"]["rank"] for each in found] == [0, 1, 0]
 
@@ -124,9 +124,9 @@ def test_what_one_rank_finds_damaged_no_rank_uses(tmp_path: Path, name: str) -> 
     raw[-1] ^= 1
     file.write_bytes(raw)
     manifest = read_manifest(file.parent)
-    assert sum(bool(is_whole(file.parent, manifest, rank=rank, size=2)) for rank in range(2)) == 1
-    assert is_whole(file.parent, manifest, rank=0, size=1)
-    assert not is_whole(tmp_path / "step-00000001", read_manifest(tmp_path / "step-00000001"), rank=0, size=1)
+    assert sum(bool(share_is_whole(file.parent, manifest, rank=rank, size=2)) for rank in range(2)) == 1
+    assert share_is_whole(file.parent, manifest, rank=0, size=1)
+    assert not share_is_whole(tmp_path / "step-00000001", read_manifest(tmp_path / "step-00000001"), rank=0, size=1)
     with pytest.warns(UserWarning, match="step-00000002"):
         found = together(lambda ranks: SharedCheckpointStore(tmp_path, ranks).newest())
     assert [each.step for each in found] == [1, 1]
@@ -373,7 +373,7 @@ def test_at_most_64_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for step in range(70):
         (tmp_path / f"step-{step:08d}").mkdir()
     tried: list[str] = []
-    monkeypatch.setattr(shared_store, "read_together", lambda path, ranks: tried.append(path.name))
+    monkeypatch.setattr(shared_store, "read_shared", lambda path, ranks: tried.append(path.name))
     store = SharedCheckpointStore(tmp_path, Rank(0, 1, (threading.Barrier(1), [""])))
     assert store.newest() is None
     assert tried == [f"step-{step:08d}" for step in range(69, 5, -1)]

@@ -84,7 +84,7 @@ class TestRates:
     def test_spikes_in_more_than_one_step_of_a_hundred(self) -> None:
         short, long = {"losses": [2.0] * 100}, {"losses": [2.0] * 400}
         table(
-            signs.spikes,
+            signs.frequent_spikes,
             ({**short, "warned": tallies("loss-spike", times=2)}, False),
             ({**short, "warned": tallies("loss-spike", times=3)}, True),
             ({**short, "noted": tallies("gradient-spike", times=3)}, True),
@@ -268,7 +268,7 @@ class TestInputs:
 class TestLearns:
     def test_halved_for_good(self) -> None:
         table(
-            signs.learns,
+            signs.has_halved,
             ({"curve": HALVED}, True),
             ({"curve": curve(start=4.0, best=2.1, late=2.1)}, False),
             ({"curve": curve(start=4.0, best=1.0, late=1.9)}, False),  # lost again
@@ -278,13 +278,13 @@ class TestLearns:
 
     def test_by_a_net_that_is_alive_and_does_not_guess(self) -> None:
         dead = Probe(step=9, modules=("a",), dead=(1.0,))
-        assert not holds(signs.learns, curve=HALVED, probe=dead)
+        assert not holds(signs.has_halved, curve=HALVED, probe=dead)
         ln5 = math.log(5)
-        assert not holds(signs.learns, curve=curve(start=9.0, best=ln5, late=ln5))
+        assert not holds(signs.has_halved, curve=curve(start=9.0, best=ln5, late=ln5))
         for below, count, learns in ((0.34, 256, False), (0.37, 256, True), (0.37, 200, False)):
             late = ln5 - below * 0.1  # two standard errors of 32 points are 0.035 at this noise
             made = curve(start=9.0, best=late, late=late, noise=0.1)
-            assert holds(signs.learns, curve=made, losses=[2.0] * count) is learns, (below, count)
+            assert holds(signs.has_halved, curve=made, losses=[2.0] * count) is learns, (below, count)
 
 
 class TestWeights:

@@ -56,12 +56,12 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "two losses": lambda: arguments.check_loss("inspect", torch.ones(2)),
     "a whole number as a loss": lambda: arguments.check_loss("inspect", torch.tensor(1)),
     "a loss on meta": lambda: arguments.check_loss("inspect", meta(1)),
-    "a text as a number": lambda: arguments.number("weight", "3"),
-    "bytes as a number": lambda: arguments.number("weight", b"3"),
-    "two numbers": lambda: arguments.number("weight", torch.ones(2)),
-    "nothing as a number": lambda: arguments.number("weight", None),
-    "a number on meta": lambda: arguments.number("weight", meta(1)),
-    "a number beyond all": lambda: arguments.number("weight", 10**400),
+    "a text as a number": lambda: arguments.real_number("weight", "3"),
+    "bytes as a number": lambda: arguments.real_number("weight", b"3"),
+    "two numbers": lambda: arguments.real_number("weight", torch.ones(2)),
+    "nothing as a number": lambda: arguments.real_number("weight", None),
+    "a number on meta": lambda: arguments.real_number("weight", meta(1)),
+    "a number beyond all": lambda: arguments.real_number("weight", 10**400),
     "kept without a name": lambda: arguments.check_kept("", Kept(), None),
     "kept under a number": lambda: arguments.check_kept(3, Kept(), None),
     "half a kept object": lambda: arguments.check_kept("ema", Half(), None),
@@ -134,8 +134,8 @@ def test_what_is_fine_is_let_through_as_it_is() -> None:
     "value", [3, 3.0, True, np.float32(3.0), np.array([3.0]), torch.tensor(3), torch.tensor([[3.0]])]
 )
 def test_one_real_number(value: object) -> None:
-    assert arguments.number("weight", value) in (3.0, 1.0)
-    assert type(arguments.number("weight", value)) is float
+    assert arguments.real_number("weight", value) in (3.0, 1.0)
+    assert type(arguments.real_number("weight", value)) is float
 
 
 @pytest.mark.parametrize("path", ["runs/a", Path("runs/a")])

@@ -265,8 +265,8 @@ class TestHooks:
 
 def test_who_calls_the_closure_itself() -> None:
     parameters = [nn.Parameter(torch.ones(1))]
-    assert ownership.needs_closure(torch.optim.LBFGS(parameters))
-    assert not ownership.needs_closure(torch.optim.SGD(parameters, lr=0.1))
+    assert ownership.reevaluates(torch.optim.LBFGS(parameters))
+    assert not ownership.reevaluates(torch.optim.SGD(parameters, lr=0.1))
     assert ownership.steps_elsewhere(torch.optim.LBFGS(parameters))
     assert not ownership.steps_elsewhere(torch.optim.SGD(parameters, lr=0.1))
     for optimizer, closed, kind in (

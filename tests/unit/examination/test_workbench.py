@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.optim import SGD
 
-from steadystep.examination.workbench import Trial, Variation, standard_error
+from steadystep.examination.workbench import Trial, Variation, paired_standard_error
 from tests.unit.examination.jobs import Job, adam, classes, mlp, supervised, untrained
 from tests.unit.examination.made import bench_of, made_trial
 
@@ -42,9 +42,9 @@ def test_numbers_of_a_trial() -> None:
 
 
 def test_the_standard_error_is_that_of_pairs() -> None:
-    assert standard_error([1.0, 2.0, 30.0], [0.5, 1.5, 29.5]) == 0.0
-    assert standard_error([1.0], [0.0]) == 0.0
-    assert standard_error([1.0, 3.0], [0.0, 0.0]) == pytest.approx(1.0)
+    assert paired_standard_error([1.0, 2.0, 30.0], [0.5, 1.5, 29.5]) == 0.0
+    assert paired_standard_error([1.0], [0.0]) == 0.0
+    assert paired_standard_error([1.0, 3.0], [0.0, 0.0]) == pytest.approx(1.0)
 
 
 def test_held_batches_are_not_trained_on() -> None:
@@ -137,7 +137,7 @@ def test_parameters_without_a_gradient_after_a_trial() -> None:
 
 @pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
 def test_a_loss_that_is_not_finite_says_nothing_about_a_difference(odd: float) -> None:
-    assert standard_error((1.0, odd), (0.5, 0.5)) == math.inf
+    assert paired_standard_error((1.0, odd), (0.5, 0.5)) == math.inf
 
 
 def test_a_loss_that_takes_gradients_itself_is_measured_without_them() -> None:

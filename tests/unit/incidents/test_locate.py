@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steadystep.errors import MisuseError
-from steadystep.incidents import Origin, examine, locate
+from steadystep.incidents import Origin, locate, trace_step
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from planted.cases import PLANTED
@@ -63,7 +63,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 def test_a_healthy_step_has_no_origin() -> None:
     model = net(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU(inplace=True))
-    seen = examine(model, lambda: model(X).square().mean())
+    seen = trace_step(model, lambda: model(X).square().mean())
     assert seen.origin == Origin()
     assert seen.finite
     with torch.random.fork_rng():
@@ -340,7 +340,7 @@ def test_the_loss_scale_counts() -> None:
 
 def test_the_scale_is_taken_out_of_the_norm() -> None:
     model = net()
-    once, scaled = (examine(model, lambda: model(X).mean(), scale=s) for s in (1.0, 1024.0))
+    once, scaled = (trace_step(model, lambda: model(X).mean(), scale=s) for s in (1.0, 1024.0))
     assert scaled.grad_norm == pytest.approx(once.grad_norm)
     assert scaled.loss == once.loss
 
@@ -360,7 +360,7 @@ def test_a_frozen_model_and_a_loss_without_graph() -> None:
 
 def test_records_go_to_json_and_back() -> None:
     model = net(Fn(lambda x: x / 0))
-    seen = examine(model, lambda: model(X).mean())
+    seen = trace_step(model, lambda: model(X).mean())
     assert type(seen).from_json(seen.to_json()).origin == seen.origin
     assert seen.origin.place == "1 (Fn)"
     assert Origin(phase="loss").place == "the loss function"

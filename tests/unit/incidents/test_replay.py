@@ -19,7 +19,7 @@ from steadystep.errors import ConfigError
 from steadystep.guard import Guard
 from steadystep.incidents import Incidents, load_factory, replay
 from steadystep.incidents.without_guard import without_guard
-from steadystep.pages.incident_groups import episodes
+from steadystep.pages.incident_groups import incident_groups
 from steadystep.pages.report import report_page
 from steadystep.precision import Precision
 from steadystep.records import Diagnosis, Outcome, Plan, Signals
@@ -333,14 +333,14 @@ def test_the_report_draws_what_the_command_found(
         _replay(monkeypatch, str(bundle), "--factory", "m:make", "--without-guard", "4", "--json")
     told = json.loads(capsys.readouterr().out)["without_guard"]
     assert told["losses"][0] == str(losses[5]) == "inf"
-    (group,) = (e for e in episodes(run) if e.first == 5)
+    (group,) = (e for e in incident_groups(run) if e.first == 5)
     assert group.unguarded is not None
     assert group.unguarded.loss.steps.tolist() == [5, 6, 7, 8]
     page = report_page(run)
     assert "not tried" not in page
     assert '"name":"without the guard"' in page
     (bundle / "without_guard.json").write_text('{"step": 5, "loss": ["<b>"], "norm": [1]}')
-    assert episodes(run)[0].unguarded is None, "anything else is no line"
+    assert incident_groups(run)[0].unguarded is None, "anything else is no line"
 
 
 @pytest.mark.parametrize(

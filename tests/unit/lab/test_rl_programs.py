@@ -11,7 +11,7 @@ from steadystep.lab.rl.catalog import COLLAPSES, PROGRAMS
 from steadystep.lab.rl.control import ControlProgram, ControlSettings
 from steadystep.lab.rl.environments import CartPole, Grid, Point
 from steadystep.lab.rl.program import clipped_surrogate
-from steadystep.lab.rl.run import Planted, digest, final_reward, run
+from steadystep.lab.rl.run import Planted, digest, final_reward, run_arm
 from steadystep.lab.rl.token_programs import TokenProgram, TokenSettings, quantised
 from steadystep.lab.rl.token_tasks import EOS, TASKS
 from steadystep.lab.rl.values import DQN, SAC, Memory, ReplaySettings
@@ -51,10 +51,10 @@ def test_loss_and_metrics_leave_no_trace(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ppo-grid", "dqn-grid", "sac-point"])
 def test_observed_and_plain_are_bit_identical(name: str) -> None:
-    plain, observed = run(name, 1, "plain", num_steps=24), run(name, 1, "observe", num_steps=24)
+    plain, observed = run_arm(name, 1, "plain", num_steps=24), run_arm(name, 1, "observe", num_steps=24)
     assert plain["digest"] == observed["digest"]
     assert plain["curve"] == observed["curve"]
-    assert plain["digest"] != run(name, 1, "plain", num_steps=23)["digest"]
+    assert plain["digest"] != run_arm(name, 1, "plain", num_steps=23)["digest"]
 
 
 def test_answers_earn_everything_and_the_best_path_is_best() -> None:

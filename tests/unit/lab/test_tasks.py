@@ -12,8 +12,8 @@ from torch import nn
 
 from steadystep.errors import ConfigError
 from steadystep.init import initialise_
-from steadystep.lab.tasks import JUDGED, TASKS, classification
-from steadystep.lab.tasks.classification import moons
+from steadystep.lab import tasks
+from steadystep.lab.tasks import JUDGED, TASKS, moons
 from steadystep.lab.tasks.task import Shuffled
 from steadystep.train import RunPlan, train
 from tests.unit.lab.test_lab import train as trained
@@ -62,7 +62,7 @@ def test_small_classifiers_get_most_of_it_right(name: str) -> None:
 
 
 def test_digits_held_out_are_not_among_the_training_ones() -> None:
-    (train_images, _), (tests, answers) = classification._split()
+    (train_images, _), (tests, answers) = tasks._split()
     assert (len(train_images), len(tests)) == (1437, 360)
     assert train_images.min() == 0
     assert train_images.max() == 1
@@ -75,7 +75,7 @@ def test_without_scikit_learn_there_is_an_install_line(monkeypatch: pytest.Monke
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    classification._digits.cache_clear()
+    tasks._digits.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(importlib, "import_module", missing)
         with pytest.raises(ConfigError, match=r"pip install 'steadystep\[lab\]'"):

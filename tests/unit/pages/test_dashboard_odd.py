@@ -18,7 +18,7 @@ from steadystep.pages import run_list as places_module
 from steadystep.pages.library import Library
 from steadystep.pages.run_list import glance, places
 from steadystep.pages.server import address, listen, make_app, serve
-from steadystep.tracking.sinks.tensorboard import EventFile
+from steadystep.tracking.sinks import EventFile
 from tests.unit.pages.report_runs import made_run, write_log
 
 

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadystep.incidents.bundle import write_bundle
+from steadystep.pages import _SPARED, _asset, island, script, style, template_engine
 from steadystep.pages.charts import panels
-from steadystep.pages.heat import heat, heats
-from steadystep.pages.incident_groups import Headline, Mark, episodes, headline
-from steadystep.pages.overlay import HUES, overlay
+from steadystep.pages.heat_and_overlay import HUES, heat, heats, overlay
+from steadystep.pages.incident_groups import Headline, Mark, headline, incident_groups
 from steadystep.pages.report import compare_page, report_page, view
 from steadystep.pages.run_list import summary
-from steadystep.pages.site import _SPARED, _asset, environment, island, script, style
 from steadystep.runs.checklist import checklist
 from steadystep.runs.comparison import compare
 from steadystep.runs.run import LayerNorms, Run, Series
@@ -53,7 +52,7 @@ def drawn_in(page: str) -> dict[str, Any]:
 
 
 def test_episodes_are_one_story_each_with_numbers_before_and_after() -> None:
-    told = episodes(made_run())
+    told = incident_groups(made_run())
     assert [(e.first, e.last, e.cause, e.severity) for e in told] == [
         (1500, 1500, "exploding-gradient", "act"),
         (2250, 2252, "damaged-weights", "critical"),
@@ -75,7 +74,7 @@ def test_far_apart_or_of_another_cause_is_another_episode() -> None:
         made_incident(60),
         made_incident(61, cause="bad-batch", severity="warn"),
     )
-    assert [(e.first, e.last) for e in episodes(made_run(100, troubled=False, incidents=steps))] == [
+    assert [(e.first, e.last) for e in incident_groups(made_run(100, troubled=False, incidents=steps))] == [
         (10, 20),
         (60, 60),
         (61, 61),
@@ -88,7 +87,7 @@ def test_what_one_led_to_is_the_same_story_told_by_its_end() -> None:
         made_incident(11, restored=5),
         made_incident(30, cause="other"),
     )
-    told = episodes(made_run(100, troubled=False, incidents=steps))
+    told = incident_groups(made_run(100, troubled=False, incidents=steps))
     assert [(e.first, e.last, e.cause) for e in told] == [(10, 11, "damaged-weights"), (30, 30, "other")]
 
 
@@ -123,7 +122,7 @@ def test_what_was_refused_is_drawn_apart() -> None:
     assert (loss["ghosts"], norm["ghosts"], lr["ghosts"]) == ([[1500, 9.0]], [[1500, 40.0]], [[1500, 0.5]])
     assert 1500 not in loss["lines"][0]["x"]
     assert loss["log"] is False, "the axis is made for what went into the weights"
-    assert episodes(made_run(incidents=(skipped,)))[0].changes[2].at == "0.5 refused, 8.78e-04 used"
+    assert incident_groups(made_run(incidents=(skipped,)))[0].changes[2].at == "0.5 refused, 8.78e-04 used"
     assert panels(made_run())[0]["ghosts"] == [], "an update that was scaled down was applied"
 
 
@@ -133,11 +132,11 @@ def test_the_layer_that_moved_first_is_named() -> None:
     norms[-3:, 2], norms[-2:, 1], norms[-1] = 9.0, 50.0, 100.0
     layers = LayerNorms(steps=steps, names=("a.w", "b.w", "c.w", "d.w"), norms=norms)
     run = made_run(layers=layers)
-    assert episodes(run)[0].mover == "c.w"
-    (picture,) = heats(run, episodes(run))
+    assert incident_groups(run)[0].mover == "c.w"
+    (picture,) = heats(run, incident_groups(run))
     assert picture["movers"] == [[1500, 2]]
     norms[-3:] = 100.0
-    assert episodes(run)[0].mover == "", "all at once: none was first"
+    assert incident_groups(run)[0].mover == "", "all at once: none was first"
 
 
 def test_the_samples_of_a_refused_batch_are_listed(tmp_path: Path) -> None:
@@ -146,13 +145,13 @@ def test_the_samples_of_a_refused_batch_are_listed(tmp_path: Path) -> None:
     for bundle, samples in (("in/one", (7, 3)), ("../out/one", ()), ("none", ())):
         incidents = (made_incident(5, bundle=str(tmp_path / bundle)),)
         run = made_run(100, path=tmp_path, incidents=incidents)
-        assert episodes(run)[0].samples == samples
+        assert incident_groups(run)[0].samples == samples
         assert ("by index: <code>7, 3</code>" in report_page(run, GOOD)) == bool(samples)
 
 
 def test_ranks_come_from_the_record_and_not_from_a_text() -> None:
     incidents = (made_incident(5, ranks=(5, 3), evidence="on rank 7"), made_incident(6, ranks=(3,)))
-    (group,) = episodes(made_run(100, incidents=incidents))
+    (group,) = incident_groups(made_run(100, incidents=incidents))
     assert group.ranks == (3, 5)
 
 
@@ -284,7 +283,7 @@ def test_our_own_files_cannot_end_their_elements_either() -> None:
     for without in (frozenset[str](), *_SPARED.values()):
         assert "</script" not in script(without).lower()
     assert "</style" not in style().lower()
-    assert environment().autoescape is True
+    assert template_engine().autoescape is True
 
 
 def test_a_run_with_next_to_nothing_has_a_page() -> None:

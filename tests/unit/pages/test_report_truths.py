@@ -8,7 +8,7 @@ import pytest
 
 from steadystep._utils.checklist import ChecklistItem
 from steadystep.pages.dashboard import row
-from steadystep.pages.heat import heat
+from steadystep.pages.heat_and_overlay import heat
 from steadystep.pages.incident_groups import Headline
 from steadystep.pages.report import view
 from steadystep.pages.run_list import summary

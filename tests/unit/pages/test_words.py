@@ -14,7 +14,7 @@ from steadystep.records import Outcome, Plan
 from steadystep.runs.comparison import compare
 from steadystep.runs.run import Run, Series
 from steadystep.tracking import describe
-from steadystep.train.plan import RunPlan
+from steadystep.train import RunPlan
 from tests.unit.pages.report_runs import made_run
 
 

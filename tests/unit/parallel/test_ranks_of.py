@@ -10,7 +10,7 @@ from torch import nn
 
 from steadystep import parallel
 from steadystep.errors import ConfigError, MisuseError
-from steadystep.parallel import Meeting, Once, SingleProcess, Through, process_group, ranks_of, unwrapped
+from steadystep.parallel import Meeting, Once, SingleProcess, Through, process_group, ranks_of, without_ddp
 
 
 class Wrapper(nn.Module):
@@ -59,9 +59,9 @@ class TestRanksOf:
 
     def test_the_model_inside(self, world: Any) -> None:
         inner = nn.Linear(1, 1)
-        assert unwrapped(inner) is inner
-        assert unwrapped(Wrapper(inner)) is inner
-        assert unwrapped(Wrapper(Through(inner, lambda batch: batch))) is inner
+        assert without_ddp(inner) is inner
+        assert without_ddp(Wrapper(inner)) is inner
+        assert without_ddp(Wrapper(Through(inner, lambda batch: batch))) is inner
 
 
 def test_through_computes_the_loss() -> None:

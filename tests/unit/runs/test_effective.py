@@ -3,7 +3,7 @@
 import pytest
 
 from steadystep.records import Incident, Quarantined
-from steadystep.runs.effective import duration, effective_time
+from steadystep.runs import duration, effective_time
 
 
 def incident(step: int, **more: object) -> Incident:

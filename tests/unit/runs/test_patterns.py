@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steadystep.pages.site import sparkline
+from steadystep.pages import sparkline
 from steadystep.runs.diagnosis import diagnose
 from steadystep.runs.reading import Pattern, PlannedAction, Reading
 from steadystep.runs.run import Run, Series

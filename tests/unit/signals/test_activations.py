@@ -163,7 +163,7 @@ def test_spread_is_even_and_keeps_both_ends() -> None:
         (100, 5, [0, 24, 49, 74, 99]),
         (10, 2, [0, 9]),
     ):
-        assert activations.spread(range(count), most) == expected, (count, most)
+        assert activations.evenly_chosen(range(count), most) == expected, (count, most)
 
 
 def test_modules_by_name_and_none_of_a_compiled_model() -> None:

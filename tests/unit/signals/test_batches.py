@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from steadystep.errors import MisuseError
-from steadystep.signals.batches import Inputs, as_numbers, batch_is_finite, batch_rms, checked
+from steadystep.signals.batches import Inputs, as_numbers, batch_is_finite, batch_rms, checked_metrics
 
 X = torch.tensor([[3.0, 4.0]])
 BAD = torch.tensor([1.0, math.inf])
@@ -201,7 +201,7 @@ def test_a_batch_that_cannot_be_described_counts_as_one_of_the_four() -> None:
 class TestMetrics:
     def test_numbers_and_tensors_of_one_element(self) -> None:
         given = {"a": 1, "b": torch.tensor([[2.5]], requires_grad=True), "c": torch.tensor(16_777_217), "d": True}
-        found = checked(given)
+        found = checked_metrics(given)
         assert found["a"] == 1.0
         assert found["d"] == 1.0
         assert isinstance(found["b"], Tensor)
@@ -227,4 +227,4 @@ class TestMetrics:
             {"a": 10**400},
         ):
             with pytest.raises(MisuseError):
-                checked(odd)
+                checked_metrics(odd)

@@ -1,6 +1,18 @@
 """A healthy step stays short: few files to read, few calls to pay for."""
 
-from tools.step_calls import STAGES, Call, Loop, calls_of, files_by_stage, first_entered, median_step, recorded
+import pytest
+from tools.step_calls import (
+    OPTIMIZERS,
+    STAGES,
+    Call,
+    Loop,
+    calls_of,
+    files_by_stage,
+    first_entered,
+    median_step,
+    operators_of,
+    recorded,
+)
 
 from steadystep.engine.pipeline import Pipeline
 
@@ -9,6 +21,13 @@ def test_a_healthy_step_calls_at_most_35_files_200_times() -> None:
     step = median_step(recorded(counted=21))
     assert len({call.file for call in step}) <= 35
     assert len(step) <= 200
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_median_step_launches_no_more_than_the_plain_loop(optimizer: str) -> None:
+    loop = Loop(optimizer)
+    plain = operators_of(Loop(optimizer).plain(), warm_up=3, counted_steps=5).median
+    assert operators_of(loop.guarded(), warm_up=64, counted_steps=21).median <= plain
 
 
 def test_the_stages_are_methods_of_the_pipeline_and_come_in_order() -> None:

@@ -16,8 +16,7 @@ from torch import nn
 from steadystep import ConfigError, Guard
 from steadystep.records import Incident
 from steadystep.testing import check_sink
-from steadystep.tracking import Alert, Alerts
-from steadystep.tracking.sink import RunStart, StepRow
+from steadystep.tracking import Alert, Alerts, RunStart, StepRow
 
 
 class Clock:

@@ -9,8 +9,7 @@ import pytest
 
 from steadystep.errors import ConfigError
 from steadystep.records import Diagnosis, Finding, Outcome, Signals
-from steadystep.tracking import RunLog, read
-from steadystep.tracking.sink import Allowance
+from steadystep.tracking import Allowance, RunLog, read
 
 HEADER = '{"kind": "start", "steadystep": "0"}\n'
 

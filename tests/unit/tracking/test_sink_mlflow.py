@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from steadystep import tracking
 from steadystep.errors import ConfigError
 from steadystep.testing import _calls, _on_a_thread
-from steadystep.tracking import MLflow, sink
+from steadystep.tracking import MLflow
 
 pytest.importorskip("mlflow")
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read when it is imported
@@ -47,6 +48,6 @@ def test_a_local_run_that_is_resumed(tmp_path: Path) -> None:
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"steadystep\[mlflow\]"):
         MLflow()

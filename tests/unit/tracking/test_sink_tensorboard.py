@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import steadystep
+from steadystep import tracking
 from steadystep.testing import check_sink
-from steadystep.tracking import Broadcast, RunStart, TensorBoard, sink
+from steadystep.tracking import Broadcast, RunStart, TensorBoard
 from tests.loops import batches, small_net, squared
 
 pytest.importorskip("tensorboard")
@@ -110,7 +111,7 @@ def test_sinks_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         steadystep.Guard(model, optimizer, config={"monitoring": {"sinks": ["tensorboard"]}})
     with pytest.raises(steadystep.ConfigError, match=r"monitoring\.sinks"):
         run(tmp_path / "unknown", sinks=["tensorbord"])
-    monkeypatch.setattr(sink, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     assert not run(tmp_path / "not installed")
     with pytest.raises(steadystep.ConfigError, match=r"pip install 'steadystep\[tensorboard\]'"):
         run(tmp_path / "missing", sinks=["tensorboard"])

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from steadystep import tracking
 from steadystep.errors import ConfigError
 from steadystep.testing import _calls, _on_a_thread
-from steadystep.tracking import Trackio, sink
+from steadystep.tracking import Trackio
 
 
 @pytest.mark.slow  # Trackio takes seconds to import
@@ -34,6 +35,6 @@ def test_a_local_run_that_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "is_installed", lambda package: False)
+    monkeypatch.setattr(tracking, "is_installed", lambda package: False)
     with pytest.raises(ConfigError, match=r"pip install 'steadystep\[trackio\]'"):
         Trackio()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from steadystep import tracking
 from steadystep.errors import ConfigError
 from steadystep.testing import _calls, _on_a_thread
-from steadystep.tracking import WandB, sink
+from steadystep.tracking import WandB
 
 wandb = pytest.importorskip("wandb")
 wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
@@ -71,6 +72,6 @@ def test_an_offline_run_that_is_resumed(tmp_path: Path) -> None:
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"steadystep\[wandb\]"):
         WandB()

@@ -11,7 +11,7 @@ from rich.console import Console
 import steadystep
 from steadystep.testing import check_sink
 from steadystep.tracking import Incident, RunStart, StepRow, Terminal
-from steadystep.tracking.display import Progress, Trail
+from steadystep.tracking.display import DisplayedProgress, Trail
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
@@ -165,7 +165,7 @@ def test_a_trail_keeps_the_shape_and_every_peak() -> None:
 
 
 def test_speed_is_that_of_the_last_half_minute() -> None:
-    progress = Progress(total=1000)
+    progress = DisplayedProgress(total=1000)
     for step in range(100):
         progress.step(StepRow(step=step, loss=1.0, grad_norm=1.0, lr=0.1), now=step * 10.0)
     for step in range(100, 500):

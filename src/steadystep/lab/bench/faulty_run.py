@@ -216,27 +216,17 @@ def run(
         spec = {"at": start, **TRIALS[trial].spec}
         fault = parse(spec, model=trainer.model, optimizer=trainer.optimizer, seed=seed)
     diary = Diary(start if trial else num_steps, num_steps=num_steps, adam="betas" in made.optimizer.defaults)
-    seen, drawn = dict[int, float](), dict[str, float]()
+    held_out = _HeldOut(made, fault, num_steps=num_steps, drawn_from=start - EVERY if curve else None)
     rates = [user_lr]
     hook = trainer.optimizer.register_step_pre_hook(lambda o, *_: rates.append(float(o.param_groups[0]["lr"])))
-
-    def look(step: int) -> None:
-        left = num_steps - 1 - step
-        if left % EVERY == 0 and (left < SCORED * EVERY or (curve and step >= start - EVERY)):
-            seen[step] = made.held_out()
-            if curve:  # as the loss reads, where the fault is in the reading
-                drawn[str(step)] = float(
-                    fault.loss(step, torch.tensor(seen[step], dtype=torch.float64))
-                )  # sync: cadence
-
     with quiet_log():
         try:
-            stopped = _train(made, trainer, fault, diary, num_steps=num_steps, without=without, look=look)
+            stopped = _train(made, trainer, fault, diary, num_steps=num_steps, without=without, look=held_out.look)
         finally:
             hook.remove()
             trainer.close()
     finite = weights_finite(made.model)
-    last = list(seen.values())[-SCORED:]
+    last = list(held_out.seen.values())[-SCORED:]
     whole = finite and not stopped and len(last) == SCORED
     return diary.as_row() | {
         "start": start,
@@ -245,8 +235,26 @@ def run(
         "stopped": stopped,
         "lost": num_steps - trainer.updates,
         "lr": rates[-1] / user_lr,
-        "curve": drawn,
+        "curve": held_out.drawn,
     }
+
+
+@final
+class _HeldOut:
+    """The held-out loss at the last tens of steps, and from `drawn_from` on where a curve is wanted."""
+
+    def __init__(self, task: Task, fault: Fault, *, num_steps: int, drawn_from: int | None) -> None:
+        self._task, self._fault, self._last, self._from = task, fault, num_steps - 1, drawn_from
+        self.seen: dict[int, float] = {}
+        self.drawn: dict[str, float] = {}
+
+    def look(self, step: int) -> None:
+        left = self._last - step
+        if left % EVERY == 0 and (left < SCORED * EVERY or (self._from is not None and step >= self._from)):
+            self.seen[step] = self._task.held_out()
+            if self._from is not None:  # as the loss reads, where the fault is in the reading
+                read = self._fault.loss(step, torch.tensor(self.seen[step], dtype=torch.float64))
+                self.drawn[str(step)] = float(read)  # sync: cadence
 
 
 def _train(

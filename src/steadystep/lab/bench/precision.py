@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot, save_figure
-from steadystep.lab.tasks.task import evaluating
+from steadystep.lab.tasks.task import evaluating_apart
 from steadystep.lab.tasks.text import GPT, GPTSize, TopicsText
 from steadystep.memory.recompute import count_saved
 from steadystep.precision import Format, Precision, underflow_share
@@ -108,7 +108,7 @@ def train(name: str, *, divisor: float, seed: int, num_steps: int) -> PrecisionR
         if finite and step % _LOOK_EVERY == 0:
             zeros.append(float(underflow_share(training.grads())))
         training.update(finite=finite)
-    with evaluating(training.model):
+    with evaluating_apart(training.model):
         held_out = float(training.model.loss(training.text.held_out()))
     return PrecisionRun(held_out=held_out, overflows=overflows, underflow=fmean(zeros or [0.0]), saved_bytes=saved)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob
 from steadystep.lab.rl.catalog import COLLAPSES, PROGRAMS
-from steadystep.lab.rl.run import run as run_program
+from steadystep.lab.rl.run import run_arm as run_program
 
 JUDGE_SEEDS = (700, 701)
 BARS = {"named_in_time": 0.9, "of_twin": 0.95, "recovered": 0.8, "warnings_per_10k": 0.5}

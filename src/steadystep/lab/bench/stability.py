@@ -22,7 +22,7 @@ from steadystep.errors import TrainingHalted
 from steadystep.guard import Guard
 from steadystep.init import initialise_
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot, save_figure
-from steadystep.lab.tasks.task import evaluating
+from steadystep.lab.tasks.task import evaluating_apart
 from steadystep.lab.tasks.text import GPT, GPTParts, GPTSize, TopicsText
 from steadystep.schedule import warmup
 
@@ -113,7 +113,7 @@ def _trained(model: GPT, step: Callable[[Tensor], object], *, seed: int, num_ste
 
 
 def _held_out(model: GPT, windows: Tensor) -> float:
-    with evaluating(model):
+    with evaluating_apart(model):
         return float(model.loss(windows))
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from steadystep.lab.rl.environments import ENVIRONMENTS, drawn, episodes, network
+from steadystep.lab.rl.environments import ENVIRONMENTS, drawn, mean_return, network
 from steadystep.lab.rl.program import Batch, Numbers, Program, clipped_surrogate
 from steadystep.rl import Monitor
 
@@ -196,4 +196,4 @@ class ControlProgram(Program):
     def rollouts(self, seed: int) -> float:
         """Return the mean return of 16 sampled episodes, over that of a good policy."""
         rng = torch.Generator().manual_seed(seed)
-        return episodes(self._kind, lambda seen: drawn(self.actor(seen), rng), rng)
+        return mean_return(self._kind, lambda seen: drawn(self.actor(seen), rng), rng)

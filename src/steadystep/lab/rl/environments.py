@@ -144,7 +144,7 @@ def drawn(logits: Tensor, rng: torch.Generator) -> Tensor:
     return (logits - (-uniform.log()).log()).argmax(1)
 
 
-def episodes(kind: type[CartPole] | type[Grid], act: Callable[[Tensor], Tensor], rng: torch.Generator) -> float:
+def mean_return(kind: type[CartPole] | type[Grid], act: Callable[[Tensor], Tensor], rng: torch.Generator) -> float:
     """Return the mean return of 16 episodes, over that of a good policy."""
     copies = kind(16, rng)
     total, alive = torch.zeros(16), torch.ones(16)

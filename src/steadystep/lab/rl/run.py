@@ -88,7 +88,7 @@ class Diary:
             self.did.append([step, "+".join(outcome.plan.actions)])
 
 
-def run(name: str, seed: int, arm: Arm, *, collapse: str = "", num_steps: int = 0) -> dict[str, Any]:
+def run_arm(name: str, seed: int, arm: Arm, *, collapse: str = "", num_steps: int = 0) -> dict[str, Any]:
     """Train `name` once and return its row: rewards, findings, actions, a digest of the weights."""
     info = PROGRAMS[name]
     planted = Planted(COLLAPSES[collapse] if collapse else None, seed)

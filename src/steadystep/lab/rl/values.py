@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from steadystep.lab.rl.environments import ENVIRONMENTS, Point, drawn, episodes, network
+from steadystep.lab.rl.environments import ENVIRONMENTS, Point, drawn, mean_return, network
 from steadystep.lab.rl.program import Batch, Numbers, Program
 
 
@@ -172,7 +172,7 @@ class DQN(ReplayProgram):
     def rollouts(self, seed: int) -> float:
         """Return the mean return of 16 greedy episodes, over that of a good policy."""
         rng = torch.Generator().manual_seed(seed)
-        return episodes(self._kind, lambda seen: self.model(seen).argmax(1), rng)
+        return mean_return(self._kind, lambda seen: self.model(seen).argmax(1), rng)
 
 
 class SAC(ReplayProgram):

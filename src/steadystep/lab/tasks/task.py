@@ -70,7 +70,7 @@ class Shuffled:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating_apart(model: nn.Module) -> Iterator[None]:
     """No gradients, no dropout, running statistics; training mode and random numbers are put back."""
     with modules.evaluating(model), torch.random.fork_rng(devices=[]):
         yield
@@ -83,7 +83,7 @@ def classifier(model: nn.Module, optimizer: Optimizer, batch: Callable[[], Batch
         return functional.cross_entropy(model(batch[0]), batch[1])
 
     def held_out() -> float:
-        with evaluating(model):
+        with evaluating_apart(model):
             return float(loss(tests))  # sync: when the held-out loss is asked for
 
     return Task(model=model, optimizer=optimizer, batch=batch, loss=loss, held_out=held_out)
@@ -106,7 +106,7 @@ def make_regression(seed: int) -> Task:
         return functional.mse_loss(model(batch[0]), batch[1])
 
     def held_out() -> float:
-        with evaluating(model):
+        with evaluating_apart(model):
             return float(loss(tests))  # sync: when the held-out loss is asked for
 
     return Task(
@@ -148,7 +148,7 @@ def make_autoencoder(seed: int) -> Task:
         return functional.mse_loss(model(images), images, reduction="sum")
 
     def held_out() -> float:
-        with evaluating(model):
+        with evaluating_apart(model):
             return float(loss(tests)) / len(tests)  # sync: when the held-out loss is asked for
 
     return Task(
@@ -183,7 +183,7 @@ def make_flat(seed: int) -> Task:
     tests = draw(2000, test_rng)
 
     def held_out() -> float:
-        with evaluating(model):
+        with evaluating_apart(model):
             return float(loss(tests))  # sync: when the held-out loss is asked for
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -222,7 +222,7 @@ def _policy_task(seed: int, *, centred: bool) -> Task:
         return -((now - then).exp() * advantages).mean()
 
     def held_out() -> float:
-        with evaluating(policy):
+        with evaluating_apart(policy):
             rewards = tests @ worth
             regret = rewards.max(-1).values - (policy(tests).softmax(-1) * rewards).sum(-1)
             return float(regret.mean())  # sync: when the held-out loss is asked for

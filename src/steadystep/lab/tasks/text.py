@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from steadystep.lab.tasks.task import Task, TaskInfo, evaluating
+from steadystep.lab.tasks.task import Task, TaskInfo, evaluating_apart
 from steadystep.layers import BoundedEmbedding, StableAttention
 
 NUM_BYTES = 256
@@ -166,7 +166,7 @@ def byte_text(
     windows = text.held_out()
 
     def held_out() -> float:
-        with evaluating(model):
+        with evaluating_apart(model):
             return float(loss(windows))  # sync: when the held-out loss is asked for
 
     return Task(model=model, optimizer=optimizer, batch=text.batch, loss=loss, held_out=held_out)

@@ -75,8 +75,10 @@ def ending_of(
         key = getattr(node.slice, "value", None) if isinstance(node.slice, ast.Constant) else None
         taken = ending_of(script, node.value, at, depth + 1, key) if isinstance(key, int | str) else None
         return taken or (ending_of(script, node.value, at, depth + 1) if not isinstance(key, str) else None)
-    if not isinstance(node, ast.Call):
-        return None
+    return _of_call(script, node, at, depth, part) if isinstance(node, ast.Call) else None
+
+
+def _of_call(script: Script, node: ast.Call, at: ast.AST, depth: int, part: int | str | None) -> Found | None:
     full = script.full(node.func)
     method = node.func.attr if isinstance(node.func, ast.Attribute) else last(full)
     if method in FUNCTIONS and not full.startswith("self.") and part is None:

@@ -16,8 +16,8 @@ from uuid import uuid4
 from steadystep._utils.text import dotted
 from steadystep.errors import ConfigError
 from steadystep.records import Incident
+from steadystep.tracking import GradientSample, RunStart, StepRow, histogram, need
 from steadystep.tracking.log_format import incident_card
-from steadystep.tracking.sink import GradientSample, RunStart, StepRow, histogram, need
 
 _MLFLOW_ID = "mlflow-id"
 _BATCH = 1000  # points in one transaction, as many as MLflow takes: a commit costs as much as hundreds of them
