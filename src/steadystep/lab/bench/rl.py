@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob
-from steadystep.lab.rl.catalog import COLLAPSES, PROGRAMS
+from steadystep.lab.rl import COLLAPSES, PROGRAMS
 from steadystep.lab.rl.run import run_arm as run_program
 
 JUDGE_SEEDS = (700, 701)

@@ -8,8 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from steadystep.lab.rl.environments import ENVIRONMENTS, drawn, mean_return, network
-from steadystep.lab.rl.program import Batch, Numbers, Program, clipped_surrogate
+from steadystep.lab.rl.program import (
+    ENVIRONMENTS,
+    Batch,
+    Numbers,
+    Program,
+    clipped_surrogate,
+    drawn,
+    mean_return,
+    network,
+)
 from steadystep.rl import Monitor
 
 

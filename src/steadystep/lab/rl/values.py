@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from steadystep.lab.rl.environments import ENVIRONMENTS, Point, drawn, mean_return, network
-from steadystep.lab.rl.program import Batch, Numbers, Program
+from steadystep.lab.rl.program import ENVIRONMENTS, Batch, Numbers, Point, Program, drawn, mean_return, network
 
 
 class Memory:
