@@ -105,8 +105,7 @@ class Updater:
         self._lr = learning_rate
         self._recovery = recovery
         self._probing = probing
-        self._clip_norm = clip_norm
-        self._clip_value = clip_value
+        self._clip_norm, self._clip_value = clip_norm, clip_value
         self._clip_rule = clip_rule
         self._tensor_clip = tensor_clip
         self._sharded = sharded

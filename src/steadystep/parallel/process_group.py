@@ -32,7 +32,7 @@ from steadystep.parallel.replicas import (
     reshard,
 )
 from steadystep.parallel.single_process import AskRank, NamedTensors, RankAction, Sections
-from steadystep.parallel.stages import Removable, Stages, in_order
+from steadystep.parallel.stages import Removable, Stages, by_stage
 from steadystep.records import Probe
 
 if TYPE_CHECKING:
@@ -263,8 +263,8 @@ class ProcessGroup:
         names, parameters = self._named()
         here = [name for name, parameter in zip(names, parameters, strict=True) if is_here(parameter)]
         said = [json.loads(t) for t in self._channel.documents(json.dumps([here, self._buffers, self.stages.has_loss]))]
-        union = in_order(name for each in said for name in each[0])
-        self._every_name = union, in_order(name for each in said for name in each[1])
+        union = by_stage(name for each in said for name in each[0])
+        self._every_name = union, by_stage(name for each in said for name in each[1])
         holders = Counter(name for each in said for name in each[0])
         self._losses_from = sum(bool(each[2]) for each in said)
         pairs = zip(names, parameters, strict=True)

@@ -109,10 +109,10 @@ def stages_of(model: Any) -> Stages | None:
     return Stages(list(found.values())) if found else None
 
 
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
+def by_stage(names: Iterable[str]) -> tuple[str, ...]:
     """Each once, by the number of its stage and else as they come.
 
-    >>> in_order(["stage0.b", "stage10.a", "stage2.a", "stage0.b"])
+    >>> by_stage(["stage0.b", "stage10.a", "stage2.a", "stage0.b"])
     ('stage0.b', 'stage2.a', 'stage10.a')
     """
     return tuple(sorted(dict.fromkeys(names), key=_number))
