@@ -136,7 +136,7 @@ def examine(
         raise ConfigError(f"num_steps = {num_steps}, num_batches = {num_batches}: at least 10 steps and 1 batch")
     began = time.monotonic()  # why a clock: it bounds the cost, and decides nothing about a run
     with _random_numbers_back(batches):
-        kept = _kept(iter(batches), num_batches)
+        kept = _kept(iter(batches), num_batches, most=_MOST_BATCHES if num_updates else 0)
     bench = Workbench(
         model,
         optimizer,
@@ -173,13 +173,13 @@ def _random_numbers_back(batches: object) -> Iterator[None]:
             back()
 
 
-def _kept(batches: Iterator[Any], number: int) -> list[Any]:
+def _kept(batches: Iterator[Any], number: int, most: int = 0) -> list[Any]:
     """The first batches; some from farther on where these have a single target, as with sorted data."""
     first = list(islice(batches, number))
     size = max((num_rows(t) for batch in first[:1] for _, t in tensors_in(batch)), default=0)
     if size and len(first) == number:
         first += islice(batches, max(min(_FEWEST_SAMPLES // size, 512) - number, 0))
-        first += _small(batches, _MOST_BATCHES - len(first))
+        first += _small(batches, most - len(first))
         number = len(first)
     if len(first) < number or not _have_one_target(first):
         return first
