@@ -7,10 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadystep.lab.rl.catalog import COLLAPSES, PROGRAMS
+from steadystep.lab.rl import COLLAPSES, PROGRAMS
 from steadystep.lab.rl.control import ControlProgram, ControlSettings
-from steadystep.lab.rl.environments import CartPole, Grid, Point
-from steadystep.lab.rl.program import clipped_surrogate
+from steadystep.lab.rl.program import CartPole, Grid, Point, clipped_surrogate
 from steadystep.lab.rl.run import Planted, digest, final_reward, run_arm
 from steadystep.lab.rl.token_programs import TokenProgram, TokenSettings, quantised
 from steadystep.lab.rl.token_tasks import EOS, TASKS

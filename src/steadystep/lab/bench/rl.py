@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob
-from steadystep.lab.rl.catalog import COLLAPSES, PROGRAMS
+from steadystep.lab.rl import COLLAPSES, PROGRAMS
 from steadystep.lab.rl.run import run_arm as run_program
 
 JUDGE_SEEDS = (700, 701)
@@ -78,13 +78,19 @@ class Rewards:
         return int(lost[0] if lost and not late else self._curve[-1][0])
 
 
+def _share(row: Row, twin: Row) -> float:
+    """The final reward over the twin's; nothing is left of weights that are lost."""
+    final: float = row["final"] / twin["final"]
+    return final if math.isfinite(final) else 0.0
+
+
 def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
     """One collapse with one seed."""
     rewards, planted = Rewards(observed, twin), COLLAPSES[observed["collapse"]]
     said = [each for each in observed["said"] if each[0] >= rewards.start]
     named = [each for each in said if each[3] in planted.causes]
     in_time = [each for each in said if each[0] <= rewards.deadline]
-    ratio = math.nan if guarded is None else guarded["final"] / twin["final"]
+    ratio = math.nan if guarded is None else _share(guarded, twin)
     return {
         "collapse": planted.name,
         "seed": observed["seed"],
@@ -95,7 +101,7 @@ def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
         "named": any(each[0] <= rewards.deadline for each in named),
         "said": dict(Counter(each[3] for each in in_time)),
         "twin": twin["final"],
-        "observed": observed["final"] / twin["final"],
+        "observed": _share(observed, twin),
         "guarded": ratio,
         "recovered": ratio >= BARS["of_twin"],
         "did": [] if guarded is None else [each for _, each in guarded["did"]],
@@ -178,8 +184,9 @@ def table(rows: Sequence[Row]) -> RenderableType:
 
 
 def _mean(values: list[float]) -> str:
-    """A mean in percent; NaN counts as nothing left."""
-    return f"{math.fsum(v if v == v else 0.0 for v in values) / len(values):.0%}" if values else "-"
+    """A mean in percent."""
+    known = [value for value in values if value == value]
+    return f"{math.fsum(known) / len(known):.0%}" if known else "-"
 
 
 def _caption(told: dict[str, Any]) -> str:

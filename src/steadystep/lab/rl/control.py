@@ -8,8 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from steadystep.lab.rl.environments import ENVIRONMENTS, drawn, mean_return, network
-from steadystep.lab.rl.program import Batch, Numbers, Program, clipped_surrogate
+from steadystep.lab.rl.program import (
+    ENVIRONMENTS,
+    Batch,
+    Numbers,
+    Program,
+    clipped_surrogate,
+    drawn,
+    mean_return,
+    network,
+)
 from steadystep.rl import Monitor
 
 
@@ -59,7 +67,7 @@ class ControlProgram(Program):
             self.actor, self.critic = network(kind.num_features, kind.num_actions), network(kind.num_features, 1)
             self.model = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
         with torch.no_grad():
-            self.actor[-1].weight.mul_(0.01)  # begin undecided
+            list(self.actor.parameters())[-2].mul_(0.01)  # the weights of the last layer: begin undecided
         self.optimizers = self._optimizers()
         self._copies = self._kind(settings.num_copies, self.rng)
         self._returns = torch.zeros(settings.num_copies)

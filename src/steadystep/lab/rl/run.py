@@ -12,7 +12,7 @@ from steadystep._utils.text import quiet_log
 from steadystep.config import Config
 from steadystep.errors import TrainingHalted
 from steadystep.guard import Guard
-from steadystep.lab.rl.catalog import COLLAPSES, PROGRAMS, Collapse
+from steadystep.lab.rl import COLLAPSES, PROGRAMS, Collapse
 from steadystep.lab.rl.program import Batch, Numbers, Program
 from steadystep.records import Outcome
 from steadystep.rl import Controls

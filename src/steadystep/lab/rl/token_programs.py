@@ -161,7 +161,8 @@ class TokenProgram(Program):
             centred = groups - groups.mean(1, keepdim=True)
         if settings.normalise and settings.algorithm == "grpo":
             centred = centred / (groups.std(1, keepdim=True) + 1e-6)
-        return settings.advantage_mult * centred.flatten()
+        shaped: Tensor = settings.advantage_mult * centred.flatten()
+        return shaped
 
     @torch.no_grad()
     def _rollout(self) -> Batch:

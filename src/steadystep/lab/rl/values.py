@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from steadystep.lab.rl.environments import ENVIRONMENTS, Point, drawn, mean_return, network
-from steadystep.lab.rl.program import Batch, Numbers, Program
+from steadystep.lab.rl.program import ENVIRONMENTS, Batch, Numbers, Point, Program, drawn, mean_return, network
 
 
 class Memory:
@@ -144,8 +143,10 @@ class DQN(ReplayProgram):
         settings = self.settings
         with torch.no_grad():
             if settings.online_target:
-                return rewards + self.model(after).max(1).values
-            return rewards + settings.gamma * (1.0 - over) * self.target(after).max(1).values
+                wanted: Tensor = rewards + self.model(after).max(1).values
+            else:
+                wanted = rewards + settings.gamma * (1.0 - over) * self.target(after).max(1).values
+        return wanted
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the Huber loss of the temporal difference."""
