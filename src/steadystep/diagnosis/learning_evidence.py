@@ -61,6 +61,8 @@ _KNOWN = frozenset(
             DetectorName.SUSPICIOUS_PERFECTION,
         ),
         *(DetectorName.EMBEDDING_GROWTH, DetectorName.ATTENTION_LOGIT_GROWTH),
+        *(DetectorName.POLICY_MISMATCH, DetectorName.RATIO_EXPLOSION, DetectorName.REWARD_HACKING),
+        *(DetectorName.VALUE_DIVERGENCE, DetectorName.REWARD_COLLAPSE, DetectorName.DEAD_GROUPS),
         *(DetectorName.KL_BLOW_UP, DetectorName.ENTROPY_COLLAPSE, DetectorName.FLAT_REWARD, DetectorName.METRIC_BOUNDS),
     }
 )

@@ -98,7 +98,8 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
         coarse=sum(p.dtype is bfloat16 for _, p in trained),
         norms=sum(isinstance(module, _MODES[0]) and module.training for module in model.modules()),
         modes=sum(_has_modes(module) for module in model.modules()),
-        fan_ins=tuple(p[0].numel() if id(p) in layers and len(p) else 0 for _, p in trained),
+        # why from the shape: to index a DTensor is a collective, and a rank may ask alone
+        fan_ins=tuple(math.prod(p.shape[1:]) if id(p) in layers and len(p) else 0 for _, p in trained),
         table_rows=max((m.num_embeddings for m in model.modules() if isinstance(m, _TABLES)), default=0),
         last_frozen=bool(named) and not named[-1][1].requires_grad,
         momentum=max((_number(g.get("momentum", 0.0), 0.0) for g in optimizer.param_groups), default=0.0),
