@@ -174,13 +174,12 @@ class Watcher:
 
     def remove(self) -> None:
         """Remove all hooks and close the guard; the loop runs as before. Leaving a `with` block does the same."""
-        for handle in self._handles:
-            handle.remove()
+        ending: list[Any] = [*self._handles, *self._scaling, *filter(None, [self._recorder])]
+        for each in ending:
+            each.remove()
         self._handles = []
         listeners.stop_listening(self._seen)
         listeners.stop_hearing(self._seen)
-        for part in (*self._scaling, *([self._recorder] if self._recorder is not None else [])):
-            part.remove()
         self._step.abandon()
         self.guard.close()
 
