@@ -7,15 +7,16 @@ from typing import final
 
 from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import Cause
-from steadystep.diagnosis.counterfactual import is_cleared, reach
+from steadystep.diagnosis.counterfactual import OF_THE_LOSS, is_cleared, is_worse
 from steadystep.diagnosis.facts import UNKNOWN_SETUP, Setup, sentence
-from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals, severity_rank
+from steadystep.records import GRAVE, Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals, severity_rank
 
 HEALTHY = Diagnosis()
 
 # Updates usually change weights by a thousandth; above a tenth they jump (Nikanjam et al. 2021, TheDeepChecker).
 _BIG_UPDATE = 0.1
 _RISEN = 1.3
+_IN_A_ROW = 2  # refused updates from which bad data alone becomes unlikely
 
 
 @final
@@ -91,6 +92,8 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     (Cause.LEARNING_RATE_TOO_HIGH, _loud(DetectorName.EARLY_DIVERGENCE)),
     (Cause.BAD_BATCH, _loud(DetectorName.BUFFER_JUMP, DetectorName.INPUT_SCALE)),
     (Cause.SCHEDULE_ERROR, _loud(DetectorName.LEARNING_RATE_JUMP)),
+    (Cause.POLICY_MISMATCH, _loud(DetectorName.POLICY_MISMATCH)),
+    (Cause.RATIO_EXPLOSION, _loud(DetectorName.RATIO_EXPLOSION)),
     (Cause.UNKNOWN, lambda c: _LASTING(c) and c.suspicion),
     (Cause.DATA_SHIFT, lambda c: _LASTING(c) and c.cleared),
     (Cause.LEARNING_RATE_TOO_HIGH, lambda c: _LASTING(c) and (c.big_updates or c.risen)),
@@ -115,8 +118,12 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     (Cause.LEARNING_RATE_TOO_HIGH, _loud(DetectorName.WORSE_THAN_BEST, DetectorName.CONSTANT_PREDICTION)),
     (Cause.CLIPPING_TOO_TIGHT, _loud(DetectorName.CLIP_RATE)),
     (Cause.SCHEDULE_ERROR, _loud(DetectorName.SHORT_WARMUP)),
+    (Cause.REWARD_HACKING, _loud(DetectorName.REWARD_HACKING)),
+    (Cause.VALUE_DIVERGENCE, _loud(DetectorName.VALUE_DIVERGENCE)),
     (Cause.POLICY_DRIFT, _loud(DetectorName.KL_BLOW_UP)),
     (Cause.ENTROPY_COLLAPSE, _loud(DetectorName.ENTROPY_COLLAPSE)),
+    (Cause.POLICY_COLLAPSE, _loud(DetectorName.REWARD_COLLAPSE)),
+    (Cause.DEAD_GROUPS, _loud(DetectorName.DEAD_GROUPS)),
     (Cause.FLAT_REWARD, _loud(DetectorName.FLAT_REWARD)),
     (Cause.METRIC_OUT_OF_BOUNDS, _loud(DetectorName.METRIC_BOUNDS)),
     (Cause.NO_LEARNING, _loud(DetectorName.NO_LEARNING)),
@@ -214,7 +221,35 @@ def _counterfactual_evidence(signals: Signals) -> list[str]:
     tried = signals.counterfactual
     if tried is None:
         return []
+    if tried.rollouts:
+        earned = f"{-tried.current_loss:.4g} now and {-tried.old_loss:.4g} with the weights of step {tried.step}"
+        return [f"{tried.batches} rollouts earn {earned} on average"]
     losses = f"{tried.current_loss:.4g} now and {tried.old_loss:.4g} with the weights of step {tried.step}"
     if tried.batches > 1:
         return [f"the mean loss of the last {tried.batches} batches is {losses}"]
     return [f"the loss of this batch is {losses}"]
+
+
+def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
+    """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
+    if signals.counterfactual is not None and signals.counterfactual.rollouts:
+        return Damage.WEIGHTS
+    asked = {f.detector for f in findings if f.severity in GRAVE}
+    if asked & {
+        DetectorName.ODD_REPLICA,
+        DetectorName.WEIGHT_JUMP,
+        DetectorName.EARLY_DIVERGENCE,
+        DetectorName.SAME_BATCH,  # asked for only where that was found out
+    }:
+        return Damage.WEIGHTS
+    if any(f.detector == DetectorName.BIT_FLIP and f.severity in GRAVE and f.value > 0.0 for f in findings):
+        return Damage.WEIGHTS  # it could not be put back
+    stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
+    stuck = stuck and any(f.severity == "critical" for f in findings)
+    accused = bool(asked & set(OF_THE_LOSS)) or stuck
+    if accused and signals.counterfactual is not None and is_worse(signals.counterfactual):
+        return Damage.WEIGHTS
+    # why: nothing could be run again, but weights that jumped and give nothing finite since are not the data's doing
+    if stuck and signals.counterfactual is None and any(f.detector == DetectorName.WEIGHT_JUMP for f in findings):
+        return Damage.WEIGHTS
+    return Damage.MOMENTS if asked & {DetectorName.POISONED_MOMENTS, DetectorName.DAMAGED_STATE} else Damage.NONE

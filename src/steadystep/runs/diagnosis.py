@@ -12,7 +12,7 @@ from steadystep.diagnosis.causes import Cause
 from steadystep.records import Incident, severity_rank
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
-from steadystep.runs.hypothetical import hypothetical_run
+from steadystep.runs.hypothetical import hypothetical_run, policy_patterns
 from steadystep.runs.norms import non_finite, norms
 from steadystep.runs.plateau import learning, perfection, plateau
 from steadystep.runs.reading import (
@@ -45,11 +45,12 @@ _PATTERNS: tuple[Callable[[Curve], list[Pattern]], ...] = (
     oscillation,
     plateau,
     norms,
+    policy_patterns,
     restarts,
 )
-_ALWAYS = (non_finite, restarts)
-_FEW = (non_finite, perfection, from_the_start, held_out, restarts)
-_ANY_OBJECTIVE = (non_finite, norms, restarts)
+_ALWAYS = (non_finite, policy_patterns, restarts)
+_FEW = (non_finite, perfection, from_the_start, held_out, policy_patterns, restarts)
+_ANY_OBJECTIVE = (non_finite, norms, policy_patterns, restarts)
 _ABOUT_THE_START = (from_the_start, learning)
 _ENDS_HIGH = {"divergence", "spike-unhealed", "non-finite", "learning-rate-too-high"}
 # What the first one explains needs not be said again.

@@ -167,6 +167,8 @@ class GradientView:
     """Of each gradient, still on the device."""
     stacked: Tensor | None = None
     """The same side by side, where they are: what was stacked to be read serves the clipping too."""
+    names: tuple[str, ...] = ()
+    """Of `grads`; in a pipeline `signals` names those of all stages."""
 
 
 class Probing(Protocol):

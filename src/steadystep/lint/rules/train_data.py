@@ -8,7 +8,7 @@ from steadystep.lint.context import Context, hit
 from steadystep.lint.names import last, name_of
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.evaluation import evaluates_quietly
-from steadystep.lint.rules.passes import HELD_OUT, TRAIN, Pass, measured_passes, passes, training_loops
+from steadystep.lint.rules.passes import HELD_OUT, TRAIN, Pass, measured_passes, names_in, passes, training_loops
 from steadystep.lint.script import Script
 from steadystep.lint.targets import target_of
 
@@ -17,6 +17,8 @@ HELD_OUT_DATA = "val_loss = evaluate(model, val_loader)   # data that is not use
 
 _SPLITS = ("random_split", "Subset", "SubsetRandomSampler", "train_test_split", "KFold", "StratifiedKFold")
 _SCORE = re.compile(r"^(val|valid|validation|test|dev|eval|heldout|holdout)(_|$)", re.I)
+_ROWS = re.compile(r"mask|idx|index|indices|nodes|(^|_)n?ids?(_|$)", re.I)
+_PHASE = re.compile(r"split|phase|mode|stage|subset|partition", re.I)
 _VALIDATES = re.compile(r"^_?(run_)?(validat\w*|val_(epoch|loop|loss|acc\w*)|test_(epoch|loop|loss|acc\w*))$", re.I)
 _LABEL = re.compile(r"(^|\W|_)(val|valid|validation|test|dev|held.?out)(\W|_|$)", re.I)
 _MEASURES = re.compile(
@@ -109,6 +111,8 @@ def check(context: Context) -> Iterator[Hit]:
     if not any(True for _ in context.events("step", "scaler-step")):
         return
     for one in passes(context):
+        if _picks_held_out_rows(one.node):
+            continue
         quiet = all(evaluates_quietly(script, call) for call in one.forwards)
         if quiet and any(TRAIN.search(n) for n in one.over) and not any(HELD_OUT.search(n) for n in one.over):
             yield from _in_a_loop(script, one)
@@ -117,6 +121,21 @@ def check(context: Context) -> Iterator[Hit]:
             yield from _by_call(context, call)
     yield from by_loader(context)
     yield from _by_phase(context)
+
+
+def _picks_held_out_rows(loop: ast.AST) -> bool:
+    """`rows = batch["val_mask"]`: one source holds all parts, as a graph does, and a mask says what is measured."""
+    return any(HELD_OUT.search(word) and _ROWS.search(word) for word in names_in(loop))
+
+
+def _is_chosen_by_phase(script: Script, loop: ast.AST) -> bool:
+    """`for x in tables[f"{split}_x"]`, whatever the result is called: the phase decides what it is."""
+    over = getattr(loop, "iter", None)
+    if over is None:
+        return False
+    values = [v for n in ast.walk(over) if isinstance(n, ast.Name) for v in script.values(n.id, loop)]
+    keys = [n.slice for v in (over, *values) for n in ast.walk(v) if isinstance(n, ast.Subscript)]
+    return any(isinstance(n, ast.Name) and _PHASE.search(n.id) for key in keys for n in ast.walk(key))
 
 
 def _in_a_loop(script: Script, one: Pass) -> Iterator[Hit]:
@@ -231,6 +250,8 @@ def _by_phase(context: Context) -> Iterator[Hit]:
     """A pass that measures in the phase of validation, over what is named after the training data, or is the same."""
     script = context.script
     for one in measured_passes(context):
+        if _picks_held_out_rows(one.loop.node) or _is_chosen_by_phase(script, one.loop.node):
+            continue
         phase = next((p for p in sorted(one.loop.phases) if HELD_OUT.search(p)), "")
         over = one.loop.over - one.loop.phases
         if phase and any(TRAIN.search(w) for w in over) and not any(HELD_OUT.search(w) for w in over):
