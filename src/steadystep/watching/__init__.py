@@ -73,8 +73,8 @@ def watch(
         scaler: the loop's `GradScaler`, if it has one.
         schedulers: schedulers that are not torch's own; torch's are found automatically.
         detectors: additional detectors.
-        find_loss: observe the loop's `backward` calls. With False, give each loss with `watcher.loss(loss)`; clipping
-            by the loop is then not seen.
+        find_loss: observe the loop's `backward` calls. With False, and in a pipeline on the rank of the last stage,
+            give each loss with `watcher.loss(loss)`; clipping by the loop is then not seen.
         hparams: hyperparameters to log, see `Guard`.
     """
     more: dict[str, Any] = {"scaler": scaler, "schedulers": schedulers, "detectors": detectors, "hparams": hparams}
@@ -108,8 +108,7 @@ class Watcher:
         check_watched(model, optimizer)
         settings = arguments.checked_settings(Config.load(config))
         schedulers, extra = arguments.checked_schedulers(schedulers), _extra_detectors(detectors, scaler)
-        self._tell = arguments.checked_listener(tell)
-        one = arguments.torch_optimizer(optimizer)
+        self._tell, one = arguments.checked_listener(tell), arguments.torch_optimizer(optimizer)
         # why force: a watcher writes no checkpoints that another process could write over
         self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True, hparams=hparams)
         """The guard, for `diagnose()`, `validate()`, `keep()` and `state_dict()`; the loop steps."""
@@ -139,7 +138,9 @@ class Watcher:
         self._handles: list[Any] = [each.register_step_pre_hook(eager(self._before)) for each in each_of_them]
         self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of_them]
         self._seen.before = self._before_backward
-        if find_loss:
+        if (
+            find_loss and self.guard._parts.ranks.stages is None
+        ):  # why: a schedule divides the gradients after its last backward
             listeners.listen_to_backward(self._seen)
             listeners.listen_to_clipping(self._seen)
 
@@ -174,8 +175,8 @@ class Watcher:
 
     def remove(self) -> None:
         """Remove all hooks and close the guard; the loop runs as before. Leaving a `with` block does the same."""
-        ending: list[Any] = [*self._handles, *self._scaling, *filter(None, [self._recorder])]
-        for each in ending:
+        hooked: list[Any] = [*self._handles, *self._scaling, *filter(None, [self._recorder])]
+        for each in hooked:
             each.remove()
         self._handles = []
         listeners.stop_listening(self._seen)
